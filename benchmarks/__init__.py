@@ -1,0 +1,1 @@
+"""One script per question; all of them share `benchmarks.harness`. See `--help` of each."""

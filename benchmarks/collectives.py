@@ -1,0 +1,38 @@
+"""How fast are all the others? `python -m benchmarks.collectives`"""
+
+from __future__ import annotations
+
+from benchmarks.harness.cells import COLLECTIVES
+from benchmarks.harness.contenders import BOUNDS, OURS, peer
+from benchmarks.harness.options import options_of, parser
+from benchmarks.harness.report import draw_all
+from benchmarks.harness.session import exit_status, run, start
+
+OTHERS = tuple(name for name in COLLECTIVES if name != "all_reduce")
+DESCRIPTION = """\
+Every collective but all-reduce, and a ping-pong of send and recv (time of one message): dpcore in
+its arena and with ordinary tensors, beside Gloo, Open MPI, MPICH and the bounds, in one run.
+A rooted collective in a loop shows its rate: the root may run ahead of the others.
+"""
+
+
+def main() -> int:
+    made = parser(DESCRIPTION, sizes="8:256M:8x", quick_sizes="8:8M:32x", worlds="2,4")
+    made.add_argument(
+        "--collectives", default=",".join(OTHERS), metavar="NAMES",
+        help=f"of {','.join(COLLECTIVES)} (default: all but all_reduce)",
+    )  # fmt: skip
+    arguments = made.parse_args()
+    options = options_of(made, arguments)
+    names = arguments.collectives.split(",")
+    for name in names:
+        if name not in COLLECTIVES:
+            made.error(f"--collectives: unknown {name!r}, choose from {', '.join(COLLECTIVES)}")
+    contenders = (*OURS, *map(peer, options.peers), *BOUNDS)
+    runs = run(contenders, names, options)
+    draw_all(options.plot, runs)
+    return exit_status(runs)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,104 @@
+"""Who competes, and how the ranks of each are started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+START = Path(__file__).resolve().parent / "workers" / "start.py"
+PEERS = ("gloo", "openmpi", "mpich")
+TUNING = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_", "DPCORE_")  # kept, and recorded
+_OF_AN_OUTER_LAUNCHER = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A line of the table. Several may share the processes of one group."""
+
+    name: str
+    group: str
+    variant: str
+    role: str  # ours | peer | bound
+    bound: str  # the contender whose time no transport of this kind of memory can beat
+
+
+# In place in the arena every byte is touched once, as by `x *= 0.5`; anything else copies.
+ARENA = Contender("dpcore arena", "dpcore", "arena", "ours", "x *= 0.5")
+PLAIN = Contender("dpcore plain", "dpcore", "plain", "ours", "memcpy")
+CPP = Contender("dpcore in C++", "dpcore", "cpp", "ours", "x *= 0.5")
+SCALE = Contender("x *= 0.5", "bounds", "scale", "bound", "x *= 0.5")
+MEMCPY = Contender("memcpy", "bounds", "memcpy", "bound", "memcpy")
+OURS = (ARENA, PLAIN)
+BOUNDS = (SCALE, MEMCPY)
+
+
+def peer(name: str) -> Contender:
+    return Contender({"gloo": "Gloo", "openmpi": "Open MPI", "mpich": "MPICH"}[name], name, "plain",
+                     "peer", "memcpy")  # fmt: skip
+
+
+class NotInstalledError(Exception):
+    """The environment of a contender is missing; the message says how to get it."""
+
+
+def commands(group: str, world: int, job: str) -> list[list[str]]:
+    """The processes to start: one per rank, or one mpiexec that starts the ranks."""
+    if group in ("openmpi", "mpich"):
+        venv = ROOT / f".venv-{group}"
+        mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
+        if not (mpiexec.exists() and python.exists()):
+            raise NotInstalledError(f"no {venv.name}: `make bench` installs it")
+        options = _OPENMPI_OPTIONS if group == "openmpi" else []
+        if group == "openmpi" and world > _cores():
+            options = [*options, "--oversubscribe"]
+        rank = [str(python), str(START), group, job, str(world), "-1"]
+        return [[str(mpiexec), "-n", str(world), *options, *rank]]
+    return [
+        [sys.executable, str(START), group, job, str(world), str(rank)] for rank in range(world)
+    ]
+
+
+# With more ranks than cores MPICH spins out whole time slices, 15 ms for 8 bytes, unless told to
+# sleep. Open MPI gives way by itself when it is started with --oversubscribe.
+MPICH_OVERSUBSCRIBED = {
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "16",
+}
+# Nobody is bound to a core: dpcore and Gloo are not either.
+_OPENMPI_OPTIONS = ["--bind-to", "none"]
+
+
+def environment(world: int, folder: str, huge_pages: bool) -> dict[str, str]:
+    """What all groups see. A rank is one core's worth of work, so no library may add threads."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(TUNING) or not name.startswith(_OF_AN_OUTER_LAUNCHER)
+    }
+    oversubscribed = MPICH_OVERSUBSCRIBED if world > _cores() else {}
+    return (
+        oversubscribed
+        | inherited
+        | {
+            "TMPDIR": folder,  # whatever a library leaves behind goes with the folder
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NUMPY_MADVISE_HUGEPAGE": "1" if huge_pages else "0",
+            "OMPI_MCA_btl_sm_backing_directory": folder,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+    )
+
+
+def tuning() -> dict[str, str]:
+    """Settings of the libraries that the caller has made."""
+    return {name: value for name, value in os.environ.items() if name.startswith(TUNING)}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,109 @@
+"""One JSON line per cell and contender, complete enough to be judged without the machine."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.cells import TYPE
+from benchmarks.harness.contenders import ROOT
+from benchmarks.harness.interleave import Measurement
+from benchmarks.harness.summary import summarise
+
+SCHEMA = 1
+
+
+def run_facts(versions: dict[str, dict[str, str]], settings: dict[str, Any]) -> dict[str, Any]:
+    """What is the same in every record of a run."""
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "commit": commit(),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "settings": settings,
+    }
+
+
+def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[str, Any]]:
+    lines = []
+    for result, figures in zip(results, summarise(results), strict=True):
+        cell = result.cell
+        line = facts | {
+            "load": os.getloadavg()[0],
+            "collective": cell.collective,
+            "world": cell.world,
+            "bytes": cell.bytes,
+            "count": cell.elements,
+            "type": TYPE,
+            "redop": cell.kind.redop,
+            "contender": result.contender.name,
+            "role": result.contender.role,
+            "iterations": result.iterations,
+            "rounds_s": result.rounds,
+            "wrong": result.wrong,
+        }
+        if figures is not None:
+            line |= vars(figures)
+        if result.missing:
+            line["missing"] = result.missing
+        if result.facts:
+            line["facts"] = result.facts
+        lines.append(line)
+    return lines
+
+
+def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Line by line as cells end, so that an interrupted run keeps what it has."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def command_line() -> str:
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    program = ["-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join(["python", *program, *sys.argv[1:]])
+
+
+def commit() -> str:
+    """The commit measured, with `+` where the working tree differs from it."""
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD")
+        return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments],
+        capture_output=True, text=True, timeout=10, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()

@@ -1,0 +1,173 @@
+// The one file of the communicator's bindings that knows torch.
+#include "bindings/buffer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+
+#include "comm/error.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+DType dtype_of(at::ScalarType type, const char* role) {
+  switch (type) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kFloat:
+      return DType::f32;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kLong:
+      return DType::i64;
+    case at::kInt:
+      return DType::i32;
+    case at::kShort:
+      return DType::i16;
+    case at::kChar:
+      return DType::i8;
+    case at::kByte:
+      return DType::u8;
+    case at::kBool:
+      return DType::boolean;
+    case at::kComplexFloat:
+      return DType::c64;
+    case at::kComplexDouble:
+      return DType::c128;
+    default:
+      throw Unsupported(std::string(role) + ": dtype " + at::toString(type) +
+                        " is not supported; convert it, for example with .float() or view it as "
+                        "uint8");
+  }
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  return text + "]";
+}
+
+Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role) {
+  if (!tensor.device().is_cpu()) {
+    throw Unsupported(std::string(role) + ": the tensor is on " + tensor.device().str() +
+                      ", this communicator works on the CPU; move it with .cpu()");
+  }
+  if (tensor.layout() != at::kStrided) {
+    throw Unsupported(std::string(role) + ": sparse tensors are not supported; use .to_dense()");
+  }
+  if (!tensor.is_contiguous()) {
+    throw Unsupported(std::string(role) + ": the tensor of shape " + shape_text(tensor) +
+                      " is not contiguous (strided); pass .contiguous() and copy the result back");
+  }
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), static_cast<size_t>(tensor.numel()),
+          dtype_of(tensor.scalar_type(), role)};
+}
+
+DType dtype_of_format(const std::string& format, size_t item, const char* role) {
+  const char* code = format.c_str();
+  if (*code == '@' || *code == '=' || *code == '<') {
+    ++code;
+  }
+  const std::string_view kind(code);
+  if (kind == "e" && item == 2) {
+    return DType::f16;
+  }
+  if (kind == "f" || kind == "d") {
+    return item == 4 ? DType::f32 : DType::f64;
+  }
+  if (kind == "Zf" || kind == "Zd") {
+    return item == 8 ? DType::c64 : DType::c128;
+  }
+  if (kind == "?") {
+    return DType::boolean;
+  }
+  if (kind == "B" || kind == "c") {
+    return DType::u8;
+  }
+  if (kind == "b" || kind == "h" || kind == "i" || kind == "l" || kind == "q") {
+    return item == 1   ? DType::i8
+           : item == 2 ? DType::i16
+           : item == 4 ? DType::i32
+                       : DType::i64;
+  }
+  throw Unsupported(std::string(role) + ": arrays of format '" + format + "' are not supported");
+}
+
+Buffer buffer_of_array(py::handle object, const char* role, Access access) {
+  Py_buffer view;
+  const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_STRIDES |
+                    (access == Access::write ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &view, flags) != 0) {
+    PyErr_Clear();
+    throw Unsupported(std::string(role) + ": the " + Py_TYPE(object.ptr())->tp_name +
+                      (access == Access::write ? " can't be written to; pass a writable array"
+                                               : " can't be read as a buffer"));
+  }
+  const bool contiguous = PyBuffer_IsContiguous(&view, 'A') != 0;
+  Buffer buffer;
+  buffer.data = static_cast<std::byte*>(view.buf);
+  buffer.elements =
+      view.itemsize > 0 ? static_cast<size_t>(view.len) / static_cast<size_t>(view.itemsize) : 0;
+  const std::string format = view.format != nullptr ? view.format : "B";
+  const auto item = static_cast<size_t>(view.itemsize);
+  PyBuffer_Release(&view);  // the caller's reference keeps the memory
+  if (!contiguous) {
+    throw Unsupported(std::string(role) +
+                      ": the array has gaps in memory (strided); pass numpy.ascontiguousarray(...)");
+  }
+  buffer.dtype = dtype_of_format(format, item, role);
+  return buffer;
+}
+
+at::ScalarType scalar_type_of(py::handle torch_dtype) {
+  if (!THPDtype_Check(torch_dtype.ptr())) {
+    throw py::type_error("dtype must be a torch.dtype");
+  }
+  return reinterpret_cast<THPDtype*>(torch_dtype.ptr())->scalar_type;
+}
+
+}  // namespace
+
+Buffer buffer_of(py::handle object, const char* role, Access access) {
+  if (THPVariable_Check(object.ptr())) {
+    return buffer_of_tensor(THPVariable_Unpack(object.ptr()), role);
+  }
+  if (PyObject_CheckBuffer(object.ptr())) {
+    return buffer_of_array(object, role, access);
+  }
+  throw py::type_error(std::string(role) + ": expected a torch tensor or a numpy array, not " +
+                       Py_TYPE(object.ptr())->tp_name);
+}
+
+size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype) {
+  const at::ScalarType type = scalar_type_of(torch_dtype);
+  dtype_of(type, "dtype");
+  size_t bytes = at::elementSize(type);
+  for (const int64_t extent : shape) {
+    if (extent < 0) {
+      throw py::value_error("a shape can't have a negative extent");
+    }
+    bytes *= static_cast<size_t>(extent);
+  }
+  return bytes;
+}
+
+py::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
+                       py::handle torch_dtype) {
+  void* data = owner.get();
+  at::Tensor tensor = at::from_blob(
+      data, shape, [keep = std::move(owner)](void*) mutable { keep.reset(); },
+      at::TensorOptions().dtype(scalar_type_of(torch_dtype)));
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+}
+
+}  // namespace dpcore

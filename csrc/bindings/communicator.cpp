@@ -1,0 +1,368 @@
+// dpcore._C.Communicator: collectives on Python objects. The package's Communicator adds the
+// signatures and the documentation; here buffers are checked and the GIL is let go.
+#include "comm/communicator.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "bindings/buffer.h"
+#include "bindings/py_work.h"
+#include "comm/clock.h"
+#include "comm/error.h"
+#include "comm/schedule.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+using Parts = std::vector<uint64_t>;
+
+struct Call {  // the optional arguments that all collectives share
+  std::string algorithm;
+  std::shared_ptr<const Program> program;
+  int priority = 0;
+  double timeout = 0;
+  uint64_t layout = 0;
+  bool asynchronous = false;
+};
+
+Call call_of(PyCommunicator& comm, const py::object& algorithm, int priority, double timeout,
+             uint64_t layout, bool asynchronous) {
+  Call call{{}, nullptr, priority, timeout, layout, asynchronous};
+  if (py::isinstance<Schedule>(algorithm)) {
+    call.program = comm.core->program_of(algorithm.cast<const Schedule&>());
+  } else if (!algorithm.is_none()) {
+    call.algorithm = algorithm.cast<std::string>();
+  }
+  return call;
+}
+
+py::object perform(const std::shared_ptr<PyCommunicator>& comm, Request&& request,
+                   const Call& call, std::vector<py::object> buffers) {
+  request.priority = call.priority;
+  request.timeout_s = call.timeout;
+  request.program = call.program;
+  if (call.program && call.program->schedule.collective != request.collective) {
+    throw Unsupported("this schedule is for " +
+                      std::string(name_of(call.program->schedule.collective)) + ", not for " +
+                      std::string(name_of(request.collective)));
+  }
+  if (call.program && call.program->schedule.world != comm->core->world()) {
+    throw Unsupported("this schedule is for a world of " +
+                      std::to_string(call.program->schedule.world));
+  }
+  if (call.asynchronous) {
+    comm->let_go_of_completed();
+    Work operation;
+    {
+      const py::gil_scoped_release no_gil;
+      operation = comm->core->submit(std::move(request), call.algorithm);
+    }
+    return py::cast(std::make_shared<PyWork>(comm, std::move(operation), std::move(buffers)));
+  }
+  const py::gil_scoped_release no_gil;
+  comm->core->run(std::move(request), call.algorithm, check_signals);
+  return py::none();
+}
+
+void expect(size_t have, size_t want, const char* role, const char* why) {
+  if (have != want) {
+    throw Unsupported(std::string(role) + " has " + std::to_string(have) + " elements, " +
+                      std::to_string(want) + " are needed: " + why);
+  }
+}
+
+uint64_t sum_of(const Parts& parts) {
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+}
+
+uint64_t hash_of(const Parts& parts) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const uint64_t part : parts) {
+    hash = (hash ^ part) * 0x100000001b3ull;
+  }
+  return hash | 1;
+}
+
+// all_reduce, broadcast, reduce: one shape everywhere. `input` None: in place.
+py::object whole(const std::shared_ptr<PyCommunicator>& comm, Collective kind, py::object output,
+                 py::object input, const std::string& op, double factor, int root,
+                 const Call& call) {
+  Request request;
+  request.collective = kind;
+  const Buffer out = buffer_of(output, "tensor", Access::write);
+  const Buffer in = input.is_none() ? out : buffer_of(input, "input", Access::read);
+  if (in.dtype != out.dtype) {
+    throw Unsupported("input is " + std::string(name_of(in.dtype)) + ", output is " +
+                      std::string(name_of(out.dtype)));
+  }
+  expect(out.elements, in.elements, "the output", "as many as the input");
+  request.dtype = in.dtype;
+  request.op = parse_reduce_op(op);
+  request.root = root;
+  request.input = in.data;
+  request.output = out.data;
+  request.count = in.elements;
+  request.prescale = factor;
+  request.layout = call.layout;
+  return perform(comm, std::move(request), call, {std::move(output), std::move(input)});
+}
+
+// The others: a part per rank. On ranks without an input or output it is None.
+py::object parted(const std::shared_ptr<PyCommunicator>& comm, Collective kind, py::object output,
+                  py::object input, const std::string& op, double factor, int root,
+                  const std::optional<Parts>& input_parts, const std::optional<Parts>& output_parts,
+                  const Call& call) {
+  const auto world = static_cast<size_t>(comm->core->world());
+  const auto rank = static_cast<size_t>(comm->core->rank());
+  Request request;
+  request.collective = kind;
+  request.op = parse_reduce_op(op);
+  request.root = root;
+  request.prescale = factor;
+  request.layout = call.layout;
+  std::optional<Buffer> in;
+  std::optional<Buffer> out;
+  if (!input.is_none()) {
+    in = buffer_of(input, "input", Access::read);
+    request.input = in->data;
+    request.dtype = in->dtype;
+  }
+  if (!output.is_none()) {
+    out = buffer_of(output, "output", Access::write);
+    request.output = out->data;
+    request.dtype = out->dtype;
+  }
+  if (in && out && in->dtype != out->dtype) {
+    throw Unsupported("input is " + std::string(name_of(in->dtype)) + ", output is " +
+                      std::string(name_of(out->dtype)));
+  }
+  for (const auto* parts : {&input_parts, &output_parts}) {
+    if (*parts && (*parts)->size() != world) {
+      throw Unsupported("a list of sizes has " + std::to_string((*parts)->size()) +
+                        " entries; one per rank is needed (" + std::to_string(world) + ")");
+    }
+  }
+  const bool splits = kind == Collective::reduce_scatter || kind == Collective::scatter ||
+                      kind == Collective::all_to_all;
+  const bool joins = kind == Collective::all_gather || kind == Collective::gather ||
+                     kind == Collective::all_to_all;
+  if (input_parts || output_parts) {
+    request.input_parts = input_parts ? *input_parts : *output_parts;
+    request.output_parts = output_parts ? *output_parts : *input_parts;
+    const Parts& ins = request.input_parts;
+    const Parts& outs = request.output_parts;
+    if (in) {
+      expect(in->elements, splits ? sum_of(ins) : ins[rank], "the input", "the sum of its parts");
+    }
+    if (out) {
+      expect(out->elements, joins ? sum_of(outs) : outs[rank], "the output",
+             "the sum of its parts");
+    }
+    if (kind != Collective::all_to_all) {
+      request.count = *std::max_element(ins.begin(), ins.end());
+      request.layout ^= hash_of(ins);
+    }
+  } else {
+    const size_t from_input = in ? (splits ? in->elements / world : in->elements) : 0;
+    const size_t from_output = out ? (joins ? out->elements / world : out->elements) : 0;
+    request.count = in ? from_input : from_output;
+    if (in && splits) {
+      expect(in->elements, request.count * world, "the input",
+             "the same number for every rank (or give the sizes)");
+    }
+    if (out) {
+      expect(out->elements, joins ? request.count * world : request.count, "the output",
+             joins ? "the parts of all ranks" : "one rank's part of the input");
+    }
+  }
+  return perform(comm, std::move(request), call, {std::move(output), std::move(input)});
+}
+
+py::dict stats_of(PyCommunicator& comm) {
+  py::dict result;
+  for (int kind = 0; kind < kCollectiveCount; ++kind) {
+    py::dict paths;
+    for (int path = 0; path < kPathCount; ++path) {
+      const auto collective = static_cast<Collective>(kind);
+      const PathCounters& counters =
+          comm.core->shared().counters(collective, static_cast<Path>(path));
+      if (counters.operations.load() > 0) {
+        py::dict entry;
+        entry["operations"] = counters.operations.load();
+        entry["bytes"] = counters.bytes.load();
+        entry["peer_reads"] = counters.peer_reads.load();
+        entry["peer_writes"] = counters.peer_writes.load();
+        paths[name_of(static_cast<Path>(path), collective)] = entry;
+      }
+    }
+    if (!paths.empty()) {
+      result[py::str(std::string(name_of(static_cast<Collective>(kind))))] = paths;
+    }
+  }
+  py::dict arena;
+  arena["bytes"] = comm.core->endpoint().arena().size();
+  arena["used"] = comm.core->endpoint().arena().used_bytes();
+  result["arena"] = arena;
+  return result;
+}
+
+py::list stop_trace(PyCommunicator& comm) {
+  uint64_t dropped = 0;
+  const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
+  static constexpr const char* kKinds[] = {"operation", "wait", "exposed", "mark"};
+  py::list list;
+  for (const TraceEvent& event : events) {
+    list.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,
+                               event.thread, event.operation, event.bytes, event.begin_ns,
+                               event.end_ns));
+  }
+  list.append(py::make_tuple("dropped", "dropped", -1, 0, 0, dropped, 0, 0));
+  return list;
+}
+
+// Seconds per all-reduce of an arena buffer, measured without Python in between.
+double latency_loop(PyCommunicator& comm, size_t bytes, int iterations) {
+  const auto memory = comm.core->allocate(std::max<size_t>(bytes, 4));
+  std::fill_n(memory.get(), std::max<size_t>(bytes, 4), std::byte{0});
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = DType::f32;
+  request.input = memory.get();
+  request.output = memory.get();
+  request.count = bytes / sizeof(float);
+  const int64_t begin = now_ns();
+  for (int i = 0; i < iterations; ++i) {
+    comm.core->run(request, "", nullptr);
+  }
+  return static_cast<double>(now_ns() - begin) * 1e-9 / iterations;
+}
+
+std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
+                                      bool threads, const std::string& algorithm,
+                                      bool deterministic) {
+  Options options;
+  options.job = job;
+  options.rank = rank;
+  options.world = world;
+  options.timeout_s = timeout;
+  options.threads = threads;
+  options.algorithm = algorithm;
+  options.deterministic = deterministic;
+  options.interrupt = check_signals;
+  auto comm = std::make_shared<PyCommunicator>();
+  const py::gil_scoped_release no_gil;
+  comm->core = Communicator::start(options);
+  return comm;
+}
+
+MessageOperation::Direction direction_of(bool sends) {
+  return sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;
+}
+
+py::object message(const std::shared_ptr<PyCommunicator>& comm, bool sends, py::object object,
+                   int peer, uint64_t tag, double timeout, bool asynchronous) {
+  const Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
+  Communicator& core = *comm->core;
+  if (peer < 0 || peer >= core.world() || peer == core.rank()) {
+    throw Unsupported("rank " + std::to_string(core.rank()) + " can't exchange a message with " +
+                      std::to_string(peer) + ": choose another rank of 0.." +
+                      std::to_string(core.world() - 1));
+  }
+  const size_t bytes = buffer.elements * size_of(buffer.dtype);
+  if (asynchronous) {
+    comm->let_go_of_completed();
+    Work operation;
+    {
+      const py::gil_scoped_release no_gil;
+      operation = core.submit_message(direction_of(sends), peer, tag, buffer.dtype, buffer.data,
+                                      bytes, timeout);
+    }
+    return py::cast(std::make_shared<PyWork>(comm, std::move(operation),
+                                             std::vector<py::object>{std::move(object)}));
+  }
+  const py::gil_scoped_release no_gil;
+  core.run_message(direction_of(sends), peer, tag, buffer.dtype, buffer.data, bytes, timeout,
+                   check_signals);
+  return py::none();
+}
+
+}  // namespace
+
+void register_communicator(py::module_& m) {
+  using Comm = std::shared_ptr<PyCommunicator>;
+  py::class_<PyCommunicator, Comm>(m, "Communicator")
+      .def_property_readonly("rank", [](const PyCommunicator& c) { return c.core->rank(); })
+      .def_property_readonly("world_size", [](const PyCommunicator& c) { return c.core->world(); })
+      .def_property_readonly("closed", [](const PyCommunicator& c) { return c.core->closed(); })
+      // The common case by itself: every argument costs time.
+      .def("all_reduce_now",
+           [](const Comm& comm, py::object tensor, const char* op) {
+             whole(comm, Collective::all_reduce, std::move(tensor), py::none(), op, 1.0, 0, {});
+           })
+      .def("whole",
+           [](const Comm& comm, const std::string& kind, py::object output, py::object input,
+              const std::string& op, double factor, int root, const py::object& algorithm,
+              int priority, double timeout, uint64_t layout, bool asynchronous) {
+             return whole(comm, parse_collective(kind), std::move(output), std::move(input), op,
+                          factor, root,
+                          call_of(*comm, algorithm, priority, timeout, layout, asynchronous));
+           })
+      .def("parted",
+           [](const Comm& comm, const std::string& kind, py::object output, py::object input,
+              const std::string& op, double factor, int root,
+              const std::optional<Parts>& input_parts, const std::optional<Parts>& output_parts,
+              const py::object& algorithm, int priority, double timeout, uint64_t layout,
+              bool asynchronous) {
+             return parted(comm, parse_collective(kind), std::move(output), std::move(input), op,
+                           factor, root, input_parts, output_parts,
+                           call_of(*comm, algorithm, priority, timeout, layout, asynchronous));
+           })
+      .def("barrier",
+           [](const Comm& comm, double timeout, bool asynchronous) {
+             Request request;
+             return perform(comm, std::move(request),
+                            call_of(*comm, py::none(), 0, timeout, 0, asynchronous), {});
+           })
+      .def("message", message)
+      .def("empty",
+           [](PyCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
+             comm.core->check_usable();
+             auto memory = comm.core->allocate(bytes_of_tensor(shape, dtype));
+             return tensor_over(std::move(memory), shape, dtype);
+           })
+      .def("split",
+           [](const Comm& comm, int color, int key) -> Comm {
+             auto part = std::make_shared<PyCommunicator>();
+             {
+               const py::gil_scoped_release no_gil;
+               part->core = comm->core->split(color, key, check_signals);
+             }
+             return part->core ? part : nullptr;
+           })
+      .def("abort", [](PyCommunicator& comm, const std::string& reason) {
+             const py::gil_scoped_release no_gil;
+             comm.core->abort(reason);
+           })
+      .def("close", [](PyCommunicator& comm) {
+             const py::gil_scoped_release no_gil;
+             comm.core->close();
+           })
+      .def("stats", stats_of)
+      .def("start_trace", [](PyCommunicator& comm,
+                             size_t capacity) { comm.core->endpoint().trace().start(capacity); })
+      .def("stop_trace", stop_trace)
+      .def("latency_loop", [](PyCommunicator& comm, size_t bytes, int iterations) {
+        const py::gil_scoped_release no_gil;
+        return latency_loop(comm, bytes, iterations);
+      });
+  m.def("start", start, py::arg("job"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
+        py::arg("threads"), py::arg("algorithm"), py::arg("deterministic"));
+}
+
+}  // namespace dpcore

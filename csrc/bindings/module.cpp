@@ -1,0 +1,56 @@
+// The module dpcore._C: one register function per bound class, each in a file of its own.
+//
+// Errors of the core become the Python classes of dpcore.errors, which is plain Python: a
+// program can catch and document them without the compiled module.
+#include <pybind11/pybind11.h>
+
+#include "comm/error.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+
+void register_schedule(py::module_& m);
+void register_reduce(py::module_& m);
+void register_cuda_probe(py::module_& m);
+void register_communicator(py::module_& m);
+void register_work(py::module_& m);
+
+namespace {
+
+void raise_as(const char* name, const char* message) {
+  const py::object type = py::module_::import("dpcore.errors").attr(name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+void translate(std::exception_ptr problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const PeerLost& e) {
+    raise_as("PeerLost", e.what());
+  } catch (const Timeout& e) {
+    raise_as("Timeout", e.what());
+  } catch (const Mismatch& e) {
+    raise_as("Mismatch", e.what());
+  } catch (const RendezvousError& e) {
+    raise_as("RendezvousError", e.what());
+  } catch (const Unsupported& e) {
+    raise_as("Unsupported", e.what());
+  } catch (const Error& e) {
+    raise_as("Error", e.what());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The compiled core of dpcore. Use the package dpcore instead of this module.";
+  py::register_local_exception_translator(translate);
+  register_schedule(m);
+  register_reduce(m);
+  register_cuda_probe(m);
+  register_work(m);
+  register_communicator(m);
+}
+
+}  // namespace dpcore

@@ -1,0 +1,42 @@
+// An asynchronous operation as Python holds it: the operation and the objects whose memory it
+// uses. Dropping it early is safe: the communicator then keeps the objects until the operation
+// is complete.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace dpcore {
+
+// A communicator as Python holds it.
+struct PyCommunicator {
+  std::shared_ptr<Communicator> core;
+  struct Orphan {
+    Work operation;
+    std::vector<pybind11::object> buffers;
+  };
+  std::vector<Orphan> orphans;  // with the GIL
+
+  void let_go_of_completed() {
+    std::erase_if(orphans, [](const Orphan& orphan) { return orphan.operation->is_complete(); });
+  }
+};
+
+struct PyWork {
+  std::shared_ptr<PyCommunicator> communicator;
+  Work operation;
+  std::vector<pybind11::object> buffers;
+
+  PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
+         std::vector<pybind11::object> buffers);
+  ~PyWork();
+};
+
+// Runs pending Python signal handlers; throws what they raise. For waits without the GIL.
+void check_signals();
+
+}  // namespace dpcore

@@ -1,0 +1,138 @@
+// Schedules in Python: build one by name or from a list of one's own, prove it, price it.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "comm/error.h"
+#include "comm/schedule.h"
+#include "comm/schedule_check.h"
+#include "comm/schedule_cost.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+// (step, src, dst, chunk, reduce)
+using MoveTuple = std::tuple<int, int, int, int, bool>;
+
+Schedule schedule_from_lists(std::string algorithm, const std::string& collective, int world,
+                             int chunks, const std::vector<MoveTuple>& moves, int root,
+                             bool ordered) {
+  Schedule schedule{.algorithm = std::move(algorithm),
+                    .collective = parse_collective(collective),
+                    .world = world,
+                    .chunks = chunks,
+                    .root = root,
+                    .ordered = ordered,
+                    .moves = {}};
+  schedule.moves.reserve(moves.size());
+  for (const auto& [step, src, dst, chunk, reduce] : moves) {
+    schedule.moves.push_back({step, src, dst, chunk, reduce});
+  }
+  return schedule;
+}
+
+std::vector<MoveTuple> moves_of(const Schedule& schedule) {
+  std::vector<MoveTuple> moves;
+  moves.reserve(schedule.moves.size());
+  for (const Move& move : schedule.moves) {
+    moves.emplace_back(move.step, move.src, move.dst, move.chunk, move.reduce);
+  }
+  return moves;
+}
+
+std::string collective_of(const Schedule& schedule) {
+  return std::string(name_of(schedule.collective));
+}
+
+std::string repr_of(const Schedule& schedule) {
+  return "<Schedule '" + schedule.algorithm + "' " + collective_of(schedule) + ", " +
+         std::to_string(schedule.world) + " ranks, " + std::to_string(schedule.chunks) +
+         " chunks, " + std::to_string(schedule.moves.size()) + " moves>";
+}
+
+// Pricing indexes by the ranks and chunks in the list, so an unproved one must not get there.
+Cost checked_cost(const Schedule& schedule, size_t count, size_t element_bytes) {
+  check(schedule);
+  return cost_of(schedule, count, element_bytes);
+}
+
+py::dict cost_dict(const Schedule& schedule, size_t count, size_t element_bytes) {
+  const Cost cost = checked_cost(schedule, count, element_bytes);
+  py::dict result;
+  result["steps"] = cost.steps;
+  result["sent_bytes"] = cost.sent_bytes;
+  result["received_bytes"] = cost.received_bytes;
+  result["max_bytes_per_rank"] = cost.max_bytes_per_rank;
+  result["critical_bytes"] = cost.critical_bytes;
+  result["critical_reduced_bytes"] = cost.critical_reduced_bytes;
+  return result;
+}
+
+}  // namespace
+
+void register_schedule(py::module_& m) {
+  py::class_<Schedule>(m, "Schedule", "A list of moves (step, src, dst, chunk, reduce).")
+      .def(py::init(&schedule_from_lists), py::arg("algorithm"), py::arg("collective"),
+           py::arg("world"), py::arg("chunks"), py::arg("moves"), py::arg("root") = 0,
+           py::arg("ordered") = false,
+           "A schedule of one's own. check_schedule tells whether it is right.")
+      .def_readonly("algorithm", &Schedule::algorithm)
+      .def_property_readonly("collective", &collective_of)
+      .def_readonly("world", &Schedule::world)
+      .def_readonly("chunks", &Schedule::chunks)
+      .def_readonly("root", &Schedule::root)
+      .def_readonly("ordered", &Schedule::ordered)
+      .def_property_readonly("moves", &moves_of)
+      .def("__repr__", &repr_of);
+
+  m.def(
+      "schedule",
+      [](const std::string& algorithm, const std::string& collective, int world, int root) {
+        return make_schedule(algorithm, parse_collective(collective), world, root);
+      },
+      py::arg("algorithm"), py::arg("collective"), py::arg("world"), py::arg("root") = 0,
+      "The moves of a known algorithm.");
+  m.def(
+      "algorithms_of",
+      [](const std::string& collective) { return algorithms_of(parse_collective(collective)); },
+      py::arg("collective"), "The names that schedule() takes for a collective.");
+  m.def("check_schedule", &check, py::arg("schedule"),
+        "Raises Error, naming the first wrong move, unless the schedule is right for any data.");
+  m.def("completing_moves", &completing_moves, py::arg("schedule"),
+        "For each move, whether it reduces and its destination is complete after its step.");
+  m.def("is_ordered", &is_ordered, py::arg("schedule"),
+        "Whether all contributions to a chunk are added at once, in rank order.");
+  m.def("schedule_cost", &cost_dict, py::arg("schedule"), py::arg("count"),
+        py::arg("element_bytes"),
+        "Steps and bytes. count is the whole buffer for all_reduce, broadcast and reduce, and one "
+        "chunk for the others.");
+  m.def(
+      "predict_seconds",
+      [](const Schedule& schedule, size_t count, size_t element_bytes, double alpha, double beta,
+         double gamma) {
+        return predict_seconds(checked_cost(schedule, count, element_bytes), alpha, beta, gamma);
+      },
+      py::arg("schedule"), py::arg("count"), py::arg("element_bytes"), py::arg("alpha"),
+      py::arg("beta"), py::arg("gamma") = 0.0,
+      "Time with alpha seconds per step, beta per byte sent and gamma per byte reduced.");
+  m.def(
+      "chunk_range",
+      [](size_t count, int chunks, int index) {
+        if (chunks < 1 || index < 0 || index >= chunks) {
+          throw Unsupported("chunk " + std::to_string(index) + " of " + std::to_string(chunks) +
+                            ": choose 0 <= index < chunks");
+        }
+        const ElementRange range = chunk_range(count, chunks, index);
+        return std::pair(range.begin, range.end);
+      },
+      py::arg("count"), py::arg("chunks"), py::arg("index"),
+      "The bounds (begin, end) of one of `chunks` nearly equal parts of `count` elements.");
+}
+
+}  // namespace dpcore

@@ -1,0 +1,125 @@
+// Bodies for data that every rank can reach: no copy that the result does not need.
+//
+// Two-shot push (all_reduce). The buffer is cut into one slice per rank, as the schedule
+// "two_shot" cuts it. Both of its steps are one pass: the owner of a slice reads it from all
+// inputs in rank order and writes the result to all outputs. In place this is safe because a
+// slice is read and written by its owner only; it needs a wait at entry (everybody's data is
+// there) and one at exit (every slice is written), and moves 2*S bytes per rank.
+//
+// Pull (schedule "direct"): whoever needs data reads it from the inputs of its peers.
+// Push (schedule "direct"): whoever has data writes it to the outputs of its peers.
+// Both wait at exit until nobody touches this rank's buffers any more.
+#include <algorithm>
+#include <cstring>
+
+#include "comm/collective_operation.h"
+#include "comm/schedule.h"
+
+namespace dpcore {
+
+CollectiveOperation::Steps CollectiveOperation::run_alone() {
+  if (reduces()) {
+    const void* in = request_.input;
+    void* out = request_.output;
+    reduce(reduce_spec(false), {&in, 1}, {&out, 1}, incoming(0).elements);
+  } else if (request_.input != request_.output && request_.input != nullptr) {
+    const Piece own = incoming(0);
+    std::memmove(request_.output, request_.input, own.elements * element_);
+  }
+  count_traffic(0, 0);
+  finish();
+  co_return;
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_barrier() {
+  count_traffic(0, 0);
+  finish();
+  co_return;
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_two_shot_push() {
+  inputs_.resize(world());
+  outputs_.resize(world());
+  const bool in_place = request_.input == request_.output;
+  const ReduceSpec spec = reduce_spec(!in_place && bytes_ >= kStreamingBytes);
+  const ElementRange slice = chunk_range(request_.count, world(), me());
+  const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
+  for (size_t begin = slice.begin; begin < slice.end; begin += segment) {
+    const size_t count = std::min(segment, slice.end - begin);
+    for (int r = 0; r < world(); ++r) {
+      inputs_[r] = input_of(r) + begin * element_;
+      outputs_[r] = output_of(r) + begin * element_;
+    }
+    reduce(spec, inputs_, outputs_, count);
+    co_await pause();
+  }
+  const size_t others = slice.size() * element_ * static_cast<size_t>(world() - 1);
+  count_traffic(others, others);
+  finish();
+  co_await until_all("every slice to be written", &OperationSlot::finished, number_ + 1);
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_pull() {
+  size_t read = 0;
+  copy_own_piece();
+  if (consumes() && reduces()) {
+    inputs_.resize(world());
+    const size_t total = incoming(me()).elements;
+    const ReduceSpec spec = reduce_spec(total * element_ >= kStreamingBytes);
+    const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
+    for (size_t begin = 0; begin < total; begin += segment) {
+      const size_t count = std::min(segment, total - begin);
+      for (int r = 0; r < world(); ++r) {
+        inputs_[r] = input_of(r) + (incoming(r).theirs + begin) * element_;
+      }
+      void* out = request_.output + begin * element_;
+      reduce(spec, inputs_, {&out, 1}, count);
+      co_await pause();
+    }
+    read = total * element_ * static_cast<size_t>(world() - 1);
+  } else if (consumes()) {
+    for (int i = 1; i < world(); ++i) {
+      const int from = (me() + i) % world();  // not everybody at the same peer at once
+      const Piece piece = incoming(from);
+      const size_t bytes = piece.elements * element_;
+      for (size_t at = 0; at < bytes; at += kSegmentBytes) {
+        copy_bytes(request_.output + piece.mine * element_ + at,
+                   input_of(from) + piece.theirs * element_ + at,
+                   std::min(kSegmentBytes, bytes - at), bytes_ >= kStreamingBytes);
+        co_await pause();
+      }
+      read += bytes;
+    }
+  }
+  count_traffic(read, 0);
+  finish();
+  if (publishes()) {
+    co_await until_all("every rank to have read", &OperationSlot::finished, number_ + 1);
+  }
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_push() {
+  size_t written = 0;
+  copy_own_piece();
+  if (publishes()) {
+    for (int i = 1; i < world(); ++i) {
+      const int to = (me() + i) % world();
+      const Piece piece = outgoing(to);
+      const size_t bytes = piece.elements * element_;
+      for (size_t at = 0; at < bytes; at += kSegmentBytes) {
+        copy_bytes(output_of(to) + piece.theirs * element_ + at,
+                   request_.input + piece.mine * element_ + at,
+                   std::min(kSegmentBytes, bytes - at), bytes_ >= kStreamingBytes);
+        co_await pause();
+      }
+      written += bytes;
+    }
+  }
+  count_traffic(0, written);
+  finish();
+  if (consumes()) {
+    co_await until_all("every piece to be written", &OperationSlot::finished, number_ + 1);
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,366 @@
+// The life of a collective: everything but the bodies.
+#include "comm/collective_operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/error.h"
+#include "comm/fault.h"
+
+namespace dpcore {
+
+CollectiveOperation::~CollectiveOperation() {
+  if (body_.handle) {
+    body_.handle.destroy();
+  }
+}
+
+void CollectiveOperation::prepare(std::shared_ptr<SharedState> shared, Request request,
+                                  uint64_t number, const std::atomic<uint32_t>* in_flight) {
+  shared_ = std::move(shared);
+  group_ = shared_->group_ptr();
+  request_ = std::move(request);
+  number_ = number;
+  in_flight_ = in_flight;
+  priority = request_.priority;
+  element_ = size_of(request_.dtype);
+  const bool per_rank = request_.collective != Collective::all_reduce &&
+                        request_.collective != Collective::broadcast &&
+                        request_.collective != Collective::reduce;
+  bytes_ = request_.count * element_ * (per_rank ? static_cast<size_t>(world()) : 1);
+  fingerprint_ = {static_cast<uint8_t>(request_.collective),
+                  static_cast<uint8_t>(request_.dtype),
+                  static_cast<uint8_t>(request_.op),
+                  static_cast<uint8_t>(request_.force),
+                  request_.root,
+                  request_.count,
+                  request_.layout,
+                  request_.algorithm};
+  path_ = Path::automatic;
+  await_all("its slot to be free", &OperationSlot::finished, number_ - kSlots,
+            number_ >= kSlots ? number_ - kSlots + 1 : 0);
+  phase_ = Phase::slot_free;
+}
+
+void* CollectiveOperation::frame_memory(size_t bytes) {
+  if (frame_bytes_ < bytes) {
+    frame_ = std::make_unique<std::byte[]>(bytes);
+    frame_bytes_ = bytes;
+  }
+  return frame_.get();
+}
+
+void CollectiveOperation::await_all(const char* name, Counter counter, uint64_t number,
+                                    uint64_t value) {
+  awaited_ = {name, counter, number, value, 0, world(), nullptr};
+}
+
+CollectiveOperation::Until CollectiveOperation::until_all(const char* name, Counter counter,
+                                                          uint64_t value) {
+  await_all(name, counter, number_, value);
+  return {*this};
+}
+
+CollectiveOperation::Until CollectiveOperation::until_one(const char* name, Counter counter,
+                                                          uint64_t value, int peer) {
+  awaited_ = {name, counter, number_, value, peer, peer + 1, nullptr};
+  return {*this};
+}
+
+bool CollectiveOperation::poll() {
+  if (awaited_.custom != nullptr) {
+    return awaited_.custom(*this);
+  }
+  for (; awaited_.next < awaited_.end; ++awaited_.next) {
+    if (awaited_.next == me()) {
+      continue;
+    }
+    const OperationSlot& slot = group_->slot(awaited_.next, awaited_.number);
+    if ((slot.*awaited_.counter).load(std::memory_order_acquire) < awaited_.value) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool CollectiveOperation::others_in_flight() const {
+  return in_flight_->load(std::memory_order_relaxed) > 1;
+}
+
+Operation::Progress CollectiveOperation::advance() {
+  if (!poll()) {
+    return Progress::blocked;
+  }
+  switch (phase_) {
+    case Phase::slot_free:
+      phase_ = Phase::stage_free;
+      if (is_prefilled() && number_ >= SharedState::kStages) {
+        await_all("its stage to be free", &OperationSlot::finished, number_ - SharedState::kStages,
+                  number_ - SharedState::kStages + 1);
+        if (!poll()) {
+          return Progress::advanced;
+        }
+      }
+      [[fallthrough]];
+    case Phase::stage_free:
+      fault::reach(fault::Place::entry, me(), number_);
+      post();
+      phase_ = Phase::posted;
+      await_all("every rank to enter", &OperationSlot::posted, number_, number_ + 1);
+      if (!poll()) {
+        return Progress::advanced;
+      }
+      [[fallthrough]];
+    case Phase::posted:
+      check_fingerprints();
+      start_body();
+      phase_ = Phase::body;
+      awaited_ = {};
+      fault::reach(fault::Place::middle, me(), number_);
+      [[fallthrough]];
+    case Phase::body:
+      body_.handle.resume();
+  }
+  if (!body_.handle.done()) {
+    return Progress::advanced;
+  }
+  if (body_.handle.promise().problem) {
+    std::rethrow_exception(body_.handle.promise().problem);
+  }
+  return Progress::finished;
+}
+
+// The first chunk of the stage is filled before the post when it is certain to be needed: the
+// wait for everybody's entry is then the wait for the data as well.
+bool CollectiveOperation::is_prefilled() const {
+  if (world() == 1 || request_.program || request_.collective == Collective::barrier) {
+    return false;
+  }
+  return is_small() || announces_parts();
+}
+
+bool CollectiveOperation::is_small() const {
+  return bytes_ <= kSmallBytes && !announces_parts() &&
+         (request_.force == Path::automatic || request_.force == Path::stage);
+}
+
+void CollectiveOperation::post() {
+  OperationSlot& slot = own_slot();
+  Arena& arena = group_->endpoint().arena();
+  const auto place = [&](const void* at, size_t bytes) -> uint64_t {
+    return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
+  };
+  size_t input_bytes = 0;
+  size_t output_bytes = 0;
+  for (int r = 0; r < world(); ++r) {
+    const Piece out = outgoing(r);
+    const Piece in = incoming(r);
+    input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
+    output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
+  }
+  slot.input_offset = place(request_.input, input_bytes);
+  slot.output_offset = place(request_.output, output_bytes);
+  if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
+    // What arrives would overwrite what has not left yet, unless it goes by the stage.
+    slot.input_offset = slot.output_offset = Arena::kNowhere;
+  }
+  slot.fingerprint = fingerprint_;
+  slot.prescale = request_.prescale;
+  slot.reduced.store(0, std::memory_order_relaxed);
+  slot.consumed.store(0, std::memory_order_relaxed);
+  uint64_t filled = 0;
+  if (is_prefilled()) {
+    std::byte* stage = shared_->stage(number_);
+    slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
+    if (announces_parts()) {
+      auto* announced = reinterpret_cast<uint64_t*>(stage);
+      for (int r = 0; r < world(); ++r) {
+        announced[r] = outgoing(r).elements;
+      }
+    }
+    if (publishes()) {
+      fill_stage(0, stage_quota());
+      filled = 1;
+    }
+    if (is_small()) {
+      filled = kNoMore;  // one chunk, and it is there
+    }
+  }
+  slot.filled.store(filled, std::memory_order_relaxed);
+  group_->enter_operation(number_, fingerprint_, bytes_);
+  slot.posted.store(number_ + 1, std::memory_order_release);
+  group_->ring_others();
+}
+
+void CollectiveOperation::check_fingerprints() const {
+  for (int r = 0; r < world(); ++r) {
+    const Fingerprint& theirs = slot(r).fingerprint;
+    if (theirs == fingerprint_) {
+      continue;
+    }
+    std::string text = "the ranks disagree at operation " + std::to_string(number_) + ": rank " +
+                       std::to_string(me()) + " called " + Group::describe(number_, fingerprint_) +
+                       ", rank " + std::to_string(r) + " called " +
+                       Group::describe(number_, theirs);
+    if (theirs.layout != fingerprint_.layout) {
+      text += "; the lists of sizes (or the layout of the buckets) differ";
+    }
+    if (theirs.algorithm != fingerprint_.algorithm) {
+      text += "; the algorithms differ";
+    }
+    throw Mismatch(text + ". No data was touched; make every rank call the same operations in "
+                          "the same order with the same arguments");
+  }
+}
+
+Path CollectiveOperation::choose_path() const {
+  if (world() == 1) {
+    return Path::alone;
+  }
+  if (request_.collective == Collective::barrier) {
+    return Path::barrier;
+  }
+  if (request_.program) {
+    return Path::moves;
+  }
+  if (is_small() || announces_parts()) {
+    return Path::stage;
+  }
+  bool inputs_mapped = true;
+  bool outputs_mapped = true;
+  for (int r = 0; r < world(); ++r) {
+    inputs_mapped &= !publishes(r) || slot(r).input_offset != Arena::kNowhere;
+    outputs_mapped &= !consumes(r) || slot(r).output_offset != Arena::kNowhere;
+  }
+  const Path wanted = request_.force;
+  if (wanted == Path::stage) {
+    return Path::stage;
+  }
+  const bool all_reduce = request_.collective == Collective::all_reduce;
+  if (all_reduce && inputs_mapped && outputs_mapped &&
+      (wanted == Path::automatic || wanted == Path::two_shot_push)) {
+    return Path::two_shot_push;
+  }
+  if (all_reduce) {
+    const bool two_shot = wanted == Path::two_shot_push || wanted == Path::two_shot_stage ||
+                          world() >= kTwoShotWorld;
+    return two_shot ? Path::two_shot_stage : Path::stage;
+  }
+  if (inputs_mapped) {
+    return Path::pull;
+  }
+  return outputs_mapped && !reduces() ? Path::push : Path::stage;
+}
+
+void CollectiveOperation::start_body() {
+  path_ = choose_path();
+  switch (path_) {
+    case Path::alone:
+      body_ = run_alone();
+      break;
+    case Path::barrier:
+      body_ = run_barrier();
+      break;
+    case Path::two_shot_push:
+      body_ = run_two_shot_push();
+      break;
+    case Path::pull:
+      body_ = run_pull();
+      break;
+    case Path::push:
+      body_ = run_push();
+      break;
+    case Path::two_shot_stage:
+      body_ = run_two_shot_stage();
+      break;
+    case Path::moves:
+      body_ = run_moves();
+      break;
+    default:
+      body_ = run_stage();
+  }
+}
+
+// This rank touches no peer's memory for the operation any more.
+void CollectiveOperation::finish() {
+  fault::reach(fault::Place::exit, me(), number_);
+  own_slot().finished.store(number_ + 1, std::memory_order_release);
+  group_->finish_operation(number_);
+  group_->ring_others();
+}
+
+void CollectiveOperation::count_traffic(size_t read, size_t written) {
+  PathCounters& counters = shared_->counters(request_.collective, path_);
+  counters.operations.fetch_add(1, std::memory_order_relaxed);
+  counters.bytes.fetch_add(bytes_, std::memory_order_relaxed);
+  counters.peer_reads.fetch_add(read, std::memory_order_relaxed);
+  counters.peer_writes.fetch_add(written, std::memory_order_relaxed);
+}
+
+ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
+  ReduceSpec spec;
+  spec.dtype = request_.dtype;
+  spec.op = request_.op;
+  spec.streaming = streaming;
+  if (request_.op == ReduceOp::mean) {
+    spec.op = ReduceOp::sum;
+    spec.post = 1.0 / world();
+  } else if (request_.op == ReduceOp::premul_sum) {
+    spec.op = ReduceOp::sum;
+    factors_.resize(world());
+    for (int r = 0; r < world(); ++r) {
+      factors_[r] = slot(r).prescale;
+    }
+    spec.pre = factors_.data();
+  }
+  return spec;
+}
+
+std::string CollectiveOperation::describe() const { return Group::describe(number_, fingerprint_); }
+
+const char* CollectiveOperation::trace_name() const {
+  return name_of(request_.collective).data();
+}
+
+bool CollectiveOperation::needs(int r) const {
+  return slot(r).finished.load(std::memory_order_acquire) <= number_;
+}
+
+int CollectiveOperation::first_late() const {
+  for (int r = 0; r < world(); ++r) {
+    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
+      return r;
+    }
+  }
+  return awaited_.next < world() ? awaited_.next : -1;
+}
+
+std::string CollectiveOperation::who_is_late() const {
+  std::string late;
+  for (int r = 0; r < world(); ++r) {
+    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
+      late += (late.empty() ? "" : "; ") + ("rank " + std::to_string(r)) +
+              " has not entered it: " + group_->last_operation_of(r);
+    }
+  }
+  if (late.empty()) {
+    const int peer = first_late();
+    late = "every rank has entered it, but rank " + std::to_string(peer) +
+           " stopped in the middle (waiting for " + awaited_.name + ")";
+  }
+  return late;
+}
+
+bool CollectiveOperation::relieve() {
+  return path_ == Path::moves && shared_->transport().set_aside_unexpected();
+}
+
+void CollectiveOperation::retire() {
+  if (body_.handle) {
+    body_.handle.destroy();
+    body_.handle = nullptr;
+  }
+  request_.program.reset();
+}
+
+}  // namespace dpcore

@@ -1,0 +1,215 @@
+// A collective in flight on one rank.
+//
+// Its life: wait until its slot is free, publish the fingerprint (post), wait until every rank
+// has posted, compare, choose the path, run the path's body, tell that it is finished. The
+// bodies are coroutines: straight-line code in which each co_await names what it waits for,
+// resumed by the engine. Their frames lie in memory that the operation keeps, and operations
+// are pooled, so nothing is allocated after the first time.
+//
+// Which path runs is decided from what all ranks have posted, so all decide alike:
+//   alone          world of one
+//   two_shot/push  all_reduce, every buffer in an arena: each rank reduces its slice straight
+//                  from all inputs into all outputs. 2*S bytes per rank, the floor.
+//   direct/pull    every input that is read lies in an arena: read it there
+//   direct/push    every output that is written lies in an arena: write it there
+//   one_shot/stage, direct/stage      ordinary memory: copied into the stage chunk by chunk,
+//                  reduced or copied out of the peers' stages by whoever needs it
+//   two_shot/stage all_reduce of ordinary memory with four ranks and more
+//   moves          the list of a schedule, executed literally over the transport
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "comm/operation.h"
+#include "comm/reduce.h"
+#include "comm/schedule_program.h"
+#include "comm/shared_state.h"
+
+namespace dpcore {
+
+struct Request {
+  Collective collective = Collective::barrier;
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  // Elements: of the whole buffer for all_reduce, broadcast and reduce; of one rank's part for
+  // the others, unless the parts differ.
+  size_t count = 0;
+  std::vector<uint64_t> input_parts;   // uneven: elements per rank
+  std::vector<uint64_t> output_parts;  // (the same list but for all_to_all)
+  double prescale = 1.0;
+  uint64_t layout = 0;
+  std::shared_ptr<const Program> program;  // run this list of moves instead of a fused path
+  uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
+  Path force = Path::automatic;
+  int priority = 0;
+  double timeout_s = 30.0;
+};
+
+class CollectiveOperation final : public Operation {
+ public:
+  void prepare(std::shared_ptr<SharedState> shared, Request request, uint64_t number,
+               const std::atomic<uint32_t>* in_flight);
+
+  Progress advance() override;
+  WaitPoint waiting() const override { return {awaited_.name, awaited_.next}; }
+  std::string describe() const override;
+  const char* trace_name() const override;
+  uint64_t trace_bytes() const override { return bytes_; }
+  uint64_t trace_number() const override { return number_; }
+  bool needs(int r) const override;
+  std::string who_is_late() const override;
+  int first_late() const override;
+  bool relieve() override;
+  void retire() override;
+
+  ~CollectiveOperation() override;
+
+  // The coroutine of a body.
+  struct Steps {
+    struct promise_type {
+      std::exception_ptr problem;
+      Steps get_return_object() {
+        return {std::coroutine_handle<promise_type>::from_promise(*this)};
+      }
+      std::suspend_always initial_suspend() noexcept { return {}; }
+      std::suspend_always final_suspend() noexcept { return {}; }
+      void return_void() {}
+      void unhandled_exception() { problem = std::current_exception(); }
+      static void* operator new(size_t bytes, CollectiveOperation& owner) {
+        return owner.frame_memory(bytes);
+      }
+      static void operator delete(void*) {}
+    };
+    std::coroutine_handle<promise_type> handle;
+  };
+
+ private:
+  using Counter = std::atomic<uint64_t> OperationSlot::*;
+
+  // From here on outputs that are not read again bypass the cache.
+  static constexpr size_t kStreamingBytes = size_t{4} << 20;
+  // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
+  // wait instead of two.
+  static constexpr size_t kSmallBytes = 16384;
+  // Unit of work between two looks at other operations.
+  static constexpr size_t kSegmentBytes = size_t{256} << 10;
+  // A counter that no chunk will ever exceed.
+  static constexpr uint64_t kNoMore = ~uint64_t{0};
+  // From this many ranks on reducing everything everywhere costs more than a second round.
+  static constexpr int kTwoShotWorld = 4;
+
+  // What stands between the operation and its next step: a counter of one peer or of all.
+  struct Awaited {
+    const char* name = "start";
+    Counter counter = nullptr;
+    uint64_t number = 0;
+    uint64_t value = 0;
+    int next = 0;
+    int end = 0;
+    bool (*custom)(CollectiveOperation&) = nullptr;
+  };
+  struct Until {
+    CollectiveOperation& operation;
+    bool await_ready() const { return operation.poll(); }
+    void await_suspend(std::coroutine_handle<>) const {}
+    void await_resume() const {}
+  };
+  // Lets a more urgent operation go first, when there is another one at all.
+  struct Pause {
+    CollectiveOperation& operation;
+    bool await_ready() const { return !operation.others_in_flight(); }
+    void await_suspend(std::coroutine_handle<>) const {}
+    void await_resume() const {}
+  };
+  // A piece of data that travels from one rank to another, in elements.
+  struct Piece {
+    size_t elements = 0;
+    size_t mine = 0;    // offset in my buffer (input when outgoing, output when incoming)
+    size_t theirs = 0;  // offset in the peer's buffer
+  };
+  enum class Phase { stage_free, slot_free, posted, body };
+
+  void* frame_memory(size_t bytes);
+  bool poll();
+  void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
+  void await_one(const char* name, Counter counter, uint64_t number, uint64_t value, int peer);
+  Until until_all(const char* name, Counter counter, uint64_t value);
+  Until until_one(const char* name, Counter counter, uint64_t value, int peer);
+  Pause pause() { return {*this}; }
+  bool others_in_flight() const;
+
+  void post();
+  void check_fingerprints() const;
+  Path choose_path() const;
+  void start_body();
+  void finish();
+  bool is_prefilled() const;
+
+  // Geometry of the exchange (collective_pieces.cpp).
+  Piece outgoing(int to) const;
+  Piece incoming(int from) const;
+  uint64_t part(const std::vector<uint64_t>& parts, int r) const;
+  uint64_t part_begin(const std::vector<uint64_t>& parts, int r) const;
+  bool publishes() const;
+  bool publishes(int r) const;
+  bool consumes() const;
+  bool consumes(int r) const;
+  bool reduces() const;
+  bool same_piece_for_all() const;
+  ReduceSpec reduce_spec(bool streaming);
+  bool is_small() const;
+  bool announces_parts() const;
+  size_t stage_quota() const;
+  std::byte* stage_buffer(int r, size_t chunk, int piece, size_t quota) const;
+  void fill_stage(size_t chunk, size_t quota);
+  void consume_stage(size_t chunk, size_t quota);
+  void copy_own_piece();
+  void check_announced_parts() const;
+
+  Steps run_alone();
+  Steps run_barrier();
+  Steps run_two_shot_push();
+  Steps run_pull();
+  Steps run_push();
+  Steps run_stage();
+  Steps run_two_shot_stage();
+  Steps run_moves();
+
+  void count_traffic(size_t read, size_t written);
+
+  int me() const { return group_->rank(); }
+  int world() const { return group_->world(); }
+  OperationSlot& own_slot() const { return group_->slot(me(), number_); }
+  OperationSlot& slot(int r) const { return group_->slot(r, number_); }
+  const std::byte* input_of(int r) const { return group_->base(r) + slot(r).input_offset; }
+  std::byte* output_of(int r) const { return group_->base(r) + slot(r).output_offset; }
+  std::byte* stage_of(int r) const { return group_->base(r) + slot(r).stage_offset; }
+
+  std::shared_ptr<SharedState> shared_;
+  Request request_;
+  uint64_t number_ = 0;
+  size_t element_ = 1;
+  size_t bytes_ = 0;
+  Fingerprint fingerprint_;
+  Phase phase_ = Phase::slot_free;
+  Path path_ = Path::automatic;
+  Awaited awaited_;
+  Steps body_{};
+  std::unique_ptr<std::byte[]> frame_;
+  size_t frame_bytes_ = 0;
+  std::vector<const void*> inputs_;
+  std::vector<void*> outputs_;
+  std::vector<double> factors_;
+  std::vector<ChunkPlace> places_;
+  std::vector<std::byte> scratch_;
+  ProgramRun run_;
+  const std::atomic<uint32_t>* in_flight_ = nullptr;  // of the engine
+};
+
+}  // namespace dpcore

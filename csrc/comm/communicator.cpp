@@ -1,0 +1,326 @@
+// Numbering, pooling, choice of algorithm, waiting, groups and the end.
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/clock.h"
+#include "comm/error.h"
+
+namespace dpcore {
+namespace {
+
+constexpr int64_t kClosePatienceNs = 5'000'000'000;
+
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  }
+  return hash;
+}
+
+}  // namespace
+
+void Context::keep_until_everybody_left(std::shared_ptr<Group> group,
+                                        std::vector<std::shared_ptr<std::byte>> blocks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_.push_back({std::move(group), std::move(blocks)});
+  endpoint_->look_for_deaths();
+  std::erase_if(closed_, [](const Closed& entry) { return entry.group->everybody_left(); });
+}
+
+std::shared_ptr<Communicator> Communicator::start(const Options& options) {
+  if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
+    throw RendezvousError("rank " + std::to_string(options.rank) + " in a world of " +
+                          std::to_string(options.world) + " ranks: rank must be 0.." +
+                          std::to_string(options.world - 1));
+  }
+  MeetingPlace place;
+  place.name = options.job;
+  place.rank = options.rank;
+  place.world = options.world;
+  place.deadline_ns = now_ns() + to_ns(options.timeout_s);
+  place.interrupted = options.interrupt;
+  auto endpoint = Endpoint::meet(options.threads ? Meeting::threads : Meeting::processes, place,
+                                 Group::control_bytes(options.world), [&](std::byte* control) {
+                                   Group::prepare_control(control, options.rank, options.world);
+                                 });
+  std::vector<int> members(options.world);
+  std::vector<uint64_t> offsets(options.world);
+  for (int r = 0; r < options.world; ++r) {
+    members[r] = r;
+    offsets[r] = endpoint->root_control_offset_of(r);
+  }
+  auto group =
+      std::make_shared<Group>(endpoint, std::move(members), options.rank, offsets, nullptr);
+  return std::shared_ptr<Communicator>(
+      new Communicator(options, std::make_shared<Context>(endpoint), std::move(group)));
+}
+
+Communicator::Communicator(Options options, std::shared_ptr<Context> context,
+                           std::shared_ptr<Group> group)
+    : options_(std::move(options)),
+      context_(std::move(context)),
+      group_(std::move(group)),
+      shared_(std::make_shared<SharedState>(group_)) {
+  options_.interrupt = nullptr;
+}
+
+Communicator::~Communicator() { close(); }
+
+void Communicator::lock_submission() {
+  while (submission_.test_and_set(std::memory_order_acquire)) {
+    pause_briefly();
+  }
+}
+
+void Communicator::check_usable() const {
+  if (endpoint().is_forked_copy()) {
+    throw Error("rank " + std::to_string(rank()) +
+                ": this process was forked after init(); a communicator belongs to the process "
+                "that made it. Call init() in the child, or start it with spawn");
+  }
+  if (closed_.load(std::memory_order_relaxed)) {
+    throw Error("rank " + std::to_string(rank()) +
+                ": this communicator was finalized; call init() for a new one");
+  }
+  if (group_->failed()) {
+    group_->raise_failure();
+  }
+}
+
+template <class T>
+std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool) {
+  for (size_t i = 0; i < pool.size(); ++i) {
+    auto& candidate = pool[(pool_at_ + i) % pool.size()];
+    if (candidate.use_count() == 1 &&
+        candidate->status.load(std::memory_order_acquire) != Operation::pending) {
+      pool_at_ += i;
+      return candidate;
+    }
+  }
+  pool.push_back(std::make_shared<T>());
+  return pool.back();
+}
+
+int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const {
+  operation.timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
+  operation.deadline_ns = now_ns() + to_ns(operation.timeout_s);
+  return operation.deadline_ns;
+}
+
+void Communicator::choose_algorithm(Request& request, const std::string& name) {
+  const bool uneven_exchange =
+      request.collective == Collective::all_to_all && !request.input_parts.empty();
+  if (uneven_exchange && (request.program || (!name.empty() && name != "auto"))) {
+    throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
+  }
+  if (uneven_exchange) {
+    return;
+  }
+  if (request.program) {  // the user's own schedule
+    request.algorithm = request.program->hash;
+    return;
+  }
+  const std::string& wanted = name.empty() ? options_.algorithm : name;
+  if (wanted == "auto" || request.collective == Collective::barrier || world() == 1) {
+    return;
+  }
+  constexpr std::string_view kLiteral = "/moves";
+  const bool literal = wanted.ends_with(kLiteral);
+  const std::string base = literal ? wanted.substr(0, wanted.size() - kLiteral.size()) : wanted;
+  request.algorithm = hash_of(wanted);
+  if (!literal && base == "direct" && request.collective != Collective::all_reduce) {
+    return;
+  }
+  if (!literal && request.collective == Collective::all_reduce &&
+      (base == "one_shot" || base == "two_shot")) {
+    request.force = base == "one_shot" ? Path::stage : Path::two_shot_push;
+    return;
+  }
+  auto& program =
+      programs_[{base, {static_cast<int>(request.collective), request.root}}];
+  if (!program) {
+    program = compile(make_schedule(base, request.collective, world(), request.root), rank());
+  }
+  if (options_.deterministic && !program->schedule.ordered) {
+    throw Unsupported("algorithm '" + base +
+                      "' adds in an order that depends on the layout; deterministic=True allows "
+                      "one_shot, two_shot and direct");
+  }
+  request.program = program;
+}
+
+std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule) {
+  return compile(schedule, rank());
+}
+
+std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
+                                                           const std::string& algorithm) {
+  check_usable();
+  if (request.collective != Collective::barrier && !is_valid(request.op, request.dtype)) {
+    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
+                      std::string(name_of(request.dtype)));
+  }
+  const double timeout = request.timeout_s;
+  lock_submission();
+  try {
+    choose_algorithm(request, algorithm);
+    auto operation = from_pool(pool_);
+    operation->prepare(shared_, std::move(request), next_number_,
+                       &context_->engine().in_flight());
+    ++next_number_;
+    set_deadline(*operation, timeout);
+    return operation;
+  } catch (...) {
+    unlock_submission();
+    throw;
+  }
+}
+
+void Communicator::run(Request request, const std::string& algorithm,
+                       const Engine::Interrupt& interrupt) {
+  auto operation = prepare(std::move(request), algorithm);
+  context_->engine().submit(operation, false);
+  unlock_submission();
+  wait(*operation, 0, interrupt);
+}
+
+Work Communicator::submit(Request request, const std::string& algorithm) {
+  auto operation = prepare(std::move(request), algorithm);
+  context_->engine().submit(operation, true);
+  unlock_submission();
+  return operation;
+}
+
+Work Communicator::submit_message(MessageOperation::Direction direction, int peer, uint64_t tag,
+                                  DType dtype, std::byte* data, size_t bytes, double timeout_s) {
+  check_usable();
+  lock_submission();
+  auto operation = from_pool(message_pool_);
+  operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
+  set_deadline(*operation, timeout_s);
+  context_->engine().submit(operation, true);
+  unlock_submission();
+  return operation;
+}
+
+void Communicator::run_message(MessageOperation::Direction direction, int peer, uint64_t tag,
+                               DType dtype, std::byte* data, size_t bytes, double timeout_s,
+                               const Engine::Interrupt& interrupt) {
+  check_usable();
+  lock_submission();
+  auto operation = from_pool(message_pool_);
+  operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
+  set_deadline(*operation, timeout_s);
+  context_->engine().submit(operation, false);
+  unlock_submission();
+  wait(*operation, 0, interrupt);
+}
+
+void Communicator::wait(Operation& operation, double timeout_s,
+                        const Engine::Interrupt& interrupt) {
+  TraceRecorder& trace = endpoint().trace();
+  const int64_t begin = trace.recording() ? now_ns() : 0;
+  // The operation's own deadline is watched by the engine; this one is the caller's.
+  const int64_t deadline = timeout_s > 0 ? now_ns() + to_ns(timeout_s) : INT64_MAX;
+  try {
+    if (!context_->engine().wait(operation, deadline, interrupt)) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof(seconds), "%.3g", timeout_s);
+      group_->fail(ErrorKind::timeout, operation.first_late(),
+                   operation.describe() + " was not complete " + seconds +
+                       " s after wait() began; " + operation.who_is_late());
+    }
+  } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
+    group_->fail(ErrorKind::peer_lost, rank(),
+                 "rank " + std::to_string(rank()) + " was interrupted during " +
+                     operation.describe());
+    context_->engine().drain(now_ns() + kClosePatienceNs);
+    throw;
+  }
+  if (!operation.is_complete()) {
+    context_->engine().drain(now_ns() + kClosePatienceNs);
+  }
+  if (begin != 0) {
+    trace.add({operation.trace_name(), EventKind::exposed, -1, 0, operation.trace_number(),
+               operation.trace_bytes(), begin, now_ns()});
+  }
+  if (operation.status.load(std::memory_order_acquire) == Operation::failed) {
+    group_->raise_failure();
+  }
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key,
+                                                  const Engine::Interrupt& interrupt) {
+  check_usable();
+  struct Entry {
+    int32_t color;
+    int32_t key;
+    uint64_t offset;
+  };
+  // Nobody knows yet how large its group will be: room for everybody.
+  auto block = endpoint().arena().allocate(Group::control_bytes(world()), 64);
+  Entry own{color, key, endpoint().arena().offset_of(block.get(), 1)};
+  std::vector<Entry> entries(world());
+  Request request;
+  request.collective = Collective::all_gather;
+  request.dtype = DType::u8;
+  request.count = sizeof(Entry);
+  request.input = reinterpret_cast<const std::byte*>(&own);
+  request.output = reinterpret_cast<std::byte*>(entries.data());
+  run(request, "auto", interrupt);
+
+  std::vector<int> ranks;
+  for (int r = 0; r < world(); ++r) {
+    if (color >= 0 && entries[r].color == color) {
+      ranks.push_back(r);
+    }
+  }
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return entries[a].key < entries[b].key; });
+  const int new_world = static_cast<int>(ranks.size());
+  const int new_rank =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+  if (new_world > 0) {
+    Group::prepare_control(block.get(), new_rank, new_world);
+  }
+  Request meeting;  // nobody looks at a control block before it is prepared
+  meeting.collective = Collective::barrier;
+  run(meeting, "auto", interrupt);
+  if (new_world == 0) {
+    return nullptr;
+  }
+  std::vector<int> members(new_world);
+  std::vector<uint64_t> offsets(new_world);
+  for (int i = 0; i < new_world; ++i) {
+    members[i] = group_->member(ranks[i]);
+    offsets[i] = entries[ranks[i]].offset;
+  }
+  auto group = std::make_shared<Group>(context_->endpoint_ptr(), std::move(members), new_rank,
+                                       offsets, std::move(block));
+  return std::shared_ptr<Communicator>(new Communicator(options_, context_, std::move(group)));
+}
+
+void Communicator::abort(const std::string& reason) {
+  group_->fail(ErrorKind::peer_lost, rank(),
+               "rank " + std::to_string(rank()) + " gave up: " + reason);
+  context_->engine().drain(now_ns() + kClosePatienceNs);
+}
+
+void Communicator::close() {
+  if (closed_.exchange(true) || endpoint().is_forked_copy()) {
+    return;
+  }
+  context_->engine().drain(now_ns() + (group_->failed() ? kClosePatienceNs
+                                                        : to_ns(options_.timeout_s)));
+  auto blocks = shared_->take_blocks();
+  if (auto own = group_->take_own_block()) {
+    blocks.push_back(std::move(own));
+  }
+  group_->leave();
+  context_->keep_until_everybody_left(group_, std::move(blocks));
+}
+
+}  // namespace dpcore

@@ -1,0 +1,125 @@
+// The front of the core: what bindings and the reducer call.
+//
+// A communicator is a group of ranks with a sequence of collectives: every rank calls the same
+// ones in the same order. It belongs to a context (endpoint and engine) that all communicators
+// split from the same init() share.
+//
+// Threads: any thread may call. The number of an operation is given when it is submitted, under
+// a spin lock of a few instructions, so calls from several threads are ordered, though it is up
+// to the program that all ranks order them alike.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/collective_operation.h"
+#include "comm/engine.h"
+#include "comm/message_operation.h"
+
+namespace dpcore {
+
+struct Options {
+  std::string job;             // name of the meeting, the same on all ranks
+  int rank = 0;
+  int world = 1;
+  double timeout_s = 30.0;
+  bool threads = false;        // ranks are threads of this process
+  std::string algorithm = "auto";
+  bool deterministic = false;  // only algorithms whose result does not depend on the layout
+  Engine::Interrupt interrupt;
+};
+
+// Endpoint and engine of one init(), and the memory of closed communicators that peers may
+// still look at.
+class Context {
+ public:
+  explicit Context(std::shared_ptr<Endpoint> endpoint)
+      : endpoint_(std::move(endpoint)), engine_(endpoint_) {}
+  Endpoint& endpoint() const { return *endpoint_; }
+  std::shared_ptr<Endpoint> endpoint_ptr() const { return endpoint_; }
+  Engine& engine() { return engine_; }
+  void keep_until_everybody_left(std::shared_ptr<Group> group,
+                                 std::vector<std::shared_ptr<std::byte>> blocks);
+
+ private:
+  struct Closed {
+    std::shared_ptr<Group> group;
+    std::vector<std::shared_ptr<std::byte>> blocks;
+  };
+  std::shared_ptr<Endpoint> endpoint_;
+  std::mutex mutex_;
+  std::vector<Closed> closed_;
+  Engine engine_;
+};
+
+using Work = std::shared_ptr<Operation>;
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  static std::shared_ptr<Communicator> start(const Options& options);
+  ~Communicator();
+
+  int rank() const { return group_->rank(); }
+  int world() const { return group_->world(); }
+  double timeout_s() const { return options_.timeout_s; }
+  Endpoint& endpoint() const { return context_->endpoint(); }
+  Group& group() const { return *group_; }
+  SharedState& shared() const { return *shared_; }
+
+  // `algorithm` empty: the communicator's own. Validates before anything is submitted.
+  void run(Request request, const std::string& algorithm, const Engine::Interrupt& interrupt);
+  Work submit(Request request, const std::string& algorithm);
+  // The same for a schedule made by the user.
+  std::shared_ptr<const Program> program_of(const Schedule& schedule);
+
+  void run_message(MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype,
+                   std::byte* data, size_t bytes, double timeout_s,
+                   const Engine::Interrupt& interrupt);
+  Work submit_message(MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype,
+                      std::byte* data, size_t bytes, double timeout_s);
+
+  // Until the operation is complete; raises what went wrong.
+  void wait(Operation& operation, double timeout_s, const Engine::Interrupt& interrupt);
+  void check_usable() const;
+
+  // Ranks with the same color form a communicator, ordered by key, then rank. A negative color
+  // takes part in the call and gets none.
+  std::shared_ptr<Communicator> split(int color, int key, const Engine::Interrupt& interrupt);
+
+  // Zero-filled memory that all ranks of the host can reach.
+  std::shared_ptr<std::byte> allocate(size_t bytes) { return endpoint().arena().allocate(bytes); }
+
+  // Tells the peers that this rank gives up, and why; every rank's next call raises.
+  void abort(const std::string& reason);
+  // Waits for operations in flight, then leaves. Later calls raise.
+  void close();
+  bool closed() const { return closed_.load(); }
+
+ private:
+  Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
+  void choose_algorithm(Request& request, const std::string& algorithm);
+  std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
+  template <class T>
+  std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);
+  int64_t set_deadline(Operation& operation, double timeout_s) const;
+  void lock_submission();
+  void unlock_submission() { submission_.clear(std::memory_order_release); }
+
+  Options options_;
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<SharedState> shared_;
+  std::atomic<bool> closed_{false};
+  std::atomic_flag submission_;
+  // Under the submission lock:
+  uint64_t next_number_ = 0;
+  std::vector<std::shared_ptr<CollectiveOperation>> pool_;
+  std::vector<std::shared_ptr<MessageOperation>> message_pool_;
+  size_t pool_at_ = 0;
+  std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
+};
+
+}  // namespace dpcore

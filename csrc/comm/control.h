@@ -1,0 +1,97 @@
+// The memory that ranks of a host share beside their data: who has entered which operation,
+// how far it is, why it gave up, and what it did last. It lies in each rank's own arena and is
+// written by that rank alone (two exceptions: the receiver's side of a mailbox, and the count of
+// those who departed); peers read.
+//
+// Every field that another process reads is an atomic or is published by one: the writer fills
+// the plain fields, then stores the atomic with release; readers load it with acquire.
+// Nothing here has a constructor that runs in shared memory: fresh arena pages are zero, and
+// zero is the start state of every field.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "comm/doorbell.h"
+#include "comm/types.h"
+
+namespace dpcore {
+
+inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
+inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr int kSlots = 16;         // operations of one communicator in flight
+inline constexpr int kHistory = 64;       // finished operations kept in the black box
+inline constexpr int kReasonBytes = 1024;
+
+// What every rank must agree on before a byte of user memory is written.
+struct Fingerprint {
+  uint8_t collective = 0;
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint8_t path = 0;          // a path asked for by the caller
+  int32_t root = 0;
+  uint64_t count = 0;        // elements, in the collective's own terms
+  uint64_t layout = 0;       // hash of uneven sizes, or of a gradient bucket's parameters
+  uint64_t algorithm = 0;    // hash of the schedule, 0 for the automatic choice
+  bool operator==(const Fingerprint&) const = default;
+};
+
+// One operation of one rank. `posted` and `finished` only ever grow; the other counters start
+// again with each operation, before `posted` says so.
+struct alignas(64) OperationSlot {
+  std::atomic<uint64_t> posted;     // number + 1 of the operation the fields describe
+  std::atomic<uint64_t> filled;     // chunks of the stage that peers may read
+  std::atomic<uint64_t> reduced;    // chunks of results in the stage that peers may read
+  std::atomic<uint64_t> consumed;   // chunks this rank has read from all its peers
+  std::atomic<uint64_t> finished;   // number + 1: no more touching of peers' memory for it
+  uint64_t input_offset;            // in this rank's arena, or Arena::kNowhere
+  uint64_t output_offset;
+  uint64_t stage_offset;
+  Fingerprint fingerprint;
+  double prescale;
+};
+
+// Why a rank gave up. Written once; `state` 2 publishes it.
+struct AbortRecord {
+  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 complete
+  uint32_t kind;                // ErrorKind
+  int32_t culprit;              // rank in the communicator, -1 unknown
+  int64_t when_ns;
+  char reason[kReasonBytes];
+};
+
+struct HistoryEntry {
+  std::atomic<uint64_t> number;  // number + 1, written last
+  Fingerprint fingerprint;
+  uint64_t bytes;
+  int64_t begin_ns;
+  std::atomic<int64_t> end_ns;   // 0 while it runs
+};
+
+// One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
+struct alignas(64) ControlBlock {
+  uint64_t magic;
+  uint32_t version;
+  int32_t rank;
+  int32_t world;
+  std::atomic<uint32_t> left;            // finalized: no operation will follow
+  std::atomic<uint32_t> departed;        // peers that will not look here again; they count
+  std::atomic<uint64_t> operations_seen; // operations this rank has entered
+  AbortRecord abort;
+  OperationSlot slots[kSlots];
+  HistoryEntry history[kHistory];
+};
+
+// At offset 0 of every arena.
+struct alignas(64) ArenaHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t header_bytes;
+  int32_t process;
+  uint64_t root_control_offset;  // control block of the communicator made by init()
+  Doorbell bell;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace dpcore

@@ -1,0 +1,71 @@
+// How one rank wakes another: a futex word in shared memory, rung only when somebody sleeps.
+//
+// Sleeper: announce (asleep + 1), look once more whether there is work, sleep, withdraw.
+// Ringer:  publish the work, fence, look at asleep, ring.
+// The two fences make it impossible that the sleeper misses the work and the ringer misses the
+// sleeper. All threads of an endpoint sleep on the endpoint's own bell.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+namespace dpcore {
+
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) {
+  const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct alignas(64) Doorbell {
+  std::atomic<uint32_t> rings{0};
+  std::atomic<uint32_t> asleep{0};
+
+  void ring() {
+    rings.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(rings);
+  }
+
+  // To be called after publishing with release stores.
+  void ring_if_asleep() {
+    if (asleep_after_fence()) {
+      ring();
+    }
+  }
+
+  uint32_t announce_sleep() {
+    asleep.fetch_add(1, std::memory_order_seq_cst);
+    return rings.load(std::memory_order_seq_cst);
+  }
+  void withdraw() { asleep.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  bool asleep_after_fence() {
+#if defined(__SANITIZE_THREAD__)
+    // The thread sanitizer does not know fences; a read-modify-write says the same.
+    return asleep.fetch_add(0, std::memory_order_seq_cst) != 0;
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return asleep.load(std::memory_order_relaxed) != 0;
+#endif
+  }
+};
+
+}  // namespace dpcore

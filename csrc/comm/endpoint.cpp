@@ -1,0 +1,117 @@
+// Construction order matters: the header and the first control block are in place before the
+// meeting, so a peer that maps the arena finds them.
+#include "comm/endpoint.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "comm/error.h"
+#include "comm/fault.h"
+#include "comm/fork_guard.h"
+
+namespace dpcore {
+namespace {
+
+int usable_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
+                                         size_t control_bytes,
+                                         const std::function<void(std::byte*)>& prepare_control) {
+  std::shared_ptr<Endpoint> self(new Endpoint);
+  self->how_ = how;
+  self->rank_ = place.rank;
+  self->fork_generation_ = fork_guard::generation();
+  self->oversubscribed_ = place.world > usable_processors();
+  self->arena_ = Arena::create(place.rank);
+  self->header_block_ = self->arena_->allocate(sizeof(ArenaHeader), 64);
+  if (self->header_block_.get() != self->arena_->base()) {
+    throw Error("internal: the arena's header is not at its start");
+  }
+  self->control_block_ = self->arena_->allocate(control_bytes, 64);
+  prepare_control(self->control_block_.get());
+
+  auto* header = reinterpret_cast<ArenaHeader*>(self->header_block_.get());
+  header->magic = kControlMagic;
+  header->version = kLayoutVersion;
+  header->header_bytes = sizeof(ArenaHeader);
+  header->process = getpid();
+  header->root_control_offset =
+      static_cast<uint64_t>(self->control_block_.get() - self->arena_->base());
+
+  fault::reach(fault::Place::init, place.rank, 0);
+  std::vector<Presence> present;
+  if (place.world == 1) {
+    present.resize(1);
+  } else {
+    present = how == Meeting::threads ? meet_inproc(place, self->arena_)
+                                      : meet_unix(place, *self->arena_);
+  }
+  std::vector<Neighbour> neighbours(place.world);
+  self->neighbours_.swap(neighbours);
+  for (int r = 0; r < place.world; ++r) {
+    Neighbour& neighbour = self->neighbours_[r];
+    neighbour.process = r == place.rank ? getpid() : present[r].process;
+    if (r == place.rank) {
+      neighbour.view = ArenaView::of(self->arena_);
+    } else if (present[r].local) {
+      neighbour.view = ArenaView::of(present[r].local);
+    } else {
+      neighbour.pidfd = present[r].pidfd;
+      fork_guard::add_descriptor(neighbour.pidfd);
+      neighbour.view = ArenaView::map(present[r].memfd, present[r].reserve);
+    }
+    neighbour.base = neighbour.view->base();
+    neighbour.bell = &reinterpret_cast<ArenaHeader*>(neighbour.base)->bell;
+  }
+  return self;
+}
+
+Endpoint::~Endpoint() {
+  for (const Neighbour& neighbour : neighbours_) {
+    if (neighbour.pidfd >= 0) {
+      fork_guard::close_descriptor(neighbour.pidfd);
+    }
+  }
+}
+
+uint64_t Endpoint::root_control_offset_of(int r) const {
+  return reinterpret_cast<const ArenaHeader*>(neighbours_[r].base)->root_control_offset;
+}
+
+void Endpoint::look_for_deaths() {
+  constexpr int kBatch = 64;
+  pollfd entries[kBatch];
+  int ranks[kBatch];
+  int filled = 0;
+  const auto ask = [&] {
+    if (filled > 0 && poll(entries, filled, 0) > 0) {
+      for (int i = 0; i < filled; ++i) {
+        if (entries[i].revents != 0) {
+          neighbours_[ranks[i]].dead.store(true, std::memory_order_release);
+        }
+      }
+    }
+    filled = 0;
+  };
+  for (int r = 0; r < world(); ++r) {
+    if (neighbours_[r].pidfd >= 0 && !dead(r)) {
+      entries[filled] = {neighbours_[r].pidfd, POLLIN, 0};
+      ranks[filled] = r;
+      if (++filled == kBatch) {
+        ask();
+      }
+    }
+  }
+  ask();
+}
+
+bool Endpoint::is_forked_copy() const { return fork_guard::generation() != fork_generation_; }
+
+}  // namespace dpcore

@@ -1,0 +1,78 @@
+// One rank's presence on its host: its arena, the mapped arenas of the others, its doorbell,
+// and who is still alive. Communicators (the one of init() and all that are split from it)
+// share the endpoint; it lives as long as any of them or of their operations.
+//
+// Threads: immutable after construction but for the liveness flags (atomics, set once) and the
+// trace recorder (its own rules).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/arena.h"
+#include "comm/control.h"
+#include "comm/rendezvous.h"
+#include "comm/trace.h"
+
+namespace dpcore {
+
+enum class Meeting { processes, threads };
+
+class Endpoint {
+ public:
+  // Meets the other ranks. `control_bytes` are set aside for the first communicator and made
+  // ready by `prepare_control` before any peer can see them.
+  static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place,
+                                        size_t control_bytes,
+                                        const std::function<void(std::byte*)>& prepare_control);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(neighbours_.size()); }
+  Arena& arena() { return *arena_; }
+  TraceRecorder& trace() { return trace_; }
+  Doorbell& bell() { return *neighbours_[rank_].bell; }
+  bool in_one_process() const { return how_ == Meeting::threads; }
+  // More ranks on this host than processors that they may use: never spin.
+  bool oversubscribed() const { return oversubscribed_; }
+
+  std::byte* base_of(int r) const { return neighbours_[r].base; }
+  Doorbell& bell_of(int r) const { return *neighbours_[r].bell; }
+  int32_t process_of(int r) const { return neighbours_[r].process; }
+  uint64_t root_control_offset_of(int r) const;
+
+  // Looks at the pidfds (one poll); dead(r) says what was seen so far. Any thread.
+  void look_for_deaths();
+  bool dead(int r) const { return neighbours_[r].dead.load(std::memory_order_acquire); }
+
+  // This process was forked off the one that made the endpoint.
+  bool is_forked_copy() const;
+
+ private:
+  Endpoint() = default;
+
+  struct Neighbour {
+    std::shared_ptr<ArenaView> view;
+    std::byte* base = nullptr;
+    Doorbell* bell = nullptr;
+    int pidfd = -1;
+    int32_t process = 0;
+    std::atomic<bool> dead{false};
+  };
+
+  Meeting how_ = Meeting::processes;
+  int rank_ = 0;
+  bool oversubscribed_ = false;
+  uint64_t fork_generation_ = 0;
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<std::byte> header_block_;
+  std::shared_ptr<std::byte> control_block_;
+  std::vector<Neighbour> neighbours_;
+  TraceRecorder trace_;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,369 @@
+// See engine.h for the rules. The order of checks in wait() and progress_loop() is the
+// interesting part: publish, fence, look, sleep - on both sides of every sleep.
+#include "comm/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "comm/clock.h"
+#include "comm/error.h"
+
+namespace dpcore {
+namespace {
+
+// How long a waiting caller looks before it sleeps. With a processor for every rank about
+// 50 us: longer than a small operation, shorter than a time slice. With more ranks than
+// processors the peer needs ours: give it away a few times, then sleep.
+constexpr int kSpins = 1500;
+constexpr int kYieldsWhenCrowded = 12;
+constexpr int kRoundsPerLook = 256;
+
+class Count {  // counts a scope in an atomic
+ public:
+  explicit Count(std::atomic<uint32_t>& counter) : counter_(counter) {
+    counter_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Count() { counter_.fetch_sub(1, std::memory_order_seq_cst); }
+  Count(const Count&) = delete;
+  Count& operator=(const Count&) = delete;
+
+ private:
+  std::atomic<uint32_t>& counter_;
+};
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+
+Engine::~Engine() {
+  stopping_.store(true);
+  if (progress_thread_.joinable()) {
+    if (endpoint_->is_forked_copy()) {
+      progress_thread_.detach();  // the thread lives in the parent only
+    } else {
+      wake_progress_thread();
+      endpoint_->bell().ring();
+      progress_thread_.join();
+    }
+  }
+}
+
+void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
+  Operation* raw = operation.get();
+  raw->self = std::move(operation);
+  raw->begun_ns = endpoint_->trace().recording() ? now_ns() : 0;
+  raw->blocked_since_ns = 0;
+  raw->in_background = background;
+  raw->status.store(Operation::pending, std::memory_order_relaxed);
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  if (background) {
+    background_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  Operation* head = submitted_.load(std::memory_order_relaxed);
+  do {
+    raw->next_submitted = head;
+  } while (!submitted_.compare_exchange_weak(head, raw, std::memory_order_seq_cst));
+  if (background) {
+    start_progress_thread();
+    if (progress_idle_.load(std::memory_order_seq_cst)) {
+      wake_progress_thread();
+    } else if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+      endpoint_->bell().ring();
+    }
+  }
+}
+
+bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt) {
+  if (operation.is_complete()) {
+    return true;
+  }
+  const bool crowded = endpoint_->oversubscribed();
+  bool in_time = true;
+  {
+    const Count waiting(waiters_);
+    int idle_rounds = 0;
+    int64_t next_look_ns = 0;
+    while (!operation.is_complete()) {
+      if (try_take_seat()) {
+        take_submissions();
+        if (advance_all()) {
+          idle_rounds = 0;
+          if (operation.is_complete() || waiters_.load(std::memory_order_relaxed) > 1) {
+            release_seat();
+          } else {
+            seat_.store(false, std::memory_order_release);
+          }
+          continue;
+        }
+        ++idle_rounds;
+        const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < kSpins;
+        if (patient) {
+          seat_.store(false, std::memory_order_release);
+          if (crowded) {
+            sched_yield();
+          } else {
+            pause_briefly();
+          }
+          continue;
+        }
+        sleep_on_bell(now_ns() + kSliceNs);  // gives the seat back
+      } else if (++idle_rounds < kSpins) {
+        sched_yield();  // another thread is within a segment: it will see that we want the seat
+      } else {
+        const Count asleep(sleepers_);
+        const uint32_t seen = endpoint_->bell().rings.load(std::memory_order_seq_cst);
+        if (!operation.is_complete() && seat_.load(std::memory_order_seq_cst)) {
+          futex_wait(endpoint_->bell().rings, seen, kSliceNs);
+        }
+      }
+      const int64_t now = now_ns();
+      if (now >= next_look_ns) {
+        next_look_ns = now + kSliceNs;
+        if (interrupt) {
+          interrupt();
+        }
+        if (now >= deadline_ns && !operation.is_complete()) {
+          in_time = false;
+          break;
+        }
+      }
+    }
+  }
+  if (background_.load(std::memory_order_seq_cst) > 0 &&
+      progress_idle_.load(std::memory_order_seq_cst)) {
+    wake_progress_thread();
+  }
+  return in_time;
+}
+
+void Engine::release_seat() {
+  seat_.store(false, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    endpoint_->bell().ring();
+  }
+}
+
+void Engine::take_submissions() {
+  if (submitted_.load(std::memory_order_relaxed) == nullptr) {
+    return;
+  }
+  Operation* newest = submitted_.exchange(nullptr, std::memory_order_acquire);
+  Operation* oldest = nullptr;
+  while (newest != nullptr) {  // the stack holds the newest first
+    Operation* next = newest->next_submitted;
+    newest->next_submitted = oldest;
+    oldest = newest;
+    newest = next;
+  }
+  while (oldest != nullptr) {
+    Operation* next = oldest->next_submitted;
+    oldest->next_submitted = nullptr;
+    const auto place = std::upper_bound(
+        active_.begin(), active_.end(), oldest->priority,
+        [](int priority, const auto& other) { return priority > other->priority; });
+    active_.insert(place, oldest->self);
+    oldest = next;
+  }
+}
+
+bool Engine::advance_all() {
+  if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs) {
+    look_for_trouble();
+  }
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (step(i)) {
+      return true;  // start again with the most urgent one
+    }
+  }
+  return false;
+}
+
+bool Engine::step(size_t index) {
+  Operation& operation = *active_[index];
+  Operation::Progress progress = Operation::Progress::blocked;
+  try {
+    progress = operation.advance();
+  } catch (const Mismatch& problem) {
+    operation.group().fail(ErrorKind::mismatch, operation.group().rank(), problem.what());
+  } catch (const std::exception& problem) {
+    operation.group().fail(ErrorKind::other, operation.group().rank(),
+                           operation.describe() + ": " + problem.what());
+  }
+  if (operation.group().failed()) [[unlikely]] {
+    complete(index, Operation::failed);
+    return true;
+  }
+  if (progress == Operation::Progress::blocked) {
+    note_blocked(operation);
+    return false;
+  }
+  if (operation.blocked_since_ns != 0) {
+    endpoint_->trace().add({operation.blocked_at.name, EventKind::wait, operation.blocked_at.peer,
+                            0, operation.trace_number(), operation.trace_bytes(),
+                            operation.blocked_since_ns, now_ns()});
+    operation.blocked_since_ns = 0;
+  }
+  if (progress == Operation::Progress::finished) {
+    complete(index, Operation::done);
+  }
+  return true;
+}
+
+void Engine::note_blocked(Operation& operation) {
+  if (endpoint_->trace().recording() && operation.blocked_since_ns == 0) {
+    operation.blocked_since_ns = now_ns();
+    operation.blocked_at = operation.waiting();
+  }
+}
+
+void Engine::complete(size_t index, Operation::Status status) {
+  const std::shared_ptr<Operation> operation = std::move(active_[index]);
+  active_.erase(active_.begin() + static_cast<ptrdiff_t>(index));
+  if (operation->begun_ns != 0) {
+    endpoint_->trace().add({operation->trace_name(), EventKind::operation, -1, 0,
+                            operation->trace_number(), operation->trace_bytes(),
+                            operation->begun_ns, now_ns()});
+  }
+  const bool background = operation->in_background;
+  operation->retire();
+  operation->self.reset();
+  operation->status.store(status, std::memory_order_seq_cst);
+  operation->run_callback();
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  if (background) {
+    background_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    endpoint_->bell().ring();
+  }
+}
+
+void Engine::look_for_trouble() {
+  last_look_ns_ = now_ns();
+  endpoint_->look_for_deaths();
+  for (const auto& operation : active_) {
+    Group& group = operation->group();
+    if (group.failed() || group.adopt_failure_of_peer()) {
+      continue;
+    }
+    for (int r = 0; r < group.world() && !group.failed(); ++r) {
+      const bool gone = group.is_dead(r) || group.has_left(r);
+      if (r == group.rank() || !gone || !operation->needs(r)) {
+        continue;
+      }
+      const std::string process =
+          std::to_string(group.endpoint().process_of(group.member(r)));
+      group.fail(ErrorKind::peer_lost, r,
+                 "rank " + std::to_string(r) + " (process " + process + ") " +
+                     (group.is_dead(r) ? "died" : "finalized and left") +
+                     " and is needed for " + operation->describe() + "; " +
+                     group.last_operation_of(r) +
+                     ". Start the job again, or call init() anew with the ranks that remain");
+    }
+    if (!group.failed() && last_look_ns_ >= operation->deadline_ns) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof(seconds), "%.3g", operation->timeout_s);
+      group.fail(ErrorKind::timeout, operation->first_late(),
+                 operation->describe() + " was not complete after " + seconds + " s; " +
+                     operation->who_is_late() +
+                     ". Look at what the late rank does, or raise timeout= in init()");
+    }
+  }
+}
+
+bool Engine::relieve_all() {
+  bool changed = false;
+  for (const auto& operation : active_) {
+    changed |= operation->relieve();
+  }
+  return changed;
+}
+
+// Called with the seat, returns without it.
+void Engine::sleep_on_bell(int64_t until_ns) {
+  if (relieve_all()) {
+    release_seat();
+    return;
+  }
+  if (now_ns() - last_look_ns_ >= kSliceNs) {
+    look_for_trouble();
+  }
+  Doorbell& bell = endpoint_->bell();
+  const Count asleep(sleepers_);
+  const uint32_t seen = bell.announce_sleep();
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  take_submissions();
+  if (advance_all()) {
+    bell.withdraw();
+    release_seat();
+    return;
+  }
+  seat_.store(false, std::memory_order_seq_cst);
+  const int64_t left = until_ns - now_ns();
+  if (left > 0 && submitted_.load(std::memory_order_seq_cst) == nullptr) {
+    futex_wait(bell.rings, seen, left);
+  }
+  bell.withdraw();
+}
+
+void Engine::start_progress_thread() {
+  std::call_once(progress_started_, [this] {
+    progress_thread_ = std::thread([this] { progress_loop(); });
+  });
+}
+
+void Engine::wake_progress_thread() {
+  progress_word_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(progress_word_);
+}
+
+void Engine::progress_loop() {
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
+    if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {
+      const uint32_t seen = progress_word_.load(std::memory_order_seq_cst);
+      progress_idle_.store(true, std::memory_order_seq_cst);
+      if ((background_.load(std::memory_order_seq_cst) == 0 ||
+           waiters_.load(std::memory_order_seq_cst) > 0) &&
+          !stopping_.load(std::memory_order_seq_cst)) {
+        futex_wait(progress_word_, seen, 1'000'000'000);
+      }
+      progress_idle_.store(false, std::memory_order_seq_cst);
+      continue;
+    }
+    if (!try_take_seat()) {
+      sched_yield();
+      continue;
+    }
+    take_submissions();
+    while (waiters_.load(std::memory_order_relaxed) == 0 && advance_all()) {
+      take_submissions();
+    }
+    if (waiters_.load(std::memory_order_seq_cst) > 0) {
+      release_seat();
+    } else {
+      sleep_on_bell(now_ns() + kSliceNs);
+    }
+  }
+}
+
+void Engine::drain(int64_t deadline_ns) {
+  const Count waiting(waiters_);
+  while (in_flight_.load(std::memory_order_acquire) > 0 && now_ns() < deadline_ns) {
+    if (try_take_seat()) {
+      take_submissions();
+      if (advance_all()) {
+        release_seat();
+      } else {
+        sleep_on_bell(std::min(deadline_ns, now_ns() + kSliceNs));
+      }
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,83 @@
+// Who executes operations: the thread that waits for one, or else the progress thread.
+//
+// One engine per endpoint. Operations are submitted by any thread through a lock-free stack;
+// the *seat* (an atomic flag) says which one thread may advance them. wait() takes the seat
+// and drives everything in flight until its operation is complete, so a small synchronous
+// operation runs on the caller's thread without a hop. Asynchronous operations are driven by
+// the progress thread, which is started by the first of them, never spins, and gives the seat
+// up between two segments as soon as somebody waits.
+//
+// Sleeping: all threads of the endpoint sleep on its doorbell (rung by peers, by submissions
+// and by completions); the progress thread without anything to do sleeps on a word of its own.
+// No thread holds the seat while it sleeps. A sleeper looks every kSliceNs at deadlines, at
+// the death of peers, and for signals.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/operation.h"
+
+namespace dpcore {
+
+class Engine {
+ public:
+  explicit Engine(std::shared_ptr<Endpoint> endpoint);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Called now and then while a thread waits; throws to give up (Ctrl-C).
+  using Interrupt = std::function<void()>;
+
+  // Hands over an operation. `background`: somebody may never wait for it, so the progress
+  // thread has to drive it.
+  void submit(std::shared_ptr<Operation> operation, bool background);
+  // Returns true when the operation is complete (also when it failed), false at the deadline.
+  bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
+  // Nothing in flight any more, or the deadline is over.
+  void drain(int64_t deadline_ns);
+
+  Endpoint& endpoint() const { return *endpoint_; }
+  const std::atomic<uint32_t>& in_flight() const { return in_flight_; }
+
+ private:
+  static constexpr int64_t kSliceNs = 20'000'000;
+
+  bool try_take_seat() { return !seat_.exchange(true, std::memory_order_acquire); }
+  void release_seat();
+  void take_submissions();
+  bool advance_all();
+  bool step(size_t index);
+  void complete(size_t index, Operation::Status status);
+  void note_blocked(Operation& operation);
+  void look_for_trouble();
+  bool relieve_all();
+  void sleep_on_bell(int64_t until_ns);
+  void progress_loop();
+  void start_progress_thread();
+  void wake_progress_thread();
+
+  std::shared_ptr<Endpoint> endpoint_;
+  alignas(64) std::atomic<Operation*> submitted_{nullptr};
+  std::atomic<uint32_t> in_flight_{0};
+  alignas(64) std::atomic<bool> seat_{false};
+  std::atomic<uint32_t> waiters_{0};    // threads that want the seat
+  std::atomic<uint32_t> sleepers_{0};   // threads of this process on the doorbell
+  std::atomic<uint32_t> background_{0};  // operations that nobody may wait for
+  alignas(64) std::atomic<uint32_t> progress_word_{0};
+  std::atomic<bool> progress_idle_{false};
+  std::atomic<bool> stopping_{false};
+  std::once_flag progress_started_;
+  std::thread progress_thread_;
+  // Under the seat:
+  std::vector<std::shared_ptr<Operation>> active_;
+  uint32_t rounds_ = 0;
+  int64_t last_look_ns_ = 0;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,30 @@
+// A deterministic injector of faults for tests: DPCORE_FAULT="action:rank1:op7:middle".
+//
+//   action   kill (SIGKILL), stop (SIGSTOP), exit (status 0), abort, segv, throw, delay=MS
+//   rankR    which rank (default: every rank)
+//   opN      which operation number (default: the first that reaches the place)
+//   place    init, grow, entry, middle, exit (default: entry)
+//
+// Several faults are separated by commas. Without the variable a check costs one load of a
+// constant; the variable is read when the first communicator starts.
+#pragma once
+
+#include <cstdint>
+
+namespace dpcore::fault {
+
+enum class Place : uint8_t { init, grow, entry, middle, exit };
+
+// True when DPCORE_FAULT holds anything: callers skip the rest otherwise.
+bool enabled();
+
+// Performs the action of every fault that matches. May not return.
+void reach_slow(Place place, int rank, uint64_t operation);
+
+inline void reach(Place place, int rank, uint64_t operation) {
+  if (enabled()) [[unlikely]] {
+    reach_slow(place, rank, operation);
+  }
+}
+
+}  // namespace dpcore::fault

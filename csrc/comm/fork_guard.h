@@ -1,0 +1,29 @@
+// What a forked child (a DataLoader worker) inherits: nothing that could disturb its parent.
+//
+// An atfork handler runs in the child before fork() returns there. It remaps every arena of
+// ours private in place, so that tensors keep their addresses and values while writes no longer
+// reach the parent or its peers; drops the mappings of peers' arenas; closes our descriptors
+// (a socket or memfd held open by a child would hide our death); and raises the generation, by
+// which communicators know that they are copies and refuse to work.
+//
+// The registry is a fixed table behind a spin lock that the handlers take around fork, because
+// malloc and mutexes may be unusable in the child.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dpcore::fork_guard {
+
+inline constexpr int kDropMapping = -1;
+
+// How often this process image has been forked, counted along the line of its ancestors.
+uint64_t generation();
+
+void add_mapping(void* base, size_t bytes, int fd);
+void remove_mapping(void* base);
+void add_descriptor(int fd);
+// Closes a descriptor that was added, unless the fork handler has closed it already.
+void close_descriptor(int fd);
+
+}  // namespace dpcore::fork_guard

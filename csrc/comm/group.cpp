@@ -1,0 +1,206 @@
+// Failures travel through abort records: whoever finds one writes it into its own control
+// block and rings; the others copy reason and culprit on, so every message names the same
+// first culprit, whatever order ranks notice in.
+#include "comm/group.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "comm/clock.h"
+#include "comm/error.h"
+
+namespace dpcore {
+
+Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
+             const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block)
+    : endpoint_(std::move(endpoint)),
+      members_(std::move(members)),
+      rank_(rank),
+      own_block_(std::move(own_block)) {
+  for (size_t r = 0; r < members_.size(); ++r) {
+    bases_.push_back(endpoint_->base_of(members_[r]));
+    controls_.push_back(reinterpret_cast<ControlBlock*>(bases_[r] + offsets[r]));
+    const ControlBlock& control = *controls_.back();
+    if (control.magic != kControlMagic || control.version != kLayoutVersion ||
+        control.rank != static_cast<int>(r) || control.world != world()) {
+      throw RendezvousError("rank " + std::to_string(rank_) + ": rank " + std::to_string(r) +
+                            " shows a control page of another version or group");
+    }
+  }
+}
+
+size_t Group::control_bytes(int world) {
+  return sizeof(ControlBlock) + static_cast<size_t>(world) * sizeof(std::atomic<uint64_t>);
+}
+
+void Group::prepare_control(std::byte* at, int rank, int world) {
+  std::memset(static_cast<void*>(at), 0, control_bytes(world));
+  auto* control = reinterpret_cast<ControlBlock*>(at);
+  control->magic = kControlMagic;
+  control->version = kLayoutVersion;
+  control->rank = rank;
+  control->world = world;
+}
+
+void Group::ring_others() const {
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_) {
+      ring(r);
+    }
+  }
+}
+
+Failure Group::failure() const {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  return failure_;
+}
+
+void Group::raise_failure() const { raise(failure()); }
+
+void Group::fail(ErrorKind kind, int culprit, const std::string& reason) {
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (failed_.load()) {
+      return;
+    }
+    failure_ = {kind, culprit, now_ns(), reason, "rank " + std::to_string(rank_) + ": " + reason};
+    endpoint_->arena().stop_reuse();
+    AbortRecord& record = mine().abort;
+    record.kind = static_cast<uint32_t>(kind);
+    record.culprit = culprit;
+    record.when_ns = failure_.when_ns;
+    std::snprintf(record.reason, sizeof(record.reason), "%s", reason.c_str());
+    record.state.store(2, std::memory_order_release);
+    failed_.store(true, std::memory_order_release);
+  }
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_) {
+      endpoint_->bell_of(members_[r]).ring();
+    }
+  }
+}
+
+bool Group::adopt_failure_of_peer() {
+  const AbortRecord* first = nullptr;
+  int reporter = -1;
+  for (int r = 0; r < world(); ++r) {
+    const AbortRecord& record = control(r).abort;
+    if (r != rank_ && record.state.load(std::memory_order_acquire) == 2 &&
+        (first == nullptr || record.when_ns < first->when_ns)) {
+      first = &record;
+      reporter = r;
+    }
+  }
+  if (first == nullptr) {
+    return false;
+  }
+  std::string reason(first->reason, strnlen(first->reason, sizeof(first->reason)));
+  constexpr std::string_view kMark = " [reported by rank ";
+  if (reason.find(kMark) == std::string::npos) {
+    reason += std::string(kMark) + std::to_string(reporter) + "]";
+  }
+  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason);
+  return true;
+}
+
+void Group::leave() {
+  mine().left.store(1, std::memory_order_release);
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_) {
+      endpoint_->bell_of(members_[r]).ring();
+      control(r).departed.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+}
+
+bool Group::everybody_left() const {
+  uint32_t dead = 0;
+  for (int r = 0; r < world(); ++r) {
+    dead += r != rank_ && is_dead(r) ? 1 : 0;
+  }
+  return mine().departed.load(std::memory_order_acquire) + dead + 1 >=
+         static_cast<uint32_t>(world());
+}
+
+void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes) {
+  HistoryEntry& entry = mine().history[number % kHistory];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.fingerprint = what;
+  entry.bytes = bytes;
+  entry.begin_ns = now_ns();
+  entry.end_ns.store(0, std::memory_order_relaxed);
+  entry.number.store(number + 1, std::memory_order_release);
+  mine().operations_seen.store(number + 1, std::memory_order_release);
+}
+
+void Group::finish_operation(uint64_t number) {
+  HistoryEntry& entry = mine().history[number % kHistory];
+  if (entry.number.load(std::memory_order_relaxed) == number + 1) {
+    entry.end_ns.store(now_ns(), std::memory_order_release);
+  }
+}
+
+std::string Group::describe(uint64_t number, const Fingerprint& what) {
+  const auto kind = static_cast<Collective>(what.collective);
+  std::string text = "operation " + std::to_string(number) + " (" + std::string(name_of(kind));
+  if (kind != Collective::barrier) {
+    text += " of " + std::to_string(what.count) + " x " +
+            std::string(name_of(static_cast<DType>(what.dtype)));
+    if (kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+        kind == Collective::reduce) {
+      text += ", " + std::string(name_of(static_cast<ReduceOp>(what.op)));
+    }
+    if (kind == Collective::broadcast || kind == Collective::reduce ||
+        kind == Collective::gather || kind == Collective::scatter) {
+      text += ", root " + std::to_string(what.root);
+    }
+  }
+  return text + ")";
+}
+
+std::string Group::last_operation_of(int r) const {
+  const uint64_t seen = control(r).operations_seen.load(std::memory_order_acquire);
+  if (seen == 0) {
+    return "it has called no operation yet";
+  }
+  const HistoryEntry& entry = control(r).history[(seen - 1) % kHistory];
+  if (entry.number.load(std::memory_order_acquire) != seen) {
+    return "it is at operation " + std::to_string(seen - 1);
+  }
+  const int64_t end = entry.end_ns.load(std::memory_order_acquire);
+  char ago[48];
+  std::snprintf(ago, sizeof(ago), "%.1f s ago",
+                static_cast<double>(now_ns() - (end != 0 ? end : entry.begin_ns)) * 1e-9);
+  return "its last was " + describe(seen - 1, entry.fingerprint) +
+         (end != 0 ? ", finished " : ", entered ") + ago;
+}
+
+const char* name_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::peer_lost:
+      return "PeerLost";
+    case ErrorKind::timeout:
+      return "Timeout";
+    case ErrorKind::mismatch:
+      return "Mismatch";
+    default:
+      return "Error";
+  }
+}
+
+void raise(const Failure& failure) {
+  switch (failure.kind) {
+    case ErrorKind::peer_lost:
+      throw PeerLost(failure.message);
+    case ErrorKind::timeout:
+      throw Timeout(failure.message);
+    case ErrorKind::mismatch:
+      throw Mismatch(failure.message);
+    default:
+      throw Error(failure.message);
+  }
+}
+
+}  // namespace dpcore

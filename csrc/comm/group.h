@@ -1,0 +1,95 @@
+// The members of one communicator as one of them sees it: where everybody's control block
+// lies, who failed and why, and what everybody did last.
+//
+// Threads: ranks, offsets and pointers never change. fail() may be called by any thread; the
+// first failure stays and is told to all peers before the caller does anything else. The
+// history is written by whoever drives the operations (one thread at a time, see engine.h).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/control.h"
+#include "comm/endpoint.h"
+
+namespace dpcore {
+
+enum class ErrorKind : uint32_t { none, peer_lost, timeout, mismatch, other };
+
+// "PeerLost" and so on: the error's class.
+const char* name_of(ErrorKind kind);
+
+struct Failure {
+  ErrorKind kind = ErrorKind::none;
+  int culprit = -1;     // rank in this communicator, -1 when no single rank is to blame
+  int64_t when_ns = 0;
+  std::string reason;   // the first cause, as the rank that found it put it
+  std::string message;  // what is raised here
+};
+
+class Group {
+ public:
+  // `members[r]` is the endpoint rank of rank r; `offsets[r]` where its control block lies in
+  // its arena. `own_block` keeps ours when it was allocated for this group.
+  Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
+        const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block);
+  static size_t control_bytes(int world);
+  // Makes zeroed memory a control block; to be done before peers may look.
+  static void prepare_control(std::byte* at, int rank, int world);
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(members_.size()); }
+  int member(int r) const { return members_[r]; }
+  Endpoint& endpoint() const { return *endpoint_; }
+  std::shared_ptr<Endpoint> endpoint_ptr() const { return endpoint_; }
+
+  ControlBlock& control(int r) const { return *controls_[r]; }
+  ControlBlock& mine() const { return *controls_[rank_]; }
+  std::byte* base(int r) const { return bases_[r]; }
+  OperationSlot& slot(int r, uint64_t number) const { return controls_[r]->slots[number % kSlots]; }
+  // Offsets of r's mailboxes towards each peer, in r's arena; 0 = not made yet.
+  std::atomic<uint64_t>* mailboxes(int r) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(controls_[r] + 1);
+  }
+
+  void ring(int r) const { endpoint_->bell_of(members_[r]).ring_if_asleep(); }
+  void ring_others() const;
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  Failure failure() const;
+  [[noreturn]] void raise_failure() const;
+  void fail(ErrorKind kind, int culprit, const std::string& reason);
+  // Takes over the earliest failure that a peer has published. True when there was one.
+  bool adopt_failure_of_peer();
+  // No operation will follow from here, and no look at a peer's memory.
+  void leave();
+  // Every peer has left or died: nobody looks at this rank's blocks any more.
+  bool everybody_left() const;
+  std::shared_ptr<std::byte> take_own_block() { return std::move(own_block_); }
+  bool has_left(int r) const { return control(r).left.load(std::memory_order_acquire) != 0; }
+  bool is_dead(int r) const { return endpoint_->dead(members_[r]); }
+
+  void enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes);
+  void finish_operation(uint64_t number);
+  // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
+  std::string last_operation_of(int r) const;
+  static std::string describe(uint64_t number, const Fingerprint& what);
+
+ private:
+  std::shared_ptr<Endpoint> endpoint_;
+  std::vector<int> members_;
+  int rank_;
+  std::vector<ControlBlock*> controls_;
+  std::vector<std::byte*> bases_;
+  std::shared_ptr<std::byte> own_block_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;
+  Failure failure_;
+};
+
+[[noreturn]] void raise(const Failure& failure);
+
+}  // namespace dpcore

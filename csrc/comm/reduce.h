@@ -1,0 +1,41 @@
+// N-ary reduction: out_k = post * (pre_0*in_0 op pre_1*in_1 op ... op pre_{N-1}*in_{N-1}).
+//
+// All inputs are read once and every output is written once, in one pass, whatever
+// the number of ranks: this is what lets an all-reduce on mapped memory move 2*S
+// bytes per rank. The order of the operands is the order of `in`, so the same inputs
+// give the same bits on every rank, whatever thread or instruction set runs it.
+//
+// 16-bit floats are accumulated in float32 and rounded once at the end (to nearest,
+// ties to even). Integers wrap. On booleans sum, max, bor mean "or"; prod, min, band
+// mean "and"; bxor "xor". min and max propagate NaN.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "comm/types.h"
+
+namespace dpcore {
+
+struct ReduceSpec {
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;       // mean and premul_sum are sum here: scales say the rest
+  double post = 1.0;                 // multiplies the result; 1.0 costs nothing
+  const double* pre = nullptr;       // one factor per input, or none
+  bool streaming = false;            // outputs are large and not read again soon: bypass the cache
+};
+
+// An output may be the same memory as an input (in place); partial overlap is not allowed.
+// in.size() >= 1, out.size() >= 1. Pointers need only the alignment of the element type.
+void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
+            size_t count);
+
+// Copies n bytes; with `streaming` the destination bypasses the cache.
+void copy_bytes(void* dst, const void* src, size_t n, bool streaming = false);
+
+// "avx512", "avx2" or "portable": what reduce() uses on this processor. DPCORE_SIMD=... in the
+// environment forces a lower one (read once). Results are bit-identical for all three.
+std::string_view simd_level();
+
+}  // namespace dpcore

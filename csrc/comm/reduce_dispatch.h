@@ -1,0 +1,43 @@
+// Internal to reduce*.cpp: one table of kernels per instruction set.
+//
+// The three tables come from the same source, reduce_kernels.inl, compiled for three
+// targets. reduce.cpp picks one of them once per process.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "comm/types.h"
+
+namespace dpcore {
+
+// The arguments of reduce(), checked and lowered: what a kernel sees.
+struct ReduceJob {
+  const void* const* in;
+  size_t n_in;
+  void* const* out;
+  size_t n_out;
+  size_t count;
+  const double* pre;  // n_in factors, or null
+  double post;
+  bool streaming;
+};
+
+using ReduceKernel = void (*)(const ReduceJob& job);
+
+struct KernelTable {
+  std::string_view level;
+  // Null where the operator has no kernel of its own for the type: see lower() in reduce.cpp.
+  ReduceKernel reduce[kDTypeCount][kReduceOpCount];
+  // Copies past the cache.
+  void (*copy_streaming)(void* dst, const void* src, size_t n);
+};
+
+const KernelTable& portable_kernels();
+
+#if defined(__x86_64__)
+const KernelTable& avx2_kernels();    // needs avx2, f16c
+const KernelTable& avx512_kernels();  // needs avx512 f, bw, dq, vl
+#endif
+
+}  // namespace dpcore

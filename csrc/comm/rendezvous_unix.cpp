@@ -1,0 +1,270 @@
+// Processes of one host meet at rank 0's abstract socket.
+//
+//   rank r -> 0   Hello {magic, version, sizes, world, rank, process, reserve} + memfd + pidfd
+//   rank 0 -> r   Verdict {ok} or {refused, text}
+//   rank 0 -> r   for every rank: Hello + memfd + pidfd
+//
+// A pidfd is made by the process that it stands for and handed over like the memfd: process
+// numbers mean nothing across containers, descriptors do. A connection of another user is
+// dropped unread; a silent one of the same user is dropped after five seconds.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "comm/clock.h"
+#include "comm/control.h"
+#include "comm/error.h"
+#include "comm/rendezvous.h"
+#include "comm/unix_socket.h"
+
+namespace dpcore {
+namespace {
+
+constexpr int64_t kHelloPatienceNs = 5'000'000'000;
+constexpr int kAcceptSliceMs = 20;
+
+struct Hello {
+  uint64_t magic = kControlMagic;
+  uint32_t version = kLayoutVersion;
+  uint32_t control_bytes = sizeof(ControlBlock);
+  int32_t world = 0;
+  int32_t rank = 0;
+  int32_t process = 0;
+  uint32_t word_order = 0x01020304;
+  uint64_t reserve = 0;
+};
+
+struct Verdict {
+  uint32_t accepted = 0;
+  char text[252] = {};
+};
+
+class Descriptors {  // closes what nobody took
+ public:
+  ~Descriptors() {
+    for (int fd : list) {
+      if (fd >= 0) {
+        close(fd);
+      }
+    }
+  }
+  int take(size_t index) { return std::exchange(list[index], -1); }
+  std::vector<int> list;
+};
+
+int own_pidfd() {
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  if (fd < 0) {
+    throw RendezvousError(std::string("pidfd_open failed: ") + std::strerror(errno) +
+                          "; Linux 5.3 or newer is needed");
+  }
+  return fd;
+}
+
+Hello own_hello(const MeetingPlace& place, const Arena& arena) {
+  Hello hello;
+  hello.world = place.world;
+  hello.rank = place.rank;
+  hello.process = getpid();
+  hello.reserve = arena.reserve();
+  return hello;
+}
+
+std::string refusal(const Hello& hello, const MeetingPlace& place,
+                    const std::vector<Presence>& present, size_t descriptors) {
+  const Hello expected;
+  if (hello.magic != expected.magic || hello.version != expected.version ||
+      hello.control_bytes != expected.control_bytes || hello.word_order != expected.word_order) {
+    return "another version of dpcore on that rank; install the same one everywhere";
+  }
+  if (hello.world != place.world) {
+    return "world size " + std::to_string(hello.world) + " on rank " + std::to_string(hello.rank) +
+           ", " + std::to_string(place.world) + " on rank 0";
+  }
+  if (hello.rank <= 0 || hello.rank >= place.world) {
+    return "rank " + std::to_string(hello.rank) + " does not exist in a world of " +
+           std::to_string(place.world);
+  }
+  if (present[hello.rank].memfd >= 0) {
+    return "rank " + std::to_string(hello.rank) + " is there already (process " +
+           std::to_string(present[hello.rank].process) + "); two processes claim the same rank";
+  }
+  if (descriptors != 2) {
+    return "no arena came with the greeting";
+  }
+  return "";
+}
+
+std::string missing_ranks(const std::vector<Presence>& present) {
+  std::string list;
+  for (size_t r = 1; r < present.size(); ++r) {
+    if (present[r].memfd < 0) {
+      list += (list.empty() ? "" : ", ") + std::to_string(r);
+    }
+  }
+  return list;
+}
+
+void send_verdict(UnixSocket& to, const std::string& problem, const MeetingPlace& place) {
+  Verdict verdict;
+  verdict.accepted = problem.empty() ? 1 : 0;
+  std::strncpy(verdict.text, problem.c_str(), sizeof(verdict.text) - 1);
+  to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, place.interrupted);
+}
+
+void close_all(std::vector<Presence>& peers) {
+  for (Presence& peer : peers) {
+    for (int* fd : {&peer.memfd, &peer.pidfd}) {
+      if (*fd >= 0) {
+        close(std::exchange(*fd, -1));
+      }
+    }
+  }
+}
+
+std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena) {
+  UnixSocket listener = UnixSocket::listen_at(place.name);
+  if (!listener) {
+    throw RendezvousError("rank 0: another process is already rank 0 of '" + place.name +
+                          "'; choose another MASTER_PORT or init_method");
+  }
+  std::vector<Presence> present(place.world);
+  std::vector<UnixSocket> lines(place.world);
+  int arrived = 1;
+  std::string last_refusal;
+  try {
+    while (arrived < place.world) {
+      if (place.interrupted) {
+        place.interrupted();
+      }
+      if (now_ns() > place.deadline_ns) {
+        const std::string text = std::to_string(arrived) + " of " + std::to_string(place.world) +
+                                 " ranks came; missing: " + missing_ranks(present) +
+                                 (last_refusal.empty() ? "" : "; refused: " + last_refusal);
+        for (UnixSocket& line : lines) {
+          if (line) {
+            send_verdict(line, text, place);
+          }
+        }
+        throw RendezvousError("rank 0: " + text);
+      }
+      UnixSocket line = listener.accept(kAcceptSliceMs);
+      if (!line || !line.same_user()) {
+        continue;
+      }
+      Hello hello;
+      Descriptors descriptors;
+      const int64_t patience = std::min(place.deadline_ns, now_ns() + kHelloPatienceNs);
+      try {
+        if (!line.receive(&hello, sizeof(hello), &descriptors.list, patience, place.interrupted)) {
+          continue;
+        }
+      } catch (const RendezvousError&) {
+        continue;  // a connection that said nothing is not a rank
+      }
+      last_refusal = refusal(hello, place, present, descriptors.list.size());
+      if (!last_refusal.empty()) {
+        send_verdict(line, last_refusal, place);
+        continue;
+      }
+      present[hello.rank] = {hello.rank,          hello.process,       hello.reserve,
+                             descriptors.take(0), descriptors.take(1), nullptr};
+      lines[hello.rank] = std::move(line);
+      ++arrived;
+    }
+    Descriptors own;
+    own.list = {own_pidfd()};
+    for (int to = 1; to < place.world; ++to) {
+      send_verdict(lines[to], "", place);
+      for (int r = 0; r < place.world; ++r) {
+        Hello hello = own_hello(place, arena);
+        std::vector<int> handles = {arena.fd(), own.list[0]};
+        if (r != 0) {
+          hello.rank = r;
+          hello.process = present[r].process;
+          hello.reserve = present[r].reserve;
+          handles = {present[r].memfd, present[r].pidfd};
+        }
+        if (!lines[to].send(&hello, sizeof(hello), handles, place.deadline_ns,
+                            place.interrupted)) {
+          throw RendezvousError("rank 0: rank " + std::to_string(to) + " went away at the start");
+        }
+      }
+    }
+  } catch (...) {
+    close_all(present);
+    throw;
+  }
+  present[0].process = getpid();
+  return present;
+}
+
+std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena) {
+  const std::string who = "rank " + std::to_string(place.rank) + ": ";
+  UnixSocket line;
+  while (!(line = UnixSocket::connect_to(place.name))) {
+    if (place.interrupted) {
+      place.interrupted();
+    }
+    if (now_ns() > place.deadline_ns) {
+      throw RendezvousError(who + "rank 0 did not come to '" + place.name +
+                            "'; is it running, with the same MASTER_ADDR and MASTER_PORT?");
+    }
+    usleep(2000);
+  }
+  if (!line.same_user()) {
+    throw RendezvousError(who + "the process that listens as rank 0 belongs to another user");
+  }
+  const Hello hello = own_hello(place, arena);
+  Descriptors own;
+  own.list = {own_pidfd()};
+  Verdict verdict;
+  if (!line.send(&hello, sizeof(hello), {arena.fd(), own.list[0]}, place.deadline_ns,
+                 place.interrupted) ||
+      // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
+      !line.receive(&verdict, sizeof(verdict), nullptr, place.deadline_ns + kHelloPatienceNs / 5,
+                    place.interrupted)) {
+    throw RendezvousError(who + "rank 0 went away while the ranks were meeting");
+  }
+  verdict.text[sizeof(verdict.text) - 1] = '\0';
+  if (verdict.accepted != 1) {
+    throw RendezvousError(who + "refused by rank 0: " + verdict.text);
+  }
+  std::vector<Presence> present(place.world);
+  try {
+    for (int i = 0; i < place.world; ++i) {
+      Hello peer;
+      Descriptors descriptors;
+      if (!line.receive(&peer, sizeof(peer), &descriptors.list, place.deadline_ns,
+                        place.interrupted) ||
+          descriptors.list.size() != 2 || peer.rank != i) {
+        throw RendezvousError(who + "rank 0 went away while it handed over the arenas");
+      }
+      if (i != place.rank) {
+        present[i] = {i,
+                      peer.process,
+                      peer.reserve,
+                      descriptors.take(0),
+                      descriptors.take(1),
+                      nullptr};
+      }
+    }
+  } catch (...) {
+    close_all(present);
+    throw;
+  }
+  present[place.rank].rank = place.rank;
+  present[place.rank].process = getpid();
+  return present;
+}
+
+}  // namespace
+
+std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena) {
+  return place.rank == 0 ? host_meeting(place, arena) : join_meeting(place, arena);
+}
+
+}  // namespace dpcore

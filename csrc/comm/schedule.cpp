@@ -1,0 +1,123 @@
+// The table of contents: which algorithms there are for which collective.
+#include "comm/schedule.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "comm/error.h"
+#include "comm/schedule_algorithms.h"
+
+namespace dpcore {
+namespace {
+
+using algorithms::Algorithm;
+using algorithms::Plan;
+
+struct Entry {
+  Collective collective;
+  std::string_view name;
+  Algorithm algorithm;
+  bool adds_all_at_once;  // says nothing where there is no reduction
+};
+
+// The order is the one in which algorithms_of answers.
+constexpr Entry kEntries[] = {
+    {Collective::all_reduce, "one_shot", algorithms::one_shot_all_reduce, true},
+    {Collective::all_reduce, "two_shot", algorithms::two_shot_all_reduce, true},
+    {Collective::all_reduce, "ring", algorithms::ring_all_reduce, false},
+    {Collective::all_reduce, "recursive_doubling", algorithms::recursive_doubling_all_reduce,
+     false},
+    {Collective::all_reduce, "halving_doubling", algorithms::halving_doubling_all_reduce, false},
+    {Collective::all_reduce, "tree", algorithms::tree_all_reduce, false},
+    {Collective::reduce_scatter, "direct", algorithms::direct_reduce_scatter, true},
+    {Collective::reduce_scatter, "ring", algorithms::ring_reduce_scatter, false},
+    {Collective::reduce_scatter, "halving_doubling", algorithms::halving_doubling_reduce_scatter,
+     false},
+    {Collective::all_gather, "direct", algorithms::direct_all_gather, true},
+    {Collective::all_gather, "ring", algorithms::ring_all_gather, true},
+    {Collective::all_gather, "recursive_doubling", algorithms::recursive_doubling_all_gather, true},
+    {Collective::all_gather, "bruck", algorithms::bruck_all_gather, true},
+    {Collective::broadcast, "direct", algorithms::direct_broadcast, true},
+    {Collective::broadcast, "two_shot", algorithms::two_shot_broadcast, true},
+    {Collective::broadcast, "ring", algorithms::ring_broadcast, true},
+    {Collective::broadcast, "tree", algorithms::tree_broadcast, true},
+    {Collective::reduce, "direct", algorithms::direct_reduce, true},
+    {Collective::reduce, "two_shot", algorithms::two_shot_reduce, true},
+    {Collective::reduce, "tree", algorithms::tree_reduce, false},
+    {Collective::gather, "direct", algorithms::direct_gather, true},
+    {Collective::gather, "tree", algorithms::tree_gather, true},
+    {Collective::scatter, "direct", algorithms::direct_scatter, true},
+    {Collective::scatter, "tree", algorithms::tree_scatter, true},
+    {Collective::all_to_all, "direct", algorithms::direct_all_to_all, true},
+    {Collective::all_to_all, "bruck", algorithms::bruck_all_to_all, true},
+};
+
+// The schedules of an all_to_all number world * world chunks with an int.
+constexpr int kLargestWorld = 32768;
+
+bool has_root(Collective collective) {
+  return collective == Collective::broadcast || collective == Collective::reduce ||
+         collective == Collective::gather || collective == Collective::scatter;
+}
+
+const Entry& find_entry(std::string_view name, Collective collective) {
+  for (const Entry& entry : kEntries) {
+    if (entry.collective == collective && entry.name == name) return entry;
+  }
+  std::string known;
+  for (const std::string& other : algorithms_of(collective)) {
+    known += known.empty() ? other : ", " + other;
+  }
+  if (known.empty()) known = "none, it moves no data";
+  throw Unsupported("there is no algorithm '" + std::string(name) + "' for " +
+                    std::string(name_of(collective)) + "; choose one of: " + known);
+}
+
+}  // namespace
+
+Schedule make_schedule(std::string_view algorithm, Collective collective, int world, int root) {
+  const Entry& entry = find_entry(algorithm, collective);
+  if (world < 1 || world > kLargestWorld) {
+    throw Unsupported("a schedule for " + std::to_string(world) +
+                      " ranks: the world must have 1 to " + std::to_string(kLargestWorld));
+  }
+  if (root < 0 || root >= world) {
+    throw Unsupported("root " + std::to_string(root) + " is no rank of a world of " +
+                      std::to_string(world) + "; choose 0 to " + std::to_string(world - 1));
+  }
+  Plan plan = entry.algorithm(world, root);
+  // Which order moves of the same step stand in has no meaning. A fixed one makes two lists
+  // comparable, and changes readable in a diff.
+  std::sort(plan.moves.begin(), plan.moves.end(), [](const Move& a, const Move& b) {
+    return std::tie(a.step, a.src, a.dst, a.chunk) < std::tie(b.step, b.src, b.dst, b.chunk);
+  });
+  return {.algorithm = std::string(entry.name),
+          .collective = collective,
+          .world = world,
+          .chunks = plan.chunks,
+          .root = has_root(collective) ? root : 0,
+          // Two contributions can only be added at once, whatever the algorithm.
+          .ordered = entry.adds_all_at_once || world <= 2,
+          .moves = std::move(plan.moves)};
+}
+
+std::vector<std::string> algorithms_of(Collective collective) {
+  std::vector<std::string> names;
+  for (const Entry& entry : kEntries) {
+    if (entry.collective == collective) names.emplace_back(entry.name);
+  }
+  return names;
+}
+
+ElementRange chunk_range(size_t count, int chunks, int index) {
+  const size_t parts = static_cast<size_t>(chunks);
+  const size_t position = static_cast<size_t>(index);
+  const size_t shorter = count / parts;
+  const size_t longer_parts = count % parts;
+  const size_t begin = position * shorter + std::min(position, longer_parts);
+  return {begin, begin + shorter + (position < longer_parts ? 1 : 0)};
+}
+
+}  // namespace dpcore

@@ -1,0 +1,55 @@
+// Stages are made when the first operation needs them: a program that keeps its data in the
+// arena never pays for them.
+#include "comm/shared_state.h"
+
+#include "comm/transport_mapped.h"
+
+namespace dpcore {
+
+const char* name_of(Path path, Collective collective) {
+  const bool all_reduce = collective == Collective::all_reduce;
+  switch (path) {
+    case Path::alone:
+      return "alone";
+    case Path::barrier:
+      return "barrier";
+    case Path::two_shot_push:
+      return "two_shot/push";
+    case Path::pull:
+      return all_reduce ? "one_shot/pull" : "direct/pull";
+    case Path::push:
+      return "direct/push";
+    case Path::stage:
+      return all_reduce ? "one_shot/stage" : "direct/stage";
+    case Path::two_shot_stage:
+      return "two_shot/stage";
+    case Path::moves:
+      return "moves";
+    case Path::automatic:
+      break;
+  }
+  return "automatic";
+}
+
+SharedState::SharedState(std::shared_ptr<Group> group)
+    : group_(std::move(group)), transport_(std::make_unique<MappedTransport>(*group_)) {}
+
+std::byte* SharedState::stage(uint64_t number) {
+  auto& stage = stages_[number % kStages];
+  if (!stage) {
+    stage = group_->endpoint().arena().allocate(kStageBytes, 4096);
+  }
+  return stage.get();
+}
+
+std::vector<std::shared_ptr<std::byte>> SharedState::take_blocks() {
+  std::vector<std::shared_ptr<std::byte>> blocks = transport_->take_blocks();
+  for (auto& stage : stages_) {
+    if (stage) {
+      blocks.push_back(std::move(stage));
+    }
+  }
+  return blocks;
+}
+
+}  // namespace dpcore

@@ -1,0 +1,63 @@
+// What all operations of one communicator share on one rank: the group, the transport, the
+// stages that ordinary memory is copied through, and the counters behind stats().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+
+#include "comm/group.h"
+#include "comm/transport.h"
+
+namespace dpcore {
+
+enum class Path : uint8_t {
+  automatic,
+  alone,
+  barrier,
+  two_shot_push,
+  pull,
+  push,
+  stage,
+  two_shot_stage,
+  moves,
+};
+inline constexpr int kPathCount = 9;
+
+// "two_shot/push" and so on: the schedule a path implements, and how it reaches the data.
+const char* name_of(Path path, Collective collective);
+
+struct PathCounters {
+  std::atomic<uint64_t> operations{0};
+  std::atomic<uint64_t> bytes{0};          // of user data
+  std::atomic<uint64_t> peer_reads{0};     // bytes read from, and written to, other ranks'
+  std::atomic<uint64_t> peer_writes{0};    // memory; for the staged paths, the staged copies
+};
+
+class SharedState {
+ public:
+  static constexpr int kStages = 4;
+  static constexpr size_t kStageBytes = size_t{1} << 20;
+  static constexpr int kStageBuffers = 4;
+
+  explicit SharedState(std::shared_ptr<Group> group);
+
+  Group& group() const { return *group_; }
+  std::shared_ptr<Group> group_ptr() const { return group_; }
+  Transport& transport() const { return *transport_; }
+  // The memory behind the stage of an operation, made at first use; under the engine's seat.
+  std::byte* stage(uint64_t number);
+  PathCounters& counters(Collective collective, Path path) {
+    return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
+  }
+  // Arena blocks that peers may still look at when this communicator is closed.
+  std::vector<std::shared_ptr<std::byte>> take_blocks();
+
+ private:
+  std::shared_ptr<Group> group_;
+  std::unique_ptr<Transport> transport_;
+  std::array<std::shared_ptr<std::byte>, kStages> stages_;
+  std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,51 @@
+// A recorder of what happened when: a fixed ring of events per endpoint.
+//
+// Memory: one array, allocated when recording starts, owned by the recorder; threads claim
+// slots by an atomic counter and write them without a lock. When the ring is full the oldest
+// events are overwritten and counted as dropped. Names are string literals: nothing is copied.
+// While recording is off an event costs one relaxed load.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/clock.h"
+
+namespace dpcore {
+
+// operation: from submission to completion. wait: an operation stood still, named by what it
+// waited for. exposed: a caller sat in a synchronous call or in Work.wait().
+enum class EventKind : uint8_t { operation, wait, exposed, mark };
+
+struct TraceEvent {
+  const char* name = "";
+  EventKind kind = EventKind::mark;
+  int32_t peer = -1;
+  uint32_t thread = 0;
+  uint64_t operation = 0;
+  uint64_t bytes = 0;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+class TraceRecorder {
+ public:
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+  void start(size_t capacity);
+  // Stops and returns the events in order of time; `dropped` counts those overwritten.
+  std::vector<TraceEvent> stop(uint64_t* dropped);
+  void add(const TraceEvent& event);
+
+ private:
+  std::atomic<bool> recording_{false};
+  std::atomic<uint64_t> next_{0};
+  std::unique_ptr<TraceEvent[]> ring_;
+  size_t capacity_ = 0;
+  // Rings of another size: kept, since a thread may have passed the check of recording_ just
+  // before stop() and still write its event.
+  std::vector<std::unique_ptr<TraceEvent[]>> retired_;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,63 @@
+// Moving bytes between two ranks: what the executor of schedules and send/recv stand on.
+//
+// A message has a tag (the operation it belongs to and a part number within it) and a length
+// that both sides know beforehand. Both calls do what they can at once and return; the engine
+// comes back when something may have changed. Messages of different tags may overtake each
+// other; fragments of one message keep their order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace dpcore {
+
+struct MessageTag {
+  uint64_t operation = 0;
+  uint64_t part = 0;
+  auto operator<=>(const MessageTag&) const = default;
+};
+
+// What both sides of a message must agree on.
+struct Message {
+  MessageTag tag;
+  size_t total = 0;      // bytes
+  uint64_t content = 0;  // what the bytes are (a dtype), checked where they arrive
+};
+
+// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie.
+class Sink {
+ public:
+  template <class F>
+    requires(!std::is_same_v<std::remove_cvref_t<F>, Sink>)
+  Sink(F& take)  // NOLINT: implicit, a Sink lives as long as the call that it is passed to
+      : context_(&take), call_([](void* f, const std::byte* data, size_t offset, size_t bytes) {
+          (*static_cast<F*>(f))(data, offset, bytes);
+        }) {}
+  void operator()(const std::byte* data, size_t offset, size_t bytes) const {
+    call_(context_, data, offset, bytes);
+  }
+
+ private:
+  void* context_;
+  void (*call_)(void*, const std::byte*, size_t, size_t);
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // Copies out data[from, total) as far as there is room; returns how far it came. The copied
+  // part of `data` may be changed afterwards. Messages of no bytes are not sent at all.
+  virtual size_t push(int peer, const Message& message, const std::byte* data, size_t from) = 0;
+  // Gives the bytes that have come since `from` to the sink; returns how far the message came.
+  virtual size_t pull(int peer, const Message& message, size_t from, const Sink& sink) = 0;
+  // Called when no operation can go on: sets aside messages that nobody has asked for yet, if
+  // they stand in the way of others. True when that made room.
+  virtual bool set_aside_unexpected() = 0;
+  // Memory that peers may still look at after this transport is gone.
+  virtual std::vector<std::shared_ptr<std::byte>> take_blocks() = 0;
+};
+
+}  // namespace dpcore

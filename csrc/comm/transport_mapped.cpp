@@ -1,0 +1,162 @@
+// See transport_mapped.h for the picture. The only stores into another rank's arena are those
+// of `taken`.
+#include "comm/transport_mapped.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/error.h"
+
+namespace dpcore {
+
+struct MappedTransport::Mailbox {
+  struct alignas(64) Cell {
+    MessageTag tag;
+    uint64_t total;
+    uint64_t content;
+    uint64_t offset;
+    uint64_t bytes;
+    alignas(64) std::byte data[kCellBytes];
+  };
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> taken;
+  Cell cells[kCells];
+};
+
+MappedTransport::MappedTransport(Group& group)
+    : group_(group),
+      outgoing_(group.world(), nullptr),
+      incoming_(group.world(), nullptr),
+      aside_(group.world()) {}
+
+MappedTransport::Mailbox* MappedTransport::outgoing(int peer) {
+  if (outgoing_[peer] == nullptr) {
+    Arena& arena = group_.endpoint().arena();
+    auto block = arena.allocate(sizeof(Mailbox), 64);
+    auto* box = reinterpret_cast<Mailbox*>(block.get());
+    box->written.store(0, std::memory_order_relaxed);
+    box->taken.store(0, std::memory_order_relaxed);
+    owned_.push_back(std::move(block));
+    outgoing_[peer] = box;
+    group_.mailboxes(group_.rank())[peer].store(
+        arena.offset_of(box, sizeof(Mailbox)), std::memory_order_release);
+  }
+  return outgoing_[peer];
+}
+
+MappedTransport::Mailbox* MappedTransport::incoming(int peer) {
+  if (incoming_[peer] == nullptr) {
+    const uint64_t offset =
+        group_.mailboxes(peer)[group_.rank()].load(std::memory_order_acquire);
+    if (offset != 0) {
+      incoming_[peer] = reinterpret_cast<Mailbox*>(group_.base(peer) + offset);
+    }
+  }
+  return incoming_[peer];
+}
+
+size_t MappedTransport::push(int peer, const Message& message, const std::byte* data,
+                             size_t from) {
+  const size_t total = message.total;
+  Mailbox& box = *outgoing(peer);
+  const uint64_t first = box.written.load(std::memory_order_relaxed);
+  uint64_t written = first;
+  while (from < total && written - box.taken.load(std::memory_order_acquire) < kCells) {
+    Mailbox::Cell& cell = box.cells[written % kCells];
+    cell.tag = message.tag;
+    cell.total = total;
+    cell.content = message.content;
+    cell.offset = from;
+    cell.bytes = std::min(kCellBytes, total - from);
+    std::memcpy(cell.data, data + from, cell.bytes);
+    from += cell.bytes;
+    box.written.store(++written, std::memory_order_release);
+  }
+  if (written != first) {
+    group_.ring(peer);
+  }
+  return from;
+}
+
+void MappedTransport::check(int peer, const Message& expected, size_t total, uint64_t content) {
+  if (total != expected.total || content != expected.content) {
+    const auto kind = [](uint64_t c) {
+      return c == 0 ? std::string("bytes") : std::string(name_of(static_cast<DType>(c - 1)));
+    };
+    throw Mismatch("a message from rank " + std::to_string(peer) + " (tag " +
+                   std::to_string(expected.tag.part) + ") has " + std::to_string(total) +
+                   " bytes of " + kind(content) + ", but " + std::to_string(expected.total) +
+                   " of " + kind(expected.content) +
+                   " are expected here; both sides must agree on shape and dtype");
+  }
+}
+
+size_t MappedTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
+  const MessageTag& tag = message.tag;
+  const size_t total = message.total;
+  if (auto& aside = aside_[peer]; !aside.empty()) {
+    if (const auto found = aside.find(tag); found != aside.end()) {
+      for (const Fragment& fragment : found->second) {
+        check(peer, message, fragment.total, fragment.content);
+        sink(fragment.bytes.data(), fragment.offset, fragment.bytes.size());
+        from += fragment.bytes.size();
+        if (from == total) {
+          break;
+        }
+      }
+      // A later message may bear the same tag: only what belongs to this one goes.
+      size_t used = 0;
+      auto& fragments = found->second;
+      while (used < fragments.size() && (used == 0 || fragments[used].offset != 0)) {
+        ++used;
+      }
+      fragments.erase(fragments.begin(), fragments.begin() + static_cast<ptrdiff_t>(used));
+      if (fragments.empty()) {
+        aside.erase(found);
+      }
+    }
+  }
+  Mailbox* box = incoming(peer);
+  if (box == nullptr || from == total) {
+    return from;
+  }
+  const uint64_t first = box->taken.load(std::memory_order_relaxed);
+  uint64_t taken = first;
+  while (from < total && taken != box->written.load(std::memory_order_acquire)) {
+    const Mailbox::Cell& cell = box->cells[taken % kCells];
+    if (cell.tag != tag) {
+      break;
+    }
+    check(peer, message, cell.total, cell.content);
+    sink(cell.data, cell.offset, cell.bytes);
+    from += cell.bytes;
+    box->taken.store(++taken, std::memory_order_release);
+  }
+  if (taken != first) {
+    group_.ring(peer);
+  }
+  return from;
+}
+
+bool MappedTransport::set_aside_unexpected() {
+  bool moved = false;
+  for (int peer = 0; peer < group_.world(); ++peer) {
+    Mailbox* box = peer == group_.rank() ? nullptr : incoming(peer);
+    if (box == nullptr) {
+      continue;
+    }
+    const uint64_t taken = box->taken.load(std::memory_order_relaxed);
+    if (taken == box->written.load(std::memory_order_acquire)) {
+      continue;
+    }
+    const Mailbox::Cell& cell = box->cells[taken % kCells];
+    aside_[peer][cell.tag].push_back(
+        {cell.total, cell.content, cell.offset, {cell.data, cell.data + cell.bytes}});
+    box->taken.store(taken + 1, std::memory_order_release);
+    group_.ring(peer);
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace dpcore

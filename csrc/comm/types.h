@@ -1,0 +1,46 @@
+// The vocabulary of the core: element types, reduction operators and collectives.
+//
+// Everything here is a value without memory of its own. Nothing in this file (or
+// below it) knows torch, CUDA, threads or the network.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace dpcore {
+
+enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, i16, i8, u8, boolean, c64, c128 };
+inline constexpr int kDTypeCount = 12;
+
+enum class ReduceOp : uint8_t { sum, mean, prod, min, max, band, bor, bxor, premul_sum };
+inline constexpr int kReduceOpCount = 9;
+
+enum class Collective : uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  barrier,
+};
+inline constexpr int kCollectiveCount = 9;
+
+size_t size_of(DType dtype);
+std::string_view name_of(DType dtype);
+std::string_view name_of(ReduceOp op);
+std::string_view name_of(Collective kind);
+
+// Throws Unsupported and lists the valid names when `name` is none of them.
+ReduceOp parse_reduce_op(std::string_view name);
+DType parse_dtype(std::string_view name);
+Collective parse_collective(std::string_view name);
+
+// Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in
+// floating point, no mean or prescaling of integers (it would have to round).
+bool is_valid(ReduceOp op, DType dtype);
+
+}  // namespace dpcore

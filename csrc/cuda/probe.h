@@ -1,0 +1,23 @@
+// Which part of CUDA this machine has: the question to ask before any other call into CUDA, and
+// the answer to show to a user who asked for a GPU and cannot have one.
+//
+// No CUDA header is included here, so that files compiled without nvcc can read it.
+#pragma once
+
+#include <string>
+
+namespace dpcore {
+
+struct CudaProbe {
+  int runtime_version = 0;  // of the runtime linked into this module; 13000 means 13.0
+  int driver_version = 0;   // the newest CUDA that the installed driver can run; 0 without a driver
+  int devices = 0;
+  std::string problem;  // empty when a kernel ran; otherwise what is missing and what to do
+};
+
+// Runs a kernel of one thread on every visible device and reads its answer back: a device that is
+// counted can still lack code for its architecture. Never throws. Leaves a context on each device,
+// so ask for it in processes that are going to use CUDA or that end soon.
+CudaProbe probe_cuda();
+
+}  // namespace dpcore

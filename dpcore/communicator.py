@@ -1,0 +1,329 @@
+"""Collectives: the Python face of a communicator.
+
+Every method works in place on torch CPU tensors (contiguous) or on anything with the buffer
+protocol, numpy arrays first of all. Ranks must call the same operations in the same order. With
+``async_op=True`` a method returns a :class:`Work` at once; otherwise it returns when the result
+is there.
+
+Common keyword arguments:
+
+``async_op``   return a ``Work`` instead of waiting.
+``algorithm``  a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
+               moves is executed literally) or a ``dpcore.Schedule`` of your own.
+``priority``   higher goes first when several operations are in flight.
+``timeout``    seconds, instead of the communicator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpcore.work import Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpcore import _C
+
+Algorithm = Any  # str | dpcore.Schedule | None
+Sizes = Sequence[int] | None
+
+
+class Communicator:
+    """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
+
+    def __init__(self, native: _C.Communicator, transport: str) -> None:
+        self._native = native
+        self._transport = transport
+        self.rank: int = native.rank
+        self.world_size: int = native.world_size
+
+    # ---- whole buffers -----------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
+
+        ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
+        ``factor``. ``layout`` is a number that must agree on all ranks, checked before any data
+        is touched (the hash of what the buffer holds, say).
+
+        >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
+        """
+        plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
+        if plain and not async_op and op != "premul_sum":
+            self._native.all_reduce_now(tensor, op)
+            return None
+        native = self._native.whole(
+            "all_reduce", tensor, None, op, factor, 0, algorithm, priority, timeout, layout, async_op
+        )
+        return None if native is None else Work(native, [tensor])
+
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Copies ``tensor`` of rank ``root`` to all ranks."""
+        self._check_rank(root, "root")
+        native = self._native.whole(
+            "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, 0, async_op
+        )
+        return None if native is None else Work(native, [tensor])
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
+        self._check_rank(root, "root")
+        native = self._native.whole(
+            "reduce", tensor, None, op, factor, root, algorithm, priority, timeout, 0, async_op
+        )
+        return None if native is None else Work(native, [tensor])
+
+    # ---- a part per rank ---------------------------------------------------------------------
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input: Any,
+        op: str = "sum",
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Combines ``input`` over all ranks and leaves the r-th part of it in rank r's ``output``.
+
+        ``sizes``: elements of each rank's part when they are not equal.
+
+        >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
+        """
+        return self._parted(
+            "reduce_scatter", output, input, 0, sizes, sizes, op, factor, algorithm, priority,
+            timeout, async_op,
+        )  # fmt: skip
+
+    def all_gather(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
+        return self._parted(
+            "all_gather", output, input, 0, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
+            async_op,
+        )  # fmt: skip
+
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """``all_gather`` for one rank: ``output`` is None on the others."""
+        self._check_rank(root, "root")
+        self._check_presence(output, "output", root)
+        return self._parted(
+            "gather", output, input, root, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
+            async_op,
+        )  # fmt: skip
+
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
+        self._check_rank(root, "root")
+        self._check_presence(input, "input", root)
+        return self._parted(
+            "scatter", output, input, root, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
+            async_op,
+        )  # fmt: skip
+
+    def all_to_all(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        output_sizes: Sizes = None,
+        input_sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Sends the d-th part of ``input`` to rank d; ``output`` holds what came, in rank order.
+
+        With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
+        this rank's place on rank d.
+        """
+        if (output_sizes is None) != (input_sizes is None):
+            raise ValueError("give both output_sizes and input_sizes, or neither")
+        return self._parted(
+            "all_to_all", output, input, 0, input_sizes, output_sizes, "sum", 1.0, algorithm,
+            priority, timeout, async_op,
+        )  # fmt: skip
+
+    def _parted(
+        self,
+        kind: str,
+        output: Any,
+        input: Any,
+        root: int,
+        input_sizes: Sizes,
+        output_sizes: Sizes,
+        op: str,
+        factor: float,
+        algorithm: Algorithm,
+        priority: int,
+        timeout: float,
+        async_op: bool,
+    ) -> Work | None:
+        native = self._native.parted(
+            kind, output, input, op, factor, root, input_sizes, output_sizes, algorithm, priority,
+            timeout, 0, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [] if output is None else [output])
+
+    # ---- messages and barriers ---------------------------------------------------------------
+
+    def send(
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+    ) -> Work | None:
+        """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
+        native = self._native.message(True, tensor, dst, tag, timeout, async_op)
+        return None if native is None else Work(native, [tensor])
+
+    def recv(
+        self, tensor: Any, src: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+    ) -> Work | None:
+        """Receives the next message of rank ``src`` with this tag, of this size and dtype."""
+        native = self._native.message(False, tensor, src, tag, timeout, async_op)
+        return None if native is None else Work(native, [tensor])
+
+    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
+        """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
+        native = self._native.barrier(timeout, async_op)
+        return None if native is None else Work(native, [])
+
+    monitored_barrier = barrier
+
+    # ---- memory, groups, life ----------------------------------------------------------------
+
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor in the arena: memory that the other ranks of the host can reach.
+
+        Collectives on it move no byte that the result does not need. It may outlive the
+        communicator. The contents are not initialised.
+
+        >>> gradients = comm.empty(1024, 1024, dtype=torch.float32)     # doctest: +SKIP
+        """
+        import torch
+
+        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        tensor: torch.Tensor = self._native.empty(
+            [int(extent) for extent in extents],  # type: ignore[arg-type]
+            torch.get_default_dtype() if dtype is None else dtype,
+        )
+        return tensor
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Makes groups: ranks with the same ``color`` form a new communicator, ordered by ``key``.
+
+        Every rank must call it; ``color=None`` takes part and gets None.
+        """
+        native = self._native.split(-1 if color is None else color, key)
+        return None if native is None else Communicator(native, self._transport)
+
+    def stats(self) -> dict[str, Any]:
+        """What ran so far, by collective and path: operations, bytes, bytes read from and written
+        to other ranks' memory; and the size of the arena."""
+        result: dict[str, Any] = self._native.stats()
+        return result
+
+    def abort(self, reason: str) -> None:
+        """Gives up: the waits of all ranks end with ``PeerLost`` and this text."""
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine."""
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    @property
+    def backend(self) -> str:
+        return "native"
+
+    @property
+    def transport(self) -> str:
+        """``"shm"`` (ranks are processes) or ``"inproc"`` (ranks are threads)."""
+        return self._transport
+
+    def _latency_loop(self, nbytes: int, iterations: int) -> float:
+        """Seconds per all-reduce in the arena, measured without Python in between."""
+        return self._native.latency_loop(nbytes, iterations)
+
+    def _check_rank(self, rank: int, role: str) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"{role} {rank} is not a rank: 0..{self.world_size - 1}")
+
+    def _check_presence(self, buffer: Any, role: str, root: int) -> None:
+        if (buffer is None) == (self.rank == root):
+            wanted = "needed" if self.rank == root else "to be None"
+            raise ValueError(f"rank {self.rank}: {role} is {wanted} here (root is {root})")
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<Communicator rank {self.rank} of {self.world_size}, {self._transport}{state}>"

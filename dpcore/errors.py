@@ -1,0 +1,32 @@
+"""What can go wrong. Plain Python: importing this loads nothing.
+
+Every message names the rank that raises, the rank at fault, the operation and its number, and
+what to do. After any of these (but ``Unsupported``, which is raised before anything happens) the
+communicator is broken: later calls raise the same error again. ``dpcore.init()`` makes a new one.
+"""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Base class of everything that dpcore raises on its own."""
+
+
+class PeerLost(Error, ConnectionError):
+    """A rank died, left, was interrupted, or gave up with an error of its own."""
+
+
+class Timeout(Error, TimeoutError):
+    """A rank is alive, as far as can be seen, but did not come before the deadline."""
+
+
+class Mismatch(Error):
+    """Ranks called different operations, or one operation with different arguments."""
+
+
+class RendezvousError(Error):
+    """The ranks did not find each other."""
+
+
+class Unsupported(Error, ValueError):
+    """The request has no meaning, or no implementation here. Nothing was sent."""

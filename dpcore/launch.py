@@ -1,0 +1,113 @@
+"""Which rank am I, of how many, and in which job? Answered from what launchers put in the environment.
+
+Nothing here talks to anybody: the result is a name under which the ranks of one host meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpcore.errors import RendezvousError
+
+_RANK_SETS = {
+    "RANK and WORLD_SIZE (torchrun, plain)": ("RANK", "WORLD_SIZE"),
+    "OMPI_COMM_WORLD_RANK and _SIZE (Open MPI)": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "PMI_RANK and PMI_SIZE (MPICH)": ("PMI_RANK", "PMI_SIZE"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank, its world, and the name that all ranks of the job share."""
+
+    rank: int
+    world_size: int
+    job: str
+
+
+def find_place(
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Place:
+    """Arguments first, then the environment, then a world of one.
+
+    >>> find_place(environment={})
+    Place(rank=0, world_size=1, job='alone')
+    >>> find_place(environment={"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}).rank
+    1
+    """
+    env = os.environ if environment is None else environment
+    if (rank is None) != (world_size is None):
+        raise RendezvousError("give both rank= and world_size=, or neither")
+    if rank is None or world_size is None:
+        found = _from_environment(env)
+        if found is None:
+            return Place(0, 1, "alone")
+        rank, world_size = found
+    if not 0 <= rank < world_size:
+        raise RendezvousError(
+            f"rank {rank} in a world of {world_size}: rank must be 0..{world_size - 1}"
+        )
+    if world_size == 1:
+        return Place(0, 1, "alone")
+    return Place(rank, world_size, _job_name(env, init_method))
+
+
+def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
+    answers = {
+        label: (int(env[rank]), int(env[size]))
+        for label, (rank, size) in _RANK_SETS.items()
+        if rank in env and size in env
+    }
+    # The launcher nearest to us set its variables last: torchrun's win inside an MPI job of
+    # one process per host. Otherwise two that disagree are a mistake nobody should guess at.
+    if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
+        return int(env["RANK"]), int(env["WORLD_SIZE"])
+    if len(set(answers.values())) > 1:
+        listed = "; ".join(f"{label}: rank {r} of {n}" for label, (r, n) in answers.items())
+        raise RendezvousError(
+            f"two launchers contradict each other: {listed}. Unset one set of variables, or pass "
+            "rank= and world_size="
+        )
+    return next(iter(answers.values()), None)
+
+
+def _job_name(env: Mapping[str, str], init_method: str | None) -> str:
+    """A short name: the same for all ranks of a job, another one for any other job."""
+    if init_method is None or init_method == "env://":
+        parts = [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
+        ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+        parts += [env.get(name, "") for name in ids]
+        if not any(parts):
+            raise RendezvousError(
+                "the ranks have nothing to meet by: set MASTER_ADDR and MASTER_PORT, or pass "
+                "init_method='tcp://host:port' (any text that is the same on all ranks will do "
+                "on one host)"
+            )
+    else:
+        parts = [init_method]
+    parts.append(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return f"dpcore/{os.geteuid()}/{digest}"
+
+
+class InstanceCounter:
+    """How often a job name was used, so that one job can have communicators after each other.
+
+    Ranks that are threads each count for themselves.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def next(self, job: str) -> str:
+        counters: dict[str, itertools.count[int]] = self._local.__dict__
+        counter = counters.setdefault(job, itertools.count())
+        return f"{job}/{next(counter)}"

@@ -1,0 +1,51 @@
+"""What a schedule is: a plain list of moves.
+
+Every rank holds the same number of chunks. A schedule says who sends which chunk to whom, and in
+which step. All moves of one step happen at once and read what was there before the step:
+
+* ``Move(step, src, dst, chunk, reduce=False)``: ``dst``'s chunk becomes a copy of ``src``'s;
+* ``Move(step, src, dst, chunk, reduce=True)``: ``src``'s chunk is added to ``dst``'s own. Several
+  such moves into one chunk are one addition, its operands in the order of their ranks.
+
+What the number of a chunk means depends on the collective:
+
+* all_reduce, broadcast, reduce: the algorithm cuts the buffer in as many chunks as it likes;
+* reduce_scatter, all_gather, gather, scatter: one chunk per rank, chunk r belongs to rank r;
+* all_to_all: chunk ``s * world + d`` goes from rank s to rank d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Move(NamedTuple):
+    step: int
+    src: int
+    dst: int
+    chunk: int
+    reduce: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    algorithm: str
+    collective: str
+    world: int
+    chunks: int
+    root: int
+    ordered: bool  # every reduction adds all contributions at once, in rank order
+    moves: tuple[Move, ...]  # sorted
+
+
+class Plan(NamedTuple):
+    """What an algorithm says: how many chunks, and the moves in any order."""
+
+    chunks: int
+    moves: list[Move]
+
+
+def later(moves: list[Move], steps: int) -> list[Move]:
+    """The same moves, ``steps`` steps later."""
+    return [move._replace(step=move.step + steps) for move in moves]

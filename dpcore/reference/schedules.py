@@ -1,0 +1,108 @@
+"""The table of contents: which algorithms there are for which collective.
+
+``make_schedule("ring", "all_reduce", 4)`` gives the list of moves, and ``describe`` prints it. The
+algorithms themselves are in ``algorithms_linear`` and ``algorithms_logarithmic``; each is the twin
+of one function in ``csrc/comm``, and a test holds both to the same list, move by move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+from dpcore.reference import algorithms_linear as linear
+from dpcore.reference import algorithms_logarithmic as logarithmic
+from dpcore.reference.moves import Move, Plan, Schedule
+
+__all__ = ["ALGORITHMS", "Move", "Plan", "Schedule", "algorithms_of", "describe", "make_schedule"]
+
+Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {
+        "one_shot": linear.one_shot_all_reduce,
+        "two_shot": linear.two_shot_all_reduce,
+        "ring": linear.ring_all_reduce,
+        "recursive_doubling": logarithmic.recursive_doubling_all_reduce,
+        "halving_doubling": logarithmic.halving_doubling_all_reduce,
+        "tree": logarithmic.tree_all_reduce,
+    },
+    "reduce_scatter": {
+        "direct": linear.direct_reduce_scatter,
+        "ring": linear.ring_reduce_scatter,
+        "halving_doubling": logarithmic.halving_doubling_reduce_scatter,
+    },
+    "all_gather": {
+        "direct": linear.direct_all_gather,
+        "ring": linear.ring_all_gather,
+        "recursive_doubling": logarithmic.recursive_doubling_all_gather,
+        "bruck": logarithmic.bruck_all_gather,
+    },
+    "broadcast": {
+        "direct": linear.direct_broadcast,
+        "two_shot": linear.two_shot_broadcast,
+        "ring": linear.ring_broadcast,
+        "tree": logarithmic.tree_broadcast,
+    },
+    "reduce": {
+        "direct": linear.direct_reduce,
+        "two_shot": linear.two_shot_reduce,
+        "tree": logarithmic.tree_reduce,
+    },
+    "gather": {
+        "direct": linear.direct_gather,
+        "tree": logarithmic.tree_gather,
+    },
+    "scatter": {
+        "direct": linear.direct_scatter,
+        "tree": logarithmic.tree_scatter,
+    },
+    "all_to_all": {
+        "direct": linear.direct_all_to_all,
+        "bruck": logarithmic.bruck_all_to_all,
+    },
+}
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ADDS_ALL_AT_ONCE = ("one_shot", "two_shot", "direct")
+
+
+def algorithms_of(collective: str) -> list[str]:
+    """The names that ``make_schedule`` takes for a collective."""
+    return list(ALGORITHMS.get(collective, {}))
+
+
+def make_schedule(algorithm: str, collective: str, world: int, root: int = 0) -> Schedule:
+    """The moves of a known algorithm, sorted so that equal plans are equal lists."""
+    if algorithm not in algorithms_of(collective):
+        known = ", ".join(algorithms_of(collective)) or "none"
+        raise ValueError(f"no algorithm {algorithm!r} for {collective}; choose one of: {known}")
+    if world < 1 or not 0 <= root < world:
+        raise ValueError(f"root {root} is no rank of a world of {world}")
+    plan = ALGORITHMS[collective][algorithm](world, root)
+    # Two contributions can only be added at once, and without a reduction there is no order.
+    ordered = algorithm in ADDS_ALL_AT_ONCE or collective not in REDUCING or world <= 2
+    return Schedule(
+        algorithm=algorithm,
+        collective=collective,
+        world=world,
+        chunks=plan.chunks,
+        root=root if collective in ROOTED else 0,
+        ordered=ordered,
+        moves=tuple(sorted(plan.moves)),
+    )
+
+
+def describe(schedule: Schedule) -> str:
+    """The schedule for human eyes: per step, who sends which chunks to whom, and how they land."""
+    order = "ordered" if schedule.ordered else "not ordered"
+    root = f", root {schedule.root}" if schedule.collective in ROOTED else ""
+    head = f"{schedule.collective} by {schedule.algorithm}"
+    lines = [f"{head}: world {schedule.world}{root}, chunks {schedule.chunks}, {order}"]
+    for step, moves in groupby(schedule.moves, key=lambda move: move.step):
+        lines.append(f"  step {step}")
+        for (src, dst, reduce), sent in groupby(moves, key=lambda m: (m.src, m.dst, m.reduce)):
+            chunks = " ".join(str(move.chunk) for move in sent)
+            lines.append(f"    {src} -> {dst}  {'add ' if reduce else 'copy'}  {chunks}")
+    return "\n".join(lines) + "\n"

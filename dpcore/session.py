@@ -1,0 +1,127 @@
+"""``init`` and ``finalize``: the communicator that a program works with when it names none."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from dpcore.errors import Error, Unsupported
+from dpcore.launch import InstanceCounter, find_place
+
+if TYPE_CHECKING:
+    from dpcore.communicator import Communicator
+
+_TRANSPORTS = ("auto", "shm", "inproc")
+
+_instances = InstanceCounter()
+_all: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_of_process: Communicator | None = None
+_of_thread = threading.local()  # for ranks that are threads
+
+
+def init(
+    backend: str = "native",
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
+    transport: str = "auto",
+    timeout: float = 30.0,
+    algorithm: str = "auto",
+    deterministic: bool = False,
+) -> Communicator:
+    """Meets the other ranks and returns the communicator of all of them.
+
+    ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
+                  (RANK, WORLD_SIZE, ...), and without any to a world of one.
+    ``init_method``  any text that is the same on all ranks and on no other job of the host;
+                  defaults to MASTER_ADDR and MASTER_PORT. No port is opened.
+    ``transport``  "auto" and "shm": ranks are processes of this host, over mapped memory.
+                  "inproc": ranks are threads of this process.
+    ``timeout``   seconds after which a wait for another rank (also here) raises.
+    ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
+    ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
+
+    >>> import dpcore
+    >>> comm = dpcore.init(rank=0, world_size=1)
+    >>> comm.world_size
+    1
+    >>> dpcore.finalize()
+    """
+    if backend != "native":
+        raise Unsupported(f"backend {backend!r} does not exist; there is 'native'")
+    if transport not in _TRANSPORTS:
+        raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
+    current_one = _current()
+    if current_one is not None and not current_one.closed:
+        raise Error(
+            "init() was called before and its communicator is still open; call finalize() first, "
+            "or make further groups with split()"
+        )
+    place = find_place(rank, world_size, init_method)
+
+    import torch  # noqa: F401  (the compiled module needs its libraries)
+
+    from dpcore import _C
+    from dpcore.communicator import Communicator
+
+    threads = transport == "inproc"
+    native = _C.start(
+        _instances.next(place.job),
+        place.rank,
+        place.world_size,
+        timeout=timeout,
+        threads=threads,
+        algorithm=algorithm,
+        deterministic=deterministic,
+    )
+    communicator = Communicator(native, "inproc" if threads else "shm")
+    _set_current(communicator, threads)
+    _all.add(communicator)
+    return communicator
+
+
+def current() -> Communicator:
+    """The communicator that ``init`` returned last (in this thread, for ranks as threads)."""
+    communicator = _current()
+    if communicator is None:
+        raise Error("there is no communicator yet; call dpcore.init() first")
+    return communicator
+
+
+def finalize() -> None:
+    """Closes the communicator of ``init``: waits for what is in flight and leaves the group.
+
+    Calling it twice, or without ``init``, does nothing. At the end of the program it is called
+    for you.
+    """
+    communicator = _current()
+    if communicator is not None:
+        communicator.close()
+        _set_current(None, communicator.transport == "inproc")
+
+
+def _current() -> Communicator | None:
+    of_thread: Communicator | None = getattr(_of_thread, "communicator", None)
+    return of_thread if of_thread is not None else _of_process
+
+
+def _set_current(communicator: Communicator | None, threads: bool) -> None:
+    global _of_process
+    if threads:
+        _of_thread.communicator = communicator
+    else:
+        _of_process = communicator
+
+
+_process = os.getpid()
+
+
+@atexit.register
+def _close_all() -> None:
+    if os.getpid() == _process:
+        for communicator in list(_all):
+            communicator.close()

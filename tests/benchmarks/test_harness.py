@@ -1,0 +1,271 @@
+"""The comparison harness: its arithmetic, its outputs, and that it leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import table
+from benchmarks.harness.cells import (
+    COLLECTIVES,
+    ELEMENT_BYTES,
+    Cell,
+    cells_of,
+    parse_size,
+    parse_sizes,
+    size_text,
+)
+from benchmarks.harness.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
+from benchmarks.harness.interleave import Field, Measurement, Pace
+from benchmarks.harness.leftovers import private_folder
+from benchmarks.harness.records import append, records, run_facts
+from benchmarks.harness.report import draw_all, sentences
+from benchmarks.harness.summary import summarise, total_wrong
+from benchmarks.harness.workers.layout import SLICE, count_wrong, fill, layout
+
+GLOO = peer("gloo")
+MEBI = 1 << 20
+
+
+def measured(contender, seconds, size=MEBI, world=2, wrong=0, collective="all_reduce"):
+    return Measurement(
+        Cell(collective, size, world), contender, iterations=3, rounds=seconds, wrong=wrong
+    )
+
+
+def one_run(size=MEBI):
+    return [
+        measured(ARENA, [1e-3, 2e-3, 9e-3], size),
+        measured(GLOO, [8e-3, 6e-3, 7e-3], size),
+        measured(peer("mpich"), [4e-3, 4e-3, 4e-3], size),
+        measured(SCALE, [1e-3, 1e-3, 1e-3], size, wrong=None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8:256:4x", [8, 32, 128]),
+        ("8:128:4x", [8, 32, 128]),
+        ("1M:4M:1M", [MEBI, 2 * MEBI, 3 * MEBI, 4 * MEBI]),
+        ("1K,8,64KiB", [8, 1024, 65536]),
+    ],
+)
+def test_sizes_are_read(text, sizes):
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["8:64", "x", "8:64:1x", "64:8:2x", "2", "", "8:64:2x:1"])
+def test_sizes_that_mean_nothing_are_refused(text):
+    with pytest.raises(ValueError, match=r".+"):
+        parse_sizes(text)
+
+
+def test_sizes_are_written_as_they_are_read():
+    for size in (4, 8, 1000, 1024, 3 * MEBI, 1 << 30):
+        assert parse_size(size_text(size).replace(" ", "")) == size
+
+
+def test_cells_divide_among_the_ranks_and_none_comes_twice():
+    cells = cells_of(["all_gather", "barrier"], [8, 16, 24, 40], world=4)
+    assert [cell.bytes for cell in cells] == [16, 32, 0]
+    assert all(cell.elements % 4 == 0 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0)],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(collective, factor):
+    (figures,) = summarise([measured(GLOO, [1e-3], 4 * MEBI, 4, collective=collective)])
+    assert figures.algbw == pytest.approx(4 * MEBI / 1e-3 / 1e9)
+    assert figures.busbw == pytest.approx(figures.algbw * factor)
+
+
+def test_medians_and_ratios():
+    arena, gloo, mpich, bound = summarise(one_run())
+    assert (arena.median_s, arena.min_s) == (2e-3, 1e-3)
+    assert arena.peer_ratio == pytest.approx(2.0)
+    assert arena.bound_ratio == pytest.approx(0.5)
+    assert gloo.peer_ratio == pytest.approx(4 / 7)
+    assert mpich.peer_ratio == pytest.approx(1.0)
+    assert bound.peer_ratio is None
+    assert summarise(one_run(size=64))[0].bound_ratio is None
+
+
+def test_a_contender_without_figures_is_shown_with_its_reason():
+    run = [*one_run(), Measurement(Cell("all_reduce", MEBI, 2), MEMCPY, missing="not today")]
+    assert summarise(run)[-1] is None
+    lines = [text for text, _ in table.lines(run)]
+    assert "not today" in lines[-1]
+    assert "n/a" in lines[-1]
+
+
+def test_table_has_the_columns_of_nccl_tests():
+    title, names, units = table.heading(Cell("all_reduce", MEBI, 2), rounds=7)
+    assert "median of 7 rounds" in title
+    assert names.split()[:8] == [
+        "size", "count", "type", "redop", "contender", "time", "min", "algbw",
+    ]  # fmt: skip
+    row = table.lines(one_run())[0][0]
+    assert len(row) == len(names) == len(units)
+    assert row.split()[:4] == [str(MEBI), str(MEBI // 4), "float", "sum"]
+    assert table.compact([one_run()]).row_count == 1
+
+
+def test_records_are_complete_json_lines(tmp_path):
+    path = tmp_path / "records.jsonl"
+    facts = run_facts({"gloo": {"torch": "2"}}, {"rounds": 3})
+    for _ in range(2):
+        append(path, records(facts, one_run()))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 8
+    first = lines[0]
+    assert first["contender"] == "dpcore arena"
+    assert first["rounds_s"] == [1e-3, 2e-3, 9e-3]
+    assert first["median_s"] == 2e-3
+    assert {"cpu", "cores", "memory_bytes", "kernel"} <= set(first["machine"])
+    assert {"commit", "command", "date", "versions", "world", "bytes", "wrong"} <= set(first)
+
+
+def test_plot_is_a_png(tmp_path):
+    runs = [one_run(size) for size in (8, 4096, MEBI)]
+    (path,) = draw_all(tmp_path / "new" / "plot.png", runs)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sentences_say_the_numbers():
+    plain = measured(OURS[1], [3e-3])
+    (said,) = sentences([[*one_run(), plain]], small=8, large=MEBI)
+    assert "1 MiB" in said
+    assert "2.0 times" in said
+    assert "50%" in said
+    (without,) = sentences([one_run()[1:]], small=8, large=MEBI)
+    assert "did not run" in without
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
+def test_expected_data_are_those_of_a_simulation(collective, world):
+    """The closed forms against the definition of each collective, in plain numpy."""
+    elements = 5 * world if collective != "barrier" else 0
+    plans = [layout(collective, elements, rank, world) for rank in range(world)]
+    sent = []
+    for plan in plans:
+        data = np.empty(plan.send or 0, dtype=np.float32)
+        fill(data, plan.filled)
+        sent.append(data)
+    for rank, plan in enumerate(plans):
+        if plan.expected:
+            result = simulated(collective, sent, rank, world)
+            assert count_wrong(result, plan.expected) == 0
+            assert count_wrong(result + 1, plan.expected) == len(result)
+
+
+def simulated(collective, sent, rank, world):
+    def chunk(data):
+        return np.split(data, world)[rank]
+
+    match collective:
+        case "all_reduce" | "reduce":
+            return sum(sent)
+        case "reduce_scatter":
+            return chunk(sum(sent))
+        case "all_gather" | "gather":
+            return np.concatenate(sent)
+        case "broadcast":
+            return sent[0]
+        case "scatter":
+            return chunk(sent[0])
+        case "all_to_all":
+            return np.concatenate([chunk(data) for data in sent])
+        case "send_recv":
+            return sent[rank ^ 1]
+    raise AssertionError(collective)
+
+
+def test_checks_see_across_slices():
+    plan = layout("all_reduce", SLICE + 7, rank=1, world=2)
+    data = np.empty(SLICE + 7, dtype=np.float32)
+    fill(data, plan.filled)
+    data = data * 2 - 64  # rank 0 holds 64 less in every element
+    assert count_wrong(data, plan.expected) == 0
+    data[[0, SLICE, SLICE + 6]] += 1
+    assert count_wrong(data, plan.expected) == 3
+
+
+def ranks_alive(folder):
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if os.fsencode(str(folder)) in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def folder():
+    with private_folder() as made:  # pytest's own may be too long a path for a socket
+        yield made
+
+
+def test_micro_run_with_gloo(folder):
+    """Two cells over real processes: figures, no wrong element, one failure survived, no trace."""
+    pace = Pace(rounds=2, round_seconds=0.002)
+    with Field((GLOO, *BOUNDS), 2, folder) as field:
+        assert not field.absent
+        run = field.measure(Cell("all_reduce", 4096, 2), pace)
+        assert [len(result.rounds) for result in run] == [2, 2, 2]
+        assert total_wrong(run) == 0
+        assert run[0].wrong == 0
+        assert field.versions()["gloo"]["torch"]
+
+        ranks = ranks_alive(folder)
+        assert len(ranks) == 4
+        gloo = field.groups["gloo"]
+        os.kill(gloo._channels[1].pid, signal.SIGKILL)
+        run = field.measure(Cell("all_gather", 4096, 2), pace)
+        assert run[0].missing  # says so in the words of whoever noticed first
+        assert not run[0].rounds
+        assert run[1].rounds
+        run = field.measure(Cell("all_gather", 4096, 2), pace)
+        assert run[0].rounds, run[0].missing
+    assert ranks_alive(folder) == []
+
+
+def test_a_killed_orchestrator_takes_its_ranks_along(folder):
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from benchmarks.harness.group import RankGroup\n"
+        "group = RankGroup('bounds', 2, Path(sys.argv[1]))\n"
+        "group.wait_ready(); print('ready', flush=True); sys.stdin.read()"
+    )
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert orchestrator.stdout.readline() == b"ready\n"
+        assert len(ranks_alive(folder)) == 3
+    finally:
+        orchestrator.kill()
+        orchestrator.communicate(timeout=10)
+    deadline = time.monotonic() + 5
+    while ranks_alive(folder) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ranks_alive(folder) == []
+
+
+def test_a_missing_environment_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.harness.contenders.ROOT", tmp_path)
+    with Field((peer("openmpi"),), 2, tmp_path) as field:
+        assert "make bench" in field.absent["openmpi"]
+        assert field.measure(Cell("all_reduce", ELEMENT_BYTES, 2), Pace()) == []

@@ -1,0 +1,237 @@
+"""Who may know whom, and how long a file may be: the shape of the tree as a test.
+
+To add a file to csrc/comm, give it the prefix of what it belongs to, or add its name to LEVELS.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+# A file of csrc/comm may include files of its own level and of lower ones. The longest name that
+# begins the file's name decides: schedule_program belongs to the executor, schedule_ring does not.
+LEVELS = {
+    0: ["types", "error"],
+    1: ["clock", "fault", "fork_guard", "reduce", "schedule", "trace"],
+    2: ["arena", "control", "doorbell", "link", "rendezvous", "unix_socket", "wait"],
+    3: ["endpoint", "group", "mailbox", "transport"],
+    4: [
+        "collective",
+        "executor",
+        "mapped",
+        "operation",
+        "schedule_program",
+        "shared_state",
+        "work",
+    ],
+    5: ["engine"],
+    6: ["communicator"],
+}
+LEVEL_OF = {name: level for level, names in LEVELS.items() for name in names}
+
+# What a folder of csrc may include, besides the standard library and the system.
+FOLDERS = {
+    "comm": {"comm"},
+    "cuda": {"comm", "cuda"},
+    "reducer": {"comm", "reducer"},
+    "bindings": {"comm", "cuda", "reducer", "bindings"},
+}
+TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")
+CUDA = re.compile(r"cuda|nccl|nvml|cub/|thrust/|cooperative_groups", re.IGNORECASE)
+
+MAX_LINES = 400
+CODE = {".cpp", ".cu", ".cuh", ".h", ".inl", ".py"}
+
+THIS_FILE = Path(__file__).resolve().relative_to(ROOT).as_posix()
+PRIVATE = re.compile(
+    r"(?<![\w.])/(work|tmp|root|home/\w+)/"  # a path of the machine of whoever wrote it
+    r"|\b(pypi\.org|pythonhosted\.org|download\.pytorch\.org|pypi\.nvidia\.com)"  # pip decides
+)
+
+
+def cpp_files(folder="*"):
+    return sorted(path for path in CSRC.glob(f"{folder}/*") if path.suffix in CODE)
+
+
+@cache
+def includes(path):
+    """(header, quoted) of every include line."""
+    found = re.findall(r'^\s*#\s*include\s+([<"])([^">]+)[">]', path.read_text(), re.MULTILINE)
+    return [(header, mark == '"') for mark, header in found]
+
+
+def own_includes(path):
+    return [header for header, _ in includes(path) if header.split("/")[0] in FOLDERS]
+
+
+def level(name):
+    stem = Path(name).stem
+    names = [prefix for prefix in LEVEL_OF if stem == prefix or stem.startswith(prefix + "_")]
+    return LEVEL_OF[max(names, key=len)] if names else None
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_every_file_of_comm_has_a_level():
+    unknown = [name_of(path) for path in cpp_files("comm") if level(path.name) is None]
+    assert not unknown, f"add these to LEVELS in {THIS_FILE}"
+
+
+def test_comm_includes_downwards_only():
+    upwards = [
+        f"{name_of(path)} (level {level(path.name)}) includes {header} (level {level(header)})"
+        for path in cpp_files("comm")
+        for header in own_includes(path)
+        if header.startswith("comm/") and (level(header) or 0) > (level(path.name) or 0)
+    ]
+    assert not upwards
+
+
+def test_folders_include_downwards_only():
+    assert {path.parent.name for path in cpp_files()} <= set(FOLDERS)
+    wrong = [
+        f"{name_of(path)} includes {header}"
+        for path in cpp_files()
+        for header in own_includes(path)
+        if header.split("/")[0] not in FOLDERS[path.parent.name]
+    ]
+    assert not wrong
+
+
+def test_includes_are_relative_to_csrc_and_exist():
+    wrong = [
+        f'{name_of(path)} includes "{header}"'
+        for path in cpp_files()
+        for header, quoted in includes(path)
+        if quoted and not (CSRC / header).is_file()
+    ]
+    assert not wrong
+
+
+def test_no_include_cycles():
+    graph = {path.relative_to(CSRC).as_posix(): own_includes(path) for path in cpp_files()}
+    done = set()
+
+    def visit(name, trail):
+        assert name not in trail, " includes ".join([*trail, name])
+        if name not in done:
+            for header in graph.get(name, []):
+                visit(header, [*trail, name])
+            done.add(name)
+
+    for name in graph:
+        visit(name, [])
+
+
+def test_only_bindings_and_reducer_know_torch():
+    wrong = [
+        f"{name_of(path)} includes {header}"
+        for folder in ("comm", "cuda")
+        for path in cpp_files(folder)
+        for header, _ in includes(path)
+        if TORCH.match(header)
+    ]
+    assert not wrong
+
+
+def test_only_cuda_knows_cuda():
+    """The rest must compile, and mean the same, on a machine without a toolkit."""
+    wrong = [
+        f"{name_of(path)} includes {header}"
+        for folder in ("comm", "reducer", "bindings")
+        for path in cpp_files(folder)
+        for header, quoted in includes(path)
+        if CUDA.search(header) and not quoted
+    ]
+    assert not wrong
+
+
+def test_narrow_torch_headers():
+    """torch/extension.h costs twenty seconds per file."""
+    wide = {"torch/extension.h", "torch/torch.h", "torch/all.h", "ATen/ATen.h"}
+    wrong = [
+        f"{name_of(path)} includes {header}"
+        for path in cpp_files()
+        for header, _ in includes(path)
+        if header in wide
+    ]
+    assert not wrong
+
+
+def test_files_begin_with_what_they_are_for():
+    silent = [
+        name_of(path) for path in cpp_files() if not path.read_text().startswith(("//", "/*"))
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("folder", ["csrc", "dpcore", "tests", "benchmarks"])
+def test_files_are_short(folder):
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in CODE]
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in paths}
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def imported_modules(path):
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def test_reference_imports_no_compiled_code():
+    """It has to run where the module cannot be built: for teaching, and to compare against."""
+    allowed = re.compile(r"dpcore\.reference(\.|$)")
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in (ROOT / "dpcore" / "reference").rglob("*.py")
+        for module in imported_modules(path)
+        if module.split(".")[0] in {"torch", "dpcore"} and not allowed.match(module)
+    ]
+    assert not wrong
+
+
+def test_importing_reference_loads_no_compiled_code():
+    code = "import sys, dpcore.reference; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "dpcore._C"} & set(out.stdout.split())
+
+
+def tracked_files():
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("needs git")
+    if out.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in out.stdout.split("\0") if name]
+
+
+def test_no_path_of_one_machine_and_no_registry():
+    found = []
+    for path in tracked_files():
+        if not path.is_file() or name_of(path) == THIS_FILE:
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            match = PRIVATE.search(line)
+            if match:
+                found.append(f"{name_of(path)}:{number}: {match[0]}")
+    assert not found

