@@ -43,6 +43,8 @@ def main() -> int:
     runs = run((*OURS, *map(peer, options.peers), *BOUNDS), ["all_reduce"], options)
     pictures = draw_all(options.plot, runs)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 100
     title = "all-reduce of 2 ranks, f32: time of small sizes, size / time of large ones"
     console.print(title, soft_wrap=True)
     console.print(compact(runs))

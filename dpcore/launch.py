@@ -60,6 +60,15 @@ def find_place(
     return Place(rank, world_size, _job_name(env, init_method))
 
 
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher started this process as one of its ranks.
+
+    >>> is_launched({"RANK": "0", "WORLD_SIZE": "1"}), is_launched({})
+    (True, False)
+    """
+    return _from_environment(os.environ if environment is None else environment) is not None
+
+
 def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
     answers = {
         label: (int(env[rank]), int(env[size]))

@@ -55,7 +55,7 @@ class Work:
             if error is None:
                 future.set_result(self._result)
             else:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's own stub is wrong
 
         self._native.when_complete(finish)
         return future

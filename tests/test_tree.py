@@ -26,6 +26,7 @@ LEVELS = {
         "collective",
         "executor",
         "mapped",
+        "message",
         "operation",
         "schedule_program",
         "shared_state",

@@ -65,15 +65,19 @@ def _comparison(run: Run, rate: bool) -> str:
     if arena is None or plain is None:
         return f"At {size} dpcore did not run; the others: {others or 'none ran'}."
     text = (
-        f"At {size} dpcore takes part with {_value(arena, rate)} in the arena and "
+        f"At {size} dpcore reduces {_value(arena, rate)} in its arena and "
         f"{_value(plain, rate)} from ordinary tensors; {others or 'no other library ran'}"
     )
     if arena.peer_ratio is not None:
-        text += f": {arena.peer_ratio:.1f} times the speed of the best of them in the arena"
+        text += f": in the arena {_times(arena.peer_ratio)} the best of them"
     if rate and arena.bound_ratio is not None:
-        text += f", and {arena.bound_ratio:.0%} of what `x *= 0.5` over the same bytes reaches"
+        text += f", and {arena.bound_ratio:.0%} of the speed of `x *= 0.5` over the same bytes"
     return text + "."
 
 
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times slower than"
+
+
 def _value(figures: Figures, rate: bool) -> str:
-    return f"{figures.algbw:.1f} GB/s" if rate else f"{microseconds(figures.median_s)} us"
+    return f"at {figures.algbw:.1f} GB/s" if rate else f"in {microseconds(figures.median_s)} us"

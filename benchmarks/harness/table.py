@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
@@ -66,11 +67,13 @@ def _line(result: Measurement, figures: Figures | None) -> str:
 
 def compact(runs: Sequence[Sequence[Measurement]]) -> Table:
     """A row per size, a column per contender: size over time, and the time below 64 KiB."""
-    table = Table()
-    table.add_column("size", justify="right")
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column("size", justify="right", no_wrap=True)
     shown = [r.contender for r in runs[0] if any(_of(run, r.contender.name).rounds for run in runs)]
     for contender in shown:
-        table.add_column(contender.name, justify="right", style=_STYLES[contender.role])
+        table.add_column(
+            contender.name, justify="right", no_wrap=True, style=_STYLES[contender.role]
+        )
     for run in runs:
         figures = {
             r.contender.name: f for r, f in zip(run, summarise(run), strict=True) if f is not None

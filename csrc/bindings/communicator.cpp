@@ -300,6 +300,8 @@ void register_communicator(py::module_& m) {
       .def_property_readonly("rank", [](const PyCommunicator& c) { return c.core->rank(); })
       .def_property_readonly("world_size", [](const PyCommunicator& c) { return c.core->world(); })
       .def_property_readonly("closed", [](const PyCommunicator& c) { return c.core->closed(); })
+      .def_property_readonly("failed",
+                             [](const PyCommunicator& c) { return c.core->group().failed(); })
       // The common case by itself: every argument costs time.
       .def("all_reduce_now",
            [](const Comm& comm, py::object tensor, const char* op) {

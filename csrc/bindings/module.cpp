@@ -15,6 +15,7 @@ void register_reduce(py::module_& m);
 void register_cuda_probe(py::module_& m);
 void register_communicator(py::module_& m);
 void register_work(py::module_& m);
+void register_inspect(py::module_& m);
 
 namespace {
 
@@ -51,6 +52,7 @@ PYBIND11_MODULE(_C, m) {
   register_cuda_probe(m);
   register_work(m);
   register_communicator(m);
+  register_inspect(m);
 }
 
 }  // namespace dpcore

@@ -49,8 +49,8 @@ void register_reduce(py::module_& m) {
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("streaming") = false,
         without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
-  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"),
-        arg("streaming") = false, without_gil, "Copies n bytes between two addresses.");
+  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("streaming") = false,
+        without_gil, "Copies n bytes between two addresses.");
   m.def("simd_level", &simd_level,
         "The instruction set of the reduction kernels: avx512, avx2 or portable.");
 }

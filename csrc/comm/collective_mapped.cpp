@@ -69,8 +69,9 @@ CollectiveOperation::Steps CollectiveOperation::run_pull() {
     const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
     for (size_t begin = 0; begin < total; begin += segment) {
       const size_t count = std::min(segment, total - begin);
-      for (int r = 0; r < world(); ++r) {
-        inputs_[r] = input_of(r) + (incoming(r).theirs + begin) * element_;
+      for (int r = 0; r < world(); ++r) {  // own data may lie anywhere
+        const std::byte* input = r == me() ? request_.input : input_of(r);
+        inputs_[r] = input + (incoming(r).theirs + begin) * element_;
       }
       void* out = request_.output + begin * element_;
       reduce(spec, inputs_, {&out, 1}, count);

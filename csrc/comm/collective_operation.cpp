@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/clock.h"
 #include "comm/error.h"
 #include "comm/fault.h"
 
@@ -331,6 +332,20 @@ int CollectiveOperation::first_late() const {
     if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
       return r;
     }
+  }
+  // Everybody is in it. Who waits gives signs of life; who is silent keeps all others waiting,
+  // along whatever chain of moves.
+  int silent = -1;
+  int64_t oldest = now_ns() - kSilenceNs;
+  for (int r = 0; r < world(); ++r) {
+    const int64_t alive = group_->control(r).alive_ns.load(std::memory_order_relaxed);
+    if (r != me() && needs(r) && alive < oldest) {
+      oldest = alive;
+      silent = r;
+    }
+  }
+  if (silent >= 0) {
+    return silent;
   }
   return awaited_.next < world() ? awaited_.next : -1;
 }

@@ -48,7 +48,7 @@ struct Request {
   uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
   Path force = Path::automatic;
   int priority = 0;
-  double timeout_s = 30.0;
+  double timeout_s = 0;                    // 0: the communicator's
 };
 
 class CollectiveOperation final : public Operation {
@@ -99,6 +99,8 @@ class CollectiveOperation final : public Operation {
   static constexpr size_t kSmallBytes = 16384;
   // Unit of work between two looks at other operations.
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
+  // A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
+  static constexpr int64_t kSilenceNs = 200'000'000;
   // A counter that no chunk will ever exceed.
   static constexpr uint64_t kNoMore = ~uint64_t{0};
   // From this many ranks on reducing everything everywhere costs more than a second round.
@@ -141,7 +143,10 @@ class CollectiveOperation final : public Operation {
   void await_one(const char* name, Counter counter, uint64_t number, uint64_t value, int peer);
   Until until_all(const char* name, Counter counter, uint64_t value);
   Until until_one(const char* name, Counter counter, uint64_t value, int peer);
-  Pause pause() { return {*this}; }
+  Pause pause() {
+    awaited_ = {};  // nothing stands in the way of going on
+    return {*this};
+  }
   bool others_in_flight() const;
 
   void post();

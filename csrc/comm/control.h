@@ -77,6 +77,7 @@ struct alignas(64) ControlBlock {
   std::atomic<uint32_t> left;            // finalized: no operation will follow
   std::atomic<uint32_t> departed;        // peers that will not look here again; they count
   std::atomic<uint64_t> operations_seen; // operations this rank has entered
+  std::atomic<int64_t> alive_ns;         // when this rank last looked up from a wait
   AbortRecord abort;
   OperationSlot slots[kSlots];
   HistoryEntry history[kHistory];

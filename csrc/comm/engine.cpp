@@ -2,6 +2,7 @@
 // interesting part: publish, fence, look, sleep - on both sides of every sleep.
 #include "comm/engine.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -198,12 +199,7 @@ bool Engine::step(size_t index) {
     note_blocked(operation);
     return false;
   }
-  if (operation.blocked_since_ns != 0) {
-    endpoint_->trace().add({operation.blocked_at.name, EventKind::wait, operation.blocked_at.peer,
-                            0, operation.trace_number(), operation.trace_bytes(),
-                            operation.blocked_since_ns, now_ns()});
-    operation.blocked_since_ns = 0;
-  }
+  note_end_of_wait(operation);
   if (progress == Operation::Progress::finished) {
     complete(index, Operation::done);
   }
@@ -217,9 +213,19 @@ void Engine::note_blocked(Operation& operation) {
   }
 }
 
+void Engine::note_end_of_wait(Operation& operation) {
+  if (operation.blocked_since_ns != 0) {
+    endpoint_->trace().add({operation.blocked_at.name, EventKind::wait, operation.blocked_at.peer,
+                            0, operation.trace_number(), operation.trace_bytes(),
+                            operation.blocked_since_ns, now_ns()});
+    operation.blocked_since_ns = 0;
+  }
+}
+
 void Engine::complete(size_t index, Operation::Status status) {
   const std::shared_ptr<Operation> operation = std::move(active_[index]);
   active_.erase(active_.begin() + static_cast<ptrdiff_t>(index));
+  note_end_of_wait(*operation);  // of one that failed: the wait that it never came out of
   if (operation->begun_ns != 0) {
     endpoint_->trace().add({operation->trace_name(), EventKind::operation, -1, 0,
                             operation->trace_number(), operation->trace_bytes(),
@@ -244,6 +250,7 @@ void Engine::look_for_trouble() {
   endpoint_->look_for_deaths();
   for (const auto& operation : active_) {
     Group& group = operation->group();
+    group.mine().alive_ns.store(last_look_ns_, std::memory_order_relaxed);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
     }
@@ -256,7 +263,7 @@ void Engine::look_for_trouble() {
           std::to_string(group.endpoint().process_of(group.member(r)));
       group.fail(ErrorKind::peer_lost, r,
                  "rank " + std::to_string(r) + " (process " + process + ") " +
-                     (group.is_dead(r) ? "died" : "finalized and left") +
+                     (group.has_left(r) ? "finalized and left" : "died") +
                      " and is needed for " + operation->describe() + "; " +
                      group.last_operation_of(r) +
                      ". Start the job again, or call init() anew with the ranks that remain");
@@ -321,6 +328,7 @@ void Engine::wake_progress_thread() {
 }
 
 void Engine::progress_loop() {
+  pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
   while (!stopping_.load(std::memory_order_relaxed)) {
     const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
     if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {

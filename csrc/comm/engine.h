@@ -55,6 +55,7 @@ class Engine {
   bool step(size_t index);
   void complete(size_t index, Operation::Status status);
   void note_blocked(Operation& operation);
+  void note_end_of_wait(Operation& operation);
   void look_for_trouble();
   bool relieve_all();
   void sleep_on_bell(int64_t until_ns);

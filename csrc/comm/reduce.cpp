@@ -1,4 +1,4 @@
-// Checks and lowers a reduction, then hands it to the kernels of this processor.
+// Checks a reduction and hands it to the kernels of this processor.
 #include "comm/reduce.h"
 
 #include <algorithm>
@@ -11,6 +11,13 @@
 
 namespace dpcore {
 namespace {
+
+// Below this, bypassing the cache loses even when nobody reads the destination again: stores
+// end in the last-level cache. One thread, 35 MiB of cache, copies in GB/s, memcpy against
+// streaming: 1 MiB 13.4 and 6.0, 4 MiB 9.7 and 5.9, 16 MiB 4.8 and 5.1, 64 MiB 4.8 and 4.9,
+// 256 MiB 4.6 and 4.9. A reduction of two inputs into another output: 4 MiB 17.8 and 15.2,
+// 16 MiB 11.2 and 10.7, 64 MiB 11.1 and 10.7.
+constexpr size_t kStreamedBytes = 8 << 20;
 
 const KernelTable& choose_kernels() {
   const char* forced = std::getenv("DPCORE_SIMD");
@@ -29,73 +36,78 @@ const KernelTable& choose_kernels() {
   return portable_kernels();
 }
 
-const KernelTable& kernels() {
-  static const KernelTable& table = choose_kernels();
-  return table;
-}
-
-// Below this, memcpy is faster even into memory that nobody reads again: its stores end in the
-// last-level cache. Measured with one thread and a 35 MiB cache, GB/s, memcpy against streaming:
-// 1 MiB 13.4 and 6.0, 4 MiB 9.7 and 5.9, 16 MiB 4.8 and 5.1, 64 MiB 4.8 and 4.9, 256 MiB 4.6
-// and 4.9 (streaming page by page, not four pages at once: 4.5, 4.6, 4.3).
-constexpr size_t kStreamedCopy = 8 << 20;
-
-bool is_bitwise(ReduceOp op) {
-  return op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
-}
-
-bool is_floating(DType dtype) { return is_valid(ReduceOp::mean, dtype); }
-
-// Which kernel does the work, on elements `width` times as many.
-struct Lowered {
-  DType dtype;
-  ReduceOp op;
-  size_t width;
+// What a valid pair of type and operator runs, on `width` stored elements for each of its own.
+struct Entry {
+  ReduceKernel kernel = nullptr;
+  size_t width = 1;
+  bool takes_factors = false;
 };
 
-Lowered lower(DType dtype, ReduceOp op) {
+Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
+  const auto entry = [&kernels](DType dtype, ReduceOp op, size_t width) {
+    return Entry{kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)], width,
+                 is_valid(ReduceOp::mean, dtype)};
+  };
   if (op == ReduceOp::mean || op == ReduceOp::premul_sum) op = ReduceOp::sum;
   if (dtype == DType::boolean) {
     if (op == ReduceOp::sum || op == ReduceOp::max) op = ReduceOp::bor;
     if (op == ReduceOp::prod || op == ReduceOp::min) op = ReduceOp::band;
-    return {dtype, op, 1};
+    return entry(dtype, op, 1);
   }
   // Bits do not care about the width of the integer they are in.
-  if (is_bitwise(op)) return {DType::u8, op, size_of(dtype)};
-  // The sum of complex numbers is the sum of their parts, and the factors are real.
-  if (op == ReduceOp::sum && dtype == DType::c64) return {DType::f32, op, 2};
-  if (op == ReduceOp::sum && dtype == DType::c128) return {DType::f64, op, 2};
-  const bool is_complex = dtype == DType::c64 || dtype == DType::c128;
-  return {dtype, op, is_complex ? size_t{2} : size_t{1}};
-}
-
-[[noreturn]] void throw_invalid(ReduceOp op, DType dtype) {
-  std::string message = std::string(name_of(op)) + " of " + std::string(name_of(dtype)) +
-                        " has no meaning: use ";
-  const char* separator = "";
-  for (int i = 0; i < kReduceOpCount; ++i) {
-    const auto valid = static_cast<ReduceOp>(i);
-    if (!is_valid(valid, dtype)) continue;
-    message += separator + std::string(name_of(valid));
-    separator = ", ";
+  if (op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor) {
+    return entry(DType::u8, op, size_of(dtype));
   }
-  throw Unsupported(message);
+  if (dtype != DType::c64 && dtype != DType::c128) return entry(dtype, op, 1);
+  // The sum of complex numbers is the sum of their parts, since the factors are real.
+  if (op == ReduceOp::sum) dtype = dtype == DType::c64 ? DType::f32 : DType::f64;
+  return entry(dtype, op, 2);
 }
 
-void check(const ReduceSpec& spec, size_t n_in, size_t n_out) {
-  if (!is_valid(spec.op, spec.dtype)) throw_invalid(spec.op, spec.dtype);
+struct Dispatch {
+  const KernelTable& kernels = choose_kernels();
+  Entry entries[kDTypeCount][kReduceOpCount];
+
+  Dispatch() {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      for (int o = 0; o < kReduceOpCount; ++o) {
+        const auto dtype = static_cast<DType>(d);
+        const auto op = static_cast<ReduceOp>(o);
+        if (is_valid(op, dtype)) entries[d][o] = lower(kernels, dtype, op);
+      }
+    }
+  }
+};
+
+const Dispatch& dispatch() {
+  static const Dispatch dispatch;
+  return dispatch;
+}
+
+// Says what is wrong with a reduction that has been refused.
+[[noreturn, gnu::cold]] void refuse(const ReduceSpec& spec, size_t n_in, size_t n_out) {
+  const std::string type(name_of(spec.dtype));
+  if (!is_valid(spec.op, spec.dtype)) {
+    std::string message = std::string(name_of(spec.op)) + " of " + type + " has no meaning: use ";
+    const char* separator = "";
+    for (int i = 0; i < kReduceOpCount; ++i) {
+      const auto op = static_cast<ReduceOp>(i);
+      if (!is_valid(op, spec.dtype)) continue;
+      message += separator + std::string(name_of(op));
+      separator = ", ";
+    }
+    throw Unsupported(message);
+  }
   if (n_in == 0 || n_out == 0) {
     throw Unsupported("a reduction needs at least one input and one output: it got " +
                       std::to_string(n_in) + " and " + std::to_string(n_out));
   }
-  if ((spec.pre != nullptr || spec.post != 1.0) && !is_floating(spec.dtype)) {
-    throw Unsupported("factors need a floating-point type, not " +
-                      std::string(name_of(spec.dtype)) + ": sum without them, then divide");
-  }
+  throw Unsupported("factors need a floating-point type, not " + type +
+                    ": reduce without them, then scale");
 }
 
-// A line that was just read is in the cache already: streaming it back out costs a quarter of
-// the speed instead of saving a read.
+// A line that was just read is in the cache: streaming it out saves no read, and costs a
+// quarter of the speed.
 bool is_in_place(std::span<const void* const> in, std::span<void* const> out) {
   return std::any_of(out.begin(), out.end(), [in](const void* address) {
     return std::find(in.begin(), in.end(), address) != in.end();
@@ -106,32 +118,37 @@ bool is_in_place(std::span<const void* const> in, std::span<void* const> out) {
 
 void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
             size_t count) {
-  check(spec, in.size(), out.size());
-  Lowered lowered = lower(spec.dtype, spec.op);
-  if (in.size() == 1 && spec.pre == nullptr && spec.post == 1.0 &&
-      spec.dtype != DType::boolean) {
+  const Dispatch& table = dispatch();
+  Entry entry = table.entries[static_cast<int>(spec.dtype)][static_cast<int>(spec.op)];
+  const bool has_factors = spec.pre != nullptr || spec.post != 1.0;
+  if (entry.kernel == nullptr || in.empty() || out.empty() ||
+      (has_factors && !entry.takes_factors)) {
+    refuse(spec, in.size(), out.size());
+  }
+  if (in.size() == 1 && !has_factors && spec.dtype != DType::boolean) {
     // One operand and no factor: its bits, unchanged.
     if (out.size() == 1) {
       if (out[0] != in[0]) copy_bytes(out[0], in[0], count * size_of(spec.dtype), spec.streaming);
       return;
     }
-    lowered = {DType::u8, ReduceOp::bor, size_of(spec.dtype)};
+    entry = lower(table.kernels, DType::u8, ReduceOp::bor);
+    entry.width = size_of(spec.dtype);
   }
-  const ReduceKernel kernel =
-      kernels().reduce[static_cast<int>(lowered.dtype)][static_cast<int>(lowered.op)];
-  kernel({in.data(), in.size(), out.data(), out.size(), count * lowered.width, spec.pre, spec.post,
-          spec.streaming && !is_in_place(in, out)});
+  const bool streaming =
+      spec.streaming && count * size_of(spec.dtype) >= kStreamedBytes && !is_in_place(in, out);
+  entry.kernel({in.data(), in.size(), out.data(), out.size(), count * entry.width, spec.pre,
+                spec.post, streaming});
 }
 
 void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
   if (n == 0) return;
-  if (streaming && n >= kStreamedCopy) {
-    kernels().copy_streaming(dst, src, n);
+  if (streaming && n >= kStreamedBytes) {
+    dispatch().kernels.copy_streaming(dst, src, n);
   } else {
     std::memcpy(dst, src, n);
   }
 }
 
-std::string_view simd_level() { return kernels().level; }
+std::string_view simd_level() { return dispatch().kernels.level; }
 
 }  // namespace dpcore

@@ -7,7 +7,9 @@
 //
 // 16-bit floats are accumulated in float32 and rounded once at the end (to nearest,
 // ties to even). Integers wrap. On booleans sum, max, bor mean "or"; prod, min, band
-// mean "and"; bxor "xor". min and max propagate NaN.
+// mean "and"; bxor "xor". min and max propagate NaN, and of equal operands keep the first.
+// Every NaN that comes out is the positive quiet one; a single input without factors keeps
+// its bits.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +22,10 @@ namespace dpcore {
 
 struct ReduceSpec {
   DType dtype = DType::f32;
-  ReduceOp op = ReduceOp::sum;       // mean and premul_sum are sum here: scales say the rest
-  double post = 1.0;                 // multiplies the result; 1.0 costs nothing
-  const double* pre = nullptr;       // one factor per input, or none
-  bool streaming = false;            // outputs are large and not read again soon: bypass the cache
+  ReduceOp op = ReduceOp::sum;  // mean and premul_sum are sum here: scales say the rest
+  double post = 1.0;            // multiplies the result; 1.0 costs nothing
+  const double* pre = nullptr;  // one factor per input, or none
+  bool streaming = false;       // outputs are large and not read again soon: bypass the cache
 };
 
 // An output may be the same memory as an input (in place); partial overlap is not allowed.

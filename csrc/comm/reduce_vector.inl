@@ -126,9 +126,7 @@ struct Plain {
   using Acc = T;
   static constexpr int kParts = 1;
 
-  static DPCORE_INLINE void load(const char* p, Vec<T>* part) {
-    part[0] = load_vector<Vec<T>>(p);
-  }
+  static DPCORE_INLINE void load(const char* p, Vec<T>* part) { part[0] = load_vector<Vec<T>>(p); }
   template <bool kStream>
   static DPCORE_INLINE void store(char* p, const Vec<T>* part) {
     store_vector<kStream>(p, part[0]);

@@ -1,8 +1,7 @@
-// The ring behind TraceRecorder. start() and stop() are called by one thread while no
-// operation of the endpoint is in flight on another (the Python context manager sees to it
-// with a barrier on each side).
+// The ring behind TraceRecorder.
 #include "comm/trace.h"
 
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,10 +18,9 @@ uint32_t thread_number() {
 }  // namespace
 
 void TraceRecorder::start(size_t capacity) {
+  recording_.store(false);
+  wait_for_writers();
   if (capacity != capacity_) {
-    if (ring_) {
-      retired_.push_back(std::move(ring_));
-    }
     ring_ = std::make_unique<TraceEvent[]>(capacity);
     capacity_ = capacity;
   }
@@ -34,13 +32,24 @@ void TraceRecorder::add(const TraceEvent& event) {
   if (!recording()) {
     return;
   }
-  TraceEvent& slot = ring_[next_.fetch_add(1, std::memory_order_relaxed) % capacity_];
-  slot = event;
-  slot.thread = thread_number();
+  writers_.fetch_add(1, std::memory_order_seq_cst);
+  if (recording_.load(std::memory_order_seq_cst)) {
+    TraceEvent& slot = ring_[next_.fetch_add(1, std::memory_order_relaxed) % capacity_];
+    slot = event;
+    slot.thread = thread_number();
+  }
+  writers_.fetch_sub(1, std::memory_order_release);
+}
+
+void TraceRecorder::wait_for_writers() const {
+  while (writers_.load(std::memory_order_seq_cst) != 0) {
+    sched_yield();
+  }
 }
 
 std::vector<TraceEvent> TraceRecorder::stop(uint64_t* dropped) {
   recording_.store(false);
+  wait_for_writers();
   const uint64_t total = next_.load();
   const size_t kept = std::min<uint64_t>(total, capacity_);
   *dropped = total - kept;

@@ -4,6 +4,9 @@
 // slots by an atomic counter and write them without a lock. When the ring is full the oldest
 // events are overwritten and counted as dropped. Names are string literals: nothing is copied.
 // While recording is off an event costs one relaxed load.
+//
+// start() and stop() may be called at any time, by one thread: add() counts itself in before it
+// looks again whether recording is on, and stop() waits until nobody is counted in.
 #pragma once
 
 #include <atomic>
@@ -39,13 +42,13 @@ class TraceRecorder {
   void add(const TraceEvent& event);
 
  private:
+  void wait_for_writers() const;
+
   std::atomic<bool> recording_{false};
+  std::atomic<uint32_t> writers_{0};
   std::atomic<uint64_t> next_{0};
   std::unique_ptr<TraceEvent[]> ring_;
   size_t capacity_ = 0;
-  // Rings of another size: kept, since a thread may have passed the check of recording_ just
-  // before stop() and still write its event.
-  std::vector<std::unique_ptr<TraceEvent[]>> retired_;
 };
 
 }  // namespace dpcore

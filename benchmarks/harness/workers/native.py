@@ -114,10 +114,11 @@ class DpcoreBackend(CollectiveBackend):
 
 
 def _difference(now: Any, before: Any) -> Any:
-    """Counters only grow: what one cell added, in the same shape."""
+    """Counters only grow: what one cell added, in the same shape, without what stood still."""
     if isinstance(now, dict):
         known = before if isinstance(before, dict) else {}
-        return {key: _difference(value, known.get(key)) for key, value in now.items()}
+        inner = {key: _difference(value, known.get(key)) for key, value in now.items()}
+        return {key: value for key, value in inner.items() if value not in (0, {})}
     if isinstance(now, (int, float)) and not isinstance(now, bool):
         return now - before if isinstance(before, (int, float)) else now
     return now

@@ -1,0 +1,241 @@
+"""The compiled core. Programs use the package ``dpcore``, which adds defaults and documentation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# (step, src, dst, chunk, reduce)
+_Move = tuple[int, int, int, int, bool]
+# (name, kind, peer, thread, operation, bytes, begin_ns, end_ns)
+_TraceEvent = tuple[str, str, int, int, int, int, int, int]
+
+# ---- schedules -------------------------------------------------------------------------------
+
+class Schedule:
+    """A list of moves (step, src, dst, chunk, reduce)."""
+
+    def __init__(
+        self,
+        algorithm: str,
+        collective: str,
+        world: int,
+        chunks: int,
+        moves: Sequence[_Move],
+        root: int = 0,
+        ordered: bool = False,
+    ) -> None:
+        """A schedule of one's own. check_schedule tells whether it is right."""
+
+    @property
+    def algorithm(self) -> str:
+        """The name it was given."""
+
+    @property
+    def collective(self) -> str:
+        """What it is a schedule of, such as "all_reduce"."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def chunks(self) -> int:
+        """In how many parts the buffer is cut."""
+
+    @property
+    def root(self) -> int:
+        """The root of a rooted collective, otherwise 0."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it promises to add the contributions of each chunk at once, in rank order."""
+
+    @property
+    def moves(self) -> list[_Move]:
+        """The moves (step, src, dst, chunk, reduce), sorted by step."""
+
+def schedule(algorithm: str, collective: str, world: int, root: int = 0) -> Schedule:
+    """The moves of a known algorithm."""
+
+def algorithms_of(collective: str) -> list[str]:
+    """The names that schedule() takes for a collective."""
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raises Error, naming the first wrong move, unless the schedule is right for any data."""
+
+def completing_moves(schedule: Schedule) -> list[bool]:
+    """For each move, whether it reduces and its destination is complete after its step."""
+
+def is_ordered(schedule: Schedule) -> bool:
+    """Whether all contributions to a chunk are added at once, in rank order."""
+
+def schedule_cost(schedule: Schedule, count: int, element_bytes: int) -> dict[str, int]:
+    """Steps and bytes; count is the whole buffer for all_reduce, broadcast, reduce, else a chunk."""
+
+def predict_seconds(
+    schedule: Schedule,
+    count: int,
+    element_bytes: int,
+    alpha: float,
+    beta: float,
+    gamma: float = 0.0,
+) -> float:
+    """Time with alpha seconds per step, beta per byte sent and gamma per byte reduced."""
+
+def chunk_range(count: int, chunks: int, index: int) -> tuple[int, int]:
+    """The bounds (begin, end) of one of `chunks` nearly equal parts of `count` elements."""
+
+# ---- communicators ---------------------------------------------------------------------------
+
+def start(
+    job: str,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    threads: bool,
+    algorithm: str,
+    deterministic: bool,
+) -> Communicator:
+    """Meets the other ranks under the name of the job."""
+
+class Communicator:
+    """A group of ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks in the group."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an operation failed, after which every call raises."""
+
+    def all_reduce_now(self, tensor: Any, op: str, /) -> None:
+        """all_reduce with every option at its default, in place and waiting."""
+
+    def whole(
+        self,
+        kind: str,
+        output: Any,
+        input: Any | None,
+        op: str,
+        factor: float,
+        root: int,
+        algorithm: str | Schedule | None,
+        priority: int,
+        timeout: float,
+        layout: int,
+        asynchronous: bool,
+        /,
+    ) -> Work | None:
+        """all_reduce, broadcast and reduce; input None is in place."""
+
+    def parted(
+        self,
+        kind: str,
+        output: Any | None,
+        input: Any | None,
+        op: str,
+        factor: float,
+        root: int,
+        input_parts: Sequence[int] | None,
+        output_parts: Sequence[int] | None,
+        algorithm: str | Schedule | None,
+        priority: int,
+        timeout: float,
+        layout: int,
+        asynchronous: bool,
+        /,
+    ) -> Work | None:
+        """The collectives with a part per rank."""
+
+    def barrier(self, timeout: float, asynchronous: bool, /) -> Work | None:
+        """Completes when every rank has entered it."""
+
+    def message(
+        self,
+        sends: bool,
+        tensor: Any,
+        peer: int,
+        tag: int,
+        timeout: float,
+        asynchronous: bool,
+        /,
+    ) -> Work | None:
+        """send or recv."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> torch.Tensor:
+        """A tensor in the arena."""
+
+    def split(self, color: int, key: int, /) -> Communicator | None:
+        """The group of the ranks with this color; None for a negative one."""
+
+    def abort(self, reason: str, /) -> None:
+        """Breaks the communicator for all ranks."""
+
+    def close(self) -> None:
+        """Waits for what is in flight and leaves."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters by collective and path."""
+
+    def start_trace(self, capacity: int, /) -> None:
+        """Begins to record into a ring of this many events."""
+
+    def stop_trace(self) -> list[_TraceEvent]:
+        """Ends it; the last entry is ("dropped", ..., number of events overwritten at index 5, ...)."""
+
+    def latency_loop(self, nbytes: int, iterations: int, /) -> float:
+        """Seconds per all-reduce in the arena, without Python in between."""
+
+class Work:
+    """An asynchronous operation."""
+
+    def wait(self, timeout: float = 0.0) -> None:
+        """Returns when it is complete, raises when it failed; 0 waits for the operation's deadline."""
+
+    def is_completed(self) -> bool:
+        """Whether it is complete, failed ones included."""
+
+    def failure(self) -> tuple[str, str] | None:
+        """(name of the class in dpcore.errors, message) of one that failed."""
+
+    def describe(self) -> str:
+        """What it is, as messages call it."""
+
+    def when_complete(self, call: Callable[[], object]) -> None:
+        """Calls once it is complete, on the thread that completes it, or at once."""
+
+# ---- parts, machine, inspection --------------------------------------------------------------
+
+def _reduce(
+    dtype: str,
+    op: str,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    count: int,
+    post: float = 1.0,
+    pre: Sequence[float] | None = None,
+    streaming: bool = False,
+) -> None:
+    """Reduces `count` elements at the addresses `inputs` into `outputs`."""
+
+def _copy_bytes(dst: int, src: int, n: int, streaming: bool = False) -> None:
+    """Copies n bytes between two addresses."""
+
+def simd_level() -> str:
+    """The instruction set of the reduction kernels: avx512, avx2 or portable."""
+
+def cuda_probe() -> dict[str, Any]:
+    """What of CUDA works here: built, runtime_version, driver_version, devices, problem."""
+
+def control_layout() -> dict[str, Any]:
+    """Where the fields of an arena's black box lie: {struct: {field: (offset, bytes, signed)}}."""

@@ -1,0 +1,274 @@
+"""``spawn``: run a function on several ranks of this machine, as processes or as threads.
+
+For notebooks, lessons and tests. Programs that train are started by torchrun, mpirun or srun.
+
+Processes come from Python's fork server with torch loaded in advance: a clean process each (no
+thread or lock is inherited), in milliseconds. Functions travel by cloudpickle, so a lambda or a
+function of a notebook cell will do, and the calling script is not imported again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dpcore.errors import Error, PeerLost, Unsupported
+
+_GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
+
+
+@dataclass
+class Outcome:
+    """What became of one rank."""
+
+    rank: int
+    result: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    exit_code: int | None = None
+    failed_at: float = field(default=float("inf"))  # time.monotonic(), the same for all ranks
+
+
+class RemoteTraceback(Exception):
+    """Carries the traceback of a rank as the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def spawn(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    mode: str = "processes",
+    timeout: float = 30.0,
+    **options: Any,
+) -> list[Any]:
+    """Calls ``fn(comm, *args)`` on every rank and returns the results in rank order.
+
+    When a rank raises, the others are told (their waits end), and the first error is raised here
+    with the traceback of its rank as the cause. ``mode``: "processes" or "threads". Further
+    options go to ``dpcore.init``.
+
+    >>> import dpcore
+    >>> dpcore.spawn(lambda comm: comm.rank * 10, 3, mode="threads")
+    [0, 10, 20]
+    """
+    if mode not in ("processes", "threads"):
+        raise Unsupported(f"mode {mode!r} does not exist; choose 'processes' or 'threads'")
+    if world_size < 1:
+        raise Unsupported(f"world_size {world_size}: at least one rank is needed")
+    run = run_processes if mode == "processes" else run_threads
+    outcomes = run(fn, world_size, args, timeout=timeout, options=options)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        first = min(failed, key=lambda outcome: outcome.failed_at)
+        assert first.error is not None
+        raise first.error from RemoteTraceback(
+            f"\n\n(rank {first.rank} of {world_size})\n{first.traceback}"
+        )
+    return [outcome.result for outcome in outcomes]
+
+
+# ---- threads ---------------------------------------------------------------------------------
+
+
+def run_threads(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 30.0,
+    options: Mapping[str, Any] | None = None,
+) -> list[Outcome]:
+    """The outcomes of all ranks as threads of this process."""
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    meeting = f"threads-{uuid.uuid4().hex}"
+
+    def body(outcome: Outcome) -> None:
+        settings = {"timeout": timeout, **(options or {}), "transport": "inproc"}
+        _call(outcome, fn, args, world_size, meeting, settings)
+
+    threads = [
+        threading.Thread(target=body, args=(outcome,), name=f"rank {outcome.rank}", daemon=True)
+        for outcome in outcomes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def _call(
+    outcome: Outcome,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    world_size: int,
+    meeting: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Runs on the rank: init, the function, finalize; errors are told to the other ranks."""
+    from dpcore.session import finalize, init
+
+    comm = None
+    try:
+        comm = init(rank=outcome.rank, world_size=world_size, init_method=meeting, **settings)
+        outcome.result = fn(comm, *args)
+        finalize()
+    except BaseException as error:  # noqa: BLE001  (the caller decides, on another rank or thread)
+        outcome.failed_at = time.monotonic()
+        outcome.error = error
+        outcome.traceback = traceback.format_exc()
+        if comm is not None and not comm.closed:
+            with contextlib.suppress(Error):
+                comm.abort(f"{type(error).__name__}: {error}")
+        finalize()
+
+
+# ---- processes -------------------------------------------------------------------------------
+
+
+def run_processes(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 30.0,
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    deadline: float | None = None,
+    grace: float = _GRACE_SECONDS,
+) -> list[Outcome]:
+    """The outcomes of all ranks as processes. Nothing of them is left when this returns.
+
+    ``environment`` is added to that of every rank. ``deadline``: seconds for the whole call.
+    """
+    import cloudpickle
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpcore.ranks", "torch", "cloudpickle"])
+    payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
+    meeting = f"spawn-{uuid.uuid4().hex}"
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    processes = []
+    lines: dict[Connection, Outcome] = {}
+    try:
+        with _unimportable_main():
+            for rank in range(world_size):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_rank_main,
+                    args=(theirs, rank, world_size, meeting, payload, dict(environment or {})),
+                    name=f"dpcore rank {rank}",
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                processes.append(process)
+                lines[ours] = outcomes[rank]
+        _collect(lines, deadline, grace)
+    finally:
+        _end(processes)
+        for line in lines:
+            line.close()
+    for outcome, process in zip(outcomes, processes, strict=True):
+        outcome.exit_code = process.exitcode
+        if outcome.error is None and outcome.exit_code != 0:
+            outcome.error = PeerLost(
+                f"rank {outcome.rank} ended {_how(outcome.exit_code)} without a result"
+            )
+    return outcomes
+
+
+def _collect(lines: Mapping[Connection, Outcome], deadline: float | None, grace: float) -> None:
+    """Takes the ranks' reports until all have spoken or gone, or patience ends."""
+    import cloudpickle
+
+    waiting = dict(lines)
+    ends_at = time.monotonic() + deadline if deadline is not None else float("inf")
+    while waiting and time.monotonic() < ends_at:
+        patience = min(ends_at - time.monotonic(), 0.2)
+        for line in wait(list(waiting), timeout=max(0.0, patience)):
+            assert isinstance(line, Connection)
+            outcome = waiting.pop(line)
+            try:
+                report = cloudpickle.loads(line.recv_bytes())
+                outcome.result, outcome.error, outcome.traceback, outcome.failed_at = report
+                failed = outcome.error is not None
+            except EOFError:  # the process is gone
+                outcome.failed_at = time.monotonic()
+                failed = True
+            if failed:
+                ends_at = min(ends_at, time.monotonic() + grace)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    for process in processes:
+        process.join(timeout=0.5 if process.exitcode is None else 0)
+        if process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "unobserved"
+    if exit_code < 0:
+        return f"by {signal.Signals(-exit_code).name}"
+    return f"with exit code {exit_code}"
+
+
+def _rank_main(
+    line: Connection,
+    rank: int,
+    world_size: int,
+    meeting: str,
+    payload: bytes,
+    environment: Mapping[str, str],
+) -> None:
+    import cloudpickle
+    import torch
+
+    os.environ.update(environment)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    outcome = Outcome(rank)
+    fn, args, timeout, options = cloudpickle.loads(payload)
+    _call(outcome, fn, args, world_size, meeting, {"timeout": timeout, **options})
+    report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
+    try:
+        line.send_bytes(cloudpickle.dumps(report))
+    except Exception:  # noqa: BLE001  (a result or error that can't travel is an error as text)
+        problem = Error(
+            f"rank {rank}: the {'error' if outcome.error else 'result'} can't be sent back: "
+            f"{outcome.error or type(outcome.result)}"
+        )
+        text = outcome.traceback or traceback.format_exc()
+        line.send_bytes(cloudpickle.dumps((None, problem, text, time.monotonic())))
+    line.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _unimportable_main() -> Iterator[None]:
+    """Keeps multiprocessing from running the caller's script again in every rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,220 @@
+"""Events of a trace, and the file that chrome://tracing and ui.perfetto.dev open.
+
+A file shows one process per rank. In it there is a track per thread, with what the thread's
+callers see (user spans, and *exposed* time: the thread sat in a communication call), and tracks
+called "operations" with what was in flight: each operation from its submission to its
+completion, and inside of it the waits, named by what was missing. Operations may overlap, spans
+of one track may not, so there are as many of these tracks as operations in flight at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpcore._version import __version__
+
+# Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
+_FIRST_TRACK = (1 << 22) + 1
+
+
+class Event(NamedTuple):
+    """Something that took time.
+
+    ``kind``  operation: from submission to completion. wait: an operation stood still, ``name``
+              says for what, ``peer`` for whom. exposed: a thread sat in a communication call.
+              compute, mark: what the program recorded itself.
+    ``operation``  its number in the communicator (of send and recv: the tag).
+    Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+    """
+
+    name: str
+    kind: str
+    peer: int
+    thread: int
+    operation: int
+    bytes: int
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return (self.end_ns - self.begin_ns) * 1e-6
+
+
+@dataclass
+class RankRecord:
+    """What one rank contributes to the file."""
+
+    rank: int
+    process: int
+    threads: dict[int, str]
+    dropped: int
+    events: list[Event]
+
+    def to_bytes(self) -> bytes:
+        fields = [self.rank, self.process, list(self.threads.items()), self.dropped, self.events]
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RankRecord:
+        rank, process, threads, dropped, events = json.loads(data)
+        return cls(rank, process, dict(threads), dropped, [Event(*fields) for fields in events])
+
+
+def covered_ms(events: Iterable[Event]) -> float:
+    """The time in which at least one of the events goes on, in milliseconds.
+
+    >>> a = Event("a", "compute", -1, 1, 0, 0, 0, 3_000_000)
+    >>> covered_ms([a, a._replace(begin_ns=2_000_000, end_ns=5_000_000)])
+    5.0
+    """
+    total, reached = 0, 0
+    for event in sorted(events, key=lambda event: event.begin_ns):
+        total += max(0, event.end_ns - max(event.begin_ns, reached))
+        reached = max(reached, event.end_ns)
+    return total * 1e-6
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+def write(
+    path: Path, records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
+) -> None:
+    """Writes the file, or leaves what was there: never half of it."""
+    content = chrome_trace(records, world_size, facts)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(content, separators=(",", ":")))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def chrome_trace(
+    records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of the file. ``facts`` join ``otherData``."""
+    everything = [event for record in records for event in record.events]
+    base_ns = min((event.begin_ns for event in everything), default=0)
+    events = [entry for record in records for entry in _entries(record, base_ns)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        # Unix time at ts 0, as in the files of torch's profiler, so that both can be merged.
+        "baseTimeNanoseconds": base_ns + time.time_ns() - time.monotonic_ns(),
+        "distributedInfo": {"backend": "native", "world_size": world_size},
+        "otherData": {
+            "program": "dpcore",
+            "version": __version__,
+            "machine": machine(),
+            "dropped": {str(record.rank): record.dropped for record in records},
+            "monotonicBaseNanoseconds": base_ns,
+            **facts,
+        },
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+            model = next(names, model)
+    except OSError:
+        pass
+    return {
+        "processor": model,
+        "processors": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _entries(record: RankRecord, base_ns: int) -> Iterator[dict[str, Any]]:
+    tracks = {thread: (name, index) for index, (thread, name) in enumerate(record.threads.items())}
+    lanes = assign_lanes(record.events)
+    for lane in range(max(lanes.values(), default=-1) + 1):
+        name = f"operations {lane + 1}" if lane > 0 else "operations"
+        tracks[_FIRST_TRACK + lane] = (name, len(tracks))
+    name = f"rank {record.rank} (process {record.process})"
+    yield _metadata(record.rank, 0, "process_name", name=name)
+    yield _metadata(record.rank, 0, "process_sort_index", sort_index=record.rank)
+    for track, (name, index) in tracks.items():
+        yield _metadata(record.rank, track, "thread_name", name=name)
+        yield _metadata(record.rank, track, "thread_sort_index", sort_index=index)
+    for index, event in enumerate(record.events):
+        track = _FIRST_TRACK + lanes[index] if index in lanes else event.thread
+        yield _entry(record.rank, track, event, base_ns)
+
+
+def _metadata(rank: int, track: int, key: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": track, "ts": 0, "name": key, "args": args}
+
+
+def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "ph": "X",
+        "pid": rank,
+        "tid": track,
+        "cat": event.kind,
+        "name": f"wait for {event.name}" if event.kind == "wait" else event.name,
+        "ts": round((event.begin_ns - base_ns) / 1000, 3),
+    }
+    if event.kind == "mark":
+        entry.update(ph="i", s="t")
+        return entry
+    entry["dur"] = round((event.end_ns - event.begin_ns) / 1000, 3)
+    if event.kind != "compute":
+        entry["args"] = {"operation": event.operation, "bytes": event.bytes}
+        if event.peer >= 0:
+            entry["args"]["peer"] = event.peer
+        if track != event.thread:
+            entry["args"]["thread"] = event.thread
+    return entry
+
+
+def assign_lanes(events: Sequence[Event]) -> dict[int, int]:
+    """The lane of each operation and wait, by index: in one lane spans nest or follow each other.
+
+    An operation takes the first lane that is free when it begins. A wait lies inside its
+    operation, or, when the ring has lost that one, in a lane of its own.
+
+    >>> a = Event("all_reduce", "operation", -1, 1, 0, 8, 0, 10)
+    >>> b = a._replace(operation=1, begin_ns=5, end_ns=15)
+    >>> wait = a._replace(kind="wait", begin_ns=2, end_ns=9)
+    >>> assign_lanes([a, b, wait])
+    {0: 0, 2: 0, 1: 1}
+    """
+    open_spans: list[list[Event]] = []
+    chosen: dict[int, int] = {}
+    placed = [i for i, event in enumerate(events) if event.kind in ("operation", "wait")]
+    for index in sorted(placed, key=lambda i: (events[i].begin_ns, -events[i].end_ns)):
+        event = events[index]
+        for spans in open_spans:
+            while spans and spans[-1].end_ns <= event.begin_ns:
+                spans.pop()
+        lane = _lane_for(event, open_spans)
+        if lane == len(open_spans):
+            open_spans.append([])
+        open_spans[lane].append(event)
+        chosen[index] = lane
+    return chosen
+
+
+def _lane_for(event: Event, open_spans: Sequence[Sequence[Event]]) -> int:
+    if event.kind == "wait":
+        for lane, spans in enumerate(open_spans):
+            mine = spans and spans[0].kind == "operation" and spans[0].operation == event.operation
+            if mine and spans[-1].end_ns >= event.end_ns:
+                return lane
+    free = (lane for lane, spans in enumerate(open_spans) if not spans)
+    return next(free, len(open_spans))

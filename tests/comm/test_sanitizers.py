@@ -1,0 +1,39 @@
+"""The core as C++ programs under the address, undefined-behaviour and thread sanitizers.
+
+There is no suppression file: what they report is a fault.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
+ENVIRONMENT = {
+    "asan": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "tsan": {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"},
+}
+
+
+@pytest.fixture(scope="module", params=sorted(ENVIRONMENT))
+def flavour(request):
+    program = f"build/cpp/{request.param}/stress"
+    subprocess.run(["make", "-s", "-j2", program], cwd=ROOT, check=True, timeout=1500)
+    return request.param
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_random_operations_of_ranks_as_threads(flavour, world):
+    rounds, seeds = (400, range(8)) if FULL else (60, range(2))
+    for seed in seeds:
+        run = subprocess.run(
+            [ROOT / "build" / "cpp" / flavour / "stress", str(world), str(seed), str(rounds)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, **ENVIRONMENT[flavour]},
+        )
+        assert run.returncode == 0, f"seed {seed}:\n{run.stdout}\n{run.stderr[-6000:]}"
+        assert f"world {world}, seed {seed}, {rounds} rounds: fine" in run.stdout

@@ -1,0 +1,273 @@
+"""The table of faults: what happens, to whom, and what the others must say how soon.
+
+Each row bears its number in the fault catalogue:
+
+     1 a rank is killed                   11-15 ranks disagree: shape, dtype, op, kind, a call skipped
+     2 a rank is stopped                  25 signals while waiting
+     3 a rank leaves or exits early       26 fork after init
+     4 a rank crashes                     27-28 ends: no finalize, twice, with work in flight
+     5 the launcher is killed             29 limits: descriptors, addresses, memory
+     6 everything is killed               30 more ranks than cores
+                                          31-33 odd payloads, freed buffers, clocks
+
+1-4 and 11-15 are rows here (test_scenarios.py runs them). The others want a program each: see
+test_lifecycle.py, test_fork.py and test_limits.py.
+
+A fault comes from the injector in the core (DPCORE_FAULT), which strikes at an exact place of an
+exact operation, or from the rank's own steps. Deaths are timed from a stamp that the victim
+leaves behind just before, so the time measured is never shorter than the true one.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import torch
+
+import dpcore as dp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FATAL = 5  # the operation at which something happens
+
+
+@dataclass(frozen=True)
+class Scenario:
+    item: int  # in the catalogue
+    name: str
+    world: int
+    victim: int
+    error: str  # class of the error on the survivors
+    steps: Callable  # (comm, scenario, stamp): what every rank does
+    fault: str = ""  # DPCORE_FAULT
+    says: tuple[str, ...] = ()  # regular expressions, each found in every survivor's message
+    victim_error: str | None = None  # a victim that lives on raises this
+    exit_code: int = 0  # of the victim
+    within: float = 1.0  # seconds from the fault to the last survivor's error
+    not_before: float = 0.0
+    timeout: float = 10.0
+    wakes_by: signal.Signals = signal.SIGKILL  # what ends a stop, after the survivors' errors
+
+    def __str__(self) -> str:
+        return f"{self.item}-{self.name}-of{self.world}-rank{self.victim}"
+
+
+def observe(comm, scenario, stamp):
+    """Runs the steps on a rank and reports what was raised, when, and what a second call says."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    report = {"error": None, "message": "", "at": 0.0, "again": None}
+    try:
+        scenario.steps(comm, scenario, stamp)
+    except dp.Error as error:
+        report.update(error=type(error).__name__, message=str(error), at=time.monotonic())
+        try:
+            comm.barrier()
+        except dp.Error as again:
+            report["again"] = (type(again).__name__, str(again))
+        if scenario.fault.startswith("stop") and comm.rank == neighbour_of(scenario):
+            os.kill(read_stamp(stamp)[1], scenario.wakes_by)
+    return report
+
+
+def mark(stamp):
+    Path(stamp).write_text(f"{time.monotonic()} {os.getpid()}")
+
+
+def read_stamp(stamp):
+    """When the fault happened, and the process it happened to."""
+    moment, process = Path(stamp).read_text().split()
+    return float(moment), int(process)
+
+
+def neighbour_of(scenario):
+    return (scenario.victim + 1) % scenario.world
+
+
+# ---- deaths, in the middle of an all-reduce or between two ------------------------------------
+
+
+def reduce_again_and_again(comm, scenario, stamp, elements=1000):
+    tensor = comm.empty(elements).zero_()
+    for number in range(FATAL + 3):
+        if number == FATAL and comm.rank == scenario.victim:
+            mark(stamp)
+        comm.all_reduce(tensor)
+
+
+def reduce_much(comm, scenario, stamp):
+    reduce_again_and_again(comm, scenario, stamp, elements=1 << 20)
+
+
+def reduce_ordinary_memory(comm, scenario, stamp):
+    tensor = torch.zeros(1 << 18)
+    for number in range(FATAL + 3):
+        if number == FATAL and comm.rank == scenario.victim:
+            mark(stamp)
+        comm.all_reduce(tensor)
+
+
+def in_flight(comm, scenario, stamp):
+    tensors = [comm.empty(5000).zero_() for _ in range(FATAL + 3)]
+    if comm.rank == scenario.victim:
+        mark(stamp)
+    for work in [comm.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        work.wait()
+
+
+def between_two(action):
+    """The victim does something outside any operation while the others wait for it."""
+
+    def steps(comm, scenario, stamp):
+        tensor = comm.empty(1000).zero_()
+        for _ in range(FATAL):
+            comm.all_reduce(tensor)
+        if comm.rank == scenario.victim:
+            time.sleep(0.1)  # the others sleep by now
+            mark(stamp)
+            action()
+            return
+        comm.all_reduce(tensor)
+
+    return steps
+
+
+def while_all_compute(comm, scenario, stamp):
+    """Nobody waits when the victim dies: the others learn it at their next call, at once."""
+    tensor = comm.empty(1000).zero_()
+    comm.all_reduce(tensor)
+    if comm.rank == scenario.victim:
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    if comm.rank == neighbour_of(scenario):
+        mark(stamp)
+    comm.all_reduce(tensor)
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate_self():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+def give_up():
+    raise ValueError("no more data")
+
+
+NAMED = r"rank {victim}( |\b).*operation \d+ \((all_reduce of \d+ x float32, sum|barrier)\)"
+DIED = (r"rank {victim} \(process \d+\) died and is needed for", NAMED)
+
+
+def deaths():
+    for world in (2, 3, 4):
+        for victim in range(world):
+            yield Scenario(
+                1, "killed-idle", world, victim, "PeerLost", between_two(kill_self),
+                says=DIED, exit_code=-9,
+            )  # fmt: skip
+            for place in ("entry", "middle", "exit"):
+                yield Scenario(
+                    1, f"killed-{place}", world, victim, "PeerLost", reduce_again_and_again,
+                    f"kill:rank{victim}:op{FATAL}:{place}", DIED, exit_code=-9,
+                )  # fmt: skip
+    for name, steps in (
+        ("4MiB-in-the-arena", reduce_much),
+        ("1MiB-ordinary", reduce_ordinary_memory),
+        ("async", in_flight),
+    ):
+        for world in (2, 4):
+            yield Scenario(
+                1, f"killed-{name}", world, 1, "PeerLost", steps,
+                f"kill:rank1:op{FATAL}:middle", DIED, exit_code=-9,
+            )  # fmt: skip
+    yield Scenario(
+        1, "killed-while-all-compute", 3, 0, "PeerLost", while_all_compute, says=DIED, exit_code=-9
+    )
+    for item, action, exit_code in ((3, "exit", 0), (4, "segv", -11), (4, "abort", -6)):
+        yield Scenario(
+            item, action, 3, 2, "PeerLost", reduce_again_and_again,
+            f"{action}:rank2:op{FATAL}:middle", DIED, exit_code=exit_code,
+        )  # fmt: skip
+    left = (r"rank {victim} \(process \d+\) finalized and left and is needed for", NAMED)
+    for victim in range(3):
+        yield Scenario(
+            3, "returns-early", 3, victim, "PeerLost", between_two(lambda: None), says=left
+        )
+    yield Scenario(
+        25, "SIGTERM", 3, 1, "PeerLost", between_two(terminate_self), says=DIED, exit_code=-15
+    )
+
+
+def a_rank_raises():
+    says = (r"rank {victim} gave up: %s",)
+    yield Scenario(
+        27, "raises", 3, 1, "PeerLost", between_two(give_up),
+        says=(says[0] % "ValueError: no more data",), victim_error="ValueError",
+    )  # fmt: skip
+    yield Scenario(
+        27, "sys.exit", 3, 1, "PeerLost", between_two(lambda: sys.exit(3)),
+        says=(says[0] % "SystemExit: 3",), victim_error="SystemExit",
+    )  # fmt: skip
+    yield Scenario(
+        27, "core-throws", 3, 1, "Error", reduce_again_and_again,
+        f"throw:rank1:op{FATAL}:entry", (r"rank 1: a fault was injected",), "Error",
+    )  # fmt: skip
+
+
+# ---- stopped and slow ranks -------------------------------------------------------------------
+
+
+def ring_moves(comm, scenario, stamp):
+    tensor = torch.zeros(100_000)
+    for number in range(FATAL + 3):
+        if number == FATAL and comm.rank == scenario.victim:
+            mark(stamp)
+        comm.all_reduce(tensor, algorithm="ring/moves")
+
+
+def late():
+    timeout = 1.0
+    bounds = {"timeout": timeout, "not_before": 0.9 * timeout, "within": 1.1 * timeout + 0.5}
+    after = rf"operation {FATAL} \(all_reduce of \d+ x float32, sum\) was not complete after 1 s"
+    entry = (
+        after,
+        r"rank {victim} has not entered it: its last was operation 4 "
+        r"\(all_reduce of \d+ x float32, sum\), finished [\d.]+ s ago",
+    )
+    middle = (after, r"every rank has entered it, but rank {victim} stopped in the middle")
+    for world, victim in ((2, 0), (3, 1), (4, 3)):
+        for place, says in (("entry", entry), ("middle", middle)):
+            yield Scenario(
+                2, f"stopped-{place}", world, victim, "Timeout", reduce_much,
+                f"stop:rank{victim}:op{FATAL}:{place}", says, exit_code=-9, **bounds,
+            )  # fmt: skip
+    yield Scenario(
+        2, "stopped-within-a-ring", 4, 2, "Timeout", ring_moves,
+        f"stop:rank2:op{FATAL}:middle", middle, exit_code=-9, **bounds,
+    )  # fmt: skip
+    yield Scenario(
+        2, "stopped-then-woken", 3, 1, "Timeout", reduce_much,
+        f"stop:rank1:op{FATAL}:entry", entry, "Timeout", wakes_by=signal.SIGCONT, **bounds,
+    )  # fmt: skip
+    yield Scenario(
+        2, "never-calls", 3, 1, "Timeout", between_two(lambda: time.sleep(1.5)), says=entry,
+        **bounds,
+    )  # fmt: skip
+    yield Scenario(
+        8, "slow-but-in-time", 3, 1, "", reduce_again_and_again,
+        f"delay=400:rank1:op{FATAL}:entry",
+    )  # fmt: skip
+
+
+TABLE = [*deaths(), *a_rank_raises(), *late()]

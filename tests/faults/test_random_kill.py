@@ -1,0 +1,177 @@
+"""A rank is killed at a random moment, a hundred times: nobody hangs, everybody knows, nothing stays.
+
+The victim sets an interval timer whose signal nothing handles: the kernel ends the process at
+whatever instruction it happens to be, in the midst of an operation, a growth of its arena or a
+meeting. Where it was is not known, so the messages are checked for the rank alone.
+"""
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+
+import cloudpickle
+import pytest
+import torch
+
+import dpcore as dp
+from dpcore.ranks import run_processes
+
+from .leftovers import descriptors, of_this_host
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORLDS = (2, 3)
+TRIALS = {"operation": 20, "idle": 8, "start": 10, "growth": 8, "with forked workers": 4}
+NOTICED_WITHIN = 1.0
+WORKER_LIVES = 4.0  # longer than a death may take to be noticed
+START_TIMEOUT = 0.5  # a rank that died before it came can only be missed
+
+def die_soon(seed, within=0.03):
+    delay = random.Random(seed).uniform(0.0003, within)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+
+
+def any_collective(comm, rng):
+    """One call of a random collective; ``rng`` is in the same state on all ranks."""
+    count, world = rng.choice((1, 1000, 70_000)), comm.world_size
+    root, in_arena = rng.randrange(world), rng.random() < 0.5
+    new = comm.empty if in_arena else torch.empty
+    part, whole = new(count).fill_(1), new(count * world).fill_(1)
+    kind = rng.choice(
+        ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter",
+         "all_to_all", "barrier", "message", "moves")
+    )  # fmt: skip
+    if kind == "all_gather":
+        comm.all_gather(whole, part)
+    elif kind == "reduce_scatter":
+        comm.reduce_scatter(part, whole)
+    elif kind == "gather":
+        comm.gather(whole if comm.rank == root else None, part, root)
+    elif kind == "scatter":
+        comm.scatter(part, whole if comm.rank == root else None, root)
+    elif kind == "all_to_all":
+        comm.all_to_all(new(count * world), whole)
+    elif kind == "barrier":
+        comm.barrier()
+    elif kind == "message":
+        sent = comm.send(part, (comm.rank + 1) % world, tag=count, async_op=True)
+        comm.recv(new(count), (comm.rank - 1) % world, tag=count)
+        sent.wait()
+    elif kind == "moves":
+        comm.all_reduce(whole, algorithm="ring/moves")
+    elif kind == "all_reduce":
+        comm.all_reduce(whole, async_op=rng.random() < 0.5)  # not waited for: the next call will
+    else:
+        getattr(comm, kind)(whole, root)
+
+
+def operations(comm, seed):
+    rng = random.Random(seed)
+    while True:
+        any_collective(comm, rng)
+
+
+def sleep_while_others_wait(comm, seed):
+    if comm.rank == seed % comm.world_size:
+        time.sleep(10)
+    operations(comm, seed)
+
+
+def grow(comm):
+    kept = []
+    for size in itertools.cycle((5 << 20, 9 << 20)):
+        kept.append(comm.empty(size, dtype=torch.uint8))
+        kept = kept[-4:]
+        comm.barrier()
+
+
+def work(comm, phase, seed):
+    if phase == "idle":
+        sleep_while_others_wait(comm, seed)
+    elif phase == "growth":
+        grow(comm)
+    else:
+        operations(comm, seed)
+
+
+def live_and_die(rank, world, phase, seed):
+    """What the victim does; it never returns."""
+    if phase == "start":
+        die_soon(seed, within=0.008)
+    comm = dp.init(rank=rank, world_size=world, init_method=f"trial-{seed}")
+    if phase == "with forked workers":
+        for _ in range(2):
+            if os.fork() == 0:  # as a DataLoader does
+                time.sleep(WORKER_LIVES)
+                os._exit(0)
+    if phase != "start":
+        die_soon(seed)
+    work(comm, phase, seed)
+
+
+def survive(rank, world, phase, seed):
+    """What the others do: how it ended for them, and when."""
+    started = time.monotonic()
+    timeout = START_TIMEOUT if phase == "start" else 10
+    try:
+        comm = dp.init(
+            rank=rank, world_size=world, init_method=f"trial-{seed}", timeout=timeout
+        )
+        work(comm, phase, seed)
+    except dp.Error as error:
+        return type(error).__name__, str(error), max(started, time.monotonic())
+    finally:
+        dp.finalize()
+    return "nothing happened", "", time.monotonic()
+
+
+def all_trials(comm, plan):
+    """Every rank runs all trials in one process; a victim is a forked copy of its rank."""
+    dp.finalize()
+    reports = []
+    open_files = []
+    for phase, seed in plan:
+        if comm.rank == seed % comm.world_size:
+            child = os.fork()
+            if child == 0:
+                try:
+                    live_and_die(comm.rank, comm.world_size, phase, seed)
+                finally:
+                    os._exit(1)
+            status = os.waitpid(child, 0)[1]
+            reports.append(("died", os.waitstatus_to_exitcode(status), time.monotonic()))
+        else:
+            reports.append(survive(comm.rank, comm.world_size, phase, seed))
+        open_files.append(descriptors())
+    return reports, open_files
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rank_dies_at_a_random_moment(world):
+    before = of_this_host()
+    phases = [phase for phase, count in TRIALS.items() for _ in range(count)]
+    plan = [(phase, 7919 * trial + world) for trial, phase in enumerate(phases)]
+    outcomes = run_processes(all_trials, world, (plan,), deadline=100)
+    for outcome in outcomes:
+        assert outcome.error is None, outcome
+    slowest = 0.0
+    for trial, (phase, seed) in enumerate(plan):
+        victim = seed % world
+        reports = [outcome.result[0][trial] for outcome in outcomes]
+        context = f"{phase}, trial {trial}, victim {victim}: {reports}"
+        assert reports[victim][:2] == ("died", -signal.SIGALRM), context
+        for name, message, at in reports[:victim] + reports[victim + 1 :]:
+            allowed = {"PeerLost", "RendezvousError"} if phase == "start" else {"PeerLost"}
+            assert name in allowed, context
+            assert f"rank {victim}" in message or f"missing: {victim}" in message, context
+            if name == "PeerLost":
+                slowest = max(slowest, at - reports[victim][2])
+    assert slowest < NOTICED_WITHIN
+    assert of_this_host() == before
+    for outcome in outcomes:
+        open_files = outcome.result[1]
+        assert max(open_files[5:]) <= max(open_files[:5]), f"descriptors leak: {open_files}"

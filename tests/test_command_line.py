@@ -1,0 +1,234 @@
+"""dpcore bench and dpcore inspect, as a shell calls them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import dpcore as dp
+from dpcore import black_box
+from dpcore.bench import parse_sizes
+from dpcore.bench_cases import CASES
+
+COLUMNS = "size count type redop root algorithm time algbw busbw #wrong".split()
+
+
+def dpcore(*arguments, launcher=()):
+    command = [sys.executable, "-m", *launcher, "dpcore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+
+def bench(*arguments, **options):
+    out = dpcore("bench", "--json", "--seconds", "0.002", *arguments, **options)
+    assert out.returncode == 0, out.stderr
+    return [json.loads(line) for line in out.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("command", [[], ["bench"], ["inspect"]])
+def test_help(command):
+    out = dpcore(*command, "--help")
+    assert out.returncode == 0
+    assert "usage: dpcore" in out.stdout
+    assert not command or "examples:" in out.stdout
+
+
+def test_version_needs_nothing_heavy():
+    code = "import sys, dpcore.__main__ as m; m.main(['--version'])"
+    checked = f"import sys\ntry:\n    {code}\nfinally:\n    assert 'torch' not in sys.modules"
+    out = subprocess.run([sys.executable, "-c", checked], capture_output=True, text=True)
+    assert (out.returncode, out.stdout) == (0, f"dpcore {dp.__version__}\n"), out.stderr
+
+
+def test_no_command_is_a_mistake_that_shows_the_usage():
+    out = dpcore()
+    assert out.returncode == 2
+    assert "usage: dpcore" in out.stderr
+
+
+def test_bench_prints_the_columns_of_nccl_tests():
+    out = dpcore("bench", "--sizes", "8,64K", "--seconds", "0.002")
+    assert out.returncode == 0, out.stderr
+    lines = out.stdout.splitlines()
+    header = next(line for line in lines if "algbw" in line)
+    assert header.lstrip("#").split() == COLUMNS
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("8", "2", "0"), ("65536", "16384", "0")]
+    assert "# wrong elements: 0 OK" in lines
+
+
+def test_bench_json():
+    first, second = bench("--sizes", "8:1K:128", "--algorithm", "auto,ring", "--sizes", "1K")
+    assert first["algorithm"] == "auto"
+    assert second["algorithm"] == "ring"
+    assert (first["size"], first["count"], first["type"]) == (1024, 256, "float32")
+    assert first["wrong"] == 0
+    assert first["memory"] == "arena"
+    assert first["algbw"] == pytest.approx(1024 / first["time"] * 1e-3, rel=1e-2, abs=1e-4)
+    assert first["busbw"] == pytest.approx(first["algbw"], rel=1e-2, abs=1e-4)  # 2 (n-1)/n, n = 2
+
+
+@pytest.mark.parametrize(
+    ("world", "more"),
+    [
+        (2, ["--op", "mean", "--dtype", "bfloat16"]),
+        (3, ["--plain", "--op", "max", "--dtype", "int16"]),
+        (3, ["--op", "prod", "--dtype", "float64"]),
+    ],
+)
+def test_bench_of_every_collective_is_right(world, more):
+    rows = bench("--collective", "all", "--sizes", "10,30000", "--world", str(world), *more)
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    assert {row["collective"] for row in rows} == set(CASES)
+    factors = {"broadcast": 1, "reduce": 1, "all_reduce": 2 * (world - 1) / world}
+    for row in rows:
+        factor = factors.get(row["collective"], (world - 1) / world)
+        assert row["busbw"] == pytest.approx(row["algbw"] * factor, rel=0.05, abs=2e-4)
+        assert (row["redop"] == "none") != CASES[row["collective"]].reduces
+
+
+def test_bench_sees_wrong_results():
+    """The check itself: a collective that does nothing must not pass."""
+    comm = dp.init(rank=0, world_size=1)
+    try:
+        measured = CASES["all_gather"].prepare(comm, 4000, "float32", "sum", "auto", True)
+        assert measured.check() == 0
+        comm.all_gather = lambda *buffers, **options: None
+        broken = CASES["all_gather"].prepare(comm, 4000, "float32", "sum", "auto", True)
+        assert broken.check() == 800  # of 1000: every fifth expected number is a zero
+    finally:
+        dp.finalize()
+
+
+def test_bench_on_the_ranks_of_torchrun():
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    (row,) = bench("--sizes", "1K", launcher=launcher)
+    assert (row["world"], row["wrong"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "float12"], "choose of float64, float32"),
+        (["--op", "median"], "choose of sum, mean"),
+        (["--collective", "all_rejuice"], "choose of all_reduce"),
+        (["--sizes", "8:1M:0.5"], "factor above 1"),
+        (["--sizes", "many"], "is not a size"),
+        (["--algorithm", "circle", "--sizes", "8"], "circle"),
+    ],
+)
+def test_bench_explains_mistakes(arguments, message):
+    out = dpcore("bench", *arguments)
+    assert out.returncode == 1
+    assert message in out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_default_sizes():
+    sizes = parse_sizes("8:64M:4")
+    assert sizes[:3] == (8, 32, 128)
+    assert (len(sizes), sizes[-1]) == (12, 1 << 25)
+
+
+# ---- inspect ---------------------------------------------------------------------------------
+
+WAITING_RANK = """
+import sys
+import numpy as np
+import dpcore as dp
+comm = dp.init()
+comm.all_reduce(np.ones(100, np.float32), "max")
+group = comm.split(0)
+group.broadcast(np.ones(7), 1)
+if comm.rank == 1:
+    sys.stdin.readline()
+comm.barrier(timeout=120)
+"""
+
+
+@pytest.fixture
+def hanging_rank():
+    """A process whose rank 0 waits in a barrier for rank 1, which waits for a line of text."""
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "hang", "MASTER_PORT": os.getpid()}
+        environment = os.environ | {key: str(value) for key, value in place.items()}
+        command = [sys.executable, "-c", WAITING_RANK]
+        ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True))
+    yield ranks[0].pid
+    ranks[1].communicate("go on\n", timeout=60)
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+
+
+def test_inspect_shows_where_a_rank_hangs(hanging_rank):
+    boxes = []
+    deadline = time.monotonic() + 60
+    while not any(box["in_flight"] for box in boxes) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            boxes = black_box.read(hanging_rank)
+        except dp.Error:
+            continue  # still on its way to init()
+    out = dpcore("inspect", "--json", str(hanging_rank))
+    assert out.returncode == 0, out.stderr
+    root, group = (json.loads(line) for line in out.stdout.splitlines())
+
+    assert (root["rank"], root["world_size"], root["pid"]) == (0, 2, hanging_rank)
+    assert root["communicator"] == "init"
+    (barrier,) = root["in_flight"]
+    assert barrier["collective"] == "barrier"
+    assert barrier["number"] == root["operations_entered"] - 1
+    assert 0 < barrier["since_seconds"] < 60
+    reduce = root["finished"][0]
+    expected = {"collective": "all_reduce", "dtype": "float32", "count": 100, "bytes": 400}
+    assert reduce == reduce | expected | {"number": 0, "op": "max"}
+    assert root["abort"] is None
+
+    assert (group["communicator"], group["in_flight"]) == ("split", [])
+    (broadcast,) = group["finished"]
+    assert (broadcast["collective"], broadcast["root"]) == ("broadcast", 1)
+
+    text = dpcore("inspect", str(hanging_rank)).stdout
+    assert f"process {hanging_rank}: rank 0 of 2" in text
+    assert f"operation {barrier['number']} (barrier)" in text
+    assert "operation 0 (all_reduce of 100 x float32, max)" in text
+
+
+def test_inspect_shows_why_a_rank_gave_up():
+    comm = dp.init(rank=0, world_size=1)
+    try:
+        comm.all_reduce(np.ones(3))
+        comm.abort("the loss is not a number")
+        (box,) = black_box.read(os.getpid())
+        assert box["abort"]["error"] == "PeerLost"
+        assert box["abort"]["culprit"] == 0
+        assert "the loss is not a number" in box["abort"]["reason"]
+        out = dpcore("inspect", str(os.getpid()))
+        assert "rank 0 is to blame" in out.stdout
+        assert "the loss is not a number" in out.stdout
+    finally:
+        dp.finalize()
+
+
+def test_inspect_shows_ranks_that_are_threads():
+    def work(comm):
+        comm.barrier()
+        boxes = black_box.read(os.getpid()) if comm.rank == 0 else []
+        comm.barrier()
+        return [box["rank"] for box in boxes]
+
+    assert sorted(dp.spawn(work, 3, mode="threads")[0]) == [0, 1, 2]
+
+
+def test_inspect_of_a_process_without_ranks():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        out = dpcore("inspect", str(other.pid))
+        assert (out.returncode, out.stdout) == (1, "")
+        assert "no dpcore communicator" in out.stderr
+        other.communicate(b"\n")
+    out = dpcore("inspect", str(other.pid))
+    assert out.returncode == 1
+    assert "there is no process" in out.stderr

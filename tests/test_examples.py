@@ -1,0 +1,58 @@
+"""Every example runs, as its first lines say, and says what it promises."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run_example(name, *arguments, launcher=()):
+    command = [sys.executable, *launcher, EXAMPLES / name, *arguments]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert out.returncode == 0, out.stderr
+    return out.stdout
+
+
+def test_all_reduce():
+    assert run_example("all_reduce.py", launcher=TORCHRUN) == "2 ranks, mean 1.5\n"
+
+
+def test_all_reduce_is_short_enough_for_the_first_page():
+    tree = (EXAMPLES / "all_reduce.py").read_text().split('"""')[2]
+    assert len([line for line in tree.splitlines() if line.strip()]) <= 12
+
+
+@pytest.mark.parametrize("world", ["2", "3"])
+def test_own_schedule(world):
+    out = run_example("own_schedule.py", world)
+    assert "reverse_ring" in out
+    assert ": proven" in out
+    assert "without its last move: " in out
+    priced = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:1].isalpha()}
+    assert len(re.findall(r"\bright\b", out)) == 3
+    assert "WRONG" not in out
+    assert priced["two_shot"][0] == "2"
+
+
+def test_overlap(tmp_path):
+    path = tmp_path / "overlap.json"
+    out = run_example("overlap.py", str(path), launcher=TORCHRUN)
+    assert "one after the other: " in out
+    assert "overlapped: " in out
+    events = json.loads(path.read_text())["traceEvents"]
+    operations = [event for event in events if event.get("cat") == "operation"]
+    assert len(operations) == 2 * 5 * 8  # ranks, steps, layers
+    steps = [event for event in events if event.get("cat") == "compute"]
+    assert len(steps) == 2 * 5
+
+
+def test_every_example_has_a_test():
+    text = Path(__file__).read_text()
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in text]
+    assert not missing
