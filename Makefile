@@ -112,7 +112,18 @@ CPP_CCACHE   := $(shell command -v ccache 2>/dev/null)
 CPP_FLAGS    := -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -fno-omit-frame-pointer -pthread -Icsrc
 CPP_FLAGS_plain :=
 CPP_FLAGS_asan  := -fsanitize=address,undefined -fno-sanitize-recover=all
-CPP_FLAGS_tsan  := -fsanitize=thread
+CPP_FLAGS_tsan  := -fsanitize=thread -DDPCORE_PORTABLE_KERNELS
+
+# The reduction kernels are thousands of small inlined functions: checks written into each make the
+# compiler run for many minutes. As calls, and without the ones that ASan covers, they take one.
+CPP_KERNELS := --param asan-stack=0 --param asan-instrumentation-with-call-threshold=0 \
+	-fno-sanitize=null,alignment,object-size,pointer-overflow
+
+# Two runs of make at once (tests in two terminals) may build the same file: each under a name of its
+# own, and whoever is last wins.
+CPP_COMPILE = $(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) \
+	$(if $(filter asan,$(1)),$(if $(filter reduce_%,$(notdir $<)),$(CPP_KERNELS))) \
+	-MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@.$$$$ && mv $@.$$$$ $@
 
 cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
 	@$(MAKE) --no-print-directory -j$(JOBS) $(foreach f,$(CPP_FLAVOURS),$(addprefix build/cpp/$(f)/,$(CPP_PROGRAMS)))
@@ -120,14 +131,14 @@ cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
 define cpp_flavour
 build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile
 	@mkdir -p $$(@D)
-	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+	$$(call CPP_COMPILE,$(1))
 
 build/cpp/$(1)/tests/%.o: tests/cpp/%.cpp Makefile
 	@mkdir -p $$(@D)
-	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+	$$(call CPP_COMPILE,$(1))
 
 $(addprefix build/cpp/$(1)/,$(CPP_PROGRAMS)): build/cpp/$(1)/%: build/cpp/$(1)/tests/%.o $(COMM:csrc/%.cpp=build/cpp/$(1)/%.o)
-	$(CXX) $(CPP_FLAGS_$(1)) -pthread $$^ -o $$@
+	$(CXX) $(CPP_FLAGS_$(1)) -pthread $$^ -o $$@.$$$$$$$$ && mv $$@.$$$$$$$$ $$@
 
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
 -include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/tests/*.d)

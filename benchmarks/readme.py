@@ -1,7 +1,7 @@
 """Writes the figures of README.md from a committed result file.
 
-    python -m benchmarks.readme            # says whether README.md is up to date
-    python -m benchmarks.readme --write    # and makes it so
+python -m benchmarks.readme            # says whether README.md is up to date
+python -m benchmarks.readme --write    # and makes it so
 """
 
 from __future__ import annotations

@@ -44,8 +44,17 @@ _HOME = {
     ),
     **dict.fromkeys(
         (
-            "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv",
-            "reduce", "reduce_scatter", "scatter", "send",
+            "all_gather",
+            "all_reduce",
+            "all_to_all",
+            "barrier",
+            "broadcast",
+            "gather",
+            "recv",
+            "reduce",
+            "reduce_scatter",
+            "scatter",
+            "send",
         ),
         "dpcore.collectives",
     ),  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpcore.errors import Unsupported
 from dpcore.work import Work
 
 if TYPE_CHECKING:
@@ -66,7 +67,17 @@ class Communicator:
             self._native.all_reduce_now(tensor, op)
             return None
         native = self._native.whole(
-            "all_reduce", tensor, None, op, factor, 0, algorithm, priority, timeout, layout, async_op
+            "all_reduce",
+            tensor,
+            None,
+            op,
+            factor,
+            0,
+            algorithm,
+            priority,
+            timeout,
+            layout,
+            async_op,
         )
         return None if native is None else Work(native, [tensor])
 
@@ -281,6 +292,8 @@ class Communicator:
 
         Every rank must call it; ``color=None`` takes part and gets None.
         """
+        if color is not None and color < 0:
+            raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
         return None if native is None else Communicator(native, self._transport)
 
@@ -300,10 +313,12 @@ class Communicator:
 
     @property
     def closed(self) -> bool:
+        """Whether ``close()`` or ``finalize()`` was called."""
         return self._native.closed
 
     @property
     def backend(self) -> str:
+        """Who moves the bytes: ``"native"`` is dpcore's own core."""
         return "native"
 
     @property

@@ -10,10 +10,12 @@ function of a notebook cell will do, and the calling script is not imported agai
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +23,7 @@ import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -160,11 +163,12 @@ def run_processes(
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpcore.ranks", "torch", "cloudpickle"])
+    _start_fork_server()
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
     meeting = f"spawn-{uuid.uuid4().hex}"
     outcomes = [Outcome(rank) for rank in range(world_size)]
     processes = []
-    lines: dict[Connection, Outcome] = {}
+    lines: dict[Connection, tuple[Outcome, Any]] = {}
     try:
         with _unimportable_main():
             for rank in range(world_size):
@@ -173,12 +177,12 @@ def run_processes(
                     target=_rank_main,
                     args=(theirs, rank, world_size, meeting, payload, dict(environment or {})),
                     name=f"dpcore rank {rank}",
-                    daemon=True,
+                    daemon=False,  # a daemon could not have DataLoader workers
                 )
                 process.start()
                 theirs.close()
                 processes.append(process)
-                lines[ours] = outcomes[rank]
+                lines[ours] = (outcomes[rank], process)
         _collect(lines, deadline, grace)
     finally:
         _end(processes)
@@ -193,18 +197,49 @@ def run_processes(
     return outcomes
 
 
-def _collect(lines: Mapping[Connection, Outcome], deadline: float | None, grace: float) -> None:
-    """Takes the ranks' reports until all have spoken or gone, or patience ends."""
+def _start_fork_server() -> None:
+    """Starts the fork server such that no file is left when everything is killed.
+
+    Its socket lies in a directory of its own, which is removed at once: the open handle of the
+    socket leads there as well.
+    """
+    server: Any = vars(forkserver)["_forkserver"]
+    settings: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
+    if getattr(server, "_forkserver_pid", None) is not None:
+        return
+    usual_place = settings.get("tempdir")
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as directory:
+        settings["tempdir"] = directory
+        try:
+            server.ensure_running()
+            handle = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+            server._forkserver_address = f"/proc/self/fd/{handle}"
+        finally:
+            settings["tempdir"] = usual_place
+
+
+def _collect(
+    lines: Mapping[Connection, tuple[Outcome, Any]], deadline: float | None, grace: float
+) -> None:
+    """Takes the ranks' reports until all have spoken or gone, or patience ends.
+
+    A process that is gone is known by its sentinel: workers that it forked may hold its line.
+    """
     import cloudpickle
 
     waiting = dict(lines)
     ends_at = time.monotonic() + deadline if deadline is not None else float("inf")
     while waiting and time.monotonic() < ends_at:
-        patience = min(ends_at - time.monotonic(), 0.2)
-        for line in wait(list(waiting), timeout=max(0.0, patience)):
-            assert isinstance(line, Connection)
-            outcome = waiting.pop(line)
+        patience = max(0.0, min(ends_at - time.monotonic(), 0.2))
+        sentinels = [process.sentinel for _, process in waiting.values()]
+        ready = wait([*waiting, *sentinels], timeout=patience)
+        for line, (outcome, process) in list(waiting.items()):
+            if line not in ready and process.sentinel not in ready:
+                continue
+            del waiting[line]
             try:
+                if not line.poll():
+                    raise EOFError
                 report = cloudpickle.loads(line.recv_bytes())
                 outcome.result, outcome.error, outcome.traceback, outcome.failed_at = report
                 failed = outcome.error is not None
@@ -243,6 +278,7 @@ def _rank_main(
     import cloudpickle
     import torch
 
+    _end_with_launcher()
     os.environ.update(environment)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     outcome = Outcome(rank)
@@ -261,6 +297,19 @@ def _rank_main(
     line.close()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _end_with_launcher() -> None:
+    """From here on the kernel sends SIGTERM when the launcher is gone, however it went."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+    sentinel = launcher.sentinel
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([sentinel], timeout=0):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ import pytest
 
 import dpcore as dp
 from dpcore import black_box
-from dpcore.bench import parse_sizes
+from dpcore.__main__ import main
+from dpcore.bench import Plan, parse_sizes
+from dpcore.bench import rows as bench_rows
 from dpcore.bench_cases import CASES
 
-COLUMNS = "size count type redop root algorithm time algbw busbw #wrong".split()
+COLUMNS = "size count type redop root algorithm time algbw busbw #wrong"
 
 
 def dpcore(*arguments, launcher=()):
@@ -54,14 +56,14 @@ def test_bench_prints_the_columns_of_nccl_tests():
     assert out.returncode == 0, out.stderr
     lines = out.stdout.splitlines()
     header = next(line for line in lines if "algbw" in line)
-    assert header.lstrip("#").split() == COLUMNS
+    assert header.lstrip("#").split() == COLUMNS.split()
     rows = [line.split() for line in lines if not line.startswith("#")]
     assert [(row[0], row[1], row[-1]) for row in rows] == [("8", "2", "0"), ("65536", "16384", "0")]
     assert "# wrong elements: 0 OK" in lines
 
 
 def test_bench_json():
-    first, second = bench("--sizes", "8:1K:128", "--algorithm", "auto,ring", "--sizes", "1K")
+    first, second = bench("--sizes", "1K", "--algorithm", "auto,ring")
     assert first["algorithm"] == "auto"
     assert second["algorithm"] == "ring"
     assert (first["size"], first["count"], first["type"]) == (1024, 256, "float32")
@@ -72,22 +74,24 @@ def test_bench_json():
 
 
 @pytest.mark.parametrize(
-    ("world", "more"),
+    ("world", "options"),
     [
-        (2, ["--op", "mean", "--dtype", "bfloat16"]),
-        (3, ["--plain", "--op", "max", "--dtype", "int16"]),
-        (3, ["--op", "prod", "--dtype", "float64"]),
+        (2, {"op": "mean", "dtype": "bfloat16"}),
+        (3, {"op": "max", "dtype": "int16", "plain": True}),
+        (3, {"op": "prod", "dtype": "float64"}),
+        (4, {"dtype": "uint8"}),
     ],
 )
-def test_bench_of_every_collective_is_right(world, more):
-    rows = bench("--collective", "all", "--sizes", "10,30000", "--world", str(world), *more)
-    assert [row["wrong"] for row in rows] == [0] * len(rows)
-    assert {row["collective"] for row in rows} == set(CASES)
+def test_bench_of_every_collective_is_right(world, options):
+    plan = Plan(tuple(CASES), (10, 30000), seconds=0.002, **options)
+    rows = dp.spawn(lambda comm: list(bench_rows(comm, plan)), world, mode="threads")[0]
+    assert [row.wrong for row in rows] == [0] * len(rows)
+    assert {row.collective for row in rows} == set(CASES)
     factors = {"broadcast": 1, "reduce": 1, "all_reduce": 2 * (world - 1) / world}
     for row in rows:
-        factor = factors.get(row["collective"], (world - 1) / world)
-        assert row["busbw"] == pytest.approx(row["algbw"] * factor, rel=0.05, abs=2e-4)
-        assert (row["redop"] == "none") != CASES[row["collective"]].reduces
+        factor = factors.get(row.collective, (world - 1) / world)
+        assert row.busbw == pytest.approx(row.algbw * factor, rel=0.05, abs=2e-4)
+        assert (row.redop == "none") != CASES[row.collective].reduces
 
 
 def test_bench_sees_wrong_results():
@@ -163,7 +167,7 @@ def hanging_rank():
     assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
 
 
-def test_inspect_shows_where_a_rank_hangs(hanging_rank):
+def test_inspect_shows_where_a_rank_hangs(hanging_rank, capsys):
     boxes = []
     deadline = time.monotonic() + 60
     while not any(box["in_flight"] for box in boxes) and time.monotonic() < deadline:
@@ -172,9 +176,8 @@ def test_inspect_shows_where_a_rank_hangs(hanging_rank):
             boxes = black_box.read(hanging_rank)
         except dp.Error:
             continue  # still on its way to init()
-    out = dpcore("inspect", "--json", str(hanging_rank))
-    assert out.returncode == 0, out.stderr
-    root, group = (json.loads(line) for line in out.stdout.splitlines())
+    assert main(["inspect", "--json", str(hanging_rank)]) == 0
+    root, group = (json.loads(line) for line in capsys.readouterr().out.splitlines())
 
     assert (root["rank"], root["world_size"], root["pid"]) == (0, 2, hanging_rank)
     assert root["communicator"] == "init"
@@ -197,7 +200,7 @@ def test_inspect_shows_where_a_rank_hangs(hanging_rank):
     assert "operation 0 (all_reduce of 100 x float32, max)" in text
 
 
-def test_inspect_shows_why_a_rank_gave_up():
+def test_inspect_shows_why_a_rank_gave_up(capsys):
     comm = dp.init(rank=0, world_size=1)
     try:
         comm.all_reduce(np.ones(3))
@@ -206,9 +209,10 @@ def test_inspect_shows_why_a_rank_gave_up():
         assert box["abort"]["error"] == "PeerLost"
         assert box["abort"]["culprit"] == 0
         assert "the loss is not a number" in box["abort"]["reason"]
-        out = dpcore("inspect", str(os.getpid()))
-        assert "rank 0 is to blame" in out.stdout
-        assert "the loss is not a number" in out.stdout
+        assert main(["inspect", str(os.getpid())]) == 0
+        out = capsys.readouterr().out
+        assert "rank 0 is to blame" in out
+        assert "the loss is not a number" in out
     finally:
         dp.finalize()
 
@@ -223,12 +227,10 @@ def test_inspect_shows_ranks_that_are_threads():
     assert sorted(dp.spawn(work, 3, mode="threads")[0]) == [0, 1, 2]
 
 
-def test_inspect_of_a_process_without_ranks():
+def test_inspect_of_a_process_without_ranks(capsys):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        out = dpcore("inspect", str(other.pid))
-        assert (out.returncode, out.stdout) == (1, "")
-        assert "no dpcore communicator" in out.stderr
+        assert main(["inspect", str(other.pid)]) == 1
+        assert "no dpcore communicator" in capsys.readouterr().err
         other.communicate(b"\n")
-    out = dpcore("inspect", str(other.pid))
-    assert out.returncode == 1
-    assert "there is no process" in out.stderr
+    assert main(["inspect", str(other.pid)]) == 1
+    assert "there is no process" in capsys.readouterr().err

@@ -20,7 +20,8 @@ def run_example(name, *arguments, launcher=()):
 
 
 def test_all_reduce():
-    assert run_example("all_reduce.py", launcher=TORCHRUN) == "2 ranks, mean 1.5\n"
+    (line,) = run_example("all_reduce.py", launcher=TORCHRUN).splitlines()
+    assert line.startswith("1.5 [0.0, 1.0, 2.0, 3.0] ")
 
 
 def test_all_reduce_is_short_enough_for_the_first_page():
@@ -28,7 +29,7 @@ def test_all_reduce_is_short_enough_for_the_first_page():
     assert len([line for line in tree.splitlines() if line.strip()]) <= 12
 
 
-@pytest.mark.parametrize("world", ["2", "3"])
+@pytest.mark.parametrize("world", ["3"])
 def test_own_schedule(world):
     out = run_example("own_schedule.py", world)
     assert "reverse_ring" in out

@@ -64,6 +64,12 @@ Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role) {
   if (tensor.layout() != at::kStrided) {
     throw Unsupported(std::string(role) + ": sparse tensors are not supported; use .to_dense()");
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    throw Unsupported(
+        std::string(role) + ": the tensor is a lazy " +
+        (tensor.is_conj() ? "conjugate; pass .resolve_conj()" : "negative; pass .resolve_neg()") +
+        " and copy the result back");
+  }
   if (!tensor.is_contiguous()) {
     throw Unsupported(std::string(role) + ": the tensor of shape " + shape_text(tensor) +
                       " is not contiguous (strided); pass .contiguous() and copy the result back");
@@ -94,18 +100,15 @@ DType dtype_of_format(const std::string& format, size_t item, const char* role) 
     return DType::u8;
   }
   if (kind == "b" || kind == "h" || kind == "i" || kind == "l" || kind == "q") {
-    return item == 1   ? DType::i8
-           : item == 2 ? DType::i16
-           : item == 4 ? DType::i32
-                       : DType::i64;
+    return item == 1 ? DType::i8 : item == 2 ? DType::i16 : item == 4 ? DType::i32 : DType::i64;
   }
   throw Unsupported(std::string(role) + ": arrays of format '" + format + "' are not supported");
 }
 
 Buffer buffer_of_array(py::handle object, const char* role, Access access) {
   Py_buffer view;
-  const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_STRIDES |
-                    (access == Access::write ? PyBUF_WRITABLE : 0);
+  const int flags =
+      PyBUF_FORMAT | PyBUF_ND | PyBUF_STRIDES | (access == Access::write ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &view, flags) != 0) {
     PyErr_Clear();
     throw Unsupported(std::string(role) + ": the " + Py_TYPE(object.ptr())->tp_name +
@@ -121,8 +124,9 @@ Buffer buffer_of_array(py::handle object, const char* role, Access access) {
   const auto item = static_cast<size_t>(view.itemsize);
   PyBuffer_Release(&view);  // the caller's reference keeps the memory
   if (!contiguous) {
-    throw Unsupported(std::string(role) +
-                      ": the array has gaps in memory (strided); pass numpy.ascontiguousarray(...)");
+    throw Unsupported(
+        std::string(role) +
+        ": the array has gaps in memory (strided); pass numpy.ascontiguousarray(...)");
   }
   buffer.dtype = dtype_of_format(format, item, role);
   return buffer;
@@ -156,7 +160,9 @@ size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype
     if (extent < 0) {
       throw py::value_error("a shape can't have a negative extent");
     }
-    bytes *= static_cast<size_t>(extent);
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
+      throw py::value_error("a tensor of this shape is larger than any memory");
+    }
   }
   return bytes;
 }

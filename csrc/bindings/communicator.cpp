@@ -36,14 +36,17 @@ Call call_of(PyCommunicator& comm, const py::object& algorithm, int priority, do
   Call call{{}, nullptr, priority, timeout, layout, asynchronous};
   if (py::isinstance<Schedule>(algorithm)) {
     call.program = comm.core->program_of(algorithm.cast<const Schedule&>());
-  } else if (!algorithm.is_none()) {
+  } else if (py::isinstance<py::str>(algorithm)) {
     call.algorithm = algorithm.cast<std::string>();
+  } else if (!algorithm.is_none()) {
+    throw py::type_error(std::string("algorithm: expected a name or a dpcore.Schedule, not ") +
+                         Py_TYPE(algorithm.ptr())->tp_name);
   }
   return call;
 }
 
-py::object perform(const std::shared_ptr<PyCommunicator>& comm, Request&& request,
-                   const Call& call, std::vector<py::object> buffers) {
+py::object perform(const std::shared_ptr<PyCommunicator>& comm, Request&& request, const Call& call,
+                   std::vector<py::object> buffers) {
   request.priority = call.priority;
   request.timeout_s = call.timeout;
   request.program = call.program;
@@ -55,6 +58,10 @@ py::object perform(const std::shared_ptr<PyCommunicator>& comm, Request&& reques
   if (call.program && call.program->schedule.world != comm->core->world()) {
     throw Unsupported("this schedule is for a world of " +
                       std::to_string(call.program->schedule.world));
+  }
+  if (call.program && call.program->schedule.root != request.root) {
+    throw Unsupported("this schedule is for root " + std::to_string(call.program->schedule.root) +
+                      ", not for root " + std::to_string(request.root));
   }
   if (call.asynchronous) {
     comm->let_go_of_completed();
@@ -87,6 +94,36 @@ uint64_t hash_of(const Parts& parts) {
     hash = (hash ^ part) * 0x100000001b3ull;
   }
   return hash | 1;
+}
+
+// Input and output may share memory where nothing is written that is still to be read: when the
+// smaller one is this rank's part of the larger one, and for an exchange of equal parts.
+void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t rank,
+                   const Request& request) {
+  const size_t element = size_of(in.dtype);
+  const std::byte* in_end = in.data + in.elements * element;
+  const std::byte* out_end = out.data + out.elements * element;
+  if (in.elements == 0 || out.elements == 0 || in_end <= out.data || out_end <= in.data) {
+    return;
+  }
+  const Parts& parts = request.input_parts;
+  const size_t begin =
+      parts.empty() ? request.count * rank
+                    : std::accumulate(parts.begin(), parts.begin() + static_cast<ptrdiff_t>(rank),
+                                      uint64_t{0});
+  const std::byte* smaller = in.data;
+  const std::byte* larger = out.data;
+  if (kind == Collective::reduce_scatter || kind == Collective::scatter) {
+    std::swap(smaller, larger);
+  }
+  const bool exchanges = kind == Collective::all_to_all;
+  if (exchanges ? in.data == out.data && parts.empty() : smaller == larger + begin * element) {
+    return;
+  }
+  throw Unsupported(std::string("input and output overlap; ") +
+                    (exchanges ? "in place they have to be the same buffer, with equal parts"
+                               : "in place the smaller one has to be this rank's part of the "
+                                 "larger one"));
 }
 
 // all_reduce, broadcast, reduce: one shape everywhere. `input` None: in place.
@@ -128,12 +165,12 @@ py::object parted(const std::shared_ptr<PyCommunicator>& comm, Collective kind, 
   request.layout = call.layout;
   std::optional<Buffer> in;
   std::optional<Buffer> out;
-  if (!input.is_none()) {
+  if (!input.is_none() || kind != Collective::scatter) {
     in = buffer_of(input, "input", Access::read);
     request.input = in->data;
     request.dtype = in->dtype;
   }
-  if (!output.is_none()) {
+  if (!output.is_none() || kind != Collective::gather) {
     out = buffer_of(output, "output", Access::write);
     request.output = out->data;
     request.dtype = out->dtype;
@@ -180,6 +217,9 @@ py::object parted(const std::shared_ptr<PyCommunicator>& comm, Collective kind, 
       expect(out->elements, joins ? request.count * world : request.count, "the output",
              joins ? "the parts of all ranks" : "one rank's part of the input");
     }
+  }
+  if (in && out) {
+    check_overlap(kind, *in, *out, rank, request);
   }
   return perform(comm, std::move(request), call, {std::move(output), std::move(input)});
 }
@@ -347,11 +387,13 @@ void register_communicator(py::module_& m) {
              }
              return part->core ? part : nullptr;
            })
-      .def("abort", [](PyCommunicator& comm, const std::string& reason) {
+      .def("abort",
+           [](PyCommunicator& comm, const std::string& reason) {
              const py::gil_scoped_release no_gil;
              comm.core->abort(reason);
            })
-      .def("close", [](PyCommunicator& comm) {
+      .def("close",
+           [](PyCommunicator& comm) {
              const py::gil_scoped_release no_gil;
              comm.core->close();
            })

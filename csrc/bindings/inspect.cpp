@@ -20,8 +20,9 @@ namespace {
 // {name: (offset, bytes, signed)}
 template <class Field>
 void put(py::dict& fields, const char* name, size_t offset) {
-  fields[name] = py::make_tuple(offset, sizeof(Field),
-                                std::is_signed_v<Field> || std::is_same_v<Field, std::atomic<int64_t>>);
+  fields[name] =
+      py::make_tuple(offset, sizeof(Field),
+                     std::is_signed_v<Field> || std::is_same_v<Field, std::atomic<int64_t>>);
 }
 
 #define DPCORE_FIELD(fields, type, name) \

@@ -57,9 +57,9 @@ std::shared_ptr<Arena> Arena::create(int rank_for_messages, size_t reserve) {
                 "; check `ulimit -n`");
   }
   fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
+  fork_guard::add_descriptor(arena->fd_);
   arena->base_ = map_shared(arena->fd_, reserve);
   arena->reserve_ = reserve;
-  fork_guard::add_descriptor(arena->fd_);
   fork_guard::add_mapping(arena->base_, reserve, arena->fd_);
   return arena;
 }
@@ -99,8 +99,8 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
                 std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
   }
   fault::reach(fault::Place::grow, rank_, 0);
-  const int problem = posix_fallocate(fd_, static_cast<off_t>(old_size),
-                                      static_cast<off_t>(new_size - old_size));
+  const int problem =
+      posix_fallocate(fd_, static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
   if (problem != 0) {
     throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
                 std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +

@@ -109,8 +109,8 @@ CollectiveOperation::Steps CollectiveOperation::run_push() {
       const size_t bytes = piece.elements * element_;
       for (size_t at = 0; at < bytes; at += kSegmentBytes) {
         copy_bytes(output_of(to) + piece.theirs * element_ + at,
-                   request_.input + piece.mine * element_ + at,
-                   std::min(kSegmentBytes, bytes - at), bytes_ >= kStreamingBytes);
+                   request_.input + piece.mine * element_ + at, std::min(kSegmentBytes, bytes - at),
+                   bytes_ >= kStreamingBytes);
         co_await pause();
       }
       written += bytes;

@@ -50,8 +50,9 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
                 part(request_.output_parts, chunk)};
       }
       case Collective::scatter:
-        return {me() == root ? at(request_.input, part_begin(request_.input_parts, chunk)) : nullptr,
-                chunk == me() ? request_.output : nullptr, part(request_.input_parts, chunk)};
+        return {
+            me() == root ? at(request_.input, part_begin(request_.input_parts, chunk)) : nullptr,
+            chunk == me() ? request_.output : nullptr, part(request_.input_parts, chunk)};
       case Collective::all_to_all: {
         const int from = chunk / world();
         const int to = chunk % world();
@@ -64,7 +65,10 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
     return {};
   };
 
-  const bool prescales = request_.op == ReduceOp::premul_sum && reduces();
+  // Where all contributions are added at once the factors go with the addition, and are not
+  // rounded before. Otherwise every rank scales its contribution at the start.
+  const bool has_factors = request_.op == ReduceOp::premul_sum && reduces();
+  const bool prescales = has_factors && !schedule.ordered;
   places_.assign(schedule.chunks, {});
   size_t scratch_bytes = 0;
   for (int pass = 0; pass < 2; ++pass) {  // first how much scratch, then where
@@ -104,7 +108,9 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
   task.transport = &shared_->transport();
   task.operation = number_ + 1;
   task.dtype = request_.dtype;
-  task.op = reduce_spec(false).op;
+  const ReduceSpec spec = reduce_spec(false);
+  task.op = spec.op;
+  task.factors = prescales ? nullptr : spec.pre;
   task.mean_scale = request_.op == ReduceOp::mean ? 1.0 / world() : 1.0;
   task.prescale = prescales ? request_.prescale : 1.0;
   run_.start(task, places_);

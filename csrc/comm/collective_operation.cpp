@@ -38,6 +38,11 @@ void CollectiveOperation::prepare(std::shared_ptr<SharedState> shared, Request r
                   request_.layout,
                   request_.algorithm};
   path_ = Path::automatic;
+  announces_parts_ = request_.collective == Collective::all_to_all && !request_.input_parts.empty();
+  const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
+  is_small_ = fused && bytes_ <= kSmallBytes && !announces_parts_ &&
+              (request_.force == Path::automatic || request_.force == Path::stage);
+  is_prefilled_ = is_small_ || (fused && announces_parts_);
   await_all("its slot to be free", &OperationSlot::finished, number_ - kSlots,
             number_ >= kSlots ? number_ - kSlots + 1 : 0);
   phase_ = Phase::slot_free;
@@ -73,7 +78,8 @@ bool CollectiveOperation::poll() {
     return awaited_.custom(*this);
   }
   for (; awaited_.next < awaited_.end; ++awaited_.next) {
-    if (awaited_.next == me()) {
+    // An earlier operation counts for this rank as well: an urgent one may have come past it.
+    if (awaited_.next == me() && awaited_.number == number_) {
       continue;
     }
     const OperationSlot& slot = group_->slot(awaited_.next, awaited_.number);
@@ -95,7 +101,7 @@ Operation::Progress CollectiveOperation::advance() {
   switch (phase_) {
     case Phase::slot_free:
       phase_ = Phase::stage_free;
-      if (is_prefilled() && number_ >= SharedState::kStages) {
+      if (is_prefilled_ && number_ >= SharedState::kStages) {
         await_all("its stage to be free", &OperationSlot::finished, number_ - SharedState::kStages,
                   number_ - SharedState::kStages + 1);
         if (!poll()) {
@@ -114,6 +120,10 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::posted:
       check_fingerprints();
+      if (is_small_) {
+        finish_small();
+        return Progress::finished;
+      }
       start_body();
       phase_ = Phase::body;
       awaited_ = {};
@@ -131,20 +141,6 @@ Operation::Progress CollectiveOperation::advance() {
   return Progress::finished;
 }
 
-// The first chunk of the stage is filled before the post when it is certain to be needed: the
-// wait for everybody's entry is then the wait for the data as well.
-bool CollectiveOperation::is_prefilled() const {
-  if (world() == 1 || request_.program || request_.collective == Collective::barrier) {
-    return false;
-  }
-  return is_small() || announces_parts();
-}
-
-bool CollectiveOperation::is_small() const {
-  return bytes_ <= kSmallBytes && !announces_parts() &&
-         (request_.force == Path::automatic || request_.force == Path::stage);
-}
-
 void CollectiveOperation::post() {
   OperationSlot& slot = own_slot();
   Arena& arena = group_->endpoint().arena();
@@ -153,7 +149,7 @@ void CollectiveOperation::post() {
   };
   size_t input_bytes = 0;
   size_t output_bytes = 0;
-  for (int r = 0; r < world(); ++r) {
+  for (int r = 0; r < world() && !is_small_; ++r) {  // a small one goes by the stage anyway
     const Piece out = outgoing(r);
     const Piece in = incoming(r);
     input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
@@ -170,10 +166,10 @@ void CollectiveOperation::post() {
   slot.reduced.store(0, std::memory_order_relaxed);
   slot.consumed.store(0, std::memory_order_relaxed);
   uint64_t filled = 0;
-  if (is_prefilled()) {
+  if (is_prefilled_) {
     std::byte* stage = shared_->stage(number_);
     slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
-    if (announces_parts()) {
+    if (announces_parts_) {
       auto* announced = reinterpret_cast<uint64_t*>(stage);
       for (int r = 0; r < world(); ++r) {
         announced[r] = outgoing(r).elements;
@@ -183,7 +179,7 @@ void CollectiveOperation::post() {
       fill_stage(0, stage_quota());
       filled = 1;
     }
-    if (is_small()) {
+    if (is_small_) {
       filled = kNoMore;  // one chunk, and it is there
     }
   }
@@ -209,8 +205,9 @@ void CollectiveOperation::check_fingerprints() const {
     if (theirs.algorithm != fingerprint_.algorithm) {
       text += "; the algorithms differ";
     }
-    throw Mismatch(text + ". No data was touched; make every rank call the same operations in "
-                          "the same order with the same arguments");
+    throw Mismatch(text +
+                   ". No data was touched; make every rank call the same operations in "
+                   "the same order with the same arguments");
   }
 }
 
@@ -224,7 +221,7 @@ Path CollectiveOperation::choose_path() const {
   if (request_.program) {
     return Path::moves;
   }
-  if (is_small() || announces_parts()) {
+  if (is_small_ || announces_parts_) {
     return Path::stage;
   }
   bool inputs_mapped = true;
@@ -243,8 +240,8 @@ Path CollectiveOperation::choose_path() const {
     return Path::two_shot_push;
   }
   if (all_reduce) {
-    const bool two_shot = wanted == Path::two_shot_push || wanted == Path::two_shot_stage ||
-                          world() >= kTwoShotWorld;
+    const bool two_shot =
+        wanted == Path::two_shot_push || wanted == Path::two_shot_stage || world() >= kTwoShotWorld;
     return two_shot ? Path::two_shot_stage : Path::stage;
   }
   if (inputs_mapped) {
@@ -283,19 +280,54 @@ void CollectiveOperation::start_body() {
 }
 
 // This rank touches no peer's memory for the operation any more.
-void CollectiveOperation::finish() {
+void CollectiveOperation::finish(bool ring) {
   fault::reach(fault::Place::exit, me(), number_);
   own_slot().finished.store(number_ + 1, std::memory_order_release);
   group_->finish_operation(number_);
-  group_->ring_others();
+  if (ring) {
+    group_->ring_others();
+  }
+}
+
+// Everything was there when the last rank posted: no coroutine, no second wait. Nobody needs to
+// be woken either when this is the only operation in flight: a peer that waits for our stage or
+// slot is ahead of us and waits for our next post as well, which rings.
+void CollectiveOperation::finish_small() {
+  path_ = Path::stage;
+  fault::reach(fault::Place::middle, me(), number_);
+  copy_own_piece();
+  size_t read = 0;
+  if (consumes()) {
+    consume_stage(0, stage_quota());
+    for (int r = 0; r < world(); ++r) {
+      read += r != me() && publishes(r) ? incoming(r).elements : 0;
+    }
+  }
+  count_traffic(read * element_, publishes() ? staged_elements() * element_ : 0);
+  finish(others_in_flight());
+}
+
+// What this rank copies into its stage.
+size_t CollectiveOperation::staged_elements() const {
+  size_t largest = 0;
+  size_t sum = 0;
+  for (int r = 0; r < world(); ++r) {
+    const size_t elements = r != me() && consumes(r) ? outgoing(r).elements : 0;
+    largest = std::max(largest, elements);
+    sum += elements;
+  }
+  return same_piece_for_all() ? largest : sum;
 }
 
 void CollectiveOperation::count_traffic(size_t read, size_t written) {
   PathCounters& counters = shared_->counters(request_.collective, path_);
-  counters.operations.fetch_add(1, std::memory_order_relaxed);
-  counters.bytes.fetch_add(bytes_, std::memory_order_relaxed);
-  counters.peer_reads.fetch_add(read, std::memory_order_relaxed);
-  counters.peer_writes.fetch_add(written, std::memory_order_relaxed);
+  const auto add = [](std::atomic<uint64_t>& counter, uint64_t more) {  // one writer: the seat
+    counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+  };
+  add(counters.operations, 1);
+  add(counters.bytes, bytes_);
+  add(counters.peer_reads, read);
+  add(counters.peer_writes, written);
 }
 
 ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
@@ -319,9 +351,7 @@ ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
 
 std::string CollectiveOperation::describe() const { return Group::describe(number_, fingerprint_); }
 
-const char* CollectiveOperation::trace_name() const {
-  return name_of(request_.collective).data();
-}
+const char* CollectiveOperation::trace_name() const { return name_of(request_.collective).data(); }
 
 bool CollectiveOperation::needs(int r) const {
   return slot(r).finished.load(std::memory_order_acquire) <= number_;

@@ -48,7 +48,7 @@ struct Request {
   uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
   Path force = Path::automatic;
   int priority = 0;
-  double timeout_s = 0;                    // 0: the communicator's
+  double timeout_s = 0;  // 0: the communicator's
 };
 
 class CollectiveOperation final : public Operation {
@@ -153,8 +153,9 @@ class CollectiveOperation final : public Operation {
   void check_fingerprints() const;
   Path choose_path() const;
   void start_body();
-  void finish();
-  bool is_prefilled() const;
+  void finish(bool ring = true);
+  void finish_small();
+  size_t staged_elements() const;
 
   // Geometry of the exchange (collective_pieces.cpp).
   Piece outgoing(int to) const;
@@ -168,8 +169,6 @@ class CollectiveOperation final : public Operation {
   bool reduces() const;
   bool same_piece_for_all() const;
   ReduceSpec reduce_spec(bool streaming);
-  bool is_small() const;
-  bool announces_parts() const;
   size_t stage_quota() const;
   std::byte* stage_buffer(int r, size_t chunk, int piece, size_t quota) const;
   void fill_stage(size_t chunk, size_t quota);
@@ -201,6 +200,11 @@ class CollectiveOperation final : public Operation {
   uint64_t number_ = 0;
   size_t element_ = 1;
   size_t bytes_ = 0;
+  bool announces_parts_ = false;  // uneven all_to_all: the stage begins with a list of sizes
+  bool is_small_ = false;         // one chunk through the stage
+  // The first chunk of the stage is filled before the post when it is certain to be needed: the
+  // wait for everybody's entry is then the wait for the data as well.
+  bool is_prefilled_ = false;
   Fingerprint fingerprint_;
   Phase phase_ = Phase::slot_free;
   Path path_ = Path::automatic;

@@ -117,11 +117,11 @@ bool CollectiveOperation::same_piece_for_all() const {
 
 // The part of the data that does not travel: own input to own output.
 void CollectiveOperation::copy_own_piece() {
-  const bool has_own = request_.collective == Collective::all_gather ||
-                       request_.collective == Collective::all_to_all ||
-                       ((request_.collective == Collective::gather ||
-                         request_.collective == Collective::scatter) &&
-                        me() == request_.root);
+  const bool has_own =
+      request_.collective == Collective::all_gather ||
+      request_.collective == Collective::all_to_all ||
+      ((request_.collective == Collective::gather || request_.collective == Collective::scatter) &&
+       me() == request_.root);
   if (!has_own) {
     return;
   }
@@ -139,9 +139,8 @@ void CollectiveOperation::check_announced_parts() const {
     const auto* announced = reinterpret_cast<const uint64_t*>(stage_of(r));
     if (announced[me()] != incoming(r).elements) {
       throw Mismatch(describe() + ": rank " + std::to_string(r) + " sends " +
-                     std::to_string(announced[me()]) + " elements to rank " +
-                     std::to_string(me()) + ", which expects " +
-                     std::to_string(incoming(r).elements) +
+                     std::to_string(announced[me()]) + " elements to rank " + std::to_string(me()) +
+                     ", which expects " + std::to_string(incoming(r).elements) +
                      "; input splits of one side must be the output splits of the other");
     }
   }

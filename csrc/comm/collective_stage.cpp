@@ -33,13 +33,9 @@ size_t in_chunk(size_t elements, size_t chunk, size_t quota) {
 
 }  // namespace
 
-bool CollectiveOperation::announces_parts() const {
-  return request_.collective == Collective::all_to_all && !request_.input_parts.empty();
-}
-
 // Elements of one piece that go into one chunk.
 size_t CollectiveOperation::stage_quota() const {
-  const size_t room = SharedState::kStageBytes - (announces_parts() ? kAnnouncedBytes : 0);
+  const size_t room = SharedState::kStageBytes - (announces_parts_ ? kAnnouncedBytes : 0);
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
   const size_t bytes = room / SharedState::kStageBuffers / pieces / 64 * 64;
   return bytes / element_;
@@ -49,16 +45,16 @@ std::byte* CollectiveOperation::stage_buffer(int r, size_t chunk, int piece, siz
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
   const size_t piece_bytes = (quota * element_ + 63) / 64 * 64;
   const size_t buffer = (chunk % SharedState::kStageBuffers) * pieces * piece_bytes;
-  return stage_of(r) + (announces_parts() ? kAnnouncedBytes : 0) + buffer +
+  return stage_of(r) + (announces_parts_ ? kAnnouncedBytes : 0) + buffer +
          (same_piece_for_all() ? 0 : static_cast<size_t>(piece) * piece_bytes);
 }
 
 void CollectiveOperation::fill_stage(size_t chunk, size_t quota) {
   if (same_piece_for_all()) {
-    const int reader = request_.collective == Collective::reduce ||
-                               request_.collective == Collective::gather
-                           ? request_.root
-                           : (me() + 1) % world();
+    const int reader =
+        request_.collective == Collective::reduce || request_.collective == Collective::gather
+            ? request_.root
+            : (me() + 1) % world();
     const Piece piece = outgoing(reader);
     copy_bytes(stage_buffer(me(), chunk, 0, quota),
                request_.input + (piece.mine + chunk * quota) * element_,
@@ -81,9 +77,10 @@ void CollectiveOperation::consume_stage(size_t chunk, size_t quota) {
     const size_t count = in_chunk(incoming(me()).elements, chunk, quota);
     inputs_.resize(world());
     for (int r = 0; r < world(); ++r) {
-      inputs_[r] = r == me() ? static_cast<const void*>(
-                                   request_.input + (own.mine + chunk * quota) * element_)
-                             : stage_buffer(r, chunk, me(), quota);
+      inputs_[r] =
+          r == me()
+              ? static_cast<const void*>(request_.input + (own.mine + chunk * quota) * element_)
+              : stage_buffer(r, chunk, me(), quota);
     }
     void* out = request_.output + chunk * quota * element_;
     const bool in_place = out == inputs_[me()];
@@ -119,9 +116,9 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
   }
   OperationSlot& slot = own_slot();
   size_t already_filled = 0;
-  if (is_prefilled()) {
+  if (is_prefilled_) {
     already_filled = publishes() ? 1 : 0;
-    if (announces_parts()) {
+    if (announces_parts_) {
       check_announced_parts();
     }
   } else {
@@ -131,13 +128,12 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
       co_await Until{*this};
     }
     std::byte* stage = shared_->stage(number_);
-    slot.stage_offset =
-        group_->endpoint().arena().offset_of(stage, SharedState::kStageBytes);
+    slot.stage_offset = group_->endpoint().arena().offset_of(stage, SharedState::kStageBytes);
   }
   if (to_read == 0) {
     slot.consumed.store(kNoMore, std::memory_order_release);
   }
-  if (to_fill <= already_filled && !is_small()) {
+  if (to_fill <= already_filled && !is_small_) {
     slot.filled.store(kNoMore, std::memory_order_release);
     group_->ring_others();
   }
@@ -179,8 +175,8 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
               number_ - SharedState::kStages + 1);
     co_await Until{*this};
   }
-  slot.stage_offset = group_->endpoint().arena().offset_of(shared_->stage(number_),
-                                                           SharedState::kStageBytes);
+  slot.stage_offset =
+      group_->endpoint().arena().offset_of(shared_->stage(number_), SharedState::kStageBytes);
   inputs_.resize(world());
   for (size_t k = 0; k < chunks + 2; ++k) {
     if (k < chunks) {  // fill chunk k
@@ -200,8 +196,8 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
       const ElementRange slice = chunk_range(in_chunk(request_.count, chunk, quota), world(), me());
       co_await until_all("a chunk of every rank", &OperationSlot::filled, chunk + 1);
       for (int r = 0; r < world(); ++r) {
-        inputs_[r] = r == me() ? static_cast<const void*>(
-                                     request_.input + (chunk * quota + slice.begin) * element_)
+        inputs_[r] = r == me() ? static_cast<const void*>(request_.input +
+                                                          (chunk * quota + slice.begin) * element_)
                                : stage_of(r) + buffer + slice.begin * element_;
       }
       void* results[2] = {stage_of(me()) + kResults + buffer + slice.begin * element_,

@@ -6,6 +6,7 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "comm/schedule_check.h"
 
 namespace dpcore {
 namespace {
@@ -106,7 +107,7 @@ std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool
 
 int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const {
   operation.timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
-  operation.deadline_ns = now_ns() + to_ns(operation.timeout_s);
+  operation.deadline_ns = now_roughly_ns() + to_ns(operation.timeout_s);
   return operation.deadline_ns;
 }
 
@@ -120,11 +121,12 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     return;
   }
   if (request.program) {  // the user's own schedule
+    check_deterministic(request.program->schedule);
     request.algorithm = request.program->hash;
     return;
   }
   const std::string& wanted = name.empty() ? options_.algorithm : name;
-  if (wanted == "auto" || request.collective == Collective::barrier || world() == 1) {
+  if (wanted == "auto" || request.collective == Collective::barrier) {
     return;
   }
   constexpr std::string_view kLiteral = "/moves";
@@ -139,17 +141,20 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     request.force = base == "one_shot" ? Path::stage : Path::two_shot_push;
     return;
   }
-  auto& program =
-      programs_[{base, {static_cast<int>(request.collective), request.root}}];
+  auto& program = programs_[{base, {static_cast<int>(request.collective), request.root}}];
   if (!program) {
     program = compile(make_schedule(base, request.collective, world(), request.root), rank());
   }
-  if (options_.deterministic && !program->schedule.ordered) {
-    throw Unsupported("algorithm '" + base +
+  check_deterministic(program->schedule);
+  request.program = program;
+}
+
+void Communicator::check_deterministic(const Schedule& schedule) const {
+  if (options_.deterministic && !schedule.ordered && !is_ordered(schedule)) {
+    throw Unsupported("algorithm '" + schedule.algorithm +
                       "' adds in an order that depends on the layout; deterministic=True allows "
                       "one_shot, two_shot and direct");
   }
-  request.program = program;
 }
 
 std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule) {
@@ -168,8 +173,7 @@ std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
   try {
     choose_algorithm(request, algorithm);
     auto operation = from_pool(pool_);
-    operation->prepare(shared_, std::move(request), next_number_,
-                       &context_->engine().in_flight());
+    operation->prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
     ++next_number_;
     set_deadline(*operation, timeout);
     return operation;
@@ -234,14 +238,14 @@ void Communicator::wait(Operation& operation, double timeout_s,
                        " s after wait() began; " + operation.who_is_late());
     }
   } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
-    group_->fail(ErrorKind::peer_lost, rank(),
-                 "rank " + std::to_string(rank()) + " was interrupted during " +
-                     operation.describe());
-    context_->engine().drain(now_ns() + kClosePatienceNs);
+    group_->fail(
+        ErrorKind::peer_lost, rank(),
+        "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe());
+    context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
     throw;
   }
   if (!operation.is_complete()) {
-    context_->engine().drain(now_ns() + kClosePatienceNs);
+    context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
   }
   if (begin != 0) {
     trace.add({operation.trace_name(), EventKind::exposed, -1, 0, operation.trace_number(),
@@ -306,15 +310,15 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
 void Communicator::abort(const std::string& reason) {
   group_->fail(ErrorKind::peer_lost, rank(),
                "rank " + std::to_string(rank()) + " gave up: " + reason);
-  context_->engine().drain(now_ns() + kClosePatienceNs);
+  context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
 }
 
 void Communicator::close() {
   if (closed_.exchange(true) || endpoint().is_forked_copy()) {
     return;
   }
-  context_->engine().drain(now_ns() + (group_->failed() ? kClosePatienceNs
-                                                        : to_ns(options_.timeout_s)));
+  context_->engine().drain(
+      *group_, now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s)));
   auto blocks = shared_->take_blocks();
   if (auto own = group_->take_own_block()) {
     blocks.push_back(std::move(own));

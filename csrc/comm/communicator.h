@@ -22,11 +22,11 @@
 namespace dpcore {
 
 struct Options {
-  std::string job;             // name of the meeting, the same on all ranks
+  std::string job;  // name of the meeting, the same on all ranks
   int rank = 0;
   int world = 1;
   double timeout_s = 30.0;
-  bool threads = false;        // ranks are threads of this process
+  bool threads = false;  // ranks are threads of this process
   std::string algorithm = "auto";
   bool deterministic = false;  // only algorithms whose result does not depend on the layout
   Engine::Interrupt interrupt;
@@ -96,11 +96,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string& reason);
   // Waits for operations in flight, then leaves. Later calls raise.
   void close();
-  bool closed() const { return closed_.load(); }
+  bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }
 
  private:
   Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
   void choose_algorithm(Request& request, const std::string& algorithm);
+  void check_deterministic(const Schedule& schedule) const;
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
   template <class T>
   std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);

@@ -19,8 +19,8 @@ namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
 inline constexpr uint32_t kLayoutVersion = 1;
-inline constexpr int kSlots = 16;         // operations of one communicator in flight
-inline constexpr int kHistory = 64;       // finished operations kept in the black box
+inline constexpr int kSlots = 16;    // operations of one communicator in flight
+inline constexpr int kHistory = 64;  // finished operations kept in the black box
 inline constexpr int kReasonBytes = 1024;
 
 // What every rank must agree on before a byte of user memory is written.
@@ -28,23 +28,23 @@ struct Fingerprint {
   uint8_t collective = 0;
   uint8_t dtype = 0;
   uint8_t op = 0;
-  uint8_t path = 0;          // a path asked for by the caller
+  uint8_t path = 0;  // a path asked for by the caller
   int32_t root = 0;
-  uint64_t count = 0;        // elements, in the collective's own terms
-  uint64_t layout = 0;       // hash of uneven sizes, or of a gradient bucket's parameters
-  uint64_t algorithm = 0;    // hash of the schedule, 0 for the automatic choice
+  uint64_t count = 0;      // elements, in the collective's own terms
+  uint64_t layout = 0;     // hash of uneven sizes, or of a gradient bucket's parameters
+  uint64_t algorithm = 0;  // hash of the schedule, 0 for the automatic choice
   bool operator==(const Fingerprint&) const = default;
 };
 
 // One operation of one rank. `posted` and `finished` only ever grow; the other counters start
 // again with each operation, before `posted` says so.
 struct alignas(64) OperationSlot {
-  std::atomic<uint64_t> posted;     // number + 1 of the operation the fields describe
-  std::atomic<uint64_t> filled;     // chunks of the stage that peers may read
-  std::atomic<uint64_t> reduced;    // chunks of results in the stage that peers may read
-  std::atomic<uint64_t> consumed;   // chunks this rank has read from all its peers
-  std::atomic<uint64_t> finished;   // number + 1: no more touching of peers' memory for it
-  uint64_t input_offset;            // in this rank's arena, or Arena::kNowhere
+  std::atomic<uint64_t> posted;    // number + 1 of the operation the fields describe
+  std::atomic<uint64_t> filled;    // chunks of the stage that peers may read
+  std::atomic<uint64_t> reduced;   // chunks of results in the stage that peers may read
+  std::atomic<uint64_t> consumed;  // chunks this rank has read from all its peers
+  std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
+  uint64_t input_offset;           // in this rank's arena, or Arena::kNowhere
   uint64_t output_offset;
   uint64_t stage_offset;
   Fingerprint fingerprint;
@@ -65,7 +65,7 @@ struct HistoryEntry {
   Fingerprint fingerprint;
   uint64_t bytes;
   int64_t begin_ns;
-  std::atomic<int64_t> end_ns;   // 0 while it runs
+  std::atomic<int64_t> end_ns;  // 0 while it runs
 };
 
 // One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
@@ -74,10 +74,10 @@ struct alignas(64) ControlBlock {
   uint32_t version;
   int32_t rank;
   int32_t world;
-  std::atomic<uint32_t> left;            // finalized: no operation will follow
-  std::atomic<uint32_t> departed;        // peers that will not look here again; they count
-  std::atomic<uint64_t> operations_seen; // operations this rank has entered
-  std::atomic<int64_t> alive_ns;         // when this rank last looked up from a wait
+  std::atomic<uint32_t> left;             // finalized: no operation will follow
+  std::atomic<uint32_t> departed;         // peers that will not look here again; they count
+  std::atomic<uint64_t> operations_seen;  // operations this rank has entered
+  std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
   AbortRecord abort;
   OperationSlot slots[kSlots];
   HistoryEntry history[kHistory];

@@ -6,6 +6,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "comm/error.h"
 #include "comm/fault.h"
 #include "comm/fork_guard.h"
@@ -55,22 +57,38 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   }
   std::vector<Neighbour> neighbours(place.world);
   self->neighbours_.swap(neighbours);
-  for (int r = 0; r < place.world; ++r) {
-    Neighbour& neighbour = self->neighbours_[r];
-    neighbour.process = r == place.rank ? getpid() : present[r].process;
-    if (r == place.rank) {
-      neighbour.view = ArenaView::of(self->arena_);
-    } else if (present[r].local) {
-      neighbour.view = ArenaView::of(present[r].local);
-    } else {
-      neighbour.pidfd = present[r].pidfd;
-      fork_guard::add_descriptor(neighbour.pidfd);
-      neighbour.view = ArenaView::map(present[r].memfd, present[r].reserve);
+  try {
+    for (int r = 0; r < place.world; ++r) {
+      self->take_in(r, present[r]);
     }
-    neighbour.base = neighbour.view->base();
-    neighbour.bell = &reinterpret_cast<ArenaHeader*>(neighbour.base)->bell;
+  } catch (...) {  // no addresses left, say
+    for (const Presence& other : present) {
+      for (const int fd : {other.memfd, other.pidfd}) {
+        if (fd >= 0) {
+          close(fd);
+        }
+      }
+    }
+    throw;
   }
   return self;
+}
+
+// What is taken over is removed from `present`.
+void Endpoint::take_in(int r, Presence& present) {
+  Neighbour& neighbour = neighbours_[r];
+  neighbour.process = r == rank_ ? getpid() : present.process;
+  if (r == rank_) {
+    neighbour.view = ArenaView::of(arena_);
+  } else if (present.local) {
+    neighbour.view = ArenaView::of(present.local);
+  } else {
+    neighbour.pidfd = std::exchange(present.pidfd, -1);
+    fork_guard::add_descriptor(neighbour.pidfd);
+    neighbour.view = ArenaView::map(std::exchange(present.memfd, -1), present.reserve);
+  }
+  neighbour.base = neighbour.view->base();
+  neighbour.bell = &reinterpret_cast<ArenaHeader*>(neighbour.base)->bell;
 }
 
 Endpoint::~Endpoint() {

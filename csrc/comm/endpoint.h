@@ -54,6 +54,7 @@ class Endpoint {
 
  private:
   Endpoint() = default;
+  void take_in(int r, Presence& present);
 
   struct Neighbour {
     std::shared_ptr<ArenaView> view;

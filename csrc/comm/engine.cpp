@@ -41,7 +41,9 @@ Engine::~Engine() {
   stopping_.store(true);
   if (progress_thread_.joinable()) {
     if (endpoint_->is_forked_copy()) {
-      progress_thread_.detach();  // the thread lives in the parent only
+      // The thread lives in the parent only, and its handle may name another one here by now:
+      // it is neither joined nor detached, but forgotten.
+      (void)new std::thread(std::move(progress_thread_));
     } else {
       wake_progress_thread();
       endpoint_->bell().ring();
@@ -58,6 +60,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
   raw->in_background = background;
   raw->status.store(Operation::pending, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
+  raw->group().in_flight.fetch_add(1, std::memory_order_relaxed);
   if (background) {
     background_.fetch_add(1, std::memory_order_seq_cst);
   }
@@ -131,11 +134,16 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
       }
     }
   }
+  leave_rest_to_progress_thread();
+  return in_time;
+}
+
+// Whoever waited has driven everything in flight; now somebody else has to.
+void Engine::leave_rest_to_progress_thread() {
   if (background_.load(std::memory_order_seq_cst) > 0 &&
       progress_idle_.load(std::memory_order_seq_cst)) {
     wake_progress_thread();
   }
-  return in_time;
 }
 
 void Engine::release_seat() {
@@ -163,7 +171,7 @@ void Engine::take_submissions() {
     const auto place = std::upper_bound(
         active_.begin(), active_.end(), oldest->priority,
         [](int priority, const auto& other) { return priority > other->priority; });
-    active_.insert(place, oldest->self);
+    active_.insert(place, std::move(oldest->self));
     oldest = next;
   }
 }
@@ -237,6 +245,7 @@ void Engine::complete(size_t index, Operation::Status status) {
   operation->status.store(status, std::memory_order_seq_cst);
   operation->run_callback();
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  operation->group().in_flight.fetch_sub(1, std::memory_order_release);
   if (background) {
     background_.fetch_sub(1, std::memory_order_seq_cst);
   }
@@ -259,13 +268,11 @@ void Engine::look_for_trouble() {
       if (r == group.rank() || !gone || !operation->needs(r)) {
         continue;
       }
-      const std::string process =
-          std::to_string(group.endpoint().process_of(group.member(r)));
+      const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
       group.fail(ErrorKind::peer_lost, r,
                  "rank " + std::to_string(r) + " (process " + process + ") " +
-                     (group.has_left(r) ? "finalized and left" : "died") +
-                     " and is needed for " + operation->describe() + "; " +
-                     group.last_operation_of(r) +
+                     (group.has_left(r) ? "finalized and left" : "died") + " and is needed for " +
+                     operation->describe() + "; " + group.last_operation_of(r) +
                      ". Start the job again, or call init() anew with the ranks that remain");
     }
     if (!group.failed() && last_look_ns_ >= operation->deadline_ns) {
@@ -317,9 +324,8 @@ void Engine::sleep_on_bell(int64_t until_ns) {
 }
 
 void Engine::start_progress_thread() {
-  std::call_once(progress_started_, [this] {
-    progress_thread_ = std::thread([this] { progress_loop(); });
-  });
+  std::call_once(progress_started_,
+                 [this] { progress_thread_ = std::thread([this] { progress_loop(); }); });
 }
 
 void Engine::wake_progress_thread() {
@@ -358,20 +364,23 @@ void Engine::progress_loop() {
   }
 }
 
-void Engine::drain(int64_t deadline_ns) {
-  const Count waiting(waiters_);
-  while (in_flight_.load(std::memory_order_acquire) > 0 && now_ns() < deadline_ns) {
-    if (try_take_seat()) {
-      take_submissions();
-      if (advance_all()) {
-        release_seat();
+void Engine::drain(const Group& group, int64_t deadline_ns) {
+  {
+    const Count waiting(waiters_);
+    while (group.in_flight.load(std::memory_order_acquire) > 0 && now_ns() < deadline_ns) {
+      if (try_take_seat()) {
+        take_submissions();
+        if (advance_all()) {
+          release_seat();
+        } else {
+          sleep_on_bell(std::min(deadline_ns, now_ns() + kSliceNs));
+        }
       } else {
-        sleep_on_bell(std::min(deadline_ns, now_ns() + kSliceNs));
+        sched_yield();
       }
-    } else {
-      sched_yield();
     }
   }
+  leave_rest_to_progress_thread();
 }
 
 }  // namespace dpcore

@@ -39,8 +39,8 @@ class Engine {
   void submit(std::shared_ptr<Operation> operation, bool background);
   // Returns true when the operation is complete (also when it failed), false at the deadline.
   bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
-  // Nothing in flight any more, or the deadline is over.
-  void drain(int64_t deadline_ns);
+  // Until nothing of the group is in flight any more, or the deadline is over.
+  void drain(const Group& group, int64_t deadline_ns);
 
   Endpoint& endpoint() const { return *endpoint_; }
   const std::atomic<uint32_t>& in_flight() const { return in_flight_; }
@@ -62,13 +62,14 @@ class Engine {
   void progress_loop();
   void start_progress_thread();
   void wake_progress_thread();
+  void leave_rest_to_progress_thread();
 
   std::shared_ptr<Endpoint> endpoint_;
   alignas(64) std::atomic<Operation*> submitted_{nullptr};
   std::atomic<uint32_t> in_flight_{0};
   alignas(64) std::atomic<bool> seat_{false};
-  std::atomic<uint32_t> waiters_{0};    // threads that want the seat
-  std::atomic<uint32_t> sleepers_{0};   // threads of this process on the doorbell
+  std::atomic<uint32_t> waiters_{0};     // threads that want the seat
+  std::atomic<uint32_t> sleepers_{0};    // threads of this process on the doorbell
   std::atomic<uint32_t> background_{0};  // operations that nobody may wait for
   alignas(64) std::atomic<uint32_t> progress_word_{0};
   std::atomic<bool> progress_idle_{false};

@@ -39,8 +39,7 @@ void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
       }
     }
   }
-  const size_t width =
-      std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
+  const size_t width = std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
   window_.resize(std::max(window_.size(), width));
   for (Running& running : window_) {
     running.finished = true;
@@ -152,14 +151,17 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
       } else if (!step.reduces) {
         std::memcpy(home + offset, data, n);
       } else {
-        const void* mine = home + offset;
-        const void* operands[2] = {mine, data};
-        if (source < task_.program->rank) {
-          std::swap(operands[0], operands[1]);
+        const int me = task_.program->rank;
+        operands_.clear();
+        operand_factors_.clear();
+        if (source < me) {
+          add_operand(data, source);
         }
-        void* out = home + offset;
-        reduce({task_.dtype, task_.op, step.completes ? task_.mean_scale : 1.0, nullptr, false},
-               operands, {&out, 1}, n / element_);
+        add_operand(home + offset, me);
+        if (source > me) {
+          add_operand(data, source);
+        }
+        reduce_operands(step, home + offset, n);
       }
     };
     const size_t before = received;
@@ -178,20 +180,31 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
 void ProgramRun::reduce_gathered(Running& running, const LaneStep& step, std::byte* home,
                                  size_t bytes) {
   operands_.clear();
+  operand_factors_.clear();
   bool placed = false;
   for (size_t i = 0; i < step.receives.size(); ++i) {
     if (!placed && step.receives[i] > task_.program->rank) {
-      operands_.push_back(home);
+      add_operand(home, task_.program->rank);
       placed = true;
     }
-    operands_.push_back(running.gathered.data() + i * bytes);
+    add_operand(running.gathered.data() + i * bytes, step.receives[i]);
   }
   if (!placed) {
-    operands_.push_back(home);
+    add_operand(home, task_.program->rank);
   }
-  void* out = home;
-  reduce({task_.dtype, task_.op, step.completes ? task_.mean_scale : 1.0, nullptr, false},
-         operands_, {&out, 1}, bytes / element_);
+  reduce_operands(step, home, bytes);
+}
+
+void ProgramRun::add_operand(const void* data, int rank) {
+  operands_.push_back(data);
+  operand_factors_.push_back(task_.factors == nullptr ? 1.0 : task_.factors[rank]);
+}
+
+void ProgramRun::reduce_operands(const LaneStep& step, std::byte* out, size_t bytes) {
+  void* outputs[1] = {out};
+  const double* factors = task_.factors == nullptr ? nullptr : operand_factors_.data();
+  reduce({task_.dtype, task_.op, step.completes ? task_.mean_scale : 1.0, factors, false},
+         operands_, outputs, bytes / element_);
 }
 
 int ProgramRun::waiting_for() const {

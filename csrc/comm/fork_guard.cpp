@@ -1,7 +1,9 @@
 // The table and the three atfork handlers. See fork_guard.h.
 #include "comm/fork_guard.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -46,11 +48,17 @@ void in_child() {
            MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping.fd, 0);
     }
   }
+  // The number stays taken, by something harmless, until the copy of its owner closes it: else
+  // the destructor of an inherited object could close what the child opened in its place.
+  const int harmless = eventfd(0, EFD_CLOEXEC);
   for (int& entry : descriptors) {
-    if (entry != 0) {
+    if (entry != 0 && (harmless < 0 || dup3(harmless, entry - 1, O_CLOEXEC) < 0)) {
       close(entry - 1);
       entry = 0;
     }
+  }
+  if (harmless >= 0) {
+    close(harmless);
   }
   forks.fetch_add(1);
   unlock();

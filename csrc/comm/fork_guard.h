@@ -23,7 +23,7 @@ uint64_t generation();
 void add_mapping(void* base, size_t bytes, int fd);
 void remove_mapping(void* base);
 void add_descriptor(int fd);
-// Closes a descriptor that was added, unless the fork handler has closed it already.
+// Closes a descriptor that was added. In a forked child it is an empty one by then.
 void close_descriptor(int fd);
 
 }  // namespace dpcore::fork_guard

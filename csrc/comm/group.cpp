@@ -129,7 +129,7 @@ void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t b
   entry.number.store(0, std::memory_order_relaxed);
   entry.fingerprint = what;
   entry.bytes = bytes;
-  entry.begin_ns = now_ns();
+  entry.begin_ns = now_roughly_ns();
   entry.end_ns.store(0, std::memory_order_relaxed);
   entry.number.store(number + 1, std::memory_order_release);
   mine().operations_seen.store(number + 1, std::memory_order_release);
@@ -138,7 +138,7 @@ void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t b
 void Group::finish_operation(uint64_t number) {
   HistoryEntry& entry = mine().history[number % kHistory];
   if (entry.number.load(std::memory_order_relaxed) == number + 1) {
-    entry.end_ns.store(now_ns(), std::memory_order_release);
+    entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
   }
 }
 
@@ -152,8 +152,8 @@ std::string Group::describe(uint64_t number, const Fingerprint& what) {
         kind == Collective::reduce) {
       text += ", " + std::string(name_of(static_cast<ReduceOp>(what.op)));
     }
-    if (kind == Collective::broadcast || kind == Collective::reduce ||
-        kind == Collective::gather || kind == Collective::scatter) {
+    if (kind == Collective::broadcast || kind == Collective::reduce || kind == Collective::gather ||
+        kind == Collective::scatter) {
       text += ", root " + std::to_string(what.root);
     }
   }

@@ -24,7 +24,7 @@ const char* name_of(ErrorKind kind);
 
 struct Failure {
   ErrorKind kind = ErrorKind::none;
-  int culprit = -1;     // rank in this communicator, -1 when no single rank is to blame
+  int culprit = -1;  // rank in this communicator, -1 when no single rank is to blame
   int64_t when_ns = 0;
   std::string reason;   // the first cause, as the rank that found it put it
   std::string message;  // what is raised here
@@ -77,6 +77,8 @@ class Group {
   // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
   std::string last_operation_of(int r) const;
   static std::string describe(uint64_t number, const Fingerprint& what);
+
+  std::atomic<uint32_t> in_flight{0};  // operations of this group, counted by the engine
 
  private:
   std::shared_ptr<Endpoint> endpoint_;

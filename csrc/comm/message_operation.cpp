@@ -19,9 +19,34 @@ void MessageOperation::prepare(std::shared_ptr<SharedState> shared, Direction di
   message_ = {{kUserMessage, tag}, bytes, static_cast<uint64_t>(dtype) + 1};
   data_ = data;
   done_ = 0;
+  lane_ = {direction == Direction::send, peer, tag};
+  has_turn_ = false;
+}
+
+// Fragments of two messages with the same tag could not be told apart: one after the other.
+bool MessageOperation::is_its_turn() {
+  MessageTurns& turns = shared_->message_turns()[lane_];
+  if (!has_turn_) {
+    turn_ = turns.taken++;
+    has_turn_ = true;
+  }
+  return turns.served == turn_;
+}
+
+void MessageOperation::end_turn() {
+  const auto turns = shared_->message_turns().find(lane_);
+  if (++turns->second.served == turns->second.taken) {
+    shared_->message_turns().erase(turns);
+  }
 }
 
 Operation::Progress MessageOperation::advance() {
+  if (message_.total == 0) {
+    return Progress::finished;
+  }
+  if (!is_its_turn()) {
+    return Progress::blocked;
+  }
   const size_t before = done_;
   if (direction_ == Direction::send) {
     done_ = shared_->transport().push(peer_, message_, data_, done_);
@@ -32,6 +57,7 @@ Operation::Progress MessageOperation::advance() {
     done_ = shared_->transport().pull(peer_, message_, done_, Sink(take));
   }
   if (done_ == message_.total) {
+    end_turn();
     return Progress::finished;
   }
   return done_ == before ? Progress::blocked : Progress::advanced;

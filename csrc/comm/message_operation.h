@@ -29,12 +29,18 @@ class MessageOperation final : public Operation {
   void retire() override;
 
  private:
+  bool is_its_turn();
+  void end_turn();
+
   std::shared_ptr<SharedState> shared_;
   Direction direction_ = Direction::send;
   int peer_ = 0;
   Message message_;
   std::byte* data_ = nullptr;
   size_t done_ = 0;
+  MessageLane lane_;
+  bool has_turn_ = false;
+  uint64_t turn_ = 0;
 };
 
 }  // namespace dpcore

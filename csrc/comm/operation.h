@@ -71,12 +71,12 @@ class Operation {
   }
 
   std::atomic<uint32_t> status{idle};
-  int priority = 0;          // higher goes first
+  int priority = 0;  // higher goes first
   int64_t deadline_ns = 0;
   double timeout_s = 0;
   // Engine's own:
   bool in_background = false;
-  int64_t begun_ns = 0;      // for the trace
+  int64_t begun_ns = 0;  // for the trace
   int64_t blocked_since_ns = 0;
   WaitPoint blocked_at;
   Operation* next_submitted = nullptr;

@@ -25,7 +25,7 @@ const KernelTable& choose_kernels() {
   if (!limit.empty() && limit != "avx512" && limit != "avx2" && limit != "portable") {
     throw Unsupported("DPCORE_SIMD=" + std::string(limit) + ": use avx512, avx2 or portable");
   }
-#if defined(__x86_64__)
+#if defined(DPCORE_X86_KERNELS)
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512bw") &&

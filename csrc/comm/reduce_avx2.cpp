@@ -2,7 +2,7 @@
 // out FMA on purpose: the sum of products must round like on every other processor.
 #include "comm/reduce_dispatch.h"
 
-#if defined(__x86_64__)
+#if defined(DPCORE_X86_KERNELS)
 
 #include <immintrin.h>
 

@@ -1,7 +1,7 @@
 // The reduction kernels for x86 with AVX-512 (F, BW, DQ, VL): 64-byte vectors.
 #include "comm/reduce_dispatch.h"
 
-#if defined(__x86_64__)
+#if defined(DPCORE_X86_KERNELS)
 
 #include <immintrin.h>
 

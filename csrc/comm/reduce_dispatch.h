@@ -9,6 +9,12 @@
 
 #include "comm/types.h"
 
+// The thread sanitizer sees every access of the portable kernels, and the others take it minutes
+// to compile: its build leaves them out.
+#if defined(__x86_64__) && !defined(DPCORE_PORTABLE_KERNELS)
+#define DPCORE_X86_KERNELS 1
+#endif
+
 namespace dpcore {
 
 // The arguments of reduce(), checked and lowered: what a kernel sees.
@@ -35,7 +41,7 @@ struct KernelTable {
 
 const KernelTable& portable_kernels();
 
-#if defined(__x86_64__)
+#if defined(DPCORE_X86_KERNELS)
 const KernelTable& avx2_kernels();    // needs avx2, f16c
 const KernelTable& avx512_kernels();  // needs avx512 f, bw, dq, vl
 #endif

@@ -52,8 +52,8 @@ std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Are
   const std::shared_ptr<Meeting> meeting = entry;
   if (meeting->world != place.world) {
     throw RendezvousError("rank " + std::to_string(place.rank) + ": world size " +
-                          std::to_string(place.world) + " here, " +
-                          std::to_string(meeting->world) + " on the ranks that came before");
+                          std::to_string(place.world) + " here, " + std::to_string(meeting->world) +
+                          " on the ranks that came before");
   }
   if (meeting->arenas[place.rank]) {
     throw RendezvousError("rank " + std::to_string(place.rank) + " came twice to '" + place.name +

@@ -58,8 +58,9 @@ class Descriptors {  // closes what nobody took
 int own_pidfd() {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
   if (fd < 0) {
-    throw RendezvousError(std::string("pidfd_open failed: ") + std::strerror(errno) +
-                          "; Linux 5.3 or newer is needed");
+    throw RendezvousError(
+        std::string("pidfd_open failed: ") + std::strerror(errno) +
+        (errno == EMFILE ? "; raise `ulimit -n`" : "; Linux 5.3 or newer is needed"));
   }
   return fd;
 }
@@ -93,7 +94,8 @@ std::string refusal(const Hello& hello, const MeetingPlace& place,
            std::to_string(present[hello.rank].process) + "); two processes claim the same rank";
   }
   if (descriptors != 2) {
-    return "no arena came with the greeting";
+    return "no arena came with the greeting of rank " + std::to_string(hello.rank) +
+           "; raise `ulimit -n` on rank 0";
   }
   return "";
 }
@@ -188,9 +190,10 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
           hello.reserve = present[r].reserve;
           handles = {present[r].memfd, present[r].pidfd};
         }
-        if (!lines[to].send(&hello, sizeof(hello), handles, place.deadline_ns,
-                            place.interrupted)) {
-          throw RendezvousError("rank 0: rank " + std::to_string(to) + " went away at the start");
+        // A rank that is gone already is no reason to let the others down: everybody holds its
+        // pidfd, and the first operation names it.
+        if (!lines[to].send(&hello, sizeof(hello), handles, place.deadline_ns, place.interrupted)) {
+          break;
         }
       }
     }
@@ -222,11 +225,19 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
   Descriptors own;
   own.list = {own_pidfd()};
   Verdict verdict;
-  if (!line.send(&hello, sizeof(hello), {arena.fd(), own.list[0]}, place.deadline_ns,
-                 place.interrupted) ||
-      // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
-      !line.receive(&verdict, sizeof(verdict), nullptr, place.deadline_ns + kHelloPatienceNs / 5,
-                    place.interrupted)) {
+  bool answered = false;
+  try {
+    answered = line.send(&hello, sizeof(hello), {arena.fd(), own.list[0]}, place.deadline_ns,
+                         place.interrupted) &&
+               // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
+               line.receive(&verdict, sizeof(verdict), nullptr,
+                            place.deadline_ns + kHelloPatienceNs / 5, place.interrupted);
+  } catch (const RendezvousError&) {
+    throw RendezvousError(who + "rank 0 listens at '" + place.name +
+                          "' but did not answer before the deadline; is it stopped, or is the "
+                          "name taken by another program?");
+  }
+  if (!answered) {
     throw RendezvousError(who + "rank 0 went away while the ranks were meeting");
   }
   verdict.text[sizeof(verdict.text) - 1] = '\0';
@@ -240,15 +251,15 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
       Descriptors descriptors;
       if (!line.receive(&peer, sizeof(peer), &descriptors.list, place.deadline_ns,
                         place.interrupted) ||
-          descriptors.list.size() != 2 || peer.rank != i) {
+          peer.rank != i) {
         throw RendezvousError(who + "rank 0 went away while it handed over the arenas");
       }
+      if (descriptors.list.size() != 2) {
+        throw RendezvousError(who + "no descriptor is free for the arena of rank " +
+                              std::to_string(i) + "; raise `ulimit -n`");
+      }
       if (i != place.rank) {
-        present[i] = {i,
-                      peer.process,
-                      peer.reserve,
-                      descriptors.take(0),
-                      descriptors.take(1),
+        present[i] = {i,      peer.process, peer.reserve, descriptors.take(0), descriptors.take(1),
                       nullptr};
       }
     }

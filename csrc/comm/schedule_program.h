@@ -25,7 +25,7 @@ struct LaneStep {
   std::vector<int> sends;     // to these ranks
   std::vector<int> receives;  // from these ranks, ascending
   bool reduces = false;
-  bool completes = false;     // after it the chunk holds every contribution: scale here
+  bool completes = false;  // after it the chunk holds every contribution: scale here
 };
 
 struct Program {
@@ -55,7 +55,8 @@ class ProgramRun {
     uint64_t operation = 0;  // tag of all messages
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
-    double prescale = 1.0;
+    double prescale = 1.0;            // of this rank's contribution, at the start
+    const double* factors = nullptr;  // by rank, where contributions are added all at once
     double mean_scale = 1.0;
   };
   static constexpr size_t kSegmentBytes = 65536;
@@ -91,6 +92,8 @@ class ProgramRun {
   bool send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   bool receive_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   void reduce_gathered(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
+  void reduce_operands(const LaneStep& step, std::byte* out, size_t bytes);
+  void add_operand(const void* data, int rank);
   MessageTag tag_of(const Running& running, const LaneStep& step) const;
 
   Task task_;
@@ -105,6 +108,7 @@ class ProgramRun {
   size_t received_ = 0;
   bool moved_ = false;
   std::vector<const void*> operands_;
+  std::vector<double> operand_factors_;
 };
 
 }  // namespace dpcore

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
+#include <tuple>
 
 #include "comm/group.h"
 #include "comm/transport.h"
@@ -29,10 +31,17 @@ const char* name_of(Path path, Collective collective);
 
 struct PathCounters {
   std::atomic<uint64_t> operations{0};
-  std::atomic<uint64_t> bytes{0};          // of user data
-  std::atomic<uint64_t> peer_reads{0};     // bytes read from, and written to, other ranks'
-  std::atomic<uint64_t> peer_writes{0};    // memory; for the staged paths, the staged copies
+  std::atomic<uint64_t> bytes{0};        // of user data
+  std::atomic<uint64_t> peer_reads{0};   // bytes read from, and written to, other ranks'
+  std::atomic<uint64_t> peer_writes{0};  // memory; for the staged paths, the staged copies
 };
+
+// Messages of one direction, peer and tag in flight: they are served in the order of the calls.
+struct MessageTurns {
+  uint64_t taken = 0;
+  uint64_t served = 0;
+};
+using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
  public:
@@ -50,6 +59,8 @@ class SharedState {
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
+  // Under the engine's seat. An entry lives as long as messages of the lane are in flight.
+  std::map<MessageLane, MessageTurns>& message_turns() { return message_turns_; }
   // Arena blocks that peers may still look at when this communicator is closed.
   std::vector<std::shared_ptr<std::byte>> take_blocks();
 
@@ -57,6 +68,7 @@ class SharedState {
   std::shared_ptr<Group> group_;
   std::unique_ptr<Transport> transport_;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
+  std::map<MessageLane, MessageTurns> message_turns_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };
 

@@ -38,16 +38,15 @@ MappedTransport::Mailbox* MappedTransport::outgoing(int peer) {
     box->taken.store(0, std::memory_order_relaxed);
     owned_.push_back(std::move(block));
     outgoing_[peer] = box;
-    group_.mailboxes(group_.rank())[peer].store(
-        arena.offset_of(box, sizeof(Mailbox)), std::memory_order_release);
+    group_.mailboxes(group_.rank())[peer].store(arena.offset_of(box, sizeof(Mailbox)),
+                                                std::memory_order_release);
   }
   return outgoing_[peer];
 }
 
 MappedTransport::Mailbox* MappedTransport::incoming(int peer) {
   if (incoming_[peer] == nullptr) {
-    const uint64_t offset =
-        group_.mailboxes(peer)[group_.rank()].load(std::memory_order_acquire);
+    const uint64_t offset = group_.mailboxes(peer)[group_.rank()].load(std::memory_order_acquire);
     if (offset != 0) {
       incoming_[peer] = reinterpret_cast<Mailbox*>(group_.base(peer) + offset);
     }
@@ -55,8 +54,7 @@ MappedTransport::Mailbox* MappedTransport::incoming(int peer) {
   return incoming_[peer];
 }
 
-size_t MappedTransport::push(int peer, const Message& message, const std::byte* data,
-                             size_t from) {
+size_t MappedTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   const size_t total = message.total;
   Mailbox& box = *outgoing(peer);
   const uint64_t first = box.written.load(std::memory_order_relaxed);

@@ -107,7 +107,12 @@ UnixSocket UnixSocket::accept(int wait_ms) {
   if (poll(&entry, 1, wait_ms) <= 0) {
     return UnixSocket();
   }
-  return UnixSocket(accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC));
+  const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+    throw RendezvousError(std::string("cannot accept the other ranks: ") + std::strerror(errno) +
+                          "; raise `ulimit -n`");
+  }
+  return UnixSocket(fd);
 }
 
 bool UnixSocket::same_user() const {

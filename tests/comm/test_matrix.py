@@ -61,7 +61,7 @@ def is_valid(case):
 
 @pytest.mark.parametrize("mode", CHOSEN)
 def test_the_choice_has_every_pair_of_values_that_can_meet(mode):
-    """Counted the long way: over all combinations of the axes, the free ones one after the other."""
+    """Counted the long way, over all combinations of the axes."""
     possible = set()
     for start in itertools.product(*matrix.AXES[: matrix.BOUND]):
         if matrix.is_valid(*start):

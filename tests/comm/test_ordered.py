@@ -1,4 +1,4 @@
-"""Ordered algorithms: the result is a function of the inputs, whatever cuts them and where they lie.
+"""Ordered algorithms: the result is a function of the inputs, however they are cut and laid out.
 
 The data are random floats, so that any other order of the additions shows in the bits. The
 reference adds in rank order, in float32, and rounds once at the end.
@@ -88,7 +88,9 @@ def run_parts_and_roots(comm, dtype):
     data = random_data(rank, dtype, count)
     expected = in_rank_order(world, dtype, "sum", count)
     wrong = []
-    for memory, algorithm in itertools.product(("plain", "arena"), (None, "direct", "direct/moves")):
+    for memory, algorithm in itertools.product(
+        ("plain", "arena"), (None, "direct", "direct/moves")
+    ):
         source = in_memory(comm, data, memory)
         shard = in_memory(comm, torch.zeros(count // world, dtype=dtype), memory)
         comm.reduce_scatter(shard, source, algorithm=algorithm)

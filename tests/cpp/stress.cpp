@@ -91,14 +91,14 @@ void run_rank(int rank, int world, unsigned seed, int rounds) {
   options.threads = true;
   options.timeout_s = 120;
   const auto comm = Communicator::start(options);
-  std::mt19937 shared(seed);       // the same choices on all ranks
+  std::mt19937 shared(seed);        // the same choices on all ranks
   std::mt19937 local(seed + rank);  // this rank's own
   const Collective kinds[] = {Collective::all_reduce, Collective::reduce_scatter,
                               Collective::all_gather, Collective::all_to_all,
-                              Collective::broadcast, Collective::barrier};
+                              Collective::broadcast,  Collective::barrier};
   const size_t sizes[] = {0, 1, 3, 100, 2500, 40000, 140000};
-  const char* algorithms[] = {"auto", "auto", "auto", "ring", "two_shot", "one_shot/moves",
-                              "recursive_doubling"};
+  const char* algorithms[] = {
+      "auto", "auto", "auto", "ring", "two_shot", "one_shot/moves", "recursive_doubling"};
   std::vector<std::unique_ptr<Pending>> pending;
   for (int round = 0; round < rounds; ++round) {
     Request request;

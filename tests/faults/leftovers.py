@@ -1,26 +1,45 @@
-"""What a job could leave behind on its host."""
+"""What a job could leave behind: on its host and in its process."""
 
 import os
+import threading
 from pathlib import Path
-from tempfile import gettempdir
+
+from dpcore.launch import find_place
+
+_OURS = ("dpcore", "torch_", "pymp-", "psm_", "sem.")  # others use /dev/shm meanwhile
 
 
-def of_this_host():
-    """Files in shared and temporary memory, our sockets, and descriptors of this process."""
-    temporary = Path(gettempdir())
-    sockets = [
-        line.split()[-1]
-        for line in Path("/proc/net/unix").read_text().splitlines()
-        if "dpcore" in line
-    ]
+def of_this_host(*init_methods):
+    """Names in shared memory, and sockets of these meetings."""
+    jobs = [find_place(0, 2, method).job for method in init_methods]
+    sockets = Path("/proc/net/unix").read_text().splitlines()
     return {
-        "shared memory": sorted(os.listdir("/dev/shm")),
-        "temporary files": sorted(
-            entry.name for entry in temporary.iterdir() if "dpcore" in entry.name
-        ),
-        "sockets": sorted(sockets),
+        "shared memory": sorted(name for name in os.listdir("/dev/shm") if name.startswith(_OURS)),
+        "sockets": sorted(line for line in sockets if any(job in line for job in jobs)),
     }
 
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
+
+
+def of_this_process():
+    """Descriptors, threads, mappings, and KiB in memory."""
+    status = Path("/proc/self/status").read_text()
+    return {
+        "descriptors": descriptors(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "python threads": threading.active_count(),
+        "mappings": Path("/proc/self/maps").read_text().count("\n"),
+        "resident": int(status.split("VmRSS:")[1].split()[0]),
+    }
+
+
+def growth(before, after):
+    """What grew beyond noise: the allocator may map a little and keep some memory."""
+    allowed = {"mappings": 4, "resident": 3000}
+    return {
+        key: (before[key], after[key])
+        for key in before
+        if after[key] > before[key] + allowed.get(key, 0)
+    }

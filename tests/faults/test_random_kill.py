@@ -29,6 +29,7 @@ NOTICED_WITHIN = 1.0
 WORKER_LIVES = 4.0  # longer than a death may take to be noticed
 START_TIMEOUT = 0.5  # a rank that died before it came can only be missed
 
+
 def die_soon(seed, within=0.03):
     delay = random.Random(seed).uniform(0.0003, within)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -115,15 +116,12 @@ def live_and_die(rank, world, phase, seed):
 
 def survive(rank, world, phase, seed):
     """What the others do: how it ended for them, and when."""
-    started = time.monotonic()
     timeout = START_TIMEOUT if phase == "start" else 10
     try:
-        comm = dp.init(
-            rank=rank, world_size=world, init_method=f"trial-{seed}", timeout=timeout
-        )
+        comm = dp.init(rank=rank, world_size=world, init_method=f"trial-{seed}", timeout=timeout)
         work(comm, phase, seed)
     except dp.Error as error:
-        return type(error).__name__, str(error), max(started, time.monotonic())
+        return type(error).__name__, str(error), time.monotonic()
     finally:
         dp.finalize()
     return "nothing happened", "", time.monotonic()
@@ -152,9 +150,10 @@ def all_trials(comm, plan):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_dies_at_a_random_moment(world):
-    before = of_this_host()
     phases = [phase for phase, count in TRIALS.items() for _ in range(count)]
     plan = [(phase, 7919 * trial + world) for trial, phase in enumerate(phases)]
+    meetings = [f"trial-{seed}" for _, seed in plan]
+    before = of_this_host(*meetings)
     outcomes = run_processes(all_trials, world, (plan,), deadline=100)
     for outcome in outcomes:
         assert outcome.error is None, outcome
@@ -171,7 +170,7 @@ def test_a_rank_dies_at_a_random_moment(world):
             if name == "PeerLost":
                 slowest = max(slowest, at - reports[victim][2])
     assert slowest < NOTICED_WITHIN
-    assert of_this_host() == before
+    assert of_this_host(*meetings) == before
     for outcome in outcomes:
         open_files = outcome.result[1]
         assert max(open_files[5:]) <= max(open_files[:5]), f"descriptors leak: {open_files}"

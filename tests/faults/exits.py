@@ -1,0 +1,140 @@
+"""Ranks that end as real programs do: through the interpreter's own shutdown. Run by test_exit.py.
+
+One process loads torch and forks a clean copy for each rank of each case, which then leaves
+through sys.exit() or an exception. Printed: for every case the list of [exit code, stderr].
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import torch
+
+from dpcore import _C  # noqa: F401  (loaded once; the package's own state comes with init)
+
+WORLD = 2
+PATIENCE = 20  # seconds; a rank that hangs at its exit ends by SIGALRM
+
+
+def start(rank, meeting):
+    import dpcore
+
+    return dpcore.init(rank=rank, world_size=WORLD, init_method=meeting, timeout=10)
+
+
+def without_finalize(rank, meeting):
+    comm = start(rank, meeting)
+    comm.all_reduce(comm.empty(1000).fill_(1))
+
+
+def kept_by_a_module(rank, meeting):
+    """What the interpreter clears last: a global of __main__, in a cycle."""
+    global kept
+    comm = start(rank, meeting)
+    kept = {"comm": comm, "tensor": comm.empty(1000)}
+    kept["itself"] = kept
+    comm.all_reduce(kept["tensor"])
+
+
+def in_flight(rank, meeting):
+    comm = start(rank, meeting)
+    return [comm.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(5)]
+
+
+def in_flight_then_exit(rank, meeting):
+    works = in_flight(rank, meeting)
+    assert len(works) == 5
+    sys.exit(3)
+
+
+def in_flight_then_exception(rank, meeting):
+    works = in_flight(rank, meeting)
+    raise KeyError(f"not found, {len(works)} in flight")
+
+
+def exception_on_rank_1(rank, meeting):
+    """An operation that the other rank waits for will never come."""
+    comm = start(rank, meeting)
+    if rank == 1:
+        raise ValueError("bad batch")
+    comm.barrier()
+
+
+def callback_at_the_end(rank, meeting):
+    comm = start(rank, meeting)
+    done = comm.all_reduce(torch.ones(1 << 20), async_op=True).get_future()
+    done.then(lambda future: future.value())
+
+
+def a_thread_waits(rank, meeting):
+    """Rank 0's daemon thread sits in a barrier that rank 1 never enters."""
+    comm = start(rank, meeting)
+    if rank == 0:
+        threading.Thread(target=comm.barrier, daemon=True).start()
+        time.sleep(0.2)
+    else:
+        time.sleep(0.4)
+
+
+def session_inherited(rank, meeting):
+    """The package was in use before the fork, as under multiprocessing's fork method."""
+    comm = start(rank, meeting)
+    return comm.all_reduce(torch.ones(1 << 20), async_op=True)
+
+
+CASES = {
+    "without finalize": (without_finalize, 8),
+    "kept by a module": (kept_by_a_module, 3),
+    "in flight": (in_flight, 4),
+    "in flight, sys.exit": (in_flight_then_exit, 3),
+    "in flight, exception": (in_flight_then_exception, 3),
+    "exception on rank 1": (exception_on_rank_1, 2),
+    "callback at the end": (callback_at_the_end, 3),
+    "a thread waits": (a_thread_waits, 2),
+    "session inherited": (session_inherited, 3),
+}
+
+
+def run_case(case, meeting):
+    """The parent gets the ends of the ranks; a rank gets None, having done its part."""
+    ranks = []
+    for rank in range(WORLD):
+        errors = tempfile.TemporaryFile()  # noqa: SIM115
+        child = os.fork()
+        if child == 0:
+            signal.alarm(PATIENCE)
+            os.dup2(errors.fileno(), 2)
+            global result
+            result = case(rank, meeting)  # lives until the interpreter ends
+            return None
+        ranks.append((child, errors))
+    ends = []
+    for child, errors in ranks:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        errors.seek(0)
+        ends.append([code, errors.read().decode()])
+        errors.close()
+    return ends
+
+
+def main():
+    torch.set_num_threads(1)
+    report = {}
+    for name, (case, times) in CASES.items():
+        if case is session_inherited:
+            import dpcore.session  # noqa: F401
+        report[name] = []
+        for time_ in range(times):
+            ends = run_case(case, f"exits-{os.getpid()}-{name}-{time_}")
+            if ends is None:
+                return
+            report[name] += ends
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""How ranks end (5, 6, 25, 27): without finalize, with work in flight, by Ctrl-C, all at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+import dpcore as dp
+from dpcore.ranks import run_processes
+
+from .leftovers import of_this_host
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAUNCHER = """
+import os, sys, time
+from dpcore.ranks import run_processes
+
+def body(comm, folder):
+    for call in range(10**9):
+        comm.all_reduce(comm.empty(1000))
+        if call == 20:
+            with open(os.path.join(folder, str(os.getpid())), "w"):
+                pass
+        time.sleep(0.001)
+
+run_processes(body, 3, (sys.argv[1],))
+"""
+
+
+@pytest.fixture(scope="module")
+def ends():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = str(Path(__file__).with_name("exits.py"))
+    run = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "without finalize",
+        "kept by a module",
+        "in flight",
+        "callback at the end",
+        "session inherited",
+    ],
+)
+def test_clean_end_without_finalize(ends, case):
+    assert ends[case] and all(end == [0, ""] for end in ends[case]), ends[case]
+
+
+def test_sys_exit_with_operations_in_flight(ends):
+    assert all(end == [3, ""] for end in ends["in flight, sys.exit"]), ends
+
+
+def test_exception_with_operations_in_flight(ends):
+    for code, errors in ends["in flight, exception"]:
+        assert code == 1
+        assert errors.rstrip().endswith("KeyError: 'not found, 5 in flight'")
+
+
+def test_exception_while_the_other_rank_waits(ends):
+    for rank, (code, errors) in enumerate(ends["exception on rank 1"]):
+        assert code == 1
+        if rank % 2 == 1:
+            assert errors.rstrip().endswith("ValueError: bad batch")
+        else:
+            assert "dpcore.errors.PeerLost: rank 0: rank 1 (process" in errors
+
+
+def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
+    assert [code for code, _ in ends["a thread waits"]] == [0] * 4, ends["a thread waits"]
+
+
+def launch(tmp_path):
+    """A launcher and three ranks in the midst of work, in a process group of their own."""
+    folder, temporary = tmp_path / "ranks", tmp_path / "temporary"
+    folder.mkdir()
+    temporary.mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks = [int(path.name) for path in folder.iterdir()]
+    assert len(ranks) == 3
+    return launcher, ranks, temporary
+
+
+def gone(processes, within):
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{process}").exists() for process in processes):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def in_group(group):
+    """Processes of this group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = stat.read_text().rsplit(") ", 1)[1].split()[:3]
+        except OSError:
+            continue
+        if int(of_group) == group and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+def test_the_launcher_is_killed(tmp_path):
+    """Its ranks end as well, and the server that they came from: nobody works on unseen."""
+    before = of_this_host()
+    launcher, ranks, temporary = launch(tmp_path)
+    launcher.kill()
+    launcher.wait()
+    assert gone(ranks, within=3)
+    deadline = time.monotonic() + 3
+    while in_group(launcher.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert in_group(launcher.pid) == []
+    assert list(temporary.iterdir()) == []
+    assert of_this_host() == before
+
+
+def test_launcher_and_ranks_are_killed(tmp_path):
+    before = of_this_host()
+    launcher, ranks, temporary = launch(tmp_path)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    assert gone(ranks, within=3)
+    assert list(temporary.iterdir()) == []
+    assert of_this_host() == before
+
+
+def test_no_memory_has_a_name_while_ranks_live():
+    def body(comm):
+        comm.all_reduce(comm.empty(1 << 20))
+        maps = Path("/proc/self/maps").read_text()
+        return "/dev/shm" in maps, "memfd:dpcore-arena" in maps
+
+    outcomes = run_processes(body, 2)
+    assert [outcome.result for outcome in outcomes] == [(False, True)] * 2
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "message", "split"])
+def test_ctrl_c_in_a_wait(how):
+    """KeyboardInterrupt soon, and the peers, who wait as well, hear of it and from whom."""
+
+    def body(comm):
+        comm.barrier()
+        if comm.rank == 2:
+            time.sleep(1.5)
+            return None
+        if comm.rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        try:
+            if how == "sync":
+                comm.all_reduce(torch.ones(10))
+            elif how == "async":
+                comm.all_reduce(torch.ones(10), async_op=True).wait()
+            elif how == "message" and comm.rank == 1:
+                comm.recv(torch.ones(10), 2)
+            elif how == "split":
+                comm.split(0)
+            comm.barrier()
+        except (KeyboardInterrupt, dp.PeerLost) as error:
+            seconds = time.monotonic() - begin
+            with pytest.raises(dp.PeerLost, match="rank 1 was interrupted during"):
+                comm.barrier()
+            return type(error).__name__, str(error), seconds
+        return None
+
+    outcomes = run_processes(body, 3)
+    assert outcomes[1].result[0] == "KeyboardInterrupt"
+    assert outcomes[0].result[0] == "PeerLost"
+    assert "rank 1 was interrupted during" in outcomes[0].result[1]
+    for rank in (0, 1):
+        assert 0.25 < outcomes[rank].result[2] < 0.3 + 0.3
+
+
+def test_other_signals_while_waiting_change_nothing():
+    """A child ends (SIGCHLD), and a handled signal comes a hundred times a second."""
+
+    def body(comm):
+        seen = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append("alarm"))
+        signal.signal(signal.SIGCHLD, lambda *_: seen.append("child"))
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.1)
+            os._exit(0)
+        total = torch.zeros(1000)
+        for step in range(30):
+            if comm.rank == step % 2:
+                time.sleep(0.02)
+            total += 1
+            comm.all_reduce(total, op="mean")
+        os.waitpid(child, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return total.unique().tolist(), "child" in seen, seen.count("alarm") > 5
+
+    outcomes = run_processes(body, 2)
+    assert [outcome.result for outcome in outcomes] == [([30.0], True, True)] * 2, outcomes

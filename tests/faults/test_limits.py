@@ -1,0 +1,335 @@
+"""Limits of the machine (29), more ranks than cores (30), odd payloads (31), clocks (33)."""
+
+import ctypes
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+import dpcore as dp
+from dpcore.ranks import run_processes
+
+from . import leftovers
+from .leftovers import descriptors
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(leftovers)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def results(body, world=2, **options):
+    outcomes = run_processes(body, world, **options)
+    for outcome in outcomes:
+        assert outcome.error is None and outcome.exit_code == 0, outcome.traceback
+    return [outcome.result for outcome in outcomes]
+
+
+# ---- descriptors, addresses, memory -----------------------------------------------------------
+
+
+def highest_descriptor():
+    return max(int(name) for name in os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_too_few_descriptors(poor):
+    """Whatever number is left: a clear error on the rank concerned, none stays open."""
+
+    def body(comm):
+        dp.finalize()
+        spare = [os.dup(0) for _ in range(64)]  # fill the gaps below
+        for fd in spare[-32:]:
+            os.close(fd)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = descriptors()
+        first_free = os.dup(0)
+        os.close(first_free)
+        seen = []
+        for left in range(12):
+            if comm.rank == poor:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + left, limits[1]))
+            try:
+                dp.init(rank=comm.rank, world_size=2, init_method=f"poor-{left}", timeout=0.3)
+                seen.append("met")
+                dp.current().barrier()
+            except dp.Error as error:
+                seen.append(f"{type(error).__name__}: {error}")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                dp.finalize()
+        return seen, before, descriptors()
+
+    both = results(body)
+    for seen, before, after in both:
+        assert after == before, seen
+        assert "met" in seen
+    complaints = [text for text in both[poor][0] if text != "met"]
+    assert len(complaints) >= 3
+    for text in complaints:
+        assert "ulimit -n" in text, both[poor][0]
+
+
+def test_too_few_addresses():
+    def body(comm):
+        dp.finalize()
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        before = descriptors()
+        limit = pages * 4096 + (8 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        with pytest.raises(dp.Error, match=r"ulimit -v.*DPCORE_ARENA_MAX=<GiB>"):
+            dp.init(rank=comm.rank, world_size=2, init_method="a", timeout=5)
+        assert descriptors() == before
+        os.environ["DPCORE_ARENA_MAX"] = "5"  # room for the own arena, none for the other's
+        with pytest.raises(dp.Error, match="DPCORE_ARENA_MAX"):
+            dp.init(rank=comm.rank, world_size=2, init_method="b", timeout=5)
+        assert descriptors() == before
+        os.environ["DPCORE_ARENA_MAX"] = "1"
+        new = dp.init(rank=comm.rank, world_size=2, init_method="c", timeout=5)
+        tensor = new.empty(1 << 20).fill_(1)
+        new.all_reduce(tensor)
+        with pytest.raises(dp.Error, match=r"bytes of addresses; set DPCORE_ARENA_MAX=<GiB>"):
+            new.empty(2 << 30, dtype=torch.uint8)
+        new.all_reduce(tensor)
+        dp.finalize()
+        return tensor.unique().tolist()
+
+    assert results(body) == [[4.0]] * 2
+
+
+def test_no_memory_for_the_arena_is_an_error_and_no_sigbus():
+    """RLIMIT_FSIZE stands for a machine without memory: the kernel refuses the pages."""
+
+    def body(comm):
+        tensor = comm.empty(1 << 10).fill_(1)
+        comm.all_reduce(tensor)
+        size = comm.stats()["arena"]["bytes"]
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + (1 << 20), limits[1]))
+        with pytest.raises(dp.Error, match=rf"arena of rank {comm.rank}: no memory to grow from"):
+            comm.empty(64 << 20)
+        comm.all_reduce(tensor)  # what is there goes on working
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        comm.all_reduce(comm.empty(64 << 20, dtype=torch.uint8).fill_(0))
+        return tensor.unique().tolist()
+
+    assert results(body) == [[4.0]] * 2
+
+
+def test_no_memory_for_the_stage_in_the_midst_of_an_operation():
+    """All ranks learn that one of them cannot go on, and why."""
+
+    def body(comm):
+        kept = [comm.empty(1 << 16, dtype=torch.uint8) for _ in range(40)]
+        size = comm.stats()["arena"]["bytes"]
+        while comm.stats()["arena"]["bytes"] == size:  # until the arena is full
+            kept.append(comm.empty(1 << 19, dtype=torch.uint8))
+        if comm.rank == 1:
+            size = comm.stats()["arena"]["bytes"]
+            room = [comm.empty(1 << 19, dtype=torch.uint8) for _ in range(6)]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            with pytest.raises(dp.Error):
+                while True:
+                    room.append(comm.empty(1 << 18, dtype=torch.uint8))
+        with pytest.raises(dp.Error, match="no memory to grow") as caught:
+            comm.all_reduce(torch.ones(1 << 20))
+        return str(caught.value)
+
+    for rank, message in enumerate(results(body)):
+        assert message.startswith(f"rank {rank}: operation 0 (all_reduce of 1048576 x float32")
+        assert "arena of rank 1" in message
+
+
+# ---- more ranks than cores --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [4, 8])
+def test_many_ranks_on_few_cores_do_not_collapse(world):
+    def body(comm):
+        tensors = [torch.ones(1024), comm.empty(1024).fill_(1)]
+        comm.barrier()
+        begin = time.monotonic()
+        for number in range(200):
+            comm.all_reduce(tensors[number % 2], op="mean")
+        return time.monotonic() - begin
+
+    slowest = max(results(body, world, timeout=60))
+    print(f"{world} ranks: {slowest / 200 * 1e6:.0f} us per all-reduce of 4 KiB")
+    assert slowest < 10  # 50 ms each would be a collapse; a few ms on a busy machine are not
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_waiting_burns_no_processor_time(world):
+    def body(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            time.sleep(1)
+        begin = time.process_time()
+        comm.all_reduce(torch.ones(10))
+        work = comm.all_reduce(torch.ones(10), async_op=True)
+        if comm.rank == 0:
+            time.sleep(0.3)
+        work.wait()
+        return time.process_time() - begin
+
+    burnt = results(body, world, timeout=60)
+    print("seconds of processor time:", [round(seconds, 3) for seconds in burnt])
+    assert max(burnt) < 0.2
+
+
+def test_a_million_small_operations_wrap_nothing():
+    def body(comm):
+        seconds = comm._latency_loop(8, 1_000_000)
+        ones = torch.ones(100)
+        comm.all_reduce(ones)
+        counted = comm.stats()["all_reduce"]
+        return seconds, ones[0].item(), sum(path["operations"] for path in counted.values())
+
+    for seconds, one, operations in results(body, timeout=60):
+        print(f"{seconds * 1e6:.2f} us per operation")
+        assert one == 2
+        assert operations == 1_000_001
+
+
+# ---- payloads ---------------------------------------------------------------------------------
+
+
+def test_bits_travel_as_they_are():
+    """NaNs with their payloads, infinities, denormals, negative zeros, at any address."""
+    patterns = np.array(
+        [0x7FC00001, 0xFFC12345, 0x7F800000, 0xFF800000, 0x00000001, 0x807FFFFF, 0x80000000,
+         0x7F800001, 0x3F800000],
+        dtype=np.uint32,
+    )  # fmt: skip
+
+    def body(comm):
+        same = []
+        for count in (9, 9 * 20_000):
+            for misplaced in (0, 4):
+                memory = np.zeros(count * 4 + 8, dtype=np.uint8)
+                data = memory[misplaced : misplaced + count * 4].view(np.float32)
+                wanted = np.resize(patterns, count)
+                data.view(np.uint32)[:] = wanted if comm.rank == 0 else 0
+                comm.broadcast(data)
+                same.append(bool((data.view(np.uint32) == wanted).all()))
+                gathered = np.zeros(count * 2, dtype=np.float32)
+                comm.all_gather(gathered, data)
+                same.append(bool((gathered.view(np.uint32)[:count] == wanted).all()))
+                same.append(bool((gathered.view(np.uint32)[count:] == wanted).all()))
+        return same
+
+    assert results(body) == [[True] * 12] * 2
+
+
+def test_special_values_reduce_to_the_same_bits_everywhere():
+    def body(comm):
+        special = [float("nan"), float("inf"), -float("inf"), 1e-45, -0.0, 3e38, 1.0]
+        rolled = torch.tensor(special * 1000).roll(comm.rank)
+        bits = []
+        for op in ("sum", "min", "max", "prod", "mean"):
+            for new in (torch.empty_like, lambda like: comm.empty(like.numel())):
+                data = new(rolled).copy_(rolled)
+                comm.all_reduce(data, op=op)
+                bits.append(data.view(torch.int32).tolist())
+        denormal = torch.full((10,), 1e-45)
+        comm.all_reduce(denormal)
+        return bits, denormal.view(torch.int32)[0].item()
+
+    first, *others = results(body, 3)
+    assert all(other == first for other in others)
+    assert first[1] == 3  # three smallest denormals: nothing is flushed to zero
+
+
+def test_more_than_2_to_the_31_bytes():
+    def body(comm):
+        size = (1 << 31) + 5
+        # Rank 0's zeros are pages that nobody has touched: they take no memory.
+        data = np.zeros(size, dtype=np.uint8)
+        places = [0, (1 << 31) - 1, 1 << 31, size - 1]
+        if comm.rank == 0:
+            data[places] = [1, 2, 3, 4]
+        comm.broadcast(data)
+        return data[places].tolist()
+
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 4 << 30:
+        pytest.skip("needs 4 GiB of free memory")
+    assert results(body, timeout=60) == [[1, 2, 3, 4]] * 2
+
+
+# ---- clocks -----------------------------------------------------------------------------------
+
+JUMPING_CLOCK = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long calls;
+static long jump(void) { return (__sync_add_and_fetch(&calls, 1) % 3 - 1) * 86400L; }
+int clock_gettime(clockid_t clock, struct timespec *at) {
+  int problem = syscall(SYS_clock_gettime, clock, at);
+  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) at->tv_sec += jump();
+  return problem;
+}
+int gettimeofday(struct timeval *at, void *zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  at->tv_sec = now.tv_sec; at->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t *at) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (at) *at = now.tv_sec;
+  return now.tv_sec;
+}
+long jumps(void) { return calls; }
+"""
+
+
+def under_a_jumping_clock():
+    """Run by the test below in a process whose time of day leaps by a day at every look."""
+
+    def body(comm):
+        before = [time.time() for _ in range(10)]
+        assert max(before) - min(before) > 80_000
+        for number in range(200):
+            comm.all_reduce(torch.ones(1000), async_op=number % 3 == 0)
+        comm.barrier()
+        begin = time.monotonic()
+        if comm.rank == 1:
+            time.sleep(1.2)
+        with pytest.raises(dp.Timeout):
+            comm.barrier(timeout=0.5)
+        return time.monotonic() - begin
+
+    waited, _ = results(body, timeout=5)
+    assert 0.45 < waited < 1.1, waited
+    assert ctypes.CDLL(None).jumps() > 0
+
+
+def test_a_jumping_clock_changes_nothing(tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("g++")
+    assert compiler, "building dpcore needs a compiler, so there is one"
+    source, library = tmp_path / "clock.c", tmp_path / "clock.so"
+    source.write_text(JUMPING_CLOCK)
+    subprocess.run(
+        [compiler, "-xc", "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True
+    )
+    code = "from tests.faults.test_limits import under_a_jumping_clock as run; run()"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
