@@ -37,27 +37,26 @@ if TYPE_CHECKING:
     from dpcore.tracing import trace
     from dpcore.work import Work
 
+_COLLECTIVES = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+)
+
 # Where each public name lives. Read by __getattr__ at first use.
 _HOME = {
     **dict.fromkeys(
         ("Schedule", "algorithms_of", "check_schedule", "schedule", "schedule_cost"), "dpcore._C"
     ),
-    **dict.fromkeys(
-        (
-            "all_gather",
-            "all_reduce",
-            "all_to_all",
-            "barrier",
-            "broadcast",
-            "gather",
-            "recv",
-            "reduce",
-            "reduce_scatter",
-            "scatter",
-            "send",
-        ),
-        "dpcore.collectives",
-    ),  # fmt: skip
+    **dict.fromkeys(_COLLECTIVES, "dpcore.collectives"),
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.session"),
     "Communicator": "dpcore.communicator",
     "Work": "dpcore.work",

@@ -1,4 +1,4 @@
-"""Which rank am I, of how many, and in which job? Answered from what launchers put in the environment.
+"""Which rank am I, of how many, in which job? Answered from what launchers leave behind.
 
 Nothing here talks to anybody: the result is a name under which the ranks of one host meet.
 """

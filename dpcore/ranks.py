@@ -131,7 +131,7 @@ def _call(
         comm = init(rank=outcome.rank, world_size=world_size, init_method=meeting, **settings)
         outcome.result = fn(comm, *args)
         finalize()
-    except BaseException as error:  # noqa: BLE001  (the caller decides, on another rank or thread)
+    except BaseException as error:
         outcome.failed_at = time.monotonic()
         outcome.error = error
         outcome.traceback = traceback.format_exc()
@@ -287,7 +287,7 @@ def _rank_main(
     report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
     try:
         line.send_bytes(cloudpickle.dumps(report))
-    except Exception:  # noqa: BLE001  (a result or error that can't travel is an error as text)
+    except Exception:
         problem = Error(
             f"rank {rank}: the {'error' if outcome.error else 'result'} can't be sent back: "
             f"{outcome.error or type(outcome.result)}"

@@ -189,28 +189,6 @@ void CollectiveOperation::post() {
   group_->ring_others();
 }
 
-void CollectiveOperation::check_fingerprints() const {
-  for (int r = 0; r < world(); ++r) {
-    const Fingerprint& theirs = slot(r).fingerprint;
-    if (theirs == fingerprint_) {
-      continue;
-    }
-    std::string text = "the ranks disagree at operation " + std::to_string(number_) + ": rank " +
-                       std::to_string(me()) + " called " + Group::describe(number_, fingerprint_) +
-                       ", rank " + std::to_string(r) + " called " +
-                       Group::describe(number_, theirs);
-    if (theirs.layout != fingerprint_.layout) {
-      text += "; the lists of sizes (or the layout of the buckets) differ";
-    }
-    if (theirs.algorithm != fingerprint_.algorithm) {
-      text += "; the algorithms differ";
-    }
-    throw Mismatch(text +
-                   ". No data was touched; make every rank call the same operations in "
-                   "the same order with the same arguments");
-  }
-}
-
 Path CollectiveOperation::choose_path() const {
   if (world() == 1) {
     return Path::alone;
@@ -347,53 +325,6 @@ ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
     spec.pre = factors_.data();
   }
   return spec;
-}
-
-std::string CollectiveOperation::describe() const { return Group::describe(number_, fingerprint_); }
-
-const char* CollectiveOperation::trace_name() const { return name_of(request_.collective).data(); }
-
-bool CollectiveOperation::needs(int r) const {
-  return slot(r).finished.load(std::memory_order_acquire) <= number_;
-}
-
-int CollectiveOperation::first_late() const {
-  for (int r = 0; r < world(); ++r) {
-    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
-      return r;
-    }
-  }
-  // Everybody is in it. Who waits gives signs of life; who is silent keeps all others waiting,
-  // along whatever chain of moves.
-  int silent = -1;
-  int64_t oldest = now_ns() - kSilenceNs;
-  for (int r = 0; r < world(); ++r) {
-    const int64_t alive = group_->control(r).alive_ns.load(std::memory_order_relaxed);
-    if (r != me() && needs(r) && alive < oldest) {
-      oldest = alive;
-      silent = r;
-    }
-  }
-  if (silent >= 0) {
-    return silent;
-  }
-  return awaited_.next < world() ? awaited_.next : -1;
-}
-
-std::string CollectiveOperation::who_is_late() const {
-  std::string late;
-  for (int r = 0; r < world(); ++r) {
-    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
-      late += (late.empty() ? "" : "; ") + ("rank " + std::to_string(r)) +
-              " has not entered it: " + group_->last_operation_of(r);
-    }
-  }
-  if (late.empty()) {
-    const int peer = first_late();
-    late = "every rank has entered it, but rank " + std::to_string(peer) +
-           " stopped in the middle (waiting for " + awaited_.name + ")";
-  }
-  return late;
 }
 
 bool CollectiveOperation::relieve() {

@@ -2,7 +2,9 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "comm/clock.h"
 #include "comm/error.h"
@@ -12,6 +14,7 @@ namespace dpcore {
 namespace {
 
 constexpr int64_t kClosePatienceNs = 5'000'000'000;
+constexpr int64_t kReturnPatienceNs = 30'000'000;
 
 uint64_t hash_of(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325ull;
@@ -317,8 +320,14 @@ void Communicator::close() {
   if (closed_.exchange(true) || endpoint().is_forked_copy()) {
     return;
   }
+  const bool others_wait = context_->engine().somebody_waits();
   context_->engine().drain(
       *group_, now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s)));
+  if (others_wait) {
+    // At the end of a program: threads that came out of a wait must be back with their callers
+    // before the interpreter goes (it ends threads that ask for its lock, and C++ aborts).
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kReturnPatienceNs));
+  }
   auto blocks = shared_->take_blocks();
   if (auto own = group_->take_own_block()) {
     blocks.push_back(std::move(own));

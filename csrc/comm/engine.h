@@ -42,6 +42,7 @@ class Engine {
   // Until nothing of the group is in flight any more, or the deadline is over.
   void drain(const Group& group, int64_t deadline_ns);
 
+  bool somebody_waits() const { return waiters_.load(std::memory_order_relaxed) > 0; }
   Endpoint& endpoint() const { return *endpoint_; }
   const std::atomic<uint32_t>& in_flight() const { return in_flight_; }
 

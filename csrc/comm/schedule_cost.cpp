@@ -1,3 +1,4 @@
+// Counting a list of moves: per rank for the totals, per step for the critical path.
 #include "comm/schedule_cost.h"
 
 #include <algorithm>

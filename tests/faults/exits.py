@@ -95,7 +95,7 @@ CASES = {
     "exception on rank 1": (exception_on_rank_1, 2),
     "callback at the end": (callback_at_the_end, 3),
     "a thread waits": (a_thread_waits, 2),
-    "session inherited": (session_inherited, 3),
+    "inherited session": (session_inherited, 3),
 }
 
 

@@ -2,16 +2,17 @@
 
 Each row bears its number in the fault catalogue:
 
-     1 a rank is killed                   11-15 ranks disagree: shape, dtype, op, kind, a call skipped
-     2 a rank is stopped                  25 signals while waiting
-     3 a rank leaves or exits early       26 fork after init
-     4 a rank crashes                     27-28 ends: no finalize, twice, with work in flight
-     5 the launcher is killed             29 limits: descriptors, addresses, memory
-     6 everything is killed               30 more ranks than cores
-                                          31-33 odd payloads, freed buffers, clocks
+     1 a rank is killed                11-16 ranks call different things
+     2 a rank is stopped               25 signals while waiting
+     3 a rank leaves or exits early    26 fork after init
+     4 a rank crashes                  27-28 ends: no finalize, twice, with work in flight
+     5 the launcher is killed          29 limits: descriptors, addresses, memory
+     6 everything is killed            30 more ranks than cores
+                                       31-33 odd payloads, freed buffers, clocks
 
-1-4 and 11-15 are rows here (test_scenarios.py runs them). The others want a program each: see
-test_lifecycle.py, test_fork.py and test_limits.py.
+1-4 are rows here, 11-16 in disagreements.py; test_scenarios.py runs them. The others want a
+program each: test_start.py, test_exit.py (5, 6, 25, 27), test_fork.py (26), test_lifecycle.py
+(28, 32) and test_limits.py (29-31, 33).
 
 A fault comes from the injector in the core (DPCORE_FAULT), which strikes at an exact place of an
 exact operation, or from the rank's own steps. Deaths are timed from a stamp that the victim

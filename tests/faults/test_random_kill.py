@@ -1,4 +1,4 @@
-"""A rank is killed at a random moment, a hundred times: nobody hangs, everybody knows, nothing stays.
+"""A rank is killed at a random moment, a hundred times: nobody hangs, nothing stays behind.
 
 The victim sets an interval timer whose signal nothing handles: the kernel ends the process at
 whatever instruction it happens to be, in the midst of an operation, a growth of its arena or a

@@ -1,5 +1,8 @@
-"""Runs the tables of scenarios.py and disagreements.py: every survivor raises the right class, names the first culprit
-and the operation, in time, raises the same again at its next call, and nobody hangs."""
+"""Runs the tables of scenarios.py and disagreements.py.
+
+Every survivor raises the right class, in time, names the first culprit and the operation, and
+raises the same again at its next call; nobody hangs.
+"""
 
 import re
 import time

@@ -1,0 +1,73 @@
+// Reads what the core has counted and recorded; nothing here is on the path of an operation.
+#include "bindings/observe.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "comm/clock.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+
+py::dict stats_of(PyCommunicator& comm) {
+  py::dict result;
+  for (int kind = 0; kind < kCollectiveCount; ++kind) {
+    py::dict paths;
+    for (int path = 0; path < kPathCount; ++path) {
+      const auto collective = static_cast<Collective>(kind);
+      const PathCounters& counters =
+          comm.core->shared().counters(collective, static_cast<Path>(path));
+      if (counters.operations.load() > 0) {
+        py::dict entry;
+        entry["operations"] = counters.operations.load();
+        entry["bytes"] = counters.bytes.load();
+        entry["peer_reads"] = counters.peer_reads.load();
+        entry["peer_writes"] = counters.peer_writes.load();
+        paths[name_of(static_cast<Path>(path), collective)] = entry;
+      }
+    }
+    if (!paths.empty()) {
+      result[py::str(std::string(name_of(static_cast<Collective>(kind))))] = paths;
+    }
+  }
+  py::dict arena;
+  arena["bytes"] = comm.core->endpoint().arena().size();
+  arena["used"] = comm.core->endpoint().arena().used_bytes();
+  result["arena"] = arena;
+  return result;
+}
+
+py::list stop_trace(PyCommunicator& comm) {
+  uint64_t dropped = 0;
+  const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
+  static constexpr const char* kKinds[] = {"operation", "wait", "exposed", "mark"};
+  py::list list;
+  for (const TraceEvent& event : events) {
+    list.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,
+                               event.thread, event.operation, event.bytes, event.begin_ns,
+                               event.end_ns));
+  }
+  list.append(py::make_tuple("dropped", "dropped", -1, 0, 0, dropped, 0, 0));
+  return list;
+}
+
+// Seconds per all-reduce of an arena buffer, measured without Python in between.
+double latency_loop(PyCommunicator& comm, size_t bytes, int iterations) {
+  const auto memory = comm.core->allocate(std::max<size_t>(bytes, 4));
+  std::fill_n(memory.get(), std::max<size_t>(bytes, 4), std::byte{0});
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = DType::f32;
+  request.input = memory.get();
+  request.output = memory.get();
+  request.count = bytes / sizeof(float);
+  const int64_t begin = now_ns();
+  for (int i = 0; i < iterations; ++i) {
+    comm.core->run(request, "", nullptr);
+  }
+  return static_cast<double>(now_ns() - begin) * 1e-9 / iterations;
+}
+
+}  // namespace dpcore
