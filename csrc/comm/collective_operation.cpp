@@ -73,6 +73,35 @@ CollectiveOperation::Until CollectiveOperation::until_one(const char* name, Coun
   return {*this};
 }
 
+void CollectiveOperation::await_stage() {
+  awaited_ = {};
+  awaited_.name = "its stage to be free";
+  awaited_.custom = [](CollectiveOperation& self) { return self.is_stage_free(); };
+}
+
+// All earlier operations whose turn it was to use this stage must be over on this rank, and the
+// last one that did use it on all others: the one right before may have needed no stage, and be
+// over everywhere while a peer still reads what an older one left there.
+bool CollectiveOperation::is_stage_free() {
+  for (uint64_t back = SharedState::kStages; back < kSlots && back <= number_;
+       back += SharedState::kStages) {
+    awaited_.next = me();
+    if (group_->slot(me(), number_ - back).finished.load(std::memory_order_relaxed) <=
+        number_ - back) {
+      return false;
+    }
+  }
+  const uint64_t user = shared_->last_user_of_stage(number_);
+  for (int r = 0; r < world(); ++r) {
+    awaited_.next = r;
+    if (group_->slot(r, user).finished.load(std::memory_order_acquire) <= user &&
+        user != SharedState::kNobody) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool CollectiveOperation::poll() {
   if (awaited_.custom != nullptr) {
     return awaited_.custom(*this);
@@ -101,9 +130,8 @@ Operation::Progress CollectiveOperation::advance() {
   switch (phase_) {
     case Phase::slot_free:
       phase_ = Phase::stage_free;
-      if (is_prefilled_ && number_ >= SharedState::kStages) {
-        await_all("its stage to be free", &OperationSlot::finished, number_ - SharedState::kStages,
-                  number_ - SharedState::kStages + 1);
+      if (is_prefilled_) {
+        await_stage();
         if (!poll()) {
           return Progress::advanced;
         }

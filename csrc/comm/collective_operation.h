@@ -139,6 +139,8 @@ class CollectiveOperation final : public Operation {
 
   void* frame_memory(size_t bytes);
   bool poll();
+  void await_stage();
+  bool is_stage_free();
   void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
   void await_one(const char* name, Counter counter, uint64_t number, uint64_t value, int peer);
   Until until_all(const char* name, Counter counter, uint64_t value);

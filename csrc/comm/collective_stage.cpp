@@ -122,11 +122,8 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
       check_announced_parts();
     }
   } else {
-    if (number_ >= SharedState::kStages) {
-      await_all("its stage to be free", &OperationSlot::finished, number_ - SharedState::kStages,
-                number_ - SharedState::kStages + 1);
-      co_await Until{*this};
-    }
+    await_stage();
+    co_await Until{*this};
     std::byte* stage = shared_->stage(number_);
     slot.stage_offset = group_->endpoint().arena().offset_of(stage, SharedState::kStageBytes);
   }
@@ -170,11 +167,8 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
   const size_t chunks = chunks_of(request_.count, quota);
   const ReduceSpec spec = reduce_spec(false);
   OperationSlot& slot = own_slot();
-  if (number_ >= SharedState::kStages) {
-    await_all("its stage to be free", &OperationSlot::finished, number_ - SharedState::kStages,
-              number_ - SharedState::kStages + 1);
-    co_await Until{*this};
-  }
+  await_stage();
+  co_await Until{*this};
   slot.stage_offset =
       group_->endpoint().arena().offset_of(shared_->stage(number_), SharedState::kStageBytes);
   inputs_.resize(world());

@@ -39,6 +39,7 @@ std::byte* SharedState::stage(uint64_t number) {
   if (!stage) {
     stage = group_->endpoint().arena().allocate(kStageBytes, 4096);
   }
+  stage_users_[number % kStages] = number;
   return stage.get();
 }
 

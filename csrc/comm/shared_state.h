@@ -54,8 +54,11 @@ class SharedState {
   Group& group() const { return *group_; }
   std::shared_ptr<Group> group_ptr() const { return group_; }
   Transport& transport() const { return *transport_; }
-  // The memory behind the stage of an operation, made at first use; under the engine's seat.
+  // The memory behind the stage of an operation, made at first use, and who used it before the
+  // operation; under the engine's seat.
   std::byte* stage(uint64_t number);
+  static constexpr uint64_t kNobody = ~uint64_t{0};
+  uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
@@ -68,6 +71,7 @@ class SharedState {
   std::shared_ptr<Group> group_;
   std::unique_ptr<Transport> transport_;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
+  std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
   std::map<MessageLane, MessageTurns> message_turns_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };
