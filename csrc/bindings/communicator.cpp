@@ -150,6 +150,20 @@ py::object whole(const std::shared_ptr<PyCommunicator>& comm, Collective kind, p
   return perform(comm, std::move(request), call, {std::move(output), std::move(input)});
 }
 
+// The common case by itself: in place, all options as they are, and waiting. Every argument and
+// every object that need not be made is time.
+void all_reduce_now(PyCommunicator& comm, py::handle tensor, std::string_view op) {
+  const Buffer buffer = buffer_of(tensor, "tensor", Access::write);
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = buffer.dtype;
+  request.op = parse_reduce_op(op);
+  request.input = request.output = buffer.data;
+  request.count = buffer.elements;
+  const py::gil_scoped_release no_gil;
+  comm.core->run(std::move(request), {}, check_signals);
+}
+
 // The others: a part per rank. On ranks without an input or output it is None.
 py::object parted(const std::shared_ptr<PyCommunicator>& comm, Collective kind, py::object output,
                   py::object input, const std::string& op, double factor, int root,
@@ -283,11 +297,7 @@ void register_communicator(py::module_& m) {
       .def_property_readonly("closed", [](const PyCommunicator& c) { return c.core->closed(); })
       .def_property_readonly("failed",
                              [](const PyCommunicator& c) { return c.core->group().failed(); })
-      // The common case by itself: every argument costs time.
-      .def("all_reduce_now",
-           [](const Comm& comm, py::object tensor, const char* op) {
-             whole(comm, Collective::all_reduce, std::move(tensor), py::none(), op, 1.0, 0, {});
-           })
+      .def("all_reduce_now", all_reduce_now)
       .def("whole",
            [](const Comm& comm, const std::string& kind, py::object output, py::object input,
               const std::string& op, double factor, int root, const py::object& algorithm,

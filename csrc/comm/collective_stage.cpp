@@ -178,9 +178,14 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
         co_await until_all("a stage buffer to be read", &OperationSlot::consumed,
                            k - SharedState::kStageBuffers + 1);
       }
-      copy_bytes(stage_of(me()) + k % SharedState::kStageBuffers * kBufferBytes,
-                 request_.input + k * quota * element_,
-                 in_chunk(request_.count, k, quota) * element_);
+      // All but the own slice, which nobody else reads.
+      std::byte* buffer = stage_of(me()) + k % SharedState::kStageBuffers * kBufferBytes;
+      const std::byte* from = request_.input + k * quota * element_;
+      const size_t count = in_chunk(request_.count, k, quota);
+      const ElementRange own = chunk_range(count, world(), me());
+      copy_bytes(buffer, from, own.begin * element_);
+      copy_bytes(buffer + own.end * element_, from + own.end * element_,
+                 (count - own.end) * element_);
       slot.filled.store(k + 1, std::memory_order_release);
       group_->ring_others();
     }
@@ -221,7 +226,7 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
   const ElementRange slice = chunk_range(request_.count, world(), me());
   count_traffic(slice.size() * element_ * static_cast<size_t>(world() - 1) +
                     (request_.count - slice.size()) * element_,
-                bytes_ + slice.size() * element_);
+                bytes_);
   finish();
 }
 

@@ -46,7 +46,7 @@ using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 class SharedState {
  public:
   static constexpr int kStages = 4;
-  static constexpr size_t kStageBytes = size_t{1} << 20;
+  static constexpr size_t kStageBytes = size_t{512} << 10;
   static constexpr int kStageBuffers = 4;
 
   explicit SharedState(std::shared_ptr<Group> group);

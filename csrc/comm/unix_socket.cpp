@@ -34,7 +34,8 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
 int new_socket() {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    throw RendezvousError(std::string("cannot make a Unix socket: ") + std::strerror(errno));
+    throw RendezvousError(std::string("cannot make a Unix socket: ") + std::strerror(errno) +
+                          "; check `ulimit -n`");
   }
   return fd;
 }

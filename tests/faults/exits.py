@@ -88,14 +88,14 @@ def session_inherited(rank, meeting):
 
 
 CASES = {
-    "without finalize": (without_finalize, 4),
+    "without finalize": (without_finalize, 2),
     "kept by a module": (kept_by_a_module, 1),
-    "in flight": (in_flight, 2),
+    "in flight": (in_flight, 1),
     "in flight, sys.exit": (in_flight_then_exit, 1),
     "in flight, exception": (in_flight_then_exception, 1),
     "exception on rank 1": (exception_on_rank_1, 1),
     "callback at the end": (callback_at_the_end, 1),
-    "a thread waits": (a_thread_waits, 2),
+    "a thread waits": (a_thread_waits, 1),
     "session inherited": (session_inherited, 1),
 }
 

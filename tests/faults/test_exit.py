@@ -83,7 +83,7 @@ def test_exception_while_the_other_rank_waits(ends):
 
 
 def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
-    assert [code for code, _ in ends["a thread waits"]] == [0, 0, 0, 0], ends["a thread waits"]
+    assert [code for code, _ in ends["a thread waits"]] == [0, 0], ends["a thread waits"]
 
 
 def launch(tmp_path):
@@ -161,7 +161,7 @@ def test_ctrl_c_in_a_wait(how):
     def body(comm):
         comm.barrier()
         if comm.rank == 2:
-            time.sleep(1.5)
+            time.sleep(0.9)
             return None
         if comm.rank == 1:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
