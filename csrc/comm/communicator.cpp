@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "comm/clock.h"
@@ -15,6 +16,33 @@ namespace {
 
 constexpr int64_t kClosePatienceNs = 5'000'000'000;
 constexpr int64_t kReturnPatienceNs = 30'000'000;
+
+constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
+
+std::string without_suffix(const std::string& name) {
+  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
+}
+
+bool is_algorithm_of(Collective collective, const std::string& name) {
+  const std::vector<std::string> known = algorithms_of(collective);
+  return std::find(known.begin(), known.end(), name) != known.end();
+}
+
+void check_algorithm_name(const std::string& name) {
+  std::set<std::string> known;
+  for (int kind = 0; kind < kCollectiveCount; ++kind) {
+    for (const std::string& algorithm : algorithms_of(static_cast<Collective>(kind))) {
+      known.insert(algorithm);
+    }
+  }
+  if (name != "auto" && !known.contains(without_suffix(name))) {
+    std::string list = "auto";
+    for (const std::string& algorithm : known) {
+      list += ", " + algorithm;
+    }
+    throw Unsupported("algorithm '" + name + "' does not exist; there are " + list);
+  }
+}
 
 uint64_t hash_of(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325ull;
@@ -40,6 +68,7 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
                           std::to_string(options.world) + " ranks: rank must be 0.." +
                           std::to_string(options.world - 1));
   }
+  check_algorithm_name(options.algorithm);
   MeetingPlace place;
   place.name = options.job;
   place.rank = options.rank;
@@ -132,9 +161,12 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
   if (wanted == "auto" || request.collective == Collective::barrier) {
     return;
   }
-  constexpr std::string_view kLiteral = "/moves";
   const bool literal = wanted.ends_with(kLiteral);
-  const std::string base = literal ? wanted.substr(0, wanted.size() - kLiteral.size()) : wanted;
+  const std::string base = without_suffix(wanted);
+  // The communicator's own choice is for the collectives that have it.
+  if (name.empty() && !is_algorithm_of(request.collective, base)) {
+    return;
+  }
   request.algorithm = hash_of(wanted);
   if (!literal && base == "direct" && request.collective != Collective::all_reduce) {
     return;

@@ -309,3 +309,22 @@ def test_stats_of_a_world_of_one():
 
     (stats,) = dpcore.spawn(body, 1, mode="threads")
     assert stats == {"alone": {"operations": 1, "bytes": 16, "peer_reads": 0, "peer_writes": 0}}
+
+
+def ring_by_default(comm):
+    x = torch.full((5,), float(comm.rank))
+    comm.all_reduce(x)
+    parts = torch.empty(10) if comm.rank == 0 else None
+    comm.gather(parts, x)  # there is no ring for it: the automatic choice
+    return x.tolist(), sorted(comm.stats()["all_reduce"])
+
+
+def test_the_default_algorithm_is_for_the_collectives_that_have_it():
+    for values, paths in dpcore.spawn(ring_by_default, 2, mode="threads", algorithm="ring"):
+        assert values == [1.0] * 5
+        assert paths == ["moves"]
+
+
+def test_an_unknown_default_algorithm_is_refused_at_the_start():
+    with pytest.raises(dpcore.Unsupported, match="'rinng' does not exist; there are auto, "):
+        dpcore.init(rank=0, world_size=1, algorithm="rinng")

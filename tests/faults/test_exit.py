@@ -1,5 +1,6 @@
 """How ranks end (5, 6, 25, 27): without finalize, with work in flight, by Ctrl-C, all at once."""
 
+import contextlib
 import json
 import os
 import signal
@@ -86,21 +87,29 @@ def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
     assert [code for code, _ in ends["a thread waits"]] == [0, 0], ends["a thread waits"]
 
 
-def launch(tmp_path):
+@pytest.fixture
+def launched(tmp_path):
     """A launcher and three ranks in the midst of work, in a process group of their own."""
     folder, temporary = tmp_path / "ranks", tmp_path / "temporary"
     folder.mkdir()
     temporary.mkdir()
+    before = of_this_host()
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while len(list(folder.iterdir())) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert set(map(int, os.listdir(folder))) < set(in_group(launcher.pid))
-    return launcher, temporary
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(folder.iterdir())) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert set(map(int, os.listdir(folder))) < set(in_group(launcher.pid))
+        yield launcher
+        assert list(temporary.iterdir()) == []
+        assert of_this_host() == before
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
 
 
 def in_group(group):
@@ -123,25 +132,17 @@ def all_gone(group, within=3.0):
     return in_group(group) == []
 
 
-def test_the_launcher_is_killed(tmp_path):
+def test_the_launcher_is_killed(launched):
     """Its ranks end as well, and the server that they came from: nobody works on unseen."""
-    before = of_this_host()
-    launcher, temporary = launch(tmp_path)
-    launcher.kill()
-    launcher.wait()
-    assert all_gone(launcher.pid)
-    assert list(temporary.iterdir()) == []
-    assert of_this_host() == before
+    launched.kill()
+    launched.wait()
+    assert all_gone(launched.pid)
 
 
-def test_launcher_and_ranks_are_killed(tmp_path):
-    before = of_this_host()
-    launcher, temporary = launch(tmp_path)
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.wait()
-    assert all_gone(launcher.pid)
-    assert list(temporary.iterdir()) == []
-    assert of_this_host() == before
+def test_launcher_and_ranks_are_killed(launched):
+    os.killpg(launched.pid, signal.SIGKILL)
+    launched.wait()
+    assert all_gone(launched.pid)
 
 
 def test_no_memory_has_a_name_while_ranks_live():
