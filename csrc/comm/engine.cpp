@@ -18,6 +18,7 @@ namespace {
 // processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kSpins = 1500;
 constexpr int kYieldsWhenCrowded = 12;
+constexpr int kPausesPerLook = 4;
 constexpr int kRoundsPerLook = 256;
 
 class Count {  // counts a scope in an atomic
@@ -91,7 +92,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
     while (!operation.is_complete()) {
       if (try_take_seat()) {
         take_submissions();
-        if (advance_all()) {
+        if (advance_all() || (!crowded && watch(idle_rounds))) {
           idle_rounds = 0;
           if (operation.is_complete() || waiters_.load(std::memory_order_relaxed) > 1) {
             release_seat();
@@ -144,6 +145,23 @@ void Engine::leave_rest_to_progress_thread() {
       progress_idle_.load(std::memory_order_seq_cst)) {
     wake_progress_thread();
   }
+}
+
+// Looks again and again, with the seat, until something moved, patience is over, or another
+// thread has work or wants the seat. The pauses leave the processor's units to a sibling thread,
+// which may be the very rank that we wait for.
+bool Engine::watch(int& rounds) {
+  while (rounds < kSpins && waiters_.load(std::memory_order_relaxed) == 1 &&
+         submitted_.load(std::memory_order_relaxed) == nullptr) {
+    ++rounds;
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      pause_briefly();
+    }
+    if (advance_all()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Engine::release_seat() {

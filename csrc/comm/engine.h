@@ -53,6 +53,7 @@ class Engine {
   void release_seat();
   void take_submissions();
   bool advance_all();
+  bool watch(int& rounds);
   bool step(size_t index);
   void complete(size_t index, Operation::Status status);
   void note_blocked(Operation& operation);
