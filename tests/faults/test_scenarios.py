@@ -60,8 +60,8 @@ def test_scenario(scenario, tmp_path):
         delays.append(report["at"] - fault_at)
     print(f"noticed after {max(delays):.3f} s")
     assert max(delays) <= scenario.within
-    # The death is dated by one process and its discovery by another: a hair of slack.
-    assert min(delays) >= scenario.not_before - 0.01
+    # The death is dated by one process and its discovery by another: some slack.
+    assert min(delays) >= scenario.not_before - 0.1
     check_victim(scenario, outcomes[scenario.victim])
 
 
