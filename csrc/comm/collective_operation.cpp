@@ -67,12 +67,6 @@ CollectiveOperation::Until CollectiveOperation::until_all(const char* name, Coun
   return {*this};
 }
 
-CollectiveOperation::Until CollectiveOperation::until_one(const char* name, Counter counter,
-                                                          uint64_t value, int peer) {
-  awaited_ = {name, counter, number_, value, peer, peer + 1, nullptr};
-  return {*this};
-}
-
 void CollectiveOperation::await_stage() {
   awaited_ = {};
   awaited_.name = "its stage to be free";
@@ -227,7 +221,7 @@ Path CollectiveOperation::choose_path() const {
   if (request_.program) {
     return Path::moves;
   }
-  if (is_small_ || announces_parts_) {
+  if (announces_parts_) {
     return Path::stage;
   }
   bool inputs_mapped = true;
@@ -302,14 +296,10 @@ void CollectiveOperation::finish_small() {
   path_ = Path::stage;
   fault::reach(fault::Place::middle, me(), number_);
   copy_own_piece();
-  size_t read = 0;
   if (consumes()) {
     consume_stage(0, stage_quota());
-    for (int r = 0; r < world(); ++r) {
-      read += r != me() && publishes(r) ? incoming(r).elements : 0;
-    }
   }
-  count_traffic(read * element_, publishes() ? staged_elements() * element_ : 0);
+  count_traffic(received_elements() * element_, staged_elements() * element_);
   finish(others_in_flight());
 }
 
@@ -318,11 +308,20 @@ size_t CollectiveOperation::staged_elements() const {
   size_t largest = 0;
   size_t sum = 0;
   for (int r = 0; r < world(); ++r) {
-    const size_t elements = r != me() && consumes(r) ? outgoing(r).elements : 0;
+    const size_t elements = publishes() && consumes(r) && r != me() ? outgoing(r).elements : 0;
     largest = std::max(largest, elements);
     sum += elements;
   }
   return same_piece_for_all() ? largest : sum;
+}
+
+// What it reads from the stages of the others.
+size_t CollectiveOperation::received_elements() const {
+  size_t sum = 0;
+  for (int r = 0; r < world(); ++r) {
+    sum += consumes() && publishes(r) && r != me() ? incoming(r).elements : 0;
+  }
+  return sum;
 }
 
 void CollectiveOperation::count_traffic(size_t read, size_t written) {

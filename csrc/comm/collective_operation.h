@@ -142,9 +142,7 @@ class CollectiveOperation final : public Operation {
   void await_stage();
   bool is_stage_free();
   void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
-  void await_one(const char* name, Counter counter, uint64_t number, uint64_t value, int peer);
   Until until_all(const char* name, Counter counter, uint64_t value);
-  Until until_one(const char* name, Counter counter, uint64_t value, int peer);
   Pause pause() {
     awaited_ = {};  // nothing stands in the way of going on
     return {*this};
@@ -158,6 +156,7 @@ class CollectiveOperation final : public Operation {
   void finish(bool ring = true);
   void finish_small();
   size_t staged_elements() const;
+  size_t received_elements() const;
 
   // Geometry of the exchange (collective_pieces.cpp).
   Piece outgoing(int to) const;

@@ -103,24 +103,18 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
   const size_t quota = stage_quota();
   size_t to_fill = 0;
   size_t to_read = 0;
-  size_t filled_elements = 0;
-  size_t read_elements = 0;
   for (int r = 0; r < world(); ++r) {
     const bool peer = r != me();
     const size_t out = publishes() && consumes(r) && peer ? outgoing(r).elements : 0;
     const size_t in = consumes() && publishes(r) && peer ? incoming(r).elements : 0;
     to_fill = std::max(to_fill, chunks_of(out, quota));
     to_read = std::max(to_read, chunks_of(in, quota));
-    filled_elements = same_piece_for_all() ? std::max(filled_elements, out) : filled_elements + out;
-    read_elements += in;
   }
   OperationSlot& slot = own_slot();
   size_t already_filled = 0;
-  if (is_prefilled_) {
+  if (announces_parts_) {  // then the first chunk is there already
     already_filled = publishes() ? 1 : 0;
-    if (announces_parts_) {
-      check_announced_parts();
-    }
+    check_announced_parts();
   } else {
     await_stage();
     co_await Until{*this};
@@ -130,7 +124,7 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
   if (to_read == 0) {
     slot.consumed.store(kNoMore, std::memory_order_release);
   }
-  if (to_fill <= already_filled && !is_small_) {
+  if (to_fill <= already_filled) {
     slot.filled.store(kNoMore, std::memory_order_release);
     group_->ring_others();
   }
@@ -156,7 +150,7 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
       }
     }
   }
-  count_traffic(read_elements * element_, filled_elements * element_);
+  count_traffic(received_elements() * element_, staged_elements() * element_);
   finish();
 }
 

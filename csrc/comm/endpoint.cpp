@@ -27,7 +27,6 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
                                          size_t control_bytes,
                                          const std::function<void(std::byte*)>& prepare_control) {
   std::shared_ptr<Endpoint> self(new Endpoint);
-  self->how_ = how;
   self->rank_ = place.rank;
   self->fork_generation_ = fork_guard::generation();
   self->oversubscribed_ = place.world > usable_processors();

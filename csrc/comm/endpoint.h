@@ -36,7 +36,6 @@ class Endpoint {
   Arena& arena() { return *arena_; }
   TraceRecorder& trace() { return trace_; }
   Doorbell& bell() { return *neighbours_[rank_].bell; }
-  bool in_one_process() const { return how_ == Meeting::threads; }
   // More ranks on this host than processors that they may use: never spin.
   bool oversubscribed() const { return oversubscribed_; }
 
@@ -65,7 +64,6 @@ class Endpoint {
     std::atomic<bool> dead{false};
   };
 
-  Meeting how_ = Meeting::processes;
   int rank_ = 0;
   bool oversubscribed_ = false;
   uint64_t fork_generation_ = 0;
