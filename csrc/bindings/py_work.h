@@ -36,6 +36,9 @@ struct PyWork {
   ~PyWork();
 };
 
+// Adds the methods that move data to the Python class (collectives.cpp).
+void define_collectives(pybind11::handle type);
+
 // Runs pending Python signal handlers; throws what they raise. For waits without the GIL.
 void check_signals();
 

@@ -16,10 +16,12 @@ CollectiveOperation::~CollectiveOperation() {
   }
 }
 
-void CollectiveOperation::prepare(std::shared_ptr<SharedState> shared, Request request,
+void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Request&& request,
                                   uint64_t number, const std::atomic<uint32_t>* in_flight) {
-  shared_ = std::move(shared);
-  group_ = shared_->group_ptr();
+  if (shared_ != shared) {  // operations are used again and again by one communicator
+    shared_ = shared;
+    group_ = shared_->group_ptr();
+  }
   request_ = std::move(request);
   number_ = number;
   in_flight_ = in_flight;
@@ -114,7 +116,7 @@ bool CollectiveOperation::poll() {
 }
 
 bool CollectiveOperation::others_in_flight() const {
-  return in_flight_->load(std::memory_order_relaxed) > 1;
+  return in_flight_->load(std::memory_order_relaxed) > counted;
 }
 
 Operation::Progress CollectiveOperation::advance() {
@@ -284,6 +286,7 @@ void CollectiveOperation::finish(bool ring) {
   fault::reach(fault::Place::exit, me(), number_);
   own_slot().finished.store(number_ + 1, std::memory_order_release);
   group_->finish_operation(number_);
+  shared_->fetch_for_writing(number_ + 1);
   if (ring) {
     group_->ring_others();
   }

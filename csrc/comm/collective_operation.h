@@ -53,7 +53,7 @@ struct Request {
 
 class CollectiveOperation final : public Operation {
  public:
-  void prepare(std::shared_ptr<SharedState> shared, Request request, uint64_t number,
+  void prepare(const std::shared_ptr<SharedState>& shared, Request&& request, uint64_t number,
                const std::atomic<uint32_t>* in_flight);
 
   Progress advance() override;

@@ -218,12 +218,28 @@ std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
   }
 }
 
+Work Communicator::begin(Request request, const std::string& algorithm, int looks) {
+  auto operation = prepare(std::move(request), algorithm);
+  Engine& engine = context_->engine();
+  const bool seated = engine.try_sit_down();
+  if (!seated) {
+    engine.submit(operation, false);
+  }
+  unlock_submission();
+  if (!seated || !engine.run_seated(operation, looks)) {
+    return operation;
+  }
+  if (operation->status.load(std::memory_order_relaxed) == Operation::failed) {
+    group_->raise_failure();
+  }
+  return nullptr;
+}
+
 void Communicator::run(Request request, const std::string& algorithm,
                        const Engine::Interrupt& interrupt) {
-  auto operation = prepare(std::move(request), algorithm);
-  context_->engine().submit(operation, false);
-  unlock_submission();
-  wait(*operation, 0, interrupt);
+  if (const Work pending = begin(std::move(request), algorithm, Engine::kLooksBeforeSleep)) {
+    wait(*pending, 0, interrupt);
+  }
 }
 
 Work Communicator::submit(Request request, const std::string& algorithm) {

@@ -71,6 +71,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // `algorithm` empty: the communicator's own. Validates before anything is submitted.
   void run(Request request, const std::string& algorithm, const Engine::Interrupt& interrupt);
+  // The same, but returns the operation to be waited for when it is not complete after so many
+  // looks, and null when it is.
+  Work begin(Request request, const std::string& algorithm, int looks);
   Work submit(Request request, const std::string& algorithm);
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);

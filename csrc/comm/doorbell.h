@@ -43,11 +43,17 @@ struct alignas(64) Doorbell {
     futex_wake_all(rings);
   }
 
-  // To be called after publishing with release stores.
+  // To be called after publishing with release stores and fence_before_look().
   void ring_if_asleep() {
-    if (asleep_after_fence()) {
+    if (is_anybody_asleep()) {
       ring();
     }
+  }
+
+  static void fence_before_look() {
+#if !defined(__SANITIZE_THREAD__)
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
   }
 
   uint32_t announce_sleep() {
@@ -57,12 +63,11 @@ struct alignas(64) Doorbell {
   void withdraw() { asleep.fetch_sub(1, std::memory_order_relaxed); }
 
  private:
-  bool asleep_after_fence() {
+  bool is_anybody_asleep() {
 #if defined(__SANITIZE_THREAD__)
     // The thread sanitizer does not know fences; a read-modify-write says the same.
     return asleep.fetch_add(0, std::memory_order_seq_cst) != 0;
 #else
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     return asleep.load(std::memory_order_relaxed) != 0;
 #endif
   }

@@ -29,6 +29,7 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   std::shared_ptr<Endpoint> self(new Endpoint);
   self->rank_ = place.rank;
   self->fork_generation_ = fork_guard::generation();
+  self->shares_process_ = how == Meeting::threads;
   self->oversubscribed_ = place.world > usable_processors();
   self->arena_ = Arena::create(place.rank);
   self->header_block_ = self->arena_->allocate(sizeof(ArenaHeader), 64);

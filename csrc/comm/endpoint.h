@@ -37,6 +37,7 @@ class Endpoint {
   TraceRecorder& trace() { return trace_; }
   Doorbell& bell() { return *neighbours_[rank_].bell; }
   // More ranks on this host than processors that they may use: never spin.
+  bool shares_process() const { return shares_process_; }  // ranks are threads
   bool oversubscribed() const { return oversubscribed_; }
 
   std::byte* base_of(int r) const { return neighbours_[r].base; }
@@ -66,6 +67,7 @@ class Endpoint {
 
   int rank_ = 0;
   bool oversubscribed_ = false;
+  bool shares_process_ = false;
   uint64_t fork_generation_ = 0;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<std::byte> header_block_;

@@ -13,12 +13,8 @@
 namespace dpcore {
 namespace {
 
-// How long a waiting caller looks before it sleeps. With a processor for every rank about
-// 50 us: longer than a small operation, shorter than a time slice. With more ranks than
-// processors the peer needs ours: give it away a few times, then sleep.
-constexpr int kSpins = 1500;
+// With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
-constexpr int kPausesPerLook = 4;
 constexpr int kRoundsPerLook = 256;
 
 class Count {  // counts a scope in an atomic
@@ -60,8 +56,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
   raw->blocked_since_ns = 0;
   raw->in_background = background;
   raw->status.store(Operation::pending, std::memory_order_relaxed);
-  in_flight_.fetch_add(1, std::memory_order_relaxed);
-  raw->group().in_flight.fetch_add(1, std::memory_order_relaxed);
+  count_in_flight(*raw);
   if (background) {
     background_.fetch_add(1, std::memory_order_seq_cst);
   }
@@ -77,6 +72,12 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
       endpoint_->bell().ring();
     }
   }
+}
+
+void Engine::count_in_flight(Operation& operation) {
+  operation.counted = 1;
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  operation.group().in_flight.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt) {
@@ -102,7 +103,8 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         ++idle_rounds;
-        const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < kSpins;
+        const bool patient =
+            crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < kLooksBeforeSleep;
         if (patient) {
           seat_.store(false, std::memory_order_release);
           if (crowded) {
@@ -113,7 +115,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         sleep_on_bell(now_ns() + kSliceNs);  // gives the seat back
-      } else if (++idle_rounds < kSpins) {
+      } else if (++idle_rounds < kLooksBeforeSleep) {
         sched_yield();  // another thread is within a segment: it will see that we want the seat
       } else {
         const Count asleep(sleepers_);
@@ -148,15 +150,12 @@ void Engine::leave_rest_to_progress_thread() {
 }
 
 // Looks again and again, with the seat, until something moved, patience is over, or another
-// thread has work or wants the seat. The pauses leave the processor's units to a sibling thread,
-// which may be the very rank that we wait for.
+// thread has work or wants the seat.
 bool Engine::watch(int& rounds) {
-  while (rounds < kSpins && waiters_.load(std::memory_order_relaxed) == 1 &&
+  while (rounds < kLooksBeforeSleep && waiters_.load(std::memory_order_relaxed) == 1 &&
          submitted_.load(std::memory_order_relaxed) == nullptr) {
     ++rounds;
-    for (int i = 0; i < kPausesPerLook; ++i) {
-      pause_briefly();
-    }
+    pause_between_looks();
     if (advance_all()) {
       return true;
     }
@@ -208,15 +207,7 @@ bool Engine::advance_all() {
 
 bool Engine::step(size_t index) {
   Operation& operation = *active_[index];
-  Operation::Progress progress = Operation::Progress::blocked;
-  try {
-    progress = operation.advance();
-  } catch (const Mismatch& problem) {
-    operation.group().fail(ErrorKind::mismatch, operation.group().rank(), problem.what());
-  } catch (const std::exception& problem) {
-    operation.group().fail(ErrorKind::other, operation.group().rank(),
-                           operation.describe() + ": " + problem.what());
-  }
+  const Operation::Progress progress = advance_or_fail(operation);
   if (operation.group().failed()) [[unlikely]] {
     complete(index, Operation::failed);
     return true;
@@ -353,10 +344,13 @@ void Engine::progress_loop() {
 void Engine::drain(const Group& group, int64_t deadline_ns) {
   {
     const Count waiting(waiters_);
-    while (group.in_flight.load(std::memory_order_acquire) > 0 && now_ns() < deadline_ns) {
+    bool sat_down = false;  // once at least: what runs seated is not counted
+    while ((!sat_down || group.in_flight.load(std::memory_order_acquire) > 0) &&
+           now_ns() < deadline_ns) {
       if (try_take_seat()) {
+        sat_down = true;
         take_submissions();
-        if (advance_all()) {
+        if (advance_all() || group.in_flight.load(std::memory_order_acquire) == 0) {
           release_seat();
         } else {
           sleep_on_bell(std::min(deadline_ns, now_ns() + kSliceNs));

@@ -31,18 +31,31 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // How often a waiting caller looks before it sleeps, with a processor for every rank: longer
+  // than a small operation, shorter than a time slice.
+  static constexpr int kLooksBeforeSleep = 1500;
+
   // Called now and then while a thread waits; throws to give up (Ctrl-C).
   using Interrupt = std::function<void()>;
 
   // Hands over an operation. `background`: somebody may never wait for it, so the progress
   // thread has to drive it.
   void submit(std::shared_ptr<Operation> operation, bool background);
+  // The short way for a synchronous operation while nothing else is in flight: without a list, a
+  // queue or a count. try_sit_down() takes the seat, or says that this is not the moment;
+  // run_seated() gives it back. True: the operation is complete. False: it is in flight, as after
+  // submit(), since it did not come to an end within so many looks, or others want the seat.
+  bool try_sit_down();
+  bool run_seated(const std::shared_ptr<Operation>& operation, int looks);
   // Returns true when the operation is complete (also when it failed), false at the deadline.
   bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
   // Until nothing of the group is in flight any more, or the deadline is over.
   void drain(const Group& group, int64_t deadline_ns);
 
-  bool somebody_waits() const { return waiters_.load(std::memory_order_relaxed) > 0; }
+  // Whether a thread is within wait() or run_seated().
+  bool somebody_waits() const {
+    return waiters_.load(std::memory_order_relaxed) > 0 || seat_.load(std::memory_order_relaxed);
+  }
   Endpoint& endpoint() const { return *endpoint_; }
   const std::atomic<uint32_t>& in_flight() const { return in_flight_; }
 
@@ -55,6 +68,13 @@ class Engine {
   bool advance_all();
   bool watch(int& rounds);
   bool step(size_t index);
+  static Operation::Progress advance_or_fail(Operation& operation);
+  static void pause_between_looks();
+  void count_in_flight(Operation& operation);
+  bool is_seat_wanted() const {
+    return waiters_.load(std::memory_order_relaxed) > 0 ||
+           submitted_.load(std::memory_order_relaxed) != nullptr;
+  }
   void complete(size_t index, Operation::Status status);
   void note_blocked(Operation& operation);
   void note_end_of_wait(Operation& operation);

@@ -45,9 +45,10 @@ void Group::prepare_control(std::byte* at, int rank, int world) {
 }
 
 void Group::ring_others() const {
+  Doorbell::fence_before_look();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
-      ring(r);
+      endpoint_->bell_of(members_[r]).ring_if_asleep();
     }
   }
 }

@@ -55,7 +55,10 @@ class Group {
     return reinterpret_cast<std::atomic<uint64_t>*>(controls_[r] + 1);
   }
 
-  void ring(int r) const { endpoint_->bell_of(members_[r]).ring_if_asleep(); }
+  void ring(int r) const {
+    Doorbell::fence_before_look();
+    endpoint_->bell_of(members_[r]).ring_if_asleep();
+  }
   void ring_others() const;
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }

@@ -76,6 +76,7 @@ class Operation {
   double timeout_s = 0;
   // Engine's own:
   bool in_background = false;
+  uint32_t counted = 0;  // whether the engine counts it among those in flight
   int64_t begun_ns = 0;  // for the trace
   int64_t blocked_since_ns = 0;
   WaitPoint blocked_at;

@@ -43,6 +43,20 @@ std::byte* SharedState::stage(uint64_t number) {
   return stage.get();
 }
 
+void SharedState::fetch_for_writing(uint64_t number) const {
+#if defined(__x86_64__)
+  const auto fetch = [](const void* at) { asm volatile("prefetchw %0" : : "m"(*(const char*)at)); };
+#else
+  const auto fetch = [](const void* at) { __builtin_prefetch(at, 1); };
+#endif
+  const OperationSlot& slot = group_->slot(group_->rank(), number);
+  fetch(&slot);
+  fetch(&slot.fingerprint);
+  if (const auto& stage = stages_[number % kStages]) {
+    fetch(stage.get());
+  }
+}
+
 std::vector<std::shared_ptr<std::byte>> SharedState::take_blocks() {
   std::vector<std::shared_ptr<std::byte>> blocks = transport_->take_blocks();
   for (auto& stage : stages_) {

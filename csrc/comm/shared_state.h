@@ -57,6 +57,8 @@ class SharedState {
   // The memory behind the stage of an operation, made at first use, and who used it before the
   // operation; under the engine's seat.
   std::byte* stage(uint64_t number);
+  // The peers' caches hold what the next operation will write first: asks for it early.
+  void fetch_for_writing(uint64_t number) const;
   static constexpr uint64_t kNobody = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
   PathCounters& counters(Collective collective, Path path) {

@@ -1,0 +1,131 @@
+// The arguments of a call that has to be quick: read one after the other, straight from where
+// the interpreter holds them (METH_FASTCALL).
+//
+// pybind11 finds out at every call which overload fits, and makes a tuple and casters for it;
+// for a collective of a few bytes that takes longer than the collective. Only the package's own
+// Communicator calls these methods, always with all arguments in the same order, so reading
+// them in that order is enough. What a user may get wrong still is an error that names it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dpcore {
+
+class CallArguments {
+ public:
+  CallArguments(PyObject* const* values, Py_ssize_t count) : next_(values), end_(values + count) {}
+
+  pybind11::handle object() {
+    if (next_ == end_) {
+      throw pybind11::type_error("too few arguments");
+    }
+    return *next_++;
+  }
+  std::string_view text(const char* name) {
+    const pybind11::handle value = object();
+    Py_ssize_t size = 0;
+    const char* data =
+        PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
+    if (data == nullptr) {
+      throw unfit(name, "a string", value);
+    }
+    return {data, static_cast<size_t>(size)};
+  }
+  double real(const char* name) {
+    const pybind11::handle value = object();
+    const double result = PyFloat_AsDouble(value.ptr());
+    if (result == -1.0 && PyErr_Occurred() != nullptr) {
+      throw unfit(name, "a number", value);
+    }
+    return result;
+  }
+  int integer(const char* name) {
+    const int64_t result = whole_number(name);
+    if (result != static_cast<int>(result)) {
+      throw pybind11::value_error(std::string(name) + " " + std::to_string(result) +
+                                  " is out of range");
+    }
+    return static_cast<int>(result);
+  }
+  uint64_t natural(const char* name) {
+    const pybind11::handle value = object();
+    const auto index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value.ptr()));
+    const uint64_t result = index ? PyLong_AsUnsignedLongLong(index.ptr()) : ~uint64_t{0};
+    if (result == ~uint64_t{0} && PyErr_Occurred() != nullptr) {
+      throw unfit(name, "an integer of 0 to 2**64 - 1", value);
+    }
+    return result;
+  }
+  bool flag() { return PyObject_IsTrue(object().ptr()) == 1; }
+
+  // None, or what is long for each rank.
+  std::optional<std::vector<uint64_t>> sizes(const char* name) {
+    const pybind11::handle value = object();
+    if (value.is_none()) {
+      return std::nullopt;
+    }
+    try {
+      std::vector<uint64_t> result;
+      for (const pybind11::handle entry : pybind11::reinterpret_borrow<pybind11::object>(value)) {
+        result.push_back(entry.cast<uint64_t>());
+      }
+      return result;
+    } catch (const pybind11::builtin_exception&) {
+    } catch (const pybind11::error_already_set&) {
+    }
+    throw unfit(name, "a sequence of sizes (integers that are not negative)", value);
+  }
+
+ private:
+  int64_t whole_number(const char* name) {
+    const pybind11::handle value = object();
+    const int64_t result = PyLong_AsLongLong(value.ptr());
+    if (result == -1 && PyErr_Occurred() != nullptr) {
+      throw unfit(name, "an integer", value);
+    }
+    return result;
+  }
+  static pybind11::type_error unfit(const char* name, const char* wanted, pybind11::handle value) {
+    PyErr_Clear();
+    return pybind11::type_error(std::string(name) + ": expected " + wanted + ", not " +
+                                std::string(pybind11::repr(value)));
+  }
+
+  PyObject* const* next_;
+  PyObject* const* end_;
+};
+
+// Adds a method that reads its arguments itself: `body(Class&, self, CallArguments&)`.
+template <class Class, auto body>
+void define_quick_method(pybind11::handle type, const char* name) {
+  constexpr auto call = [](PyObject* self, PyObject* const* values, Py_ssize_t count) -> PyObject* {
+    try {
+      auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
+      auto* object = instance->get_value_and_holder().template value_ptr<Class>();
+      CallArguments arguments(values, count);
+      return body(*object, self, arguments).release().ptr();
+    } catch (pybind11::error_already_set& problem) {
+      problem.restore();
+    } catch (...) {
+      pybind11::detail::try_translate_exceptions();
+    }
+    return nullptr;
+  };
+  using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+  static PyMethodDef definition{};
+  definition = {name,
+                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(static_cast<Call>(call))),
+                METH_FASTCALL, nullptr};
+  // The descriptor checks that `self` is of the type.
+  auto* owner = reinterpret_cast<PyTypeObject*>(type.ptr());
+  type.attr(name) =
+      pybind11::reinterpret_steal<pybind11::object>(PyDescr_NewMethod(owner, &definition));
+}
+
+}  // namespace dpcore

@@ -1,0 +1,326 @@
+// The collectives of dpcore._C.Communicator on Python objects: buffers and sizes are checked here
+// and the GIL is let go. The package's Communicator adds the signatures and the documentation.
+//
+// A small operation between processes is first looked at with the GIL held, for a few
+// microseconds at most: it usually is complete by then, and letting the GIL go and taking it
+// again would cost a good part of what the operation takes.
+#include <pybind11/stl.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "bindings/buffer.h"
+#include "bindings/call_arguments.h"
+#include "bindings/py_work.h"
+#include "comm/error.h"
+#include "comm/schedule.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+using Parts = std::vector<uint64_t>;
+
+constexpr size_t kShortBytes = 16384;
+constexpr int kLooksWithGil = 32;
+
+struct Call {  // the optional arguments that all collectives share
+  std::string algorithm;
+  std::shared_ptr<const Program> program;
+  int priority = 0;
+  double timeout = 0;
+  uint64_t layout = 0;
+  bool asynchronous = false;
+};
+
+Call call_of(PyCommunicator& comm, CallArguments& arguments) {
+  Call call;
+  const py::handle algorithm = arguments.object();
+  call.priority = arguments.integer("priority");
+  call.timeout = arguments.real("timeout");
+  call.layout = arguments.natural("layout");
+  call.asynchronous = arguments.flag();
+  if (algorithm.is_none()) {
+    return call;
+  }
+  if (py::isinstance<Schedule>(algorithm)) {
+    call.program = comm.core->program_of(algorithm.cast<const Schedule&>());
+  } else if (py::isinstance<py::str>(algorithm)) {
+    call.algorithm = algorithm.cast<std::string>();
+  } else {
+    throw py::type_error(std::string("algorithm: expected a name or a dpcore.Schedule, not ") +
+                         Py_TYPE(algorithm.ptr())->tp_name);
+  }
+  return call;
+}
+
+void check_program(const Program& program, const Request& request, int world) {
+  const Schedule& schedule = program.schedule;
+  if (schedule.collective != request.collective) {
+    throw Unsupported("this schedule is for " + std::string(name_of(schedule.collective)) +
+                      ", not for " + std::string(name_of(request.collective)));
+  }
+  if (schedule.world != world) {
+    throw Unsupported("this schedule is for a world of " + std::to_string(schedule.world));
+  }
+  if (schedule.root != request.root) {
+    throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +
+                      ", not for root " + std::to_string(request.root));
+  }
+}
+
+void run_and_wait(Communicator& core, Request&& request, const std::string& algorithm) {
+  Work pending;
+  const bool is_short = request.count * size_of(request.dtype) <= kShortBytes;
+  if (is_short && !core.endpoint().shares_process()) {
+    pending = core.begin(std::move(request), algorithm, kLooksWithGil);
+    if (!pending) {
+      return;
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  if (pending) {
+    core.wait(*pending, 0, check_signals);
+  } else {
+    core.run(std::move(request), algorithm, check_signals);
+  }
+}
+
+template <class Submit>
+py::object as_work(py::handle self, PyCommunicator& comm, std::vector<py::object> buffers,
+                   Submit submit) {
+  comm.let_go_of_completed();
+  Work operation;
+  {
+    const py::gil_scoped_release no_gil;
+    operation = submit();
+  }
+  return py::cast(std::make_shared<PyWork>(self.cast<std::shared_ptr<PyCommunicator>>(),
+                                           std::move(operation), std::move(buffers)));
+}
+
+py::object object_of(py::handle handle) { return py::reinterpret_borrow<py::object>(handle); }
+
+py::object perform(PyCommunicator& comm, py::handle self, Request&& request, const Call& call,
+                   py::handle output, py::handle input) {
+  request.priority = call.priority;
+  request.timeout_s = call.timeout;
+  request.layout ^= call.layout;
+  if (call.program) {
+    check_program(*call.program, request, comm.core->world());
+    request.program = call.program;
+  }
+  if (call.asynchronous) {
+    return as_work(self, comm, {object_of(output), object_of(input)},
+                   [&] { return comm.core->submit(std::move(request), call.algorithm); });
+  }
+  run_and_wait(*comm.core, std::move(request), call.algorithm);
+  return py::none();
+}
+
+void expect(size_t have, size_t want, const char* role, const char* why) {
+  if (have != want) {
+    throw Unsupported(std::string(role) + " has " + std::to_string(have) + " elements, " +
+                      std::to_string(want) + " are needed: " + why);
+  }
+}
+
+uint64_t sum_of(const Parts& parts) {
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+}
+
+uint64_t hash_of(const Parts& parts) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const uint64_t part : parts) {
+    hash = (hash ^ part) * 0x100000001b3ull;
+  }
+  return hash | 1;
+}
+
+// Input and output may share memory where nothing is written that is still to be read: when the
+// smaller one is this rank's part of the larger one, and for an exchange of equal parts.
+void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t rank,
+                   const Request& request) {
+  const size_t element = size_of(in.dtype);
+  const std::byte* in_end = in.data + in.elements * element;
+  const std::byte* out_end = out.data + out.elements * element;
+  if (in.elements == 0 || out.elements == 0 || in_end <= out.data || out_end <= in.data) {
+    return;
+  }
+  const Parts& parts = request.input_parts;
+  const size_t begin =
+      parts.empty() ? request.count * rank
+                    : std::accumulate(parts.begin(), parts.begin() + static_cast<ptrdiff_t>(rank),
+                                      uint64_t{0});
+  const std::byte* smaller = in.data;
+  const std::byte* larger = out.data;
+  if (kind == Collective::reduce_scatter || kind == Collective::scatter) {
+    std::swap(smaller, larger);
+  }
+  const bool exchanges = kind == Collective::all_to_all;
+  if (exchanges ? in.data == out.data && parts.empty() : smaller == larger + begin * element) {
+    return;
+  }
+  throw Unsupported(std::string("input and output overlap; ") +
+                    (exchanges ? "in place they have to be the same buffer, with equal parts"
+                               : "in place the smaller one has to be this rank's part of the "
+                                 "larger one"));
+}
+
+// all_reduce, broadcast, reduce: one shape everywhere. `input` None: in place.
+py::object whole(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+  Request request;
+  request.collective = parse_collective(arguments.text("collective"));
+  const py::handle output = arguments.object();
+  const py::handle input = arguments.object();
+  const Buffer out = buffer_of(output, "tensor", Access::write);
+  const Buffer in = input.is_none() ? out : buffer_of(input, "input", Access::read);
+  if (in.dtype != out.dtype) {
+    throw Unsupported("input is " + std::string(name_of(in.dtype)) + ", output is " +
+                      std::string(name_of(out.dtype)));
+  }
+  expect(out.elements, in.elements, "the output", "as many as the input");
+  request.dtype = in.dtype;
+  request.input = in.data;
+  request.output = out.data;
+  request.count = in.elements;
+  request.op = parse_reduce_op(arguments.text("op"));
+  request.prescale = arguments.real("factor");
+  request.root = arguments.integer("root");
+  return perform(comm, self, std::move(request), call_of(comm, arguments), output, input);
+}
+
+// The common case by itself: in place, all options as they are, and waiting.
+py::object all_reduce_now(PyCommunicator& comm, py::handle, CallArguments& arguments) {
+  const Buffer buffer = buffer_of(arguments.object(), "tensor", Access::write);
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = buffer.dtype;
+  request.op = parse_reduce_op(arguments.text("op"));
+  request.input = request.output = buffer.data;
+  request.count = buffer.elements;
+  run_and_wait(*comm.core, std::move(request), {});
+  return py::none();
+}
+
+// The others: a part per rank. On ranks without an input or output it is None.
+py::object parted(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+  const auto world = static_cast<size_t>(comm.core->world());
+  const auto rank = static_cast<size_t>(comm.core->rank());
+  Request request;
+  const Collective kind = request.collective = parse_collective(arguments.text("collective"));
+  const py::handle output = arguments.object();
+  const py::handle input = arguments.object();
+  request.op = parse_reduce_op(arguments.text("op"));
+  request.prescale = arguments.real("factor");
+  request.root = arguments.integer("root");
+  const std::optional<Parts> input_parts = arguments.sizes("input sizes");
+  const std::optional<Parts> output_parts = arguments.sizes("output sizes");
+  std::optional<Buffer> in;
+  std::optional<Buffer> out;
+  if (!input.is_none() || kind != Collective::scatter) {
+    in = buffer_of(input, "input", Access::read);
+    request.input = in->data;
+    request.dtype = in->dtype;
+  }
+  if (!output.is_none() || kind != Collective::gather) {
+    out = buffer_of(output, "output", Access::write);
+    request.output = out->data;
+    request.dtype = out->dtype;
+  }
+  if (in && out && in->dtype != out->dtype) {
+    throw Unsupported("input is " + std::string(name_of(in->dtype)) + ", output is " +
+                      std::string(name_of(out->dtype)));
+  }
+  for (const auto* parts : {&input_parts, &output_parts}) {
+    if (*parts && (*parts)->size() != world) {
+      throw Unsupported("a list of sizes has " + std::to_string((*parts)->size()) +
+                        " entries; one per rank is needed (" + std::to_string(world) + ")");
+    }
+  }
+  const bool splits = kind == Collective::reduce_scatter || kind == Collective::scatter ||
+                      kind == Collective::all_to_all;
+  const bool joins = kind == Collective::all_gather || kind == Collective::gather ||
+                     kind == Collective::all_to_all;
+  if (input_parts || output_parts) {
+    request.input_parts = input_parts ? *input_parts : *output_parts;
+    request.output_parts = output_parts ? *output_parts : *input_parts;
+    const Parts& ins = request.input_parts;
+    const Parts& outs = request.output_parts;
+    if (in) {
+      expect(in->elements, splits ? sum_of(ins) : ins[rank], "the input", "the sum of its parts");
+    }
+    if (out) {
+      expect(out->elements, joins ? sum_of(outs) : outs[rank], "the output",
+             "the sum of its parts");
+    }
+    if (kind != Collective::all_to_all) {
+      request.count = *std::max_element(ins.begin(), ins.end());
+      request.layout ^= hash_of(ins);
+    }
+  } else {
+    const size_t from_input = in ? (splits ? in->elements / world : in->elements) : 0;
+    const size_t from_output = out ? (joins ? out->elements / world : out->elements) : 0;
+    request.count = in ? from_input : from_output;
+    if (in && splits) {
+      expect(in->elements, request.count * world, "the input",
+             "the same number for every rank (or give the sizes)");
+    }
+    if (out) {
+      expect(out->elements, joins ? request.count * world : request.count, "the output",
+             joins ? "the parts of all ranks" : "one rank's part of the input");
+    }
+  }
+  if (in && out) {
+    check_overlap(kind, *in, *out, rank, request);
+  }
+  return perform(comm, self, std::move(request), call_of(comm, arguments), output, input);
+}
+
+py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+  Call call;
+  call.timeout = arguments.real("timeout");
+  call.asynchronous = arguments.flag();
+  return perform(comm, self, Request{}, call, py::none(), py::none());
+}
+
+py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+  const bool sends = arguments.flag();
+  const py::handle object = arguments.object();
+  const int peer = arguments.integer(sends ? "dst" : "src");
+  const uint64_t tag = arguments.natural("tag");
+  const double timeout = arguments.real("timeout");
+  const bool asynchronous = arguments.flag();
+  const Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
+  Communicator& core = *comm.core;
+  if (peer < 0 || peer >= core.world() || peer == core.rank()) {
+    throw Unsupported("rank " + std::to_string(core.rank()) + " can't exchange a message with " +
+                      std::to_string(peer) + ": choose another rank of 0.." +
+                      std::to_string(core.world() - 1));
+  }
+  const auto direction =
+      sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;
+  const size_t bytes = buffer.elements * size_of(buffer.dtype);
+  if (asynchronous) {
+    return as_work(self, comm, {object_of(object)}, [&] {
+      return core.submit_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout);
+    });
+  }
+  const py::gil_scoped_release no_gil;
+  core.run_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout, check_signals);
+  return py::none();
+}
+
+}  // namespace
+
+void define_collectives(py::handle type) {
+  define_quick_method<PyCommunicator, all_reduce_now>(type, "all_reduce_now");
+  define_quick_method<PyCommunicator, whole>(type, "whole");
+  define_quick_method<PyCommunicator, parted>(type, "parted");
+  define_quick_method<PyCommunicator, barrier>(type, "barrier");
+  define_quick_method<PyCommunicator, message>(type, "message");
+}
+
+}  // namespace dpcore
