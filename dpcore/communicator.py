@@ -12,6 +12,9 @@ Common keyword arguments:
                moves is executed literally) or a ``dpcore.Schedule`` of your own.
 ``priority``   higher goes first when several operations are in flight.
 ``timeout``    seconds, instead of the communicator's.
+
+A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
+``docs/decisions/0007-who-only-gives-does-not-wait.md``. ``barrier`` waits for everybody.
 """
 
 from __future__ import annotations
@@ -138,10 +141,11 @@ class Communicator:
 
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
-        return self._parted(
-            "reduce_scatter", output, input, 0, sizes, sizes, op, factor, algorithm, priority,
-            timeout, async_op,
+        native = self._native.parted(
+            "reduce_scatter", output, input, op, factor, 0, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
         )  # fmt: skip
+        return None if native is None else Work(native, [output])
 
     def all_gather(
         self,
@@ -155,10 +159,11 @@ class Communicator:
         timeout: float = 0.0,
     ) -> Work | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
-        return self._parted(
-            "all_gather", output, input, 0, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
-            async_op,
+        native = self._native.parted(
+            "all_gather", output, input, "sum", 1.0, 0, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
         )  # fmt: skip
+        return None if native is None else Work(native, [output])
 
     def gather(
         self,
@@ -175,10 +180,11 @@ class Communicator:
         """``all_gather`` for one rank: ``output`` is None on the others."""
         self._check_rank(root, "root")
         self._check_presence(output, "output", root)
-        return self._parted(
-            "gather", output, input, root, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
-            async_op,
+        native = self._native.parted(
+            "gather", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
         )  # fmt: skip
+        return None if native is None else Work(native, [] if output is None else [output])
 
     def scatter(
         self,
@@ -195,10 +201,11 @@ class Communicator:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
         self._check_rank(root, "root")
         self._check_presence(input, "input", root)
-        return self._parted(
-            "scatter", output, input, root, sizes, sizes, "sum", 1.0, algorithm, priority, timeout,
-            async_op,
+        native = self._native.parted(
+            "scatter", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
         )  # fmt: skip
+        return None if native is None else Work(native, [output])
 
     def all_to_all(
         self,
@@ -219,31 +226,11 @@ class Communicator:
         """
         if (output_sizes is None) != (input_sizes is None):
             raise ValueError("give both output_sizes and input_sizes, or neither")
-        return self._parted(
-            "all_to_all", output, input, 0, input_sizes, output_sizes, "sum", 1.0, algorithm,
-            priority, timeout, async_op,
-        )  # fmt: skip
-
-    def _parted(
-        self,
-        kind: str,
-        output: Any,
-        input: Any,
-        root: int,
-        input_sizes: Sizes,
-        output_sizes: Sizes,
-        op: str,
-        factor: float,
-        algorithm: Algorithm,
-        priority: int,
-        timeout: float,
-        async_op: bool,
-    ) -> Work | None:
         native = self._native.parted(
-            kind, output, input, op, factor, root, input_sizes, output_sizes, algorithm, priority,
-            timeout, 0, async_op,
+            "all_to_all", output, input, "sum", 1.0, 0, input_sizes, output_sizes, algorithm,
+            priority, timeout, 0, async_op,
         )  # fmt: skip
-        return None if native is None else Work(native, [] if output is None else [output])
+        return None if native is None else Work(native, [output])
 
     # ---- messages and barriers ---------------------------------------------------------------
 

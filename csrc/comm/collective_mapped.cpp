@@ -31,12 +31,6 @@ CollectiveOperation::Steps CollectiveOperation::run_alone() {
   co_return;
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_barrier() {
-  count_traffic(0, 0);
-  finish();
-  co_return;
-}
-
 CollectiveOperation::Steps CollectiveOperation::run_two_shot_push() {
   inputs_.resize(world());
   outputs_.resize(world());

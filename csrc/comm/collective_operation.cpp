@@ -44,6 +44,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
   is_small_ = fused && bytes_ <= kSmallBytes && !announces_parts_ &&
               (request_.force == Path::automatic || request_.force == Path::stage);
+  only_gives_ = is_small_ && !consumes();
   is_prefilled_ = is_small_ || (fused && announces_parts_);
   await_all("its slot to be free", &OperationSlot::finished, number_ - kSlots,
             number_ >= kSlots ? number_ - kSlots + 1 : 0);
@@ -135,7 +136,13 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::stage_free:
       fault::reach(fault::Place::entry, me(), number_);
+      check_what_was_given();
       post();
+      if (only_gives_) {
+        shared_->note_unchecked(number_);
+        finish_at_entry();
+        return Progress::finished;
+      }
       phase_ = Phase::posted;
       await_all("every rank to enter", &OperationSlot::posted, number_, number_ + 1);
       if (!poll()) {
@@ -143,9 +150,10 @@ Operation::Progress CollectiveOperation::advance() {
       }
       [[fallthrough]];
     case Phase::posted:
-      check_fingerprints();
-      if (is_small_) {
-        finish_small();
+      check_fingerprints(number_);
+      check_what_was_given();
+      if (is_small_ || request_.collective == Collective::barrier) {
+        finish_at_entry();
         return Progress::finished;
       }
       start_body();
@@ -210,15 +218,14 @@ void CollectiveOperation::post() {
   slot.filled.store(filled, std::memory_order_relaxed);
   group_->enter_operation(number_, fingerprint_, bytes_);
   slot.posted.store(number_ + 1, std::memory_order_release);
-  group_->ring_others();
+  if (!only_gives_) {  // else finish() follows at once, and rings
+    group_->ring_others();
+  }
 }
 
 Path CollectiveOperation::choose_path() const {
   if (world() == 1) {
     return Path::alone;
-  }
-  if (request_.collective == Collective::barrier) {
-    return Path::barrier;
   }
   if (request_.program) {
     return Path::moves;
@@ -258,9 +265,6 @@ void CollectiveOperation::start_body() {
     case Path::alone:
       body_ = run_alone();
       break;
-    case Path::barrier:
-      body_ = run_barrier();
-      break;
     case Path::two_shot_push:
       body_ = run_two_shot_push();
       break;
@@ -294,16 +298,21 @@ void CollectiveOperation::finish(bool ring) {
 
 // Everything was there when the last rank posted: no coroutine, no second wait. Nobody needs to
 // be woken either when this is the only operation in flight: a peer that waits for our stage or
-// slot is ahead of us and waits for our next post as well, which rings.
-void CollectiveOperation::finish_small() {
-  path_ = Path::stage;
+// slot is ahead of us and waits for our next post as well, which rings. Unless it only gives.
+void CollectiveOperation::finish_at_entry() {
+  path_ = is_small_ ? Path::stage : Path::barrier;
   fault::reach(fault::Place::middle, me(), number_);
-  copy_own_piece();
-  if (consumes()) {
-    consume_stage(0, stage_quota());
+  if (is_small_) {
+    copy_own_piece();
+    if (consumes()) {
+      consume_stage(0, stage_quota());
+    }
   }
   count_traffic(received_elements() * element_, staged_elements() * element_);
-  finish(others_in_flight());
+  const bool has_givers =
+      request_.collective == Collective::broadcast || request_.collective == Collective::reduce ||
+      request_.collective == Collective::gather || request_.collective == Collective::scatter;
+  finish(has_givers || others_in_flight());
 }
 
 // What this rank copies into its stage.

@@ -150,11 +150,12 @@ class CollectiveOperation final : public Operation {
   bool others_in_flight() const;
 
   void post();
-  void check_fingerprints() const;
+  void check_fingerprints(uint64_t number) const;
+  void check_what_was_given() const;
   Path choose_path() const;
   void start_body();
   void finish(bool ring = true);
-  void finish_small();
+  void finish_at_entry();
   size_t staged_elements() const;
   size_t received_elements() const;
 
@@ -178,7 +179,6 @@ class CollectiveOperation final : public Operation {
   void check_announced_parts() const;
 
   Steps run_alone();
-  Steps run_barrier();
   Steps run_two_shot_push();
   Steps run_pull();
   Steps run_push();
@@ -203,6 +203,7 @@ class CollectiveOperation final : public Operation {
   size_t bytes_ = 0;
   bool announces_parts_ = false;  // uneven all_to_all: the stage begins with a list of sizes
   bool is_small_ = false;         // one chunk through the stage
+  bool only_gives_ = false;       // small, and nothing comes back: over as soon as it is posted
   // The first chunk of the stage is filled before the post when it is certain to be needed: the
   // wait for everybody's entry is then the wait for the data as well.
   bool is_prefilled_ = false;

@@ -1,30 +1,49 @@
 // What a collective says about itself: the comparison of fingerprints, its name in messages and
 // traces, and who keeps it waiting.
+#include <utility>
+
 #include "comm/clock.h"
 #include "comm/collective_operation.h"
 #include "comm/error.h"
 
 namespace dpcore {
 
-void CollectiveOperation::check_fingerprints() const {
+void CollectiveOperation::check_fingerprints(uint64_t number) const {
+  const Fingerprint& ours = group_->slot(me(), number).fingerprint;
   for (int r = 0; r < world(); ++r) {
-    const Fingerprint& theirs = slot(r).fingerprint;
-    if (theirs == fingerprint_) {
+    const Fingerprint& theirs = group_->slot(r, number).fingerprint;
+    if (theirs == ours) {
       continue;
     }
-    std::string text = "the ranks disagree at operation " + std::to_string(number_) + ": rank " +
-                       std::to_string(me()) + " called " + Group::describe(number_, fingerprint_) +
-                       ", rank " + std::to_string(r) + " called " +
-                       Group::describe(number_, theirs);
-    if (theirs.layout != fingerprint_.layout) {
+    std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
+                       std::to_string(me()) + " called " + Group::describe(number, ours) +
+                       ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
+    if (theirs.layout != ours.layout) {
       text += "; the lists of sizes (or the layout of the buckets) differ";
     }
-    if (theirs.algorithm != fingerprint_.algorithm) {
+    if (theirs.algorithm != ours.algorithm) {
       text += "; the algorithms differ";
     }
     throw Mismatch(text +
                    ". No data was touched; make every rank call the same operations in "
                    "the same order with the same arguments");
+  }
+}
+
+// Whoever only gives does not wait for those who take: they compare with the giver's slot before
+// they read, but two ranks that both take themselves for the root would never meet. So a giver
+// compares later, before the stage of that operation is used again and whenever all are known
+// to have entered it. Their slots still hold it then: nobody gets further ahead than the stages
+// reach, or than an operation that everybody has to enter.
+void CollectiveOperation::check_what_was_given() const {
+  for (uint64_t& number : shared_->unchecked()) {
+    bool have_all_entered = number != SharedState::kNobody;
+    for (int r = 0; r < world() && have_all_entered; ++r) {
+      have_all_entered = group_->slot(r, number).posted.load(std::memory_order_acquire) > number;
+    }
+    if (have_all_entered) {
+      check_fingerprints(std::exchange(number, SharedState::kNobody));
+    }
   }
 }
 

@@ -61,6 +61,9 @@ class SharedState {
   void fetch_for_writing(uint64_t number) const;
   static constexpr uint64_t kNobody = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
+  // Operations that ended here before the others had entered them, one for each stage at most.
+  void note_unchecked(uint64_t number) { unchecked_[number % kStages] = number; }
+  std::array<uint64_t, kStages>& unchecked() { return unchecked_; }
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
@@ -74,6 +77,7 @@ class SharedState {
   std::unique_ptr<Transport> transport_;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
+  std::array<uint64_t, kStages> unchecked_{kNobody, kNobody, kNobody, kNobody};
   std::map<MessageLane, MessageTurns> message_turns_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };

@@ -1,0 +1,96 @@
+"""A rank that only gives does not wait for those who take (docs/decisions/0007)."""
+
+import threading
+
+import pytest
+import torch
+
+import dpcore
+
+STAGES = 4  # how far a giver gets ahead
+
+
+def spawn(body, world, *arguments):
+    return dpcore.spawn(body, world, *arguments, mode="threads")
+
+
+def test_a_root_changes_its_data_before_anybody_has_taken_it():
+    given = threading.Event()
+
+    def body(comm):
+        tensor = torch.zeros(100)
+        taken = []
+        if comm.rank == 0:
+            for step in range(STAGES):
+                comm.broadcast(tensor.fill_(step + 1))
+            given.set()
+        else:
+            assert given.wait(20), "the root waits for those who take"
+            for _ in range(STAGES):
+                comm.broadcast(tensor)
+                taken.append(tensor.unique().tolist())
+        comm.barrier()
+        return taken
+
+    assert spawn(body, 3)[1:] == [[[1.0], [2.0], [3.0], [4.0]]] * 2
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "scatter", "reduce", "gather"])
+def test_a_giver_is_held_back_when_nobody_takes(collective):
+    given = [threading.Event() for _ in range(STAGES + 1)]
+
+    def call(comm, step):
+        part, whole = torch.full((3,), float(step)), torch.full((6,), float(step))
+        if collective == "broadcast":
+            comm.broadcast(part, root=0)
+        elif collective == "scatter":
+            comm.scatter(part, whole if comm.rank == 0 else None, root=0)
+        elif collective == "reduce":
+            comm.reduce(part, root=1)
+        else:
+            comm.gather(whole if comm.rank == 1 else None, part, root=1)
+        return part.tolist(), whole.tolist()
+
+    def body(comm):
+        if comm.rank == 0:
+            for step, event in enumerate(given):
+                call(comm, step)
+                event.set()
+            return None
+        assert given[STAGES - 1].wait(20)
+        assert not given[STAGES].wait(0.2), "the stage of the first was used before it was read"
+        return [call(comm, step) for step in range(STAGES + 1)]
+
+    results = spawn(body, 2)[1]
+    for step, (part, whole) in enumerate(results):
+        assert part == [step * 2.0 if collective == "reduce" else float(step)] * 3
+        assert whole == [float(step)] * 6
+
+
+@pytest.mark.parametrize("then", ["barrier", "all_reduce", "broadcast"])
+def test_two_roots_find_out_at_the_latest_when_the_stage_is_used_again(then):
+    def body(comm):
+        comm.broadcast(torch.ones(4), root=comm.rank)
+        if then == "broadcast":
+            for _ in range(STAGES):
+                comm.broadcast(torch.ones(4), root=0)
+        else:
+            getattr(comm, then)(*([torch.ones(4)] if then == "all_reduce" else []))
+        comm.barrier()
+
+    with pytest.raises(dpcore.Mismatch, match=r"operation 0: .*root 0.*root 1"):
+        spawn(body, 2)
+
+
+def test_who_takes_compares_before_it_writes():
+    tensor = torch.full((4,), 7.0)
+
+    def body(comm):
+        if comm.rank == 2:
+            with pytest.raises(dpcore.Mismatch, match=r"root 0.* root 1"):
+                comm.broadcast(tensor, root=0)
+        else:
+            comm.broadcast(torch.ones(4), root=comm.rank)
+
+    spawn(body, 3)
+    assert tensor.tolist() == [7.0] * 4
