@@ -8,7 +8,9 @@
 //
 // Pull (schedule "direct"): whoever needs data reads it from the inputs of its peers.
 // Push (schedule "direct"): whoever has data writes it to the outputs of its peers.
-// Both wait at exit until nobody touches this rank's buffers any more.
+// Shared (schedule "direct", rooted): both. The root copies the first N-th of every piece and the
+// other side the rest, so that all are equally busy; pulling alone would leave the root idle.
+// All wait at exit until nobody touches this rank's buffers any more.
 #include <algorithm>
 #include <cstring>
 
@@ -53,10 +55,9 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_push() {
   co_await until_all("every slice to be written", &OperationSlot::finished, number_ + 1);
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_pull() {
+CollectiveOperation::Steps CollectiveOperation::run_reducing_pull() {
   size_t read = 0;
-  copy_own_piece();
-  if (consumes() && reduces()) {
+  if (consumes()) {
     inputs_.resize(world());
     const size_t total = incoming(me()).elements;
     const ReduceSpec spec = reduce_spec(total * element_ >= kStreamingBytes);
@@ -72,19 +73,6 @@ CollectiveOperation::Steps CollectiveOperation::run_pull() {
       co_await pause();
     }
     read = total * element_ * static_cast<size_t>(world() - 1);
-  } else if (consumes()) {
-    for (int i = 1; i < world(); ++i) {
-      const int from = (me() + i) % world();  // not everybody at the same peer at once
-      const Piece piece = incoming(from);
-      const size_t bytes = piece.elements * element_;
-      for (size_t at = 0; at < bytes; at += kSegmentBytes) {
-        copy_bytes(request_.output + piece.mine * element_ + at,
-                   input_of(from) + piece.theirs * element_ + at,
-                   std::min(kSegmentBytes, bytes - at), bytes_ >= kStreamingBytes);
-        co_await pause();
-      }
-      read += bytes;
-    }
   }
   count_traffic(read, 0);
   finish();
@@ -93,27 +81,48 @@ CollectiveOperation::Steps CollectiveOperation::run_pull() {
   }
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_push() {
-  size_t written = 0;
+// The bytes of a piece that this rank copies, as its giver or as its taker.
+CollectiveOperation::ByteRange CollectiveOperation::own_share(size_t bytes, bool giving) const {
+  if (path_ == Path::shared) {
+    const size_t cut = bytes / static_cast<size_t>(world()) / 64 * 64;
+    return me() == request_.root ? ByteRange{0, cut} : ByteRange{cut, bytes};
+  }
+  return giving == (path_ == Path::push) ? ByteRange{0, bytes} : ByteRange{};
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_copies() {
+  size_t copied[2] = {0, 0};  // taken, given
   copy_own_piece();
-  if (publishes()) {
-    for (int i = 1; i < world(); ++i) {
-      const int to = (me() + i) % world();
-      const Piece piece = outgoing(to);
-      const size_t bytes = piece.elements * element_;
-      for (size_t at = 0; at < bytes; at += kSegmentBytes) {
-        copy_bytes(output_of(to) + piece.theirs * element_ + at,
-                   request_.input + piece.mine * element_ + at, std::min(kSegmentBytes, bytes - at),
+  for (int i = 1; i < world(); ++i) {
+    const int peer = (me() + i) % world();  // not everybody at the same peer at once
+    for (const bool giving : {false, true}) {
+      if (giving ? !publishes() : !consumes()) {
+        continue;
+      }
+      const Piece piece = giving ? outgoing(peer) : incoming(peer);
+      const ByteRange share = own_share(piece.elements * element_, giving);
+      if (share.begin == share.end) {
+        continue;
+      }
+      const std::byte* from = giving ? request_.input + piece.mine * element_
+                                     : input_of(peer) + piece.theirs * element_;
+      std::byte* to = giving ? output_of(peer) + piece.theirs * element_
+                             : request_.output + piece.mine * element_;
+      for (size_t at = share.begin; at < share.end; at += kSegmentBytes) {
+        copy_bytes(to + at, from + at, std::min(kSegmentBytes, share.end - at),
                    bytes_ >= kStreamingBytes);
         co_await pause();
       }
-      written += bytes;
+      copied[giving ? 1 : 0] += share.end - share.begin;
     }
   }
-  count_traffic(0, written);
+  count_traffic(copied[0], copied[1]);
   finish();
-  if (consumes()) {
-    co_await until_all("every piece to be written", &OperationSlot::finished, number_ + 1);
+  const bool is_read = path_ != Path::push && publishes();
+  const bool is_written = path_ != Path::pull && consumes();
+  if (is_read || is_written) {
+    co_await until_all(is_read ? "every rank to have read" : "every piece to be written",
+                       &OperationSlot::finished, number_ + 1);
   }
 }
 

@@ -253,6 +253,9 @@ Path CollectiveOperation::choose_path() const {
         wanted == Path::two_shot_push || wanted == Path::two_shot_stage || world() >= kTwoShotWorld;
     return two_shot ? Path::two_shot_stage : Path::stage;
   }
+  if (inputs_mapped && outputs_mapped && has_root() && !reduces() && bytes_ >= kSharedBytes) {
+    return Path::shared;
+  }
   if (inputs_mapped) {
     return Path::pull;
   }
@@ -269,10 +272,11 @@ void CollectiveOperation::start_body() {
       body_ = run_two_shot_push();
       break;
     case Path::pull:
-      body_ = run_pull();
+      body_ = reduces() ? run_reducing_pull() : run_copies();
       break;
     case Path::push:
-      body_ = run_push();
+    case Path::shared:
+      body_ = run_copies();
       break;
     case Path::two_shot_stage:
       body_ = run_two_shot_stage();
@@ -309,10 +313,7 @@ void CollectiveOperation::finish_at_entry() {
     }
   }
   count_traffic(received_elements() * element_, staged_elements() * element_);
-  const bool has_givers =
-      request_.collective == Collective::broadcast || request_.collective == Collective::reduce ||
-      request_.collective == Collective::gather || request_.collective == Collective::scatter;
-  finish(has_givers || others_in_flight());
+  finish(has_root() || others_in_flight());
 }
 
 // What this rank copies into its stage.

@@ -12,6 +12,7 @@
 //                  from all inputs into all outputs. 2*S bytes per rank, the floor.
 //   direct/pull    every input that is read lies in an arena: read it there
 //   direct/push    every output that is written lies in an arena: write it there
+//   direct/shared  both, one root and many bytes: the root copies a part, the others the rest
 //   one_shot/stage, direct/stage      ordinary memory: copied into the stage chunk by chunk,
 //                  reduced or copied out of the peers' stages by whoever needs it
 //   two_shot/stage all_reduce of ordinary memory with four ranks and more
@@ -97,6 +98,8 @@ class CollectiveOperation final : public Operation {
   // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
   // wait instead of two.
   static constexpr size_t kSmallBytes = 16384;
+  // From here on the ranks of a rooted collective share the copying.
+  static constexpr size_t kSharedBytes = size_t{64} << 10;
   // Unit of work between two looks at other operations.
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
   // A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
@@ -135,6 +138,10 @@ class CollectiveOperation final : public Operation {
     size_t mine = 0;    // offset in my buffer (input when outgoing, output when incoming)
     size_t theirs = 0;  // offset in the peer's buffer
   };
+  struct ByteRange {
+    size_t begin = 0;
+    size_t end = 0;
+  };
   enum class Phase { stage_free, slot_free, posted, body };
 
   void* frame_memory(size_t bytes);
@@ -169,6 +176,7 @@ class CollectiveOperation final : public Operation {
   bool consumes() const;
   bool consumes(int r) const;
   bool reduces() const;
+  bool has_root() const;
   bool same_piece_for_all() const;
   ReduceSpec reduce_spec(bool streaming);
   size_t stage_quota() const;
@@ -176,12 +184,13 @@ class CollectiveOperation final : public Operation {
   void fill_stage(size_t chunk, size_t quota);
   void consume_stage(size_t chunk, size_t quota);
   void copy_own_piece();
+  ByteRange own_share(size_t bytes, bool giving) const;
   void check_announced_parts() const;
 
   Steps run_alone();
   Steps run_two_shot_push();
-  Steps run_pull();
-  Steps run_push();
+  Steps run_reducing_pull();
+  Steps run_copies();
   Steps run_stage();
   Steps run_two_shot_stage();
   Steps run_moves();

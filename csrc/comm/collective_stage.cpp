@@ -23,6 +23,8 @@ namespace dpcore {
 namespace {
 
 constexpr size_t kAnnouncedBytes = 4096;
+constexpr size_t kFinestChunk = 32768;  // a small operation is one chunk
+constexpr size_t kChunksAtLeast = 8;
 
 size_t chunks_of(size_t elements, size_t quota) { return (elements + quota - 1) / quota; }
 
@@ -33,12 +35,14 @@ size_t in_chunk(size_t elements, size_t chunk, size_t quota) {
 
 }  // namespace
 
-// Elements of one piece that go into one chunk.
+// Elements of one piece that go into one chunk. Few bytes are cut finer, so that readers begin
+// early. All ranks cut alike: what they announce to each other they don't know beforehand.
 size_t CollectiveOperation::stage_quota() const {
   const size_t room = SharedState::kStageBytes - (announces_parts_ ? kAnnouncedBytes : 0);
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
-  const size_t bytes = room / SharedState::kStageBuffers / pieces / 64 * 64;
-  return bytes / element_;
+  const size_t largest = room / SharedState::kStageBuffers;
+  const size_t wanted = std::max(kFinestChunk, bytes_ / kChunksAtLeast);
+  return (announces_parts_ ? largest : std::min(largest, wanted)) / pieces / 64 * 64 / element_;
 }
 
 std::byte* CollectiveOperation::stage_buffer(int r, size_t chunk, int piece, size_t quota) const {

@@ -18,6 +18,9 @@ namespace {
 // 256 MiB 4.6 and 4.9. A reduction of two inputs into another output: 4 MiB 17.8 and 15.2,
 // 16 MiB 11.2 and 10.7, 64 MiB 11.1 and 10.7.
 constexpr size_t kStreamedBytes = 8 << 20;
+// What ranks hand to each other through their caches: from a few pages to a chunk of a stage.
+constexpr size_t kCacheCopyFrom = 2048;
+constexpr size_t kCacheCopyTo = 256 << 10;
 
 const KernelTable& choose_kernels() {
   const char* forced = std::getenv("DPCORE_SIMD");
@@ -144,6 +147,8 @@ void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
   if (n == 0) return;
   if (streaming && n >= kStreamedBytes) {
     dispatch().kernels.copy_streaming(dst, src, n);
+  } else if (n >= kCacheCopyFrom && n <= kCacheCopyTo) {
+    dispatch().kernels.copy_between_caches(dst, src, n);
   } else {
     std::memcpy(dst, src, n);
   }

@@ -35,6 +35,7 @@ struct KernelTable {
   std::string_view level;
   // Null where the operator has no kernel of its own for the type: see lower() in reduce.cpp.
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];
+  void (*copy_between_caches)(void* dst, const void* src, size_t n);
   // Copies past the cache.
   void (*copy_streaming)(void* dst, const void* src, size_t n);
 };

@@ -19,6 +19,8 @@ const char* name_of(Path path, Collective collective) {
       return all_reduce ? "one_shot/pull" : "direct/pull";
     case Path::push:
       return "direct/push";
+    case Path::shared:
+      return "direct/shared";
     case Path::stage:
       return all_reduce ? "one_shot/stage" : "direct/stage";
     case Path::two_shot_stage:

@@ -20,11 +20,12 @@ enum class Path : uint8_t {
   two_shot_push,
   pull,
   push,
+  shared,
   stage,
   two_shot_stage,
   moves,
 };
-inline constexpr int kPathCount = 9;
+inline constexpr int kPathCount = 10;
 
 // "two_shot/push" and so on: the schedule a path implements, and how it reaches the data.
 const char* name_of(Path path, Collective collective);

@@ -17,6 +17,7 @@ OPS = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 WHOLE = ("all_reduce", "broadcast", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+SHARED = ("broadcast", "gather", "scatter")  # the root copies a part, the others the rest
 COLLECTIVES = (*WHOLE, "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
 SMALL, LARGE = 61, 20_011  # elements: of all, or of a rank's part
 
@@ -136,7 +137,12 @@ def test_direct_paths_transfer_what_the_direct_schedule_costs(collective, world)
         path, reads, writes = run_and_measure(
             comm, collective, "direct", torch.float32, LARGE, "arena"
         )
-        assert (path, reads, writes) == ("direct/pull", received, 0)
+        if collective in SHARED:
+            assert path == "direct/shared"
+            assert (reads, writes) <= (received, sent)
+        else:
+            assert (path, reads, writes) == ("direct/pull", received, 0)
+        moved = reads + writes
 
         path, reads, writes = run_and_measure(comm, collective, "direct", torch.float32, LARGE)
         assert path == "direct/stage"
@@ -144,8 +150,12 @@ def test_direct_paths_transfer_what_the_direct_schedule_costs(collective, world)
         # What all peers read from one place is staged once.
         once = collective in ("broadcast", "all_gather")
         assert writes == (sent // (world - 1) if once else sent)
+        return moved, received
 
-    dpcore.spawn(body, world, mode="threads")
+    moved, received = zip(*dpcore.spawn(body, world, mode="threads"), strict=True)
+    assert sum(moved) == sum(received)
+    if collective in SHARED:  # everybody has the same share of it, to a cache line per piece
+        assert max(moved) - min(moved) <= 64 * world
 
 
 @pytest.mark.parametrize("world", (2, 3, 4, 5))
