@@ -17,7 +17,7 @@ from dpcore._version import __version__
 from dpcore.errors import Error, Mismatch, PeerLost, RendezvousError, Timeout, Unsupported
 
 if TYPE_CHECKING:
-    from dpcore._C import Schedule, algorithms_of, check_schedule, schedule, schedule_cost
+    from dpcore._C import LaunchSchedule, Schedule, algorithms_of, check_schedule, schedule, schedule_cost
     from dpcore.collectives import (
         all_gather,
         all_reduce,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         send,
     )
     from dpcore.communicator import Communicator
+    from dpcore.data_parallel import DataParallel
     from dpcore.ranks import spawn
     from dpcore.session import current, finalize, init
     from dpcore.tracing import trace
@@ -54,11 +55,20 @@ _COLLECTIVES = (
 # Where each public name lives. Read by __getattr__ at first use.
 _HOME = {
     **dict.fromkeys(
-        ("Schedule", "algorithms_of", "check_schedule", "schedule", "schedule_cost"), "dpcore._C"
+        (
+            "LaunchSchedule",
+            "Schedule",
+            "algorithms_of",
+            "check_schedule",
+            "schedule",
+            "schedule_cost",
+        ),
+        "dpcore._C",
     ),
     **dict.fromkeys(_COLLECTIVES, "dpcore.collectives"),
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.session"),
     "Communicator": "dpcore.communicator",
+    "DataParallel": "dpcore.data_parallel",
     "Work": "dpcore.work",
     "spawn": "dpcore.ranks",
     "trace": "dpcore.tracing",
@@ -66,7 +76,9 @@ _HOME = {
 
 __all__ = [
     "Communicator",
+    "DataParallel",
     "Error",
+    "LaunchSchedule",
     "Mismatch",
     "PeerLost",
     "RendezvousError",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import InstanceCounter, find_place
@@ -63,13 +67,8 @@ def init(
         )
     place = find_place(rank, world_size, init_method)
 
-    import torch  # noqa: F401  (the compiled module needs its libraries)
-
-    from dpcore import _C
-    from dpcore.communicator import Communicator
-
     threads = transport == "inproc"
-    native = _C.start(
+    communicator = connect(
         _instances.next(place.job),
         place.rank,
         place.world_size,
@@ -78,9 +77,39 @@ def init(
         algorithm=algorithm,
         deterministic=deterministic,
     )
-    communicator = Communicator(native, "inproc" if threads else "shm")
     _set_current(communicator, threads)
+    return communicator
+
+
+def connect(
+    job: str,
+    rank: int,
+    world_size: int,
+    *,
+    timeout: float,
+    threads: bool = False,
+    algorithm: str = "auto",
+    deterministic: bool = False,
+) -> Communicator:
+    """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
+    import torch  # noqa: F401  (the compiled module needs its libraries)
+
+    from dpcore import _C
+    from dpcore.communicator import Communicator
+
+    native = _C.start(
+        job,
+        rank,
+        world_size,
+        timeout=timeout,
+        threads=threads,
+        algorithm=algorithm,
+        deterministic=deterministic,
+    )
+    communicator = Communicator(native, "inproc" if threads else "shm")
     _all.add(communicator)
+    if not threads:
+        _tell_peers_about_uncaught_errors()
     return communicator
 
 
@@ -117,7 +146,33 @@ def _set_current(communicator: Communicator | None, threads: bool) -> None:
         _of_process = communicator
 
 
+def opened() -> Communicator | None:
+    """The communicator that ``current`` would return, if it can be used."""
+    communicator = _current()
+    return None if communicator is None or communicator.closed else communicator
+
+
 _process = os.getpid()
+_hook_before: Callable[..., Any] | None = None
+
+
+def _tell_peers_about_uncaught_errors() -> None:
+    """Ranks that wait for one that dies of an exception then raise with the exception's text."""
+    global _hook_before
+    if _hook_before is None:
+        _hook_before, sys.excepthook = sys.excepthook, _abort_all
+
+
+def _abort_all(
+    kind: type[BaseException], problem: BaseException, where: TracebackType | None
+) -> None:
+    if os.getpid() == _process and not isinstance(problem, Error):
+        for communicator in list(_all):
+            if not communicator.closed:
+                with contextlib.suppress(Error):
+                    communicator.abort(f"{kind.__name__}: {problem}")
+    assert _hook_before is not None
+    _hook_before(kind, problem, where)
 
 
 @atexit.register

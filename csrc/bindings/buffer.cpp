@@ -2,51 +2,18 @@
 #include "bindings/buffer.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
 
 #include "comm/error.h"
+#include "reducer/tensor_memory.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
 namespace {
-
-DType dtype_of(at::ScalarType type, const char* role) {
-  switch (type) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kFloat:
-      return DType::f32;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kLong:
-      return DType::i64;
-    case at::kInt:
-      return DType::i32;
-    case at::kShort:
-      return DType::i16;
-    case at::kChar:
-      return DType::i8;
-    case at::kByte:
-      return DType::u8;
-    case at::kBool:
-      return DType::boolean;
-    case at::kComplexFloat:
-      return DType::c64;
-    case at::kComplexDouble:
-      return DType::c128;
-    default:
-      throw Unsupported(std::string(role) + ": dtype " + at::toString(type) +
-                        " is not supported; convert it, for example with .float() or view it as "
-                        "uint8");
-  }
-}
 
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = "[";
@@ -169,11 +136,8 @@ size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype
 
 py::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
                        py::handle torch_dtype) {
-  void* data = owner.get();
-  at::Tensor tensor = at::from_blob(
-      data, shape, [keep = std::move(owner)](void*) mutable { keep.reset(); },
-      at::TensorOptions().dtype(scalar_type_of(torch_dtype)));
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+  return py::reinterpret_steal<py::object>(
+      THPVariable_Wrap(tensor_over(std::move(owner), shape, scalar_type_of(torch_dtype))));
 }
 
 }  // namespace dpcore

@@ -4,6 +4,7 @@
 // program can catch and document them without the compiled module.
 #include <pybind11/pybind11.h>
 
+#include "bindings/translate.h"
 #include "comm/error.h"
 
 namespace py = pybind11;
@@ -16,6 +17,8 @@ void register_cuda_probe(py::module_& m);
 void register_communicator(py::module_& m);
 void register_work(py::module_& m);
 void register_inspect(py::module_& m);
+void register_launch_schedule(py::module_& m);
+void register_reducer(py::module_& m);
 
 namespace {
 
@@ -25,6 +28,14 @@ void raise_as(const char* name, const char* message) {
 }
 
 void translate(std::exception_ptr problem) {
+  if (problem && !set_python_error(problem)) {
+    std::rethrow_exception(problem);
+  }
+}
+
+}  // namespace
+
+bool set_python_error(const std::exception_ptr& problem) {
   try {
     std::rethrow_exception(problem);
   } catch (const PeerLost& e) {
@@ -39,10 +50,11 @@ void translate(std::exception_ptr problem) {
     raise_as("Unsupported", e.what());
   } catch (const Error& e) {
     raise_as("Error", e.what());
+  } catch (...) {
+    return false;
   }
+  return true;
 }
-
-}  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled core of dpcore. Use the package dpcore instead of this module.";
@@ -53,6 +65,8 @@ PYBIND11_MODULE(_C, m) {
   register_work(m);
   register_communicator(m);
   register_inspect(m);
+  register_launch_schedule(m);
+  register_reducer(m);
 }
 
 }  // namespace dpcore

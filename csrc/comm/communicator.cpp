@@ -242,9 +242,9 @@ void Communicator::run(Request request, const std::string& algorithm,
   }
 }
 
-Work Communicator::submit(Request request, const std::string& algorithm) {
+Work Communicator::submit(Request request, const std::string& algorithm, bool background) {
   auto operation = prepare(std::move(request), algorithm);
-  context_->engine().submit(operation, true);
+  context_->engine().submit(operation, background);
   unlock_submission();
   return operation;
 }

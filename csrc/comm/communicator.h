@@ -74,7 +74,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The same, but returns the operation to be waited for when it is not complete after so many
   // looks, and null when it is.
   Work begin(Request request, const std::string& algorithm, int looks);
-  Work submit(Request request, const std::string& algorithm);
+  // Not in `background`: only waits drive it, so somebody must wait for it on every rank.
+  Work submit(Request request, const std::string& algorithm, bool background = true);
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
 

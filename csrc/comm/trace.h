@@ -19,8 +19,9 @@
 namespace dpcore {
 
 // operation: from submission to completion. wait: an operation stood still, named by what it
-// waited for. exposed: a caller sat in a synchronous call or in Work.wait().
-enum class EventKind : uint8_t { operation, wait, exposed, mark };
+// waited for. exposed: a caller sat in a synchronous call or in Work.wait(). ready, launch: a
+// gradient came out of backward, a bucket of them was sent (`operation` is its number).
+enum class EventKind : uint8_t { operation, wait, exposed, mark, ready, launch };
 
 struct TraceEvent {
   const char* name = "";

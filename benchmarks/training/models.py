@@ -1,0 +1,85 @@
+"""The models whose steps are measured: few large gradients, a usual mixture, many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+Step = Callable[[nn.Module], torch.Tensor]  # forward and loss on a batch of its own
+
+
+class ManyTensors(nn.Module):
+    """400 parameters of 256 B to 16 KiB and next to no computation: what a gradient costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lengths = torch.logspace(6, 12, 400, base=2).int().tolist()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(n)) for n in lengths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros(())
+        for weight in self.weights:
+            total = total + (weight * x[: weight.numel()]).sum()
+        return total
+
+
+class Language(nn.Module):
+    """A transformer with a vocabulary; the output layer shares the embedding's weights."""
+
+    def __init__(self, words: int, width: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.layers(self.embedding(tokens) + self.places[: tokens.shape[1]])
+        return x @ self.embedding.weight.T
+
+
+def mlp() -> tuple[nn.Module, Step]:
+    """42 M parameters, of which two matrices have 16.8 M each; batch of 16."""
+    sizes = (1024, 4096, 4096, 4096, 1024)
+    layers: list[nn.Module] = []
+    for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    x = torch.randn(16, sizes[0])
+    return nn.Sequential(*layers[:-1]), lambda model: model(x).square().mean()
+
+
+def transformer() -> tuple[nn.Module, Step]:
+    """4.7 M parameters in 6 layers; batch of 8 sequences of 64."""
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
+    x = torch.randn(8, 64, 256)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    return model, lambda model: model(x).square().mean()
+
+
+def many() -> tuple[nn.Module, Step]:
+    """400 tensors of 256 B to 16 KiB."""
+    x = torch.randn(4096)
+    return ManyTensors(), lambda model: model(x)
+
+
+def gpt2() -> tuple[nn.Module, Step]:
+    """The shape of GPT-2 with 124 M parameters; one sequence of 64."""
+    tokens = torch.randint(0, 50257, (1, 65))
+
+    def step(model: nn.Module) -> torch.Tensor:
+        logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return Language(50257, 768, 12, 12, 1024), step
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
+    "mlp": mlp,
+    "transformer": transformer,
+    "many": many,
+    "gpt2": gpt2,
+}

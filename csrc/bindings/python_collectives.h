@@ -1,0 +1,35 @@
+// The reducer's collectives as calls into Python: for torch process groups, MPI, CuPy, or whatever
+// has `all_reduce(tensor, op, async_op=True)`. Each call takes the GIL; the native ones do not.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "reducer/collectives.h"
+
+namespace dpcore {
+
+class PythonCollectives final : public Collectives {
+ public:
+  // `group`: rank, world_size, all_reduce(tensor, op=..., async_op=True) -> object with wait().
+  explicit PythonCollectives(pybind11::object group);
+  ~PythonCollectives() override;
+
+  int rank() const override { return rank_; }
+  int world() const override { return world_; }
+  const char* name() const override { return "python"; }
+  at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
+  void reserve(size_t slots) override;
+  void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
+  void wait(size_t slot) override;
+  void abandon(size_t slot, const at::Tensor& bucket) override;
+
+ private:
+  pybind11::object group_;
+  int rank_;
+  int world_;
+  std::vector<pybind11::object> works_;
+};
+
+}  // namespace dpcore

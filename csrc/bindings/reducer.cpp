@@ -1,0 +1,164 @@
+// dpcore._C.Reducer and plan_buckets. dpcore.DataParallel is the face of it; here tensors are
+// unpacked and errors put on their way through autograd.
+#include "reducer/reducer.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+
+#include "bindings/py_work.h"
+#include "bindings/python_collectives.h"
+#include "bindings/translate.h"
+#include "reducer/collectives_native.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+std::vector<at::Tensor> tensors_of(const py::iterable& objects) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : objects) {
+    tensors.push_back(THPVariable_Unpack(object.ptr()));
+  }
+  return tensors;
+}
+
+// Autograd passes on exceptions of this type with their Python class; others become RuntimeError.
+void raise_through_autograd() {
+  const py::gil_scoped_acquire gil;
+  try {
+    throw;
+  } catch (py::error_already_set& problem) {
+    problem.restore();
+  } catch (const python_error&) {
+    throw;  // a hook within a hook: on its way already
+  } catch (const std::exception& problem) {
+    if (!set_python_error(std::current_exception())) {
+      PyErr_SetString(PyExc_RuntimeError, problem.what());
+    }
+  }
+  python_error carried;
+  carried.persist();
+  throw carried;
+}
+
+std::shared_ptr<Collectives> collectives_of(const py::object& group, bool ordered) {
+  if (py::isinstance<PyCommunicator>(group)) {
+    return std::make_shared<NativeCollectives>(
+        group.cast<std::shared_ptr<PyCommunicator>>()->core, ordered, check_signals);
+  }
+  return std::make_shared<PythonCollectives>(group);
+}
+
+std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
+                                      const std::vector<std::string>& names,
+                                      const std::vector<bool>& sparse,
+                                      std::vector<std::vector<size_t>> modules,
+                                      const py::object& group, py::object schedule,
+                                      const std::vector<uint64_t>& caps, bool find_unused,
+                                      bool grad_is_part, bool ordered,
+                                      py::function reduce_sparse) {
+  std::vector<Gradient> gradients(names.size());
+  const std::vector<at::Tensor> tensors = tensors_of(parameters);
+  for (size_t i = 0; i < names.size(); ++i) {
+    gradients[i].parameter = tensors[i];
+    gradients[i].name = names[i];
+    gradients[i].is_sparse = sparse[i];
+  }
+  Reducer::Upcalls upcalls;
+  upcalls.raise = raise_through_autograd;
+  // A weak reference: the method's object owns the reducer.
+  upcalls.reduce_sparse = [call = py::weakref(reduce_sparse.attr("__self__")),
+                           name = py::str(reduce_sparse.attr("__name__"))](
+                              const std::vector<size_t>& which) {
+    const py::gil_scoped_acquire gil;
+    call().attr(name)(which);
+  };
+  // A schedule written in Python lives as long as its Python object: held by the deleter.
+  auto* raw = schedule.cast<LaunchSchedule*>();
+  std::shared_ptr<LaunchSchedule> held(raw, [keep = std::move(schedule)](LaunchSchedule*) mutable {
+    const py::gil_scoped_acquire gil;
+    keep = {};
+  });
+  return std::make_shared<Reducer>(std::move(gradients), std::move(modules),
+                                   Reducer::Settings{caps, find_unused, grad_is_part},
+                                   collectives_of(group, ordered), std::move(held),
+                                   std::move(upcalls));
+}
+
+py::list report_of(const Reducer& reducer) {
+  py::list buckets;
+  const auto after = [&](int64_t ns) {
+    return static_cast<double>(ns - reducer.first_gradient_ns()) * 1e-6;
+  };
+  for (const Bucket& bucket : reducer.bucket_list()) {
+    py::list names;
+    for (const size_t i : bucket.gradients) {
+      names.append(reducer.gradient_list()[i].name);
+    }
+    py::dict entry;
+    entry["dtype"] = py::str(c10::toString(bucket.flat.scalar_type()));
+    entry["parameters"] = names;
+    entry["bytes"] = bucket.bytes;
+    const bool ran = reducer.completed_iterations() > 0;
+    entry["ready_ms"] = ran ? py::object(py::float_(after(bucket.ready_ns))) : py::none();
+    entry["launched_ms"] = ran ? py::object(py::float_(after(bucket.launched_ns))) : py::none();
+    entry["complete_ms"] = ran ? py::object(py::float_(after(bucket.complete_ns))) : py::none();
+    buckets.append(entry);
+  }
+  return buckets;
+}
+
+std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
+                                      const std::vector<uint32_t>& kinds,
+                                      const std::vector<size_t>& order,
+                                      const std::vector<uint64_t>& caps) {
+  if (caps.empty() || sizes.size() != kinds.size()) {
+    throw py::value_error("plan_buckets: one kind per size and at least one cap are needed");
+  }
+  std::vector<PlannedGradient> gradients(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    gradients[i] = {sizes[i], kinds[i]};
+  }
+  for (const size_t i : order) {
+    if (i >= sizes.size()) {
+      throw py::index_error("plan_buckets: the order names gradient " + std::to_string(i));
+    }
+  }
+  return plan_buckets(gradients, order, caps);
+}
+
+}  // namespace
+
+void register_reducer(py::module_& m) {
+  m.def("plan_buckets", plan, py::arg("sizes"), py::arg("kinds"), py::arg("order"),
+        py::arg("caps"));
+  py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")
+      .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
+           py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
+           py::arg("find_unused"), py::arg("grad_is_part"), py::arg("ordered"),
+           py::arg("reduce_sparse"))
+      .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
+      .def("end_forward",
+           [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
+             reducer.end_forward(synchronised, tensors_of(outputs));
+           })
+      .def("forward_of_module_begins", &Reducer::forward_of_module_begins,
+           py::call_guard<py::gil_scoped_release>())
+      .def("optimizer_steps", &Reducer::optimizer_steps, py::call_guard<py::gil_scoped_release>())
+      .def("rebuild", &Reducer::rebuild, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
+      .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)
+      .def_property_readonly("arrival_order", &Reducer::arrival_order)
+      .def_property_readonly("is_exact",
+                             [](const Reducer& reducer) { return reducer.schedule().is_exact(); })
+      .def_property_readonly("listens",
+                             [](const Reducer& reducer) { return reducer.schedule().listens(); })
+      .def("report", report_of);
+}
+
+}  // namespace dpcore

@@ -1,0 +1,135 @@
+#include "reducer/bucket.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/reduce.h"
+#include "reducer/bucket_plan.h"
+#include "reducer/tensor_memory.h"
+
+namespace dpcore {
+namespace {
+
+// From here on torch's own copy is better when it may use several threads.
+constexpr size_t kParallelCopyBytes = size_t{1} << 20;
+// Nothing of so large a gradient is still in the cache when the bucket is sent.
+constexpr size_t kStreamingCopyBytes = size_t{4} << 20;
+constexpr size_t kNamesInMessages = 3;
+
+// The strides that autograd gives a gradient, so that it can be copied byte by byte.
+std::vector<int64_t> strides_for(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return parameter.strides().vec();
+  }
+  std::vector<int64_t> strides(parameter.dim());
+  int64_t stride = 1;
+  for (int64_t axis = parameter.dim() - 1; axis >= 0; --axis) {
+    strides[axis] = stride;
+    stride *= std::max<int64_t>(parameter.size(axis), 1);
+  }
+  return strides;
+}
+
+uint64_t add_to_hash(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 0x100000001b3ull;
+}
+
+uint64_t hash_of(const Gradient& gradient, uint64_t hash) {
+  for (const char c : gradient.name) {
+    hash = add_to_hash(hash, static_cast<unsigned char>(c));
+  }
+  for (const int64_t extent : gradient.parameter.sizes()) {
+    hash = add_to_hash(hash, static_cast<uint64_t>(extent));
+  }
+  for (const int64_t stride : gradient.part.strides()) {
+    hash = add_to_hash(hash, static_cast<uint64_t>(stride));
+  }
+  return hash;
+}
+
+bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
+  return to.place != nullptr && from.layout() == at::kStrided && from.device().is_cpu() &&
+         from.scalar_type() == to.part.scalar_type() && from.strides() == to.part.strides() &&
+         from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg();
+}
+
+}  // namespace
+
+bool Gradient::is_in_place() const {
+  const at::Tensor& grad = parameter.grad();
+  if (!grad.defined() || grad.is_same(part)) {
+    return grad.defined();
+  }
+  return grad.layout() == at::kStrided && grad.const_data_ptr() == part.const_data_ptr() &&
+         grad.strides() == part.strides() && grad.sizes() == part.sizes() &&
+         grad.scalar_type() == part.scalar_type() && grad.numel() > 0;
+}
+
+void Gradient::collect(bool becomes_grad) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (grad.is_same(part) || is_in_place()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (!grad.defined()) {
+    part.zero_();
+    return;
+  }
+  const bool parallel = bytes >= kParallelCopyBytes && at::get_num_threads() > 1;
+  if (!parallel && can_copy_bytes(grad, *this)) {
+    copy_bytes(place, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
+  } else {
+    part.copy_(grad.is_sparse() ? grad.to_dense() : grad);
+  }
+  if (becomes_grad) {
+    grad = part;
+  }
+}
+
+Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
+                   Collectives& collectives) {
+  Bucket bucket;
+  bucket.gradients = std::move(members);
+  const at::Tensor& first = gradients[bucket.gradients.front()].parameter;
+  const size_t element = first.element_size();
+  const size_t alignment = kGradientAlignment / element;
+  std::vector<size_t> begins;
+  size_t elements = 0;
+  for (const size_t i : bucket.gradients) {
+    begins.push_back(elements);
+    const auto own = static_cast<size_t>(gradients[i].parameter.numel());
+    elements += (own + alignment - 1) / alignment * alignment;
+  }
+  bucket.flat = collectives.allocate(elements, first.scalar_type(), first.device());
+  bucket.layout = 0xcbf29ce484222325ull;
+  for (size_t at = 0; at < bucket.gradients.size(); ++at) {
+    Gradient& gradient = gradients[bucket.gradients[at]];
+    gradient.bucket = number;
+    gradient.part = part_of(bucket.flat, begins[at], gradient.parameter.sizes(),
+                            strides_for(gradient.parameter));
+    gradient.bytes = static_cast<size_t>(gradient.parameter.numel()) * element;
+    gradient.place = first.device().is_cpu()
+                         ? static_cast<std::byte*>(gradient.part.mutable_data_ptr())
+                         : nullptr;
+    bucket.bytes += gradient.bytes;
+    bucket.layout = hash_of(gradient, bucket.layout);
+  }
+  return bucket;
+}
+
+std::string describe(size_t number, const Bucket& bucket, const std::vector<Gradient>& gradients) {
+  char size[32];
+  std::snprintf(size, sizeof(size), "%.3g MiB",
+                static_cast<double>(bucket.bytes) / (1 << 20));
+  std::string text = "bucket " + std::to_string(number) + " (" +
+                     std::to_string(bucket.gradients.size()) + " gradients, " + size + ": ";
+  for (size_t i = 0; i < bucket.gradients.size() && i < kNamesInMessages; ++i) {
+    text += (i > 0 ? ", " : "") + gradients[bucket.gradients[i]].name;
+  }
+  return text + (bucket.gradients.size() > kNamesInMessages ? ", ...)" : ")");
+}
+
+}  // namespace dpcore

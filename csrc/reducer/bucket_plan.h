@@ -1,0 +1,37 @@
+// Which gradients travel together: a pure function, with a twin in dpcore/reference/buckets.py.
+//
+// Gradients are taken in the order in which they are expected to arrive. Those of one kind (dtype
+// and device) fill a bucket until the next one would make it larger than its cap; a bucket is
+// never larger than its cap unless a single gradient is. Buckets are numbered by their last
+// gradient, which is the moment they can be sent: launching them by number makes no bucket wait
+// for one that is complete later.
+//
+// A gradient is never cut in two. It arrives as a whole, so its halves would be ready at the same
+// moment, and operations of the core let an urgent one overtake every 256 KiB anyway.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace dpcore {
+
+// Gradients begin at multiples of this within a bucket, so that each can be copied and reduced
+// by whole vectors.
+inline constexpr size_t kGradientAlignment = 64;
+
+struct PlannedGradient {
+  uint64_t bytes = 0;
+  uint32_t kind = 0;  // equal numbers may share a bucket
+};
+
+using BucketPlan = std::vector<std::vector<size_t>>;  // bucket -> its gradients, in their order
+
+// `order`: gradients as they are expected, each at most once; those left out get no bucket.
+// `caps`: bytes of the first bucket that is begun, of the second, ...; the last one is for all
+// further. A cap of 0 gives every gradient a bucket of its own.
+BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<const size_t> order,
+                        std::span<const uint64_t> caps);
+
+}  // namespace dpcore

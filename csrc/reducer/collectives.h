@@ -1,0 +1,51 @@
+// What the reducer needs from a network: all-reduces of whole buckets, by slot.
+//
+// A slot is a place for one operation in flight; the reducer uses one per bucket, so that starting
+// an operation takes no memory. Memory of buckets belongs to whoever implements this, because it
+// knows where an all-reduce is cheapest (an arena that the peers map, a device).
+//
+// Threads: all calls come from the thread that runs backward, or from forward, never from two at
+// once. No lock of Python is held. start() must not wait for other ranks; wait() may, with a
+// deadline of its own, and throws what went wrong.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "comm/trace.h"
+#include "comm/types.h"
+
+namespace dpcore {
+
+struct BucketCall {
+  ReduceOp op = ReduceOp::mean;
+  int priority = 0;
+  uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
+  bool background = true;  // false: nobody but wait() needs to drive it
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  virtual const char* name() const = 0;
+
+  // A flat tensor of zeros. It outlives the object when somebody still holds it.
+  virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
+
+  virtual void reserve(size_t slots) = 0;
+  // In place. Ranks start the same operations in the same order.
+  virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
+  virtual void wait(size_t slot) = 0;
+  // Nobody will wait for it any more: keeps the memory until the operation lets go of it.
+  virtual void abandon(size_t slot, const at::Tensor& bucket) = 0;
+
+  // Where its events go while somebody records; may be none.
+  virtual TraceRecorder* trace() { return nullptr; }
+};
+
+}  // namespace dpcore

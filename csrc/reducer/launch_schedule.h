@@ -1,0 +1,86 @@
+// When buckets are sent, and who waits for them where: the part of data parallel training that
+// people want to replace.
+//
+// The reducer tells a schedule what happens (a gradient is there, a bucket is complete, backward
+// has ended, a module's forward begins, an optimizer is about to step); the schedule answers by
+// calls on LaunchControl. It decides how buckets are made, in which order they are launched, with
+// which priority, which thread drives them, and where to wait. It moves no byte itself.
+//
+// Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
+// predecessors in order() have not been launched yet is remembered and done after them.
+//
+// Threads: events come from the thread that runs forward or backward, one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace dpcore {
+
+struct Launch {
+  int priority = 0;        // higher goes first among operations in flight
+  bool background = true;  // false: the thread that waits for it drives it, nobody before
+};
+
+// What a schedule may ask the reducer for.
+class LaunchControl {
+ public:
+  virtual size_t buckets() const = 0;
+  virtual size_t bucket_of(size_t gradient) const = 0;  // kNoBucket for sparse ones
+  // Of the module with this number, without its children: see DataParallel.
+  virtual const std::vector<size_t>& gradients_of_module(size_t module) const = 0;
+  virtual bool is_complete(size_t bucket) const = 0;  // all its gradients are there
+  virtual void launch(size_t bucket, Launch how) = 0;
+  // Leaves the bucket as it is: no communication, wrong results. For bounds.
+  virtual void skip(size_t bucket) = 0;
+  // The bucket must have been launched. Returns when its gradients are final.
+  virtual void wait(size_t bucket) = 0;
+  virtual void wait_for_all() = 0;
+
+  static constexpr size_t kNoBucket = ~size_t{0};
+
+ protected:
+  ~LaunchControl() = default;
+};
+
+class LaunchSchedule {
+ public:
+  enum Event : uint32_t {
+    gradient_ready = 1,
+    bucket_ready = 2,
+    backward_end = 4,
+    forward_begin = 8,
+    optimizer_step = 16,
+  };
+
+  virtual ~LaunchSchedule() = default;
+  virtual std::string name() const = 0;
+  // Whether the results are those of data parallel training.
+  virtual bool is_exact() const { return true; }
+  // Bytes of the first, second, ... bucket, from what the user asked for.
+  virtual std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const { return wanted; }
+  // In which order buckets are launched. The same on all ranks.
+  virtual std::vector<size_t> order(size_t buckets) const {
+    std::vector<size_t> all(buckets);
+    std::iota(all.begin(), all.end(), size_t{0});
+    return all;
+  }
+  // Which events it wants, as a sum of Event. The others cost nothing.
+  virtual uint32_t listens() const = 0;
+
+  virtual void on_gradient_ready(LaunchControl&, size_t) {}
+  virtual void on_bucket_ready(LaunchControl&, size_t) {}
+  virtual void on_backward_end(LaunchControl&) {}
+  virtual void on_forward_begin(LaunchControl&, size_t) {}
+  virtual void on_optimizer_step(LaunchControl&) {}
+};
+
+// "sequential", "per_parameter", "flat", "bucketed", "oracle". Throws Unsupported with the list.
+std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name);
+std::vector<std::string> launch_schedule_names();
+
+}  // namespace dpcore

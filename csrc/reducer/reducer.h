@@ -1,0 +1,151 @@
+// Reduces gradients while backward produces them.
+//
+// An iteration begins when forward has ended: it is *open* until every gradient has arrived once
+// and every bucket is complete. What happens to a gradient: autograd has added it to
+// `parameter.grad` -> the hook brings it into its bucket (the one copy there is) -> the last one
+// of a bucket makes the bucket ready -> the schedule launches it, sooner or later -> somebody
+// waits for it. At the end of backward, autograd calls end_of_backward().
+//
+// A backward that finds no open iteration, though the last forward was synchronised, opens one
+// *again*: gradients are added to ones that are averaged already, which averaging keeps. In
+// between, gradients may be missing: which ones anybody has is agreed by a map.
+//
+// Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on.
+// After the first iteration nothing is allocated here. Threads: forward and backward of one model
+// run one after the other; hooks come on the thread that runs backward, without the GIL, and no
+// lock is taken. When a rank dies: start() or wait() of the collectives throws, with the bucket's
+// name in front; the iteration stays open and the next forward raises again.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reducer/bucket.h"
+#include "reducer/bucket_plan.h"
+#include "reducer/collectives.h"
+#include "reducer/gradient_hooks.h"
+#include "reducer/launch_schedule.h"
+
+namespace dpcore {
+
+class Reducer final : public std::enable_shared_from_this<Reducer>,
+                      private GradientListener,
+                      private LaunchControl {
+ public:
+  struct Settings {
+    std::vector<uint64_t> caps;
+    bool find_unused = false;
+    bool grad_is_part = true;  // false: results are copied back to a grad of its own
+  };
+  // What needs the Python interpreter, whose lock none of this holds.
+  struct Upcalls {
+    // Called in a catch block: throws what autograd carries to Python as the right class.
+    std::function<void()> raise;
+    // Averages the gradients with these numbers, which came as sparse tensors.
+    std::function<void(const std::vector<size_t>&)> reduce_sparse;
+  };
+
+  // `modules`: numbers of the gradients that belong to each module, for schedules that ask.
+  Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t>> modules,
+          Settings settings, std::shared_ptr<Collectives> collectives,
+          std::shared_ptr<LaunchSchedule> schedule, Upcalls upcalls);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before forward: waits for what a schedule left in flight; raises when the last backward did
+  // not reach every parameter.
+  void begin_forward();
+  // After forward: opens an iteration, or (not synchronised) lets gradients be until the next
+  // one. `outputs` are looked at when unused parameters have to be found.
+  void end_forward(bool synchronised, const std::vector<at::Tensor>& outputs);
+  void forward_of_module_begins(size_t module);
+  void optimizer_steps();
+
+  // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
+  // order is the one that all ranks use.
+  bool wants_rebuild() const { return !rebuilt_ && !settings_.find_unused && completed_ > 0; }
+  const std::vector<size_t>& arrival_order() const { return arrival_; }
+  void rebuild(const std::vector<size_t>& order);
+
+  const std::vector<Bucket>& bucket_list() const { return buckets_; }
+  const std::vector<Gradient>& gradient_list() const { return gradients_; }
+  const LaunchSchedule& schedule() const { return *schedule_; }
+  uint64_t completed_iterations() const { return completed_; }
+  bool has_rebuilt() const { return rebuilt_; }
+  int64_t first_gradient_ns() const { return first_gradient_ns_; }
+  int64_t end_of_backward_ns() const { return end_of_backward_ns_; }
+
+ private:
+  // GradientListener
+  void gradient_ready(size_t i) override;
+
+  // LaunchControl
+  size_t buckets() const override { return buckets_.size(); }
+  size_t bucket_of(size_t i) const override {
+    return gradients_[i].is_sparse ? kNoBucket : gradients_[i].bucket;
+  }
+  const std::vector<size_t>& gradients_of_module(size_t module) const override {
+    return modules_.at(module);
+  }
+  bool is_complete(size_t b) const override { return buckets_.at(b).missing == 0; }
+  void launch(size_t b, Launch how) override;
+  void skip(size_t b) override;
+  void wait(size_t b) override;
+  void wait_for_all() override;
+
+  void make_buckets(const std::vector<size_t>& order);
+  void open(bool again);
+  void begin_backward_if_new();
+  void arrive(size_t i);
+  void arrive_without_gradient(size_t i);
+  void end_of_backward();
+  void finish_iteration();
+  void launch_in_order();
+  void finish_bucket(Bucket& bucket);
+  void agree_on_unused();
+  void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);
+  bool listens(uint32_t event) const { return (listens_ & event) != 0; }
+  [[noreturn]] void raise_incomplete() const;
+  [[noreturn]] void raise_too_late(size_t i) const;
+  [[noreturn]] void raise_with_bucket(size_t b) const;  // in a catch block
+
+  std::vector<Gradient> gradients_;
+  std::vector<std::vector<size_t>> modules_;
+  Settings settings_;
+  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<LaunchSchedule> schedule_;
+  Upcalls upcalls_;
+  uint32_t listens_ = 0;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> order_;  // of launching
+  bool rebuilt_ = false;
+
+  // Of the iteration:
+  uint64_t iteration_ = 0;
+  uint64_t completed_ = 0;
+  bool synchronised_ = false;  // whether the last forward was
+  bool open_ = false;
+  bool again_ = false;
+  int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
+  size_t arrived_ = 0;
+  std::vector<size_t> arrival_;
+  std::vector<uint8_t> reached_;     // by the outputs of forward; empty: all
+  std::vector<size_t> undefined_;    // arrived, but autograd had no gradient for them
+  std::vector<size_t> sparse_;       // arrived as sparse tensors
+  std::vector<std::optional<Launch>> requested_;
+  size_t next_launch_ = 0;  // place in order_
+  size_t unfinished_ = 0;   // buckets that are not complete
+  std::vector<uint8_t> used_;  // per gradient: whether this rank, then whether any rank had it
+  at::Tensor used_anywhere_;   // the same where collectives reach it
+  int64_t first_gradient_ns_ = 0;
+  int64_t end_of_backward_ns_ = 0;
+
+  // Last: destroyed first, so that no hook comes to a half-destroyed object.
+  std::unique_ptr<GradientHooks> hooks_;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,317 @@
+// The path of a gradient, from autograd's hook to the end of backward. What happens for every
+// gradient comes first; what happens for every bucket and every backward follows.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "comm/clock.h"
+#include "comm/error.h"
+#include "reducer/reducer.h"
+
+namespace dpcore {
+
+void Reducer::gradient_ready(size_t i) {
+  if (!synchronised_) {
+    return;
+  }
+  try {
+    if (!open_) {
+      if (unfinished_ > 0) {
+        raise_too_late(i);
+      }
+      open(true);
+    }
+    begin_backward_if_new();
+    Gradient& gradient = gradients_[i];
+    if (gradient.iteration == iteration_) {
+      // Again in the same iteration. Autograd has added it to what is in the bucket.
+      if (!gradient.is_sparse && buckets_[gradient.bucket].state != Bucket::filling) {
+        raise_too_late(i);
+      }
+      gradient.collect(settings_.grad_is_part);
+      return;
+    }
+    if (gradient.is_sparse) {
+      sparse_.push_back(i);
+    } else {
+      if (!gradient.parameter.grad().defined()) {
+        undefined_.push_back(i);
+      }
+      gradient.collect(settings_.grad_is_part);
+    }
+    arrive(i);
+  } catch (...) {
+    upcalls_.raise();
+  }
+}
+
+void Reducer::arrive(size_t i) {
+  Gradient& gradient = gradients_[i];
+  gradient.iteration = iteration_;
+  arrival_.push_back(i);
+  ++arrived_;
+  TraceRecorder* trace = collectives_->trace();
+  if (trace != nullptr && trace->recording()) {
+    note("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
+  }
+  if (listens(LaunchSchedule::gradient_ready)) {
+    schedule_->on_gradient_ready(*this, i);
+  }
+  if (gradient.is_sparse) {
+    return;
+  }
+  Bucket& bucket = buckets_[gradient.bucket];
+  if (--bucket.missing == 0) {
+    bucket.ready_ns = now_ns();
+    if (listens(LaunchSchedule::bucket_ready)) {
+      schedule_->on_bucket_ready(*this, gradient.bucket);
+    }
+  }
+}
+
+// A parameter that this backward does not reach contributes what it has accumulated, or zeros.
+void Reducer::arrive_without_gradient(size_t i) {
+  Gradient& gradient = gradients_[i];
+  if (gradient.is_sparse) {
+    sparse_.push_back(i);
+  } else {
+    gradient.collect(settings_.grad_is_part);
+  }
+  arrive(i);
+}
+
+void Reducer::begin_backward_if_new() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == graph_task_) {
+    return;
+  }
+  graph_task_ = task;
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+    if (const auto alive = self.lock()) {
+      alive->end_of_backward();
+    }
+  });
+  if (arrived_ > 0) {
+    return;
+  }
+  first_gradient_ns_ = now_ns();
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    if (reached_[i] == 0) {
+      arrive_without_gradient(i);
+    }
+  }
+}
+
+// ---- per bucket ------------------------------------------------------------------------------
+
+void Reducer::launch(size_t b, Launch how) {
+  Bucket& bucket = buckets_.at(b);
+  if (bucket.missing > 0) {
+    throw Error("schedule '" + schedule_->name() + "': launch of " +
+                describe(b, bucket, gradients_) + ", of which " + std::to_string(bucket.missing) +
+                " gradients are missing; launch it after bucket_ready, or ask is_complete()");
+  }
+  if (!requested_[b] && !bucket.skipped) {
+    requested_[b] = how;
+    launch_in_order();
+  }
+}
+
+void Reducer::launch_in_order() {
+  while (next_launch_ < order_.size()) {
+    const size_t b = order_[next_launch_];
+    Bucket& bucket = buckets_[b];
+    if (!bucket.skipped) {
+      if (!requested_[b]) {
+        return;
+      }
+      BucketCall call;
+      call.layout = bucket.layout;
+      call.priority = requested_[b]->priority;
+      call.background = requested_[b]->background;
+      bucket.launched_ns = now_ns();
+      note("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns);
+      bucket.state = Bucket::launched;
+      try {
+        collectives_->start(b, bucket.flat, call);
+      } catch (...) {
+        raise_with_bucket(b);
+      }
+    }
+    ++next_launch_;
+  }
+}
+
+void Reducer::skip(size_t b) {
+  Bucket& bucket = buckets_.at(b);
+  if (bucket.state != Bucket::filling || requested_[b]) {
+    return;
+  }
+  bucket.skipped = true;
+  bucket.launched_ns = now_ns();
+  finish_bucket(bucket);
+  launch_in_order();
+}
+
+void Reducer::wait(size_t b) {
+  Bucket& bucket = buckets_.at(b);
+  if (bucket.state == Bucket::complete) {
+    return;
+  }
+  if (bucket.state == Bucket::filling) {
+    throw Error("schedule '" + schedule_->name() + "': wait for " +
+                describe(b, bucket, gradients_) +
+                ", which is not launched, or comes after one in order() that is not");
+  }
+  try {
+    collectives_->wait(b);
+  } catch (...) {
+    raise_with_bucket(b);
+  }
+  finish_bucket(bucket);
+  if (!open_ && unfinished_ == 0) {
+    finish_iteration();
+  }
+}
+
+void Reducer::wait_for_all() {
+  for (const size_t b : order_) {
+    wait(b);
+  }
+}
+
+void Reducer::finish_bucket(Bucket& bucket) {
+  bucket.state = Bucket::complete;
+  bucket.complete_ns = now_ns();
+  --unfinished_;
+  if (settings_.grad_is_part) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (const size_t i : bucket.gradients) {
+    at::Tensor& grad = gradients_[i].parameter.mutable_grad();
+    if (grad.defined()) {
+      grad.copy_(gradients_[i].part);
+    }
+  }
+}
+
+// ---- the end of backward ---------------------------------------------------------------------
+
+void Reducer::end_of_backward() {
+  if (!open_) {
+    return;
+  }
+  try {
+    if (arrived_ < gradients_.size()) {
+      if (!again_) {
+        return;  // another backward may bring the rest; if none does, the next forward complains
+      }
+      for (size_t i = 0; i < gradients_.size(); ++i) {
+        if (gradients_[i].iteration != iteration_) {
+          if (!gradients_[i].parameter.grad().defined()) {
+            undefined_.push_back(i);
+          }
+          arrive_without_gradient(i);
+        }
+      }
+    }
+    end_of_backward_ns_ = now_ns();
+    if (listens(LaunchSchedule::backward_end)) {
+      schedule_->on_backward_end(*this);
+    }
+    if (next_launch_ < order_.size()) {
+      throw Error("schedule '" + schedule_->name() + "' has not launched " +
+                  describe(order_[next_launch_], buckets_[order_[next_launch_]], gradients_) +
+                  " by the end of backward; launch or skip every bucket");
+    }
+    if (settings_.find_unused || again_) {
+      agree_on_unused();
+    }
+    if (!sparse_.empty()) {
+      // Another order on another rank would pair different parameters.
+      std::sort(sparse_.begin(), sparse_.end());
+      upcalls_.reduce_sparse(sparse_);
+    }
+    open_ = false;
+    if (unfinished_ == 0) {
+      finish_iteration();
+    }
+  } catch (...) {
+    upcalls_.raise();
+  }
+}
+
+// A gradient that no rank had stays what it was. One that another rank had becomes the average
+// here as well, so that optimizers go the same way everywhere.
+void Reducer::agree_on_unused() {
+  wait_for_all();
+  std::fill(used_.begin(), used_.end(), uint8_t{1});
+  std::copy(reached_.begin(), reached_.end(), used_.begin());
+  for (const size_t i : undefined_) {
+    used_[i] = 0;
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor here =
+      at::from_blob(used_.data(), {static_cast<int64_t>(used_.size())}, at::kByte);
+  used_anywhere_.copy_(here);
+  const size_t slot = buckets_.size();
+  collectives_->start(slot, used_anywhere_, {.op = ReduceOp::max, .background = false});
+  collectives_->wait(slot);
+  here.copy_(used_anywhere_);
+  undefined_.clear();
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (used_[i] != 0 && !gradients_[i].is_sparse &&
+        !gradients_[i].parameter.grad().defined()) {
+      undefined_.push_back(i);
+    }
+  }
+}
+
+void Reducer::finish_iteration() {
+  for (const size_t i : undefined_) {
+    Gradient& gradient = gradients_[i];
+    gradient.parameter.mutable_grad() =
+        settings_.grad_is_part ? gradient.part : gradient.part.clone();
+  }
+  undefined_.clear();
+  ++completed_;
+}
+
+// ---- errors and traces -----------------------------------------------------------------------
+
+void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
+                   int64_t now) {
+  if (TraceRecorder* trace = collectives_->trace()) {
+    trace->add({name, kind, -1, 0, number, bytes, now, now});
+  }
+}
+
+void Reducer::raise_too_late(size_t i) const {
+  throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +
+              gradients_[i].name + " arrived when its bucket was on its way already. Use every "
+              "parameter in one backward per forward, put the earlier backward under no_sync(), "
+              "or pass schedule='sequential'");
+}
+
+void Reducer::raise_with_bucket(size_t b) const {
+  const std::string where = describe(b, buckets_[b], gradients_) + ": ";
+  try {
+    throw;
+  } catch (const PeerLost& e) {
+    throw PeerLost(where + e.what());
+  } catch (const Timeout& e) {
+    throw Timeout(where + e.what());
+  } catch (const Mismatch& e) {
+    throw Mismatch(where + e.what());
+  } catch (const Unsupported& e) {
+    throw Unsupported(where + e.what());
+  } catch (const Error& e) {
+    throw Error(where + e.what());
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,25 @@
+// Between torch's tensors and memory of the core.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "comm/types.h"
+
+namespace dpcore {
+
+// `role` ("input", "bucket") stands in the message when there is no such type.
+DType dtype_of(at::ScalarType type, const char* role);
+
+// A tensor over memory that `owner` keeps.
+at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape,
+                       at::ScalarType type);
+
+// A tensor over a part of `whole`, as a tensor of its own and not as a view: it may be detached,
+// saved and replaced without its neighbours. Keeps the memory of `whole`.
+at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRef shape,
+                   at::IntArrayRef strides);
+
+}  // namespace dpcore

@@ -1,0 +1,51 @@
+"""What ``DataParallel.bucket_report()`` returns: a table to print, a list to compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BucketLine:
+    """One bucket. Times are milliseconds after the first gradient of the last backward, None when
+    there was none: all gradients there, sent, known to be complete."""
+
+    parameters: list[str]
+    dtype: str
+    bytes: int
+    ready_ms: float | None
+    launched_ms: float | None
+    complete_ms: float | None
+
+
+class BucketReport(Sequence[BucketLine]):
+    """The buckets in the order of their numbers."""
+
+    def __init__(self, lines: Sequence[dict[str, Any]], schedule: str, rebuilt: bool) -> None:
+        self._lines = [BucketLine(**line) for line in lines]
+        self.schedule = schedule
+        self.rebuilt = rebuilt
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._lines[index]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __str__(self) -> str:
+        order = "of arrival" if self.rebuilt else "of registration, reversed"
+        text = [
+            f"schedule {self.schedule}, {len(self)} buckets in the order {order}",
+            "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",
+        ]
+        for number, line in enumerate(self._lines):
+            times = (line.ready_ms, line.launched_ms, line.complete_ms)
+            shown = "".join(f"{'-':>11}" if time is None else f"{time:>11.3f}" for time in times)
+            names = ", ".join(line.parameters[:2])
+            more = len(line.parameters) - 2
+            names += f" and {more} more" if more > 0 else ""
+            size = line.bytes / 2**20
+            text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {names}")
+        return "\n".join(text)

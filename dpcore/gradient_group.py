@@ -1,0 +1,215 @@
+"""With whom gradients are averaged: finds the group for a model, and makes others' look like ours.
+
+What ``DataParallel`` needs of a group is small (``GradientGroup``). dpcore's communicator has it;
+process groups of torch and communicators of mpi4py get it from the adapters below.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from dpcore import session
+from dpcore.communicator import Communicator
+from dpcore.errors import Error, Unsupported
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
+
+
+class Pending(Protocol):
+    """An operation that somebody will wait for."""
+
+    def wait(self) -> Any:
+        """Returns when it is complete."""
+
+
+@runtime_checkable
+class GradientGroup(Protocol):
+    """Ranks that average gradients. All methods work in place on flat, contiguous tensors."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
+        """``op``: "mean" or "max"."""
+
+    def broadcast(self, tensor: Any, root: int) -> Any:
+        """From ``root`` to all."""
+
+    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> Any:
+        """Everybody's input, one after the other; ``sizes`` when they differ."""
+
+
+def choose_group(comm: Any, process_group: Any, device: torch.device) -> GradientGroup:
+    """``comm``, else ``process_group``, else that of ``dpcore.init()``, else torch's default."""
+    if comm is not None and process_group is not None:
+        raise Unsupported("give comm= or process_group=, not both")
+    if comm is not None:
+        return _adapted(comm)
+    if process_group is not None:
+        return of_process_group(process_group, device)
+    opened = session.opened()
+    if opened is not None:
+        return opened
+    if dist.is_available() and dist.is_initialized():
+        return of_process_group(dist.group.WORLD, device)
+    raise Error(
+        "DataParallel has no group to average gradients in: call dpcore.init() or "
+        "torch.distributed.init_process_group() first, or pass comm="
+    )
+
+
+def _adapted(comm: Any) -> GradientGroup:
+    if isinstance(comm, dist.ProcessGroup):
+        return TorchGroup(comm)
+    if hasattr(comm, "Iallreduce"):
+        return MpiGroup(comm)
+    if isinstance(comm, GradientGroup):
+        return comm
+    raise Unsupported(
+        f"comm: {type(comm).__name__} has not what DataParallel needs: rank, world_size, "
+        "all_reduce, broadcast and all_gather. Pass a dpcore.Communicator, a process group of "
+        "torch, an mpi4py communicator, or an object with these"
+    )
+
+
+# ---- torch -----------------------------------------------------------------------------------
+
+_native: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+
+
+def of_process_group(group: Any, device: torch.device) -> GradientGroup:
+    """The ranks of a process group of torch. When they share a host and the gradients are on the
+    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place."""
+    if device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi"):
+        return TorchGroup(group)
+    communicator = _native.get(group)
+    if communicator is None or communicator.closed:
+        communicator = _native_over(group)
+        if communicator is None:
+            return TorchGroup(group)
+        _native[group] = communicator
+    return communicator
+
+
+def _native_over(group: Any) -> Communicator | None:
+    """None when a rank is on another host. All ranks of the group call it and get the same."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    store = dist.distributed_c10d._world.pg_map[group][1]
+    # Asked by every rank once per communicator: equal numbers are the same attempt.
+    attempt = store.add(f"dpcore/attempts/{rank}", 1)
+    place = f"{_host()}|{uuid.uuid4().hex}"
+    store.set(f"dpcore/{attempt}/{rank}", place)
+    places = [store.get(f"dpcore/{attempt}/{peer}").decode() for peer in range(world_size)]
+    hosts = {text.partition("|")[0] for text in places}
+    if len(hosts) > 1:
+        return None
+    job = f"dpcore/{os.geteuid()}/group-{places[0].partition('|')[2]}"
+    return session.connect(job, rank, world_size, timeout=_timeout_of(group).total_seconds())
+
+
+def _host() -> str:
+    """Equal for two processes exactly when abstract Unix sockets lead from one to the other: the
+    same running kernel and the same network namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        kernel = file.read().strip()
+    return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _timeout_of(group: Any) -> timedelta:
+    try:
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return _DEFAULT_TIMEOUT
+    return timeout if isinstance(timeout, timedelta) else _DEFAULT_TIMEOUT
+
+
+class TorchGroup:
+    """A process group of torch, used as it is."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank: int = dist.get_rank(group)
+        self.world_size: int = dist.get_world_size(group)
+        self.backend = f"torch {dist.get_backend(group)}"
+
+    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
+        operator = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
+        work = dist.all_reduce(tensor, operator, group=self._group, async_op=True)
+        pending = _DividedWhenDone(work, tensor, self.world_size if op == "mean" else 1)
+        if async_op:
+            return pending
+        pending.wait()
+        return None
+
+    def broadcast(self, tensor: Any, root: int) -> None:
+        dist.broadcast(tensor, dist.get_global_rank(self._group, root), group=self._group)
+
+    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> None:
+        lengths = list(sizes) if sizes is not None else [input.numel()] * self.world_size
+        widest = max(lengths)
+        padded = torch.zeros(widest, dtype=input.dtype, device=input.device)
+        padded[: input.numel()] = input.reshape(-1)
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded, group=self._group)
+        output.copy_(torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)]))
+
+
+class _DividedWhenDone:
+    """The mean of groups that can only add."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor, divisor: int) -> None:
+        self._work, self._tensor, self._divisor = work, tensor, divisor
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._divisor > 1:
+            with torch.no_grad():
+                self._tensor.div_(self._divisor)
+
+
+# ---- MPI -------------------------------------------------------------------------------------
+
+
+class MpiGroup:
+    """A communicator of mpi4py. For CPU tensors of the types that numpy has."""
+
+    backend = "mpi"
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.world_size: int = comm.Get_size()
+
+    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
+        from mpi4py import MPI
+
+        operator = MPI.MAX if op == "max" else MPI.SUM
+        request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=operator)
+        pending = _DividedWhenDone(_MpiWork(request), tensor, self.world_size if op == "mean" else 1)
+        if async_op:
+            return pending
+        pending.wait()
+        return None
+
+    def broadcast(self, tensor: Any, root: int) -> None:
+        self._comm.Bcast(tensor.numpy(), root=root)
+
+    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> None:
+        lengths = list(sizes) if sizes is not None else [input.numel()] * self.world_size
+        self._comm.Allgatherv(input.numpy(), [output.numpy(), lengths])
+
+
+class _MpiWork:
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def wait(self) -> None:
+        self._request.Wait()
