@@ -98,7 +98,8 @@ def report(model: str, world: int, of_ranks: list[Any], contenders: list[str]) -
         for name, times in rounds.items()
     }
     best_torch = min(over[name] for name in contenders if name.startswith("torch"))
-    print(f"\n{model}, {world} ranks" + (f" (target {TARGETS[model]})" if world == 2 and model in TARGETS else ""))
+    target = f" (target: {TARGETS[model]} of torch)" if world == 2 and model in TARGETS else ""
+    print(f"\n{model}, {world} ranks{target}")
     print(f"{'':24}{'step ms':>10}{'overhead ms':>13}{'of torch':>10}")
     lines = []
     for name in contenders:

@@ -214,6 +214,133 @@ class Work:
     def when_complete(self, call: Callable[[], object]) -> None:
         """Calls once it is complete, on the thread that completes it, or at once."""
 
+# ---- data parallel training ------------------------------------------------------------------
+
+class LaunchControl:
+    """What a LaunchSchedule may ask for. Valid during the event that it came with."""
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are; they are numbered in the order in which they get complete."""
+
+    def bucket_of(self, gradient: int) -> int | None:
+        """The bucket that a gradient travels in; None for sparse ones."""
+
+    def gradients_of_module(self, module: int) -> list[int]:
+        """The gradients of a module's own parameters, its children's left out."""
+
+    def is_complete(self, bucket: int) -> bool:
+        """Whether all gradients of the bucket are there."""
+
+    def launch(self, bucket: int, priority: int = 0, background: bool = True) -> None:
+        """Sends a complete bucket, after those before it in order(). Higher priorities overtake;
+        without `background` only the thread that waits drives it."""
+
+    def skip(self, bucket: int) -> None:
+        """Leaves the bucket as it is: no communication, and wrong results."""
+
+    def wait(self, bucket: int) -> None:
+        """Returns when the bucket's gradients are averages."""
+
+    def wait_for_all(self) -> None:
+        """wait() for every bucket."""
+
+class LaunchSchedule:
+    """When buckets are sent, and who waits where. Subclass it and pass it to DataParallel.
+
+    Define the methods of the events you want; the others cost nothing:
+
+        gradient_ready(self, control, gradient)   a gradient is in its bucket
+        bucket_ready(self, control, bucket)       it was the last one of its bucket
+        backward_end(self, control)               all gradients are there
+        forward_begin(self, control, module)      before the forward of a module with parameters
+        optimizer_step(self, control)             before any optimizer steps
+
+    And, if the defaults do not suit: ``caps(self, wanted)``, bytes of the first, second, ...
+    bucket; ``order(self, buckets)``, in which they are launched, the same on all ranks; and
+    ``is_exact(self)``, False when communication is left out. By the end of backward every bucket
+    has to be launched. What is not waited for then must be waited for before the optimizer steps.
+    """
+
+    def __init__(self) -> None:
+        """Nothing to say yet: buckets are made when DataParallel is."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it: of one's own, the class's name."""
+
+def make_launch_schedule(name: str, /) -> LaunchSchedule:
+    """One of launch_schedule_names()."""
+
+def launch_schedule_names() -> list[str]:
+    """The schedules that come with dpcore."""
+
+def plan_buckets(
+    sizes: Sequence[int], kinds: Sequence[int], order: Sequence[int], caps: Sequence[int]
+) -> list[list[int]]:
+    """Which gradients travel together, as dpcore.reference.buckets has it."""
+
+class Reducer:
+    """Averages gradients while backward makes them. DataParallel is its face."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        sparse: Sequence[bool],
+        modules: Sequence[Sequence[int]],
+        group: Any,
+        schedule: LaunchSchedule,
+        caps: Sequence[int],
+        find_unused: bool,
+        grad_is_part: bool,
+        ordered: bool,
+        reduce_sparse: Callable[[Sequence[int]], None],
+    ) -> None:
+        """Puts hooks on the parameters; they go with the object."""
+
+    def begin_forward(self) -> None:
+        """Waits for what is in flight; raises when the last backward was incomplete."""
+
+    def end_forward(self, synchronised: bool, outputs: Sequence[torch.Tensor], /) -> None:
+        """Expects gradients, of what the outputs reach when unused ones are to be found."""
+
+    def forward_of_module_begins(self, module: int, /) -> None:
+        """Tells the schedule."""
+
+    def optimizer_steps(self) -> None:
+        """Tells the schedule."""
+
+    def rebuild(self, order: Sequence[int], /) -> None:
+        """Plans the buckets anew for gradients that arrive in this order."""
+
+    @property
+    def wants_rebuild(self) -> bool:
+        """Whether the first complete iteration is over and the buckets are still the first ones."""
+
+    @property
+    def has_rebuilt(self) -> bool:
+        """Whether rebuild() was called."""
+
+    @property
+    def arrival_order(self) -> list[int]:
+        """Gradients in the order of the last iteration."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the schedule communicates everything."""
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether the schedule listens to the forwards of modules."""
+
+    @property
+    def wants_optimizer(self) -> bool:
+        """Whether the schedule listens to optimizer steps."""
+
+    def report(self) -> list[dict[str, Any]]:
+        """The buckets with their times."""
+
 # ---- parts, machine, inspection --------------------------------------------------------------
 
 def _reduce(

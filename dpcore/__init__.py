@@ -17,7 +17,14 @@ from dpcore._version import __version__
 from dpcore.errors import Error, Mismatch, PeerLost, RendezvousError, Timeout, Unsupported
 
 if TYPE_CHECKING:
-    from dpcore._C import LaunchSchedule, Schedule, algorithms_of, check_schedule, schedule, schedule_cost
+    from dpcore._C import (
+        LaunchSchedule,
+        Schedule,
+        algorithms_of,
+        check_schedule,
+        schedule,
+        schedule_cost,
+    )
     from dpcore.collectives import (
         all_gather,
         all_reduce,

@@ -97,7 +97,9 @@ class DataParallel(nn.Module):
         self._sync_buffers = BufferSync(self.group, buffers) if broadcast_buffers else None
         self._parameters_by_number = [parameter for _, parameter in trained]
         modules = _modules_with_parameters(module, self._parameters_by_number)
-        made = _C.make_launch_schedule(_automatic(schedule)) if isinstance(schedule, str) else schedule
+        made = schedule
+        if isinstance(made, str):
+            made = _C.make_launch_schedule(_automatic(made))
         self.schedule: str = made.name
         self._reducer = _C.Reducer(
             self._parameters_by_number,
@@ -187,7 +189,7 @@ class DataParallel(nn.Module):
     def _listen(self, modules: Sequence[nn.Module]) -> None:
         """Passes on the events outside of backward, when the schedule wants them."""
         me = weakref.ref(self)
-        if self._reducer.listens & _C.FORWARD_BEGIN:
+        if self._reducer.wants_forward:
             for number, module in enumerate(modules):
 
                 def begins(*_: Any, number: int = number) -> None:
@@ -195,7 +197,7 @@ class DataParallel(nn.Module):
                         model._reducer.forward_of_module_begins(number)
 
                 module.register_forward_pre_hook(begins)
-        if self._reducer.listens & _C.OPTIMIZER_STEP:
+        if self._reducer.wants_optimizer:
 
             def steps(*_: Any) -> None:
                 if (model := me()) is not None:

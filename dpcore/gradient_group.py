@@ -193,7 +193,8 @@ class MpiGroup:
 
         operator = MPI.MAX if op == "max" else MPI.SUM
         request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=operator)
-        pending = _DividedWhenDone(_MpiWork(request), tensor, self.world_size if op == "mean" else 1)
+        divisor = self.world_size if op == "mean" else 1
+        pending = _DividedWhenDone(_MpiWork(request), tensor, divisor)
         if async_op:
             return pending
         pending.wait()

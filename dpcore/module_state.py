@@ -12,6 +12,7 @@ from dpcore.communicator import Communicator
 from dpcore.errors import Mismatch
 from dpcore.gradient_group import GradientGroup
 
+_keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 _CHUNK_BYTES = 32 << 20  # of one broadcast: bounds the memory that it takes besides the tensors
 
 
@@ -63,7 +64,9 @@ def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor]) -> N
         flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
         group.broadcast(flat, 0)
         if group.rank != 0:
-            for tensor, value in zip(chunk, flat.split([t.numel() for t in chunk]), strict=True):
+            for tensor, value in zip(
+                chunk, torch.split(flat, [t.numel() for t in chunk]), strict=True
+            ):
                 tensor.copy_(value.view(tensor.shape))
 
 
@@ -102,7 +105,7 @@ class BufferSync:
                 flat = group.empty(count, dtype=dtype)
             else:
                 flat = torch.empty(count, dtype=dtype, device=device)
-            pieces = flat.split([buffer.numel() for buffer in own])
+            pieces = torch.split(flat, [buffer.numel() for buffer in own])
             parts = [part.view(b.shape) for part, b in zip(pieces, own, strict=True)]
             self._batches.append((flat, parts, own))
 
@@ -115,5 +118,5 @@ class BufferSync:
             if self._group.rank != 0:
                 # A graph of an earlier forward may still hold them: writing equal values into
                 # them must not make its backward fail.
-                with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+                with _keeping_versions(tuple(buffers)):
                     torch._foreach_copy_(buffers, parts)

@@ -74,8 +74,12 @@ def lines_of_stub(node):
         yield f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
 
 
+MADE_BY_PROGRAMS = {"DataParallel"}  # the others come from functions
+
+
 def members(cls):
-    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    shown = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    return shown | ({"__init__": cls.__init__} if cls.__name__ in MADE_BY_PROGRAMS else {})
 
 
 def class_lines(cls):

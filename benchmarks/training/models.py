@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def mlp() -> tuple[nn.Module, Step]:
     """42 M parameters, of which two matrices have 16.8 M each; batch of 16."""
     sizes = (1024, 4096, 4096, 4096, 1024)
     layers: list[nn.Module] = []
-    for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+    for i, o in pairwise(sizes):
         layers += [nn.Linear(i, o), nn.ReLU()]
     x = torch.randn(16, sizes[0])
     return nn.Sequential(*layers[:-1]), lambda model: model(x).square().mean()

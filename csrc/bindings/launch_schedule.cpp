@@ -101,14 +101,12 @@ void register_launch_schedule(py::module_& m) {
           py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
       .def("skip", &LaunchControl::skip, py::call_guard<py::gil_scoped_release>())
       .def("wait", &LaunchControl::wait, py::call_guard<py::gil_scoped_release>())
-      .def("wait_for_all", &LaunchControl::wait_for_all,
-           py::call_guard<py::gil_scoped_release>());
-  py::class_<LaunchSchedule, PyLaunchSchedule, std::shared_ptr<LaunchSchedule>>(m,
-                                                                                "LaunchSchedule")
+      .def("wait_for_all", &LaunchControl::wait_for_all, py::call_guard<py::gil_scoped_release>());
+  py::class_<LaunchSchedule, PyLaunchSchedule, std::shared_ptr<LaunchSchedule>>(
+      m, "LaunchSchedule",
+      "When buckets are sent, and who waits where. Subclass it and pass it to DataParallel.")
       .def(py::init<>())
       .def_property_readonly("name", &LaunchSchedule::name);
-  m.attr("FORWARD_BEGIN") = static_cast<uint32_t>(LaunchSchedule::forward_begin);
-  m.attr("OPTIMIZER_STEP") = static_cast<uint32_t>(LaunchSchedule::optimizer_step);
   m.def("make_launch_schedule", make_launch_schedule);
   m.def("launch_schedule_names", launch_schedule_names);
 }

@@ -1,3 +1,4 @@
+// See python_collectives.h. Python objects are touched, and dropped, with the GIL only.
 #include "bindings/python_collectives.h"
 
 #include <ATen/ops/zeros.h>
@@ -21,7 +22,8 @@ PythonCollectives::~PythonCollectives() {
 }
 
 at::Tensor PythonCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
-  return at::zeros({static_cast<int64_t>(elements)}, at::TensorOptions().dtype(type).device(device));
+  return at::zeros({static_cast<int64_t>(elements)},
+                   at::TensorOptions().dtype(type).device(device));
 }
 
 void PythonCollectives::reserve(size_t slots) {

@@ -48,8 +48,8 @@ void raise_through_autograd() {
 
 std::shared_ptr<Collectives> collectives_of(const py::object& group, bool ordered) {
   if (py::isinstance<PyCommunicator>(group)) {
-    return std::make_shared<NativeCollectives>(
-        group.cast<std::shared_ptr<PyCommunicator>>()->core, ordered, check_signals);
+    return std::make_shared<NativeCollectives>(group.cast<std::shared_ptr<PyCommunicator>>()->core,
+                                               ordered, check_signals);
   }
   return std::make_shared<PythonCollectives>(group);
 }
@@ -60,8 +60,7 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
                                       std::vector<std::vector<size_t>> modules,
                                       const py::object& group, py::object schedule,
                                       const std::vector<uint64_t>& caps, bool find_unused,
-                                      bool grad_is_part, bool ordered,
-                                      py::function reduce_sparse) {
+                                      bool grad_is_part, bool ordered, py::function reduce_sparse) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -72,22 +71,21 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
   Reducer::Upcalls upcalls;
   upcalls.raise = raise_through_autograd;
   // A weak reference: the method's object owns the reducer.
-  upcalls.reduce_sparse = [call = py::weakref(reduce_sparse.attr("__self__")),
-                           name = py::str(reduce_sparse.attr("__name__"))](
-                              const std::vector<size_t>& which) {
-    const py::gil_scoped_acquire gil;
-    call().attr(name)(which);
-  };
+  upcalls.reduce_sparse =
+      [call = py::weakref(reduce_sparse.attr("__self__")),
+       name = py::str(reduce_sparse.attr("__name__"))](const std::vector<size_t>& which) {
+        const py::gil_scoped_acquire gil;
+        call().attr(name)(which);
+      };
   // A schedule written in Python lives as long as its Python object: held by the deleter.
   auto* raw = schedule.cast<LaunchSchedule*>();
   std::shared_ptr<LaunchSchedule> held(raw, [keep = std::move(schedule)](LaunchSchedule*) mutable {
     const py::gil_scoped_acquire gil;
     keep = {};
   });
-  return std::make_shared<Reducer>(std::move(gradients), std::move(modules),
-                                   Reducer::Settings{caps, find_unused, grad_is_part},
-                                   collectives_of(group, ordered), std::move(held),
-                                   std::move(upcalls));
+  return std::make_shared<Reducer>(
+      std::move(gradients), std::move(modules), Reducer::Settings{caps, find_unused, grad_is_part},
+      collectives_of(group, ordered), std::move(held), std::move(upcalls));
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -156,8 +154,16 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("arrival_order", &Reducer::arrival_order)
       .def_property_readonly("is_exact",
                              [](const Reducer& reducer) { return reducer.schedule().is_exact(); })
-      .def_property_readonly("listens",
-                             [](const Reducer& reducer) { return reducer.schedule().listens(); })
+      .def_property_readonly(
+          "wants_forward",
+          [](const Reducer& reducer) {
+            return (reducer.schedule().listens() & LaunchSchedule::forward_begin) != 0;
+          })
+      .def_property_readonly(
+          "wants_optimizer",
+          [](const Reducer& reducer) {
+            return (reducer.schedule().listens() & LaunchSchedule::optimizer_step) != 0;
+          })
       .def("report", report_of);
 }
 

@@ -1,3 +1,4 @@
+// Laying out buckets, and the one copy that a gradient costs.
 #include "reducer/bucket.h"
 
 #include <ATen/Parallel.h>
@@ -33,9 +34,7 @@ std::vector<int64_t> strides_for(const at::Tensor& parameter) {
   return strides;
 }
 
-uint64_t add_to_hash(uint64_t hash, uint64_t value) {
-  return (hash ^ value) * 0x100000001b3ull;
-}
+uint64_t add_to_hash(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3ull; }
 
 uint64_t hash_of(const Gradient& gradient, uint64_t hash) {
   for (const char c : gradient.name) {
@@ -122,8 +121,7 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
 
 std::string describe(size_t number, const Bucket& bucket, const std::vector<Gradient>& gradients) {
   char size[32];
-  std::snprintf(size, sizeof(size), "%.3g MiB",
-                static_cast<double>(bucket.bytes) / (1 << 20));
+  std::snprintf(size, sizeof(size), "%.3g MiB", static_cast<double>(bucket.bytes) / (1 << 20));
   std::string text = "bucket " + std::to_string(number) + " (" +
                      std::to_string(bucket.gradients.size()) + " gradients, " + size + ": ";
   for (size_t i = 0; i < bucket.gradients.size() && i < kNamesInMessages; ++i) {

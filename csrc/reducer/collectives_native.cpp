@@ -1,3 +1,4 @@
+// See collectives_native.h: a bucket becomes one all_reduce request of the core.
 #include "reducer/collectives_native.h"
 
 #include <algorithm>

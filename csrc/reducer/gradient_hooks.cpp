@@ -1,3 +1,4 @@
+// See gradient_hooks.h. The walk over the graph is for find_unused_parameters only.
 #include "reducer/gradient_hooks.h"
 
 #include <torch/csrc/autograd/function_hook.h>

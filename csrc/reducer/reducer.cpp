@@ -100,8 +100,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   }
   buckets_.clear();
   for (std::vector<size_t>& members : plan) {
-    buckets_.push_back(
-        make_bucket(buckets_.size(), std::move(members), gradients_, *collectives_));
+    buckets_.push_back(make_bucket(buckets_.size(), std::move(members), gradients_, *collectives_));
   }
   for (const size_t i : moving) {
     gradients_[i].collect(true);
@@ -119,9 +118,8 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
 void Reducer::rebuild(const std::vector<size_t>& order) {
   if (!is_permutation_of(order, gradients_.size())) {
     throw Mismatch("rank " + std::to_string(collectives_->rank()) + " has " +
-                   std::to_string(gradients_.size()) +
-                   " gradients, rank 0 sent an order of " + std::to_string(order.size()) +
-                   "; wrap the same model on all ranks");
+                   std::to_string(gradients_.size()) + " gradients, rank 0 sent an order of " +
+                   std::to_string(order.size()) + "; wrap the same model on all ranks");
   }
   if (unfinished_ > 0 && !open_) {
     wait_for_all();

@@ -133,12 +133,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
   size_t arrived_ = 0;
   std::vector<size_t> arrival_;
-  std::vector<uint8_t> reached_;     // by the outputs of forward; empty: all
-  std::vector<size_t> undefined_;    // arrived, but autograd had no gradient for them
-  std::vector<size_t> sparse_;       // arrived as sparse tensors
+  std::vector<uint8_t> reached_;   // by the outputs of forward; empty: all
+  std::vector<size_t> undefined_;  // arrived, but autograd had no gradient for them
+  std::vector<size_t> sparse_;     // arrived as sparse tensors
   std::vector<std::optional<Launch>> requested_;
-  size_t next_launch_ = 0;  // place in order_
-  size_t unfinished_ = 0;   // buckets that are not complete
+  size_t next_launch_ = 0;     // place in order_
+  size_t unfinished_ = 0;      // buckets that are not complete
   std::vector<uint8_t> used_;  // per gradient: whether this rank, then whether any rank had it
   at::Tensor used_anywhere_;   // the same where collectives reach it
   int64_t first_gradient_ns_ = 0;

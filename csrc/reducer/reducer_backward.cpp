@@ -264,8 +264,7 @@ void Reducer::agree_on_unused() {
   here.copy_(used_anywhere_);
   undefined_.clear();
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (used_[i] != 0 && !gradients_[i].is_sparse &&
-        !gradients_[i].parameter.grad().defined()) {
+    if (used_[i] != 0 && !gradients_[i].is_sparse && !gradients_[i].parameter.grad().defined()) {
       undefined_.push_back(i);
     }
   }
@@ -283,8 +282,7 @@ void Reducer::finish_iteration() {
 
 // ---- errors and traces -----------------------------------------------------------------------
 
-void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
-                   int64_t now) {
+void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now) {
   if (TraceRecorder* trace = collectives_->trace()) {
     trace->add({name, kind, -1, 0, number, bytes, now, now});
   }
@@ -292,7 +290,8 @@ void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t b
 
 void Reducer::raise_too_late(size_t i) const {
   throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +
-              gradients_[i].name + " arrived when its bucket was on its way already. Use every "
+              gradients_[i].name +
+              " arrived when its bucket was on its way already. Use every "
               "parameter in one backward per forward, put the earlier backward under no_sync(), "
               "or pass schedule='sequential'");
 }

@@ -1,3 +1,4 @@
+// Names of types, and tensors over memory that is not torch's.
 #include "reducer/tensor_memory.h"
 
 #include <ATen/ops/from_blob.h>

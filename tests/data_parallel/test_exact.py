@@ -95,9 +95,7 @@ def test_accumulation_under_no_sync(as_view, to_none):
                 local = model.module.last.weight.grad.clone()
             (model(halves[1][0]) - halves[1][1]).square().sum().backward()
             assert not torch.equal(local, model.module.last.weight.grad)
-            for mine, reference in zip(
-                model.module.parameters(), alone.parameters(), strict=True
-            ):
+            for mine, reference in zip(model.module.parameters(), alone.parameters(), strict=True):
                 if reference.grad is not None:
                     torch.testing.assert_close(mine.grad * comm.world_size, reference.grad)
 
@@ -136,9 +134,7 @@ def test_two_backwards_after_one_forward():
             out = model(part(x, comm))
             (out - part(y, comm)).square().sum().backward(retain_graph=True)
             out.sum().backward()
-            for mine, reference in zip(
-                model.module.parameters(), alone.parameters(), strict=True
-            ):
+            for mine, reference in zip(model.module.parameters(), alone.parameters(), strict=True):
                 if reference.grad is not None:
                     torch.testing.assert_close(mine.grad * comm.world_size, reference.grad)
 
