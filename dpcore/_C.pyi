@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from dpcore.launch_schedule import LaunchSchedule
+
 # (step, src, dst, chunk, reduce)
 _Move = tuple[int, int, int, int, bool]
 # (name, kind, peer, thread, operation, bytes, begin_ns, end_ns)
@@ -217,7 +219,7 @@ class Work:
 # ---- data parallel training ------------------------------------------------------------------
 
 class LaunchControl:
-    """What a LaunchSchedule may ask for. Valid during the event that it came with."""
+    """What a LaunchSchedule may ask for. It is valid during the event that it came with."""
 
     @property
     def buckets(self) -> int:
@@ -245,36 +247,6 @@ class LaunchControl:
     def wait_for_all(self) -> None:
         """wait() for every bucket."""
 
-class LaunchSchedule:
-    """When buckets are sent, and who waits where. Subclass it and pass it to DataParallel.
-
-    Define the methods of the events you want; the others cost nothing:
-
-        gradient_ready(self, control, gradient)   a gradient is in its bucket
-        bucket_ready(self, control, bucket)       it was the last one of its bucket
-        backward_end(self, control)               all gradients are there
-        forward_begin(self, control, module)      before the forward of a module with parameters
-        optimizer_step(self, control)             before any optimizer steps
-
-    And, if the defaults do not suit: ``caps(self, wanted)``, bytes of the first, second, ...
-    bucket; ``order(self, buckets)``, in which they are launched, the same on all ranks; and
-    ``is_exact(self)``, False when communication is left out. By the end of backward every bucket
-    has to be launched. What is not waited for then must be waited for before the optimizer steps.
-    """
-
-    def __init__(self) -> None:
-        """Nothing to say yet: buckets are made when DataParallel is."""
-
-    @property
-    def name(self) -> str:
-        """What reports call it: of one's own, the class's name."""
-
-def make_launch_schedule(name: str, /) -> LaunchSchedule:
-    """One of launch_schedule_names()."""
-
-def launch_schedule_names() -> list[str]:
-    """The schedules that come with dpcore."""
-
 def plan_buckets(
     sizes: Sequence[int], kinds: Sequence[int], order: Sequence[int], caps: Sequence[int]
 ) -> list[list[int]]:
@@ -290,7 +262,7 @@ class Reducer:
         sparse: Sequence[bool],
         modules: Sequence[Sequence[int]],
         group: Any,
-        schedule: LaunchSchedule,
+        schedule: str | LaunchSchedule,
         caps: Sequence[int],
         find_unused: bool,
         grad_is_part: bool,
@@ -325,6 +297,10 @@ class Reducer:
     @property
     def arrival_order(self) -> list[int]:
         """Gradients in the order of the last iteration."""
+
+    @property
+    def schedule(self) -> str:
+        """Its name."""
 
     @property
     def is_exact(self) -> bool:

@@ -18,7 +18,6 @@ from dpcore.errors import Error, Mismatch, PeerLost, RendezvousError, Timeout, U
 
 if TYPE_CHECKING:
     from dpcore._C import (
-        LaunchSchedule,
         Schedule,
         algorithms_of,
         check_schedule,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     )
     from dpcore.communicator import Communicator
     from dpcore.data_parallel import DataParallel
+    from dpcore.launch_schedule import LaunchSchedule
     from dpcore.ranks import spawn
     from dpcore.session import current, finalize, init
     from dpcore.tracing import trace
@@ -63,7 +63,6 @@ _COLLECTIVES = (
 _HOME = {
     **dict.fromkeys(
         (
-            "LaunchSchedule",
             "Schedule",
             "algorithms_of",
             "check_schedule",
@@ -76,6 +75,7 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.session"),
     "Communicator": "dpcore.communicator",
     "DataParallel": "dpcore.data_parallel",
+    "LaunchSchedule": "dpcore.launch_schedule",
     "Work": "dpcore.work",
     "spawn": "dpcore.ranks",
     "trace": "dpcore.tracing",

@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpcore import _C
 from dpcore.bucket_report import BucketReport
 from dpcore.communicator import Communicator
 from dpcore.errors import Error, Unsupported
 from dpcore.gradient_group import GradientGroup, choose_group
+from dpcore.launch_schedule import LaunchSchedule
 from dpcore.module_state import BufferSync, broadcast_values, check_same_model
 from dpcore.sparse_gradients import average_sparse
 
@@ -72,7 +74,7 @@ class DataParallel(nn.Module):
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = True,
         comm: Any = None,
-        schedule: str | _C.LaunchSchedule = "auto",
+        schedule: str | LaunchSchedule = "auto",
         deterministic: bool = False,
     ) -> None:
         super().__init__()
@@ -97,17 +99,13 @@ class DataParallel(nn.Module):
         self._sync_buffers = BufferSync(self.group, buffers) if broadcast_buffers else None
         self._parameters_by_number = [parameter for _, parameter in trained]
         modules = _modules_with_parameters(module, self._parameters_by_number)
-        made = schedule
-        if isinstance(made, str):
-            made = _C.make_launch_schedule(_automatic(made))
-        self.schedule: str = made.name
         self._reducer = _C.Reducer(
             self._parameters_by_number,
             [name for name, _ in trained],
             _comes_sparse(module, self._parameters_by_number),
             [numbers for _, numbers in modules],
             self.group._native if isinstance(self.group, Communicator) else self.group,
-            made,
+            "bucketed" if schedule == "auto" else schedule,
             _caps(bucket_cap_mb),
             find_unused_parameters,
             gradient_as_bucket_view,
@@ -166,6 +164,11 @@ class DataParallel(nn.Module):
         return str(getattr(self.group, "backend", type(self.group).__name__))
 
     @property
+    def schedule(self) -> str:
+        """The name of the schedule of launches."""
+        return self._reducer.schedule
+
+    @property
     def is_exact(self) -> bool:
         """False when the schedule leaves out communication, for bounds: results are wrong then."""
         return self._reducer.is_exact
@@ -203,7 +206,7 @@ class DataParallel(nn.Module):
                 if (model := me()) is not None:
                     model._reducer.optimizer_steps()
 
-            handle = torch.optim.optimizer.register_optimizer_step_pre_hook(steps)
+            handle = register_optimizer_step_pre_hook(steps)
             weakref.finalize(self, handle.remove)
 
 
@@ -224,10 +227,6 @@ def _check_parameters(trained: Sequence[tuple[str, torch.Tensor]]) -> None:
 def _caps(bucket_cap_mb: float | None) -> list[int]:
     sizes = [_FIRST_BUCKET_MB, _BUCKET_MB] if bucket_cap_mb is None else [bucket_cap_mb]
     return [int(size * 1024 * 1024) for size in sizes]
-
-
-def _automatic(schedule: str) -> str:
-    return "bucketed" if schedule == "auto" else schedule
 
 
 def _comes_sparse(module: nn.Module, parameters: Sequence[torch.Tensor]) -> list[bool]:

@@ -31,30 +31,32 @@ def check_same_model(group: GradientGroup, parameters: Sequence[tuple[str, torch
     odd = [rank for rank, fact in enumerate(facts) if fact != facts[0]]
     if not odd:
         return
-    model_of_0 = torch.zeros(facts[0][1], dtype=torch.uint8)
-    if group.rank == 0:
-        model_of_0.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    group.broadcast(model_of_0, 0)
-    reference = bytes(model_of_0.tolist()).decode().split("\n")
+    of_0, of_odd = (_text_of(group, text, rank, facts[rank][1]).split("\n") for rank in (0, odd[0]))
     raise Mismatch(
-        f"rank {group.rank}: the models differ between rank 0 and rank(s) {odd}. "
-        f"{_first_difference(group.rank, lines, reference)}. Wrap the same model, with the same "
+        f"rank {group.rank}: the models of ranks 0 and {', '.join(map(str, odd))} differ. "
+        f"{_first_difference(of_0, of_odd, odd[0])}. Wrap the same model, with the same "
         "parameters to train, on all ranks"
     )
 
 
-def _first_difference(rank: int, mine: Sequence[str], reference: Sequence[str]) -> str:
-    for number, (here, there) in enumerate(zip(mine, reference, strict=False)):
+def _text_of(group: GradientGroup, mine: bytes, rank: int, length: int) -> str:
+    text = torch.zeros(length, dtype=torch.uint8)
+    if group.rank == rank:
+        text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    group.broadcast(text, rank)
+    return bytes(text.tolist()).decode()
+
+
+def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> str:
+    for number, (here, there) in enumerate(zip(of_0, of_odd, strict=False)):
         if here != there:
-            return f"Parameter {number} is here '{here}', on rank 0 '{there}'"
-    if len(mine) != len(reference):
-        longer = mine if len(mine) > len(reference) else reference
-        who = f"rank {rank}" if longer is mine else "rank 0"
-        return (
-            f"Here are {len(mine)} parameters, on rank 0 {len(reference)}; the first that only "
-            f"{who} has is '{longer[min(len(mine), len(reference))]}'"
-        )
-    return "This rank's is as rank 0's"
+            return f"Parameter {number} is '{here}' on rank 0, '{there}' on rank {odd}"
+    common = min(len(of_0), len(of_odd))
+    who, longer = (0, of_0) if len(of_0) > common else (odd, of_odd)
+    return (
+        f"Rank 0 has {len(of_0)} parameters, rank {odd} {len(of_odd)}; the first that only rank "
+        f"{who} has is '{longer[common]}'"
+    )
 
 
 @torch.no_grad()

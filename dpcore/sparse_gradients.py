@@ -42,4 +42,5 @@ def average_sparse(group: GradientGroup, parameter: torch.Tensor) -> None:
         all_indices.unsqueeze(0),
         all_values.view(total, *parameter.shape[1:]) / group.world_size,
         parameter.shape,
+        check_invariants=False,
     ).coalesce()

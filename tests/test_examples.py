@@ -53,6 +53,17 @@ def test_overlap(tmp_path):
     assert len(steps) == 2 * 5
 
 
+def test_reverse_order():
+    lines = run_example("reverse_order.py", "2").splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        usual, own = (json.loads(found) for found in re.findall(r"\[[\d, ]+\]", line))
+        assert usual == list(range(len(usual)))
+        assert own == usual[::-1]
+        assert len(own) > 2
+        assert line.endswith("the weights are equal")
+
+
 def test_every_example_has_a_test():
     text = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in text]

@@ -17,7 +17,7 @@ void register_cuda_probe(py::module_& m);
 void register_communicator(py::module_& m);
 void register_work(py::module_& m);
 void register_inspect(py::module_& m);
-void register_launch_schedule(py::module_& m);
+void register_launch_control(py::module_& m);
 void register_reducer(py::module_& m);
 
 namespace {
@@ -65,7 +65,7 @@ PYBIND11_MODULE(_C, m) {
   register_work(m);
   register_communicator(m);
   register_inspect(m);
-  register_launch_schedule(m);
+  register_launch_control(m);
   register_reducer(m);
 }
 

@@ -11,6 +11,7 @@
 
 #include "bindings/py_work.h"
 #include "bindings/python_collectives.h"
+#include "bindings/python_schedule.h"
 #include "bindings/translate.h"
 #include "reducer/collectives_native.h"
 
@@ -58,7 +59,7 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
                                       const std::vector<std::string>& names,
                                       const std::vector<bool>& sparse,
                                       std::vector<std::vector<size_t>> modules,
-                                      const py::object& group, py::object schedule,
+                                      const py::object& group, const py::object& schedule,
                                       const std::vector<uint64_t>& caps, bool find_unused,
                                       bool grad_is_part, bool ordered, py::function reduce_sparse) {
   std::vector<Gradient> gradients(names.size());
@@ -77,15 +78,9 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
         const py::gil_scoped_acquire gil;
         call().attr(name)(which);
       };
-  // A schedule written in Python lives as long as its Python object: held by the deleter.
-  auto* raw = schedule.cast<LaunchSchedule*>();
-  std::shared_ptr<LaunchSchedule> held(raw, [keep = std::move(schedule)](LaunchSchedule*) mutable {
-    const py::gil_scoped_acquire gil;
-    keep = {};
-  });
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules), Reducer::Settings{caps, find_unused, grad_is_part},
-      collectives_of(group, ordered), std::move(held), std::move(upcalls));
+      collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -152,6 +147,8 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
       .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)
       .def_property_readonly("arrival_order", &Reducer::arrival_order)
+      .def_property_readonly("schedule",
+                             [](const Reducer& reducer) { return reducer.schedule().name(); })
       .def_property_readonly("is_exact",
                              [](const Reducer& reducer) { return reducer.schedule().is_exact(); })
       .def_property_readonly(

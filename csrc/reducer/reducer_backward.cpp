@@ -57,15 +57,12 @@ void Reducer::arrive(size_t i) {
   if (trace != nullptr && trace->recording()) {
     note("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
+  const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
   if (listens(LaunchSchedule::gradient_ready)) {
     schedule_->on_gradient_ready(*this, i);
   }
-  if (gradient.is_sparse) {
-    return;
-  }
-  Bucket& bucket = buckets_[gradient.bucket];
-  if (--bucket.missing == 0) {
-    bucket.ready_ns = now_ns();
+  if (completes) {
+    buckets_[gradient.bucket].ready_ns = now_ns();
     if (listens(LaunchSchedule::bucket_ready)) {
       schedule_->on_bucket_ready(*this, gradient.bucket);
     }

@@ -1,0 +1,162 @@
+// dpcore.LaunchSchedule as the reducer sees it, and dpcore._C.LaunchControl, which its methods get.
+//
+// Events whose method is not defined are not listened to, so a schedule written in Python takes
+// the GIL only for what it wants. The control is lent for the time of an event: a schedule that
+// keeps it gets an error and not a dangling pointer.
+#include "bindings/python_schedule.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "comm/error.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 5> kEvents = {{
+    {"gradient_ready", LaunchSchedule::gradient_ready},
+    {"bucket_ready", LaunchSchedule::bucket_ready},
+    {"backward_end", LaunchSchedule::backward_end},
+    {"forward_begin", LaunchSchedule::forward_begin},
+    {"optimizer_step", LaunchSchedule::optimizer_step},
+}};
+
+class LentControl {
+ public:
+  explicit LentControl(LaunchControl& control) : control_(&control) {}
+  void end() { control_ = nullptr; }
+  LaunchControl& get() const {
+    if (control_ == nullptr) {
+      throw Error("a schedule used its LaunchControl after the event that it came with");
+    }
+    return *control_;
+  }
+
+ private:
+  LaunchControl* control_;
+};
+
+class PythonSchedule final : public LaunchSchedule {
+ public:
+  explicit PythonSchedule(py::object schedule)
+      : schedule_(std::move(schedule)),
+        name_(py::type::of(schedule_).attr("__name__").cast<std::string>()) {
+    for (const py::handle heard : schedule_.attr("listens_to")()) {
+      for (const auto& [method, event] : kEvents) {
+        listens_ |= heard.cast<std::string>() == method ? static_cast<uint32_t>(event) : 0;
+      }
+    }
+  }
+  ~PythonSchedule() override {
+    const py::gil_scoped_acquire gil;
+    schedule_ = {};
+  }
+
+  std::string name() const override { return name_; }
+  uint32_t listens() const override { return listens_; }
+  bool is_exact() const override {
+    const py::gil_scoped_acquire gil;
+    return schedule_.attr("is_exact")().cast<bool>();
+  }
+  std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const override {
+    const py::gil_scoped_acquire gil;
+    return as_list<uint64_t>(schedule_.attr("caps")(wanted));
+  }
+  std::vector<size_t> order(size_t buckets) const override {
+    const py::gil_scoped_acquire gil;
+    return as_list<size_t>(schedule_.attr("order")(buckets));
+  }
+
+  void on_gradient_ready(LaunchControl& control, size_t gradient) override {
+    call("gradient_ready", control, gradient);
+  }
+  void on_bucket_ready(LaunchControl& control, size_t bucket) override {
+    call("bucket_ready", control, bucket);
+  }
+  void on_backward_end(LaunchControl& control) override { call("backward_end", control); }
+  void on_forward_begin(LaunchControl& control, size_t module) override {
+    call("forward_begin", control, module);
+  }
+  void on_optimizer_step(LaunchControl& control) override { call("optimizer_step", control); }
+
+ private:
+  template <class T>
+  static std::vector<T> as_list(const py::object& sequence) {
+    return py::list(sequence).cast<std::vector<T>>();
+  }
+
+  template <class... Arguments>
+  void call(const char* method, LaunchControl& control, Arguments... arguments) const {
+    const py::gil_scoped_acquire gil;
+    const auto lent = std::make_shared<LentControl>(control);
+    const struct Ended {
+      LentControl& lent;
+      ~Ended() { lent.end(); }
+    } ended{*lent};
+    schedule_.attr(method)(lent, arguments...);
+  }
+
+  py::object schedule_;
+  std::string name_;
+  uint32_t listens_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<LaunchSchedule> launch_schedule_of(const py::object& schedule) {
+  if (py::isinstance<py::str>(schedule)) {
+    return make_launch_schedule(schedule.cast<std::string>());
+  }
+  if (!py::hasattr(schedule, "listens_to")) {
+    throw Unsupported(std::string("schedule: expected a name or a dpcore.LaunchSchedule, not ") +
+                      Py_TYPE(schedule.ptr())->tp_name);
+  }
+  return std::make_shared<PythonSchedule>(schedule);
+}
+
+void register_launch_control(py::module_& m) {
+  py::class_<LentControl, std::shared_ptr<LentControl>>(m, "LaunchControl")
+      .def_property_readonly("buckets",
+                             [](const LentControl& control) { return control.get().buckets(); })
+      .def("bucket_of",
+           [](const LentControl& control, size_t gradient) -> std::optional<size_t> {
+             const size_t bucket = control.get().bucket_of(gradient);
+             return bucket == LaunchControl::kNoBucket ? std::nullopt : std::optional(bucket);
+           })
+      .def("gradients_of_module",
+           [](const LentControl& control, size_t module) {
+             return control.get().gradients_of_module(module);
+           })
+      .def("is_complete", [](const LentControl& control,
+                             size_t bucket) { return control.get().is_complete(bucket); })
+      .def(
+          "launch",
+          [](LentControl& control, size_t bucket, int priority, bool background) {
+            const py::gil_scoped_release no_gil;
+            control.get().launch(bucket, {priority, background});
+          },
+          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
+      .def("skip",
+           [](LentControl& control, size_t bucket) {
+             const py::gil_scoped_release no_gil;
+             control.get().skip(bucket);
+           })
+      .def("wait",
+           [](LentControl& control, size_t bucket) {
+             const py::gil_scoped_release no_gil;
+             control.get().wait(bucket);
+           })
+      .def("wait_for_all", [](LentControl& control) {
+        const py::gil_scoped_release no_gil;
+        control.get().wait_for_all();
+      });
+}
+
+}  // namespace dpcore

@@ -1,0 +1,157 @@
+"""With whom gradients are averaged: groups of torch, ours in the place of Gloo, any other."""
+
+import uuid
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dpcore
+from tests.data_parallel.models import (
+    OPTIMIZERS,
+    Small,
+    assert_same_values,
+    batch,
+    part,
+    train,
+    train_alone,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return str(tmp_path / uuid.uuid4().hex)
+
+
+def over_gloo(world, body, store, *args):
+    """Runs a body on ranks of torch.distributed that have no communicator of ours by default."""
+
+    def rank(comm):
+        number, size = comm.rank, comm.world_size
+        dpcore.finalize()
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=size)
+        try:
+            return body(*args)
+        finally:
+            dist.destroy_process_group()
+
+    return dpcore.spawn(rank, world)
+
+
+def train_as_torch_scripts_do(wrap, **options):
+    """A script for torch DDP; `wrap` is what its import says."""
+    model = wrap(Small(seed=7 + dist.get_rank()), **options)
+    optimizer = OPTIMIZERS["momentum"]([p for p in model.parameters() if p.requires_grad])
+    for step in range(4):
+        x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch(step))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_gloo_script_that_changes_only_the_import_runs_on_our_core(store):
+    def body():
+        reference = train_as_torch_scripts_do(nn.parallel.DistributedDataParallel)
+        model = train_as_torch_scripts_do(dpcore.DataParallel)
+        second = train_as_torch_scripts_do(dpcore.DataParallel)
+        assert second.group is model.group  # one per process group
+        assert_same_values(model.module, reference.module)
+        return model.stats()
+
+    for stats in over_gloo(2, body, store):
+        assert stats["backend"] == "native"
+        assert sum(path["operations"] for path in stats["all_reduce"].values()) >= 4
+
+
+def test_a_subgroup_of_gloo(store):
+    def body():
+        pairs = [dist.new_group([0, 2]), dist.new_group([1])]
+        mine = pairs[dist.get_rank() % 2]
+        model = dpcore.DataParallel(nn.Linear(2, 1), process_group=mine)
+        model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+        return model.backend
+
+    assert over_gloo(3, body, store) == ["native"] * 3
+
+
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential", "per_parameter"))
+def test_the_group_of_torch_itself(store, schedule):
+    """As `comm=`, a process group is used as it is: the reducer calls into Python."""
+
+    def body():
+        model = train_as_torch_scripts_do(
+            dpcore.DataParallel, comm=dist.group.WORLD, schedule=schedule, bucket_cap_mb=0.01
+        )
+        reference = train_alone(OPTIMIZERS["momentum"], steps=4)
+        assert_same_values(model.module, reference)
+        assert model.bucket_report().rebuilt
+        return model.stats()
+
+    assert over_gloo(2, body, store) == [{"backend": "torch gloo", "schedule": schedule}] * 2
+
+
+def test_deterministic_needs_our_communicator(store):
+    def body():
+        with pytest.raises(dpcore.Unsupported, match="in what order torch gloo adds"):
+            dpcore.DataParallel(nn.Linear(2, 1), comm=dist.group.WORLD, deterministic=True)
+
+    over_gloo(1, body, store)
+
+
+class Counting:
+    """A communicator of somebody else, with what DataParallel needs of one."""
+
+    def __init__(self, comm):
+        self._comm = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.calls = []
+
+    def all_reduce(self, tensor, op, *, async_op):
+        self.calls.append((op, tensor.numel()))
+        return self._comm.all_reduce(tensor, op, async_op=async_op)
+
+    def broadcast(self, tensor, root):
+        self._comm.broadcast(tensor, root)
+
+    def all_gather(self, output, input, *, sizes=None):
+        self._comm.all_gather(output, input, sizes=sizes)
+
+
+def test_anything_that_can_average():
+    def body(comm):
+        other = Counting(comm)
+        model = dpcore.DataParallel(Small(seed=7 + comm.rank), comm=other, bucket_cap_mb=0.01)
+        for step in range(3):
+            x, y = (part(tensor, comm) for tensor in batch(step))
+            model.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+        assert model.backend == "Counting"
+        return other.calls
+
+    calls, *others = dpcore.spawn(body, 3, mode="threads")
+    assert all(other == calls for other in others)
+    assert {op for op, _ in calls} == {"mean"}
+    assert len(calls) >= 3
+
+
+def test_the_groups_own_timeout_is_kept(store):
+    from datetime import timedelta
+
+    from dpcore.gradient_group import _timeout_of
+
+    def body():
+        assert _timeout_of(dist.group.WORLD) >= timedelta(minutes=10)
+
+    over_gloo(1, body, store)
+
+
+def test_ranks_train_alike_in_an_arena_and_out_of_it():
+    def body(comm):
+        inside = train(comm, OPTIMIZERS["sgd"], model=Small())
+        outside = train(Counting(comm), OPTIMIZERS["sgd"], model=Small())
+        assert_same_values(inside.module, outside.module)
+
+    dpcore.spawn(body, 2, mode="threads")
