@@ -202,12 +202,18 @@ class DataParallel(nn.Module):
                 module.register_forward_pre_hook(begins)
         if self._reducer.wants_optimizer:
 
-            def steps(*_: Any) -> None:
-                if (model := me()) is not None:
+            def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                model = me()
+                if model is not None and model._is_trained_by(optimizer):
                     model._reducer.optimizer_steps()
 
             handle = register_optimizer_step_pre_hook(steps)
             weakref.finalize(self, handle.remove)
+
+    def _is_trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The event comes for every optimizer of the process."""
+        mine = {id(parameter) for parameter in self._parameters_by_number}
+        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
 
 def _check_parameters(trained: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -158,13 +158,13 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
 }
 
 void Reducer::forward_of_module_begins(size_t module) {
-  if (listens(LaunchSchedule::forward_begin) && unfinished_ > 0) {
+  if (listens(LaunchSchedule::forward_begin) && unfinished_ > 0 && !open_) {
     schedule_->on_forward_begin(*this, module);
   }
 }
 
 void Reducer::optimizer_steps() {
-  if (listens(LaunchSchedule::optimizer_step) && unfinished_ > 0) {
+  if (listens(LaunchSchedule::optimizer_step) && unfinished_ > 0 && !open_) {
     schedule_->on_optimizer_step(*this);
   }
 }
