@@ -20,10 +20,8 @@ class ManyTensors(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(n)) for n in lengths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total = x.new_zeros(())
-        for weight in self.weights:
-            total = total + (weight * x[: weight.numel()]).sum()
-        return total
+        dots = [torch.dot(weight, x[: weight.numel()]) for weight in self.weights]
+        return torch.stack(dots).sum()
 
 
 class Language(nn.Module):
@@ -54,9 +52,9 @@ def mlp() -> tuple[nn.Module, Step]:
 
 
 def transformer() -> tuple[nn.Module, Step]:
-    """4.7 M parameters in 6 layers; batch of 8 sequences of 64."""
+    """4.7 M parameters in 6 layers; batch of 4 sequences of 64."""
     layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
-    x = torch.randn(8, 64, 256)
+    x = torch.randn(4, 64, 256)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
     return model, lambda model: model(x).square().mean()
 

@@ -1,0 +1,57 @@
+"""One contract for DataParallel, its schedules, and the ladder of plain Python."""
+
+import inspect
+from functools import partial
+
+import pytest
+
+import dpcore
+from dpcore.reference.ladder import LADDER, BucketedDDP
+from tests.data_parallel import contract
+
+CAP_MB = 0.01  # a few buckets
+
+
+def data_parallel(schedule, module, comm):
+    return dpcore.DataParallel(module, comm=comm, bucket_cap_mb=CAP_MB, schedule=schedule)
+
+
+class SmallBuckets(BucketedDDP):
+    cap_bytes = int(CAP_MB * 2**20)
+
+
+WRAPPERS = {
+    schedule: partial(data_parallel, schedule)
+    for schedule in ("bucketed", "sequential", "per_parameter", "flat")
+}
+WRAPPERS |= {cls.__name__: cls for cls in LADDER if cls is not BucketedDDP}
+WRAPPERS["BucketedDDP"] = SmallBuckets
+OVERLAPPING = ("bucketed", "per_parameter", "PerParameterDDP", "BucketedDDP")
+
+
+def holds(name, check):
+    if check is contract.sends_while_backward_goes_on:
+        return name in OVERLAPPING
+    # The simplest with overlap relies on one order of arrival.
+    by_arrival = check is contract.pairs_gradients_by_parameter_and_not_by_arrival
+    return not (by_arrival and name == "PerParameterDDP")
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize(
+    "check", contract.VALUES + contract.BEHAVIOUR, ids=lambda check: check.__name__
+)
+def test_contract(name, check):
+    def body(comm):
+        check(comm, WRAPPERS[name])
+
+    if holds(name, check):
+        dpcore.spawn(body, 3, mode="threads")
+    else:
+        with pytest.raises((AssertionError, dpcore.Error)):
+            dpcore.spawn(body, 3, mode="threads", timeout=2)
+
+
+def test_every_step_of_the_ladder_is_short():
+    for cls in LADDER:
+        assert len(inspect.getsource(cls).splitlines()) < 80
