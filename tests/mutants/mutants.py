@@ -1,8 +1,8 @@
 """Data parallel training with one mistake each, of the kinds that people make.
 
-Each is a `wrap(module, comm)` for tests/data_parallel/contract.py. A mistake is made where it would
-be made: in the group that reduces, in the schedule, around forward, or in the hook. What all have in
-common is that training goes on and the loss falls.
+Each is a `wrap(module, comm)` for tests/data_parallel/contract.py. A mistake is made where people
+make it: in the group that reduces, in the schedule, around forward, or in the hook. In all of them
+training goes on and the loss falls.
 """
 
 import torch

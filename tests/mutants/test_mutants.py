@@ -1,6 +1,6 @@
 """The tests are tested: every mutant fails a check of the contract, and the one that is for it.
 
-DataParallel itself passes all of them (tests/data_parallel/test_contract.py), so what kills a mutant
+DataParallel itself passes them all (tests/data_parallel/test_contract.py): what kills a mutant
 is its mistake.
 """
 
