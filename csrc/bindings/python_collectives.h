@@ -18,7 +18,6 @@ class PythonCollectives final : public Collectives {
 
   int rank() const override { return rank_; }
   int world() const override { return world_; }
-  const char* name() const override { return "python"; }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
   void reserve(size_t slots) override;
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;

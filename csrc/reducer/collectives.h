@@ -32,7 +32,8 @@ class Collectives {
   virtual ~Collectives() = default;
   virtual int rank() const = 0;
   virtual int world() const = 0;
-  virtual const char* name() const = 0;
+  // Throws the first error again when nothing can succeed any more.
+  virtual void check_usable() {}
 
   // A flat tensor of zeros. It outlives the object when somebody still holds it.
   virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;

@@ -21,7 +21,7 @@ class NativeCollectives final : public Collectives {
 
   int rank() const override { return communicator_->rank(); }
   int world() const override { return communicator_->world(); }
-  const char* name() const override { return "native"; }
+  void check_usable() override { communicator_->check_usable(); }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;

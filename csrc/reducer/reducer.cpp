@@ -133,6 +133,7 @@ void Reducer::begin_forward() {
     wait_for_all();
   }
   if (open_ && arrived_ > 0) {
+    collectives_->check_usable();  // the cause of an incomplete iteration, rather than the effect
     raise_incomplete();
   }
 }
@@ -196,8 +197,13 @@ void Reducer::raise_incomplete() const {
       names += (missing > 1 ? ", " : "") + gradient.name;
     }
   }
-  throw Error("rank " + std::to_string(collectives_->rank()) + ": " + std::to_string(missing) +
-              " of " + std::to_string(gradients_.size()) +
+  const std::string rank = "rank " + std::to_string(collectives_->rank()) + ": ";
+  if (missing == 0) {
+    throw Error(rank +
+                "the backward before this forward ended with an error after all gradients "
+                "were there; this rank cannot go on from here");
+  }
+  throw Error(rank + std::to_string(missing) + " of " + std::to_string(gradients_.size()) +
               " parameters got no gradient in the backward before this forward, so their buckets "
               "were not averaged: " +
               names + (missing > kNamesInMessages ? ", ..." : "") +
