@@ -314,6 +314,16 @@ class Reducer:
     def wants_optimizer(self) -> bool:
         """Whether the schedule listens to optimizer steps."""
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a trace of the group records."""
+
+    def note_forward(self, begin_ns: int, /) -> None:
+        """Records a forward that ends now."""
+
+    def backward_begins(self) -> None:
+        """Backward begins now; its end is seen by the reducer."""
+
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dpcore.communicator import Communicator
     from dpcore.data_parallel import DataParallel
     from dpcore.launch_schedule import LaunchSchedule
+    from dpcore.overlap import measure_overlap
     from dpcore.ranks import spawn
     from dpcore.session import current, finalize, init
     from dpcore.tracing import trace
@@ -77,6 +78,7 @@ _HOME = {
     "DataParallel": "dpcore.data_parallel",
     "LaunchSchedule": "dpcore.launch_schedule",
     "Work": "dpcore.work",
+    "measure_overlap": "dpcore.overlap",
     "spawn": "dpcore.ranks",
     "trace": "dpcore.tracing",
 }
@@ -105,6 +107,7 @@ __all__ = [
     "finalize",
     "gather",
     "init",
+    "measure_overlap",
     "recv",
     "reduce",
     "reduce_scatter",

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,7 +128,11 @@ class DataParallel(nn.Module):
             self._rebuild_buckets()
         if self._sync_buffers is not None and self.require_forward_param_sync:
             self._sync_buffers()
+        begin = time.monotonic_ns() if reducer.is_recorded else 0
         output = self.module(*inputs, **kwargs)
+        if begin:
+            reducer.note_forward(begin)
+            _call_when_backward_begins(output, reducer.backward_begins)
         if learning:
             needed = synchronised and self.find_unused_parameters
             reducer.end_forward(synchronised, list(_tensors_in(output)) if needed else ())
@@ -214,6 +219,18 @@ class DataParallel(nn.Module):
         """The event comes for every optimizer of the process."""
         mine = {id(parameter) for parameter in self._parameters_by_number}
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+
+def _call_when_backward_begins(output: Any, call: Callable[[], None]) -> None:
+    """For traces: the gradient of an output is the first thing that backward computes."""
+
+    def begins(_: torch.Tensor) -> None:
+        call()
+
+    for tensor in _tensors_in(output):
+        if tensor.requires_grad:
+            tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+            return
 
 
 def _check_parameters(trained: Sequence[tuple[str, torch.Tensor]]) -> None:

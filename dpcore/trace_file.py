@@ -29,8 +29,10 @@ class Event(NamedTuple):
 
     ``kind``  operation: from submission to completion. wait: an operation stood still, ``name``
               says for what, ``peer`` for whom. exposed: a thread sat in a communication call.
-              compute, mark: what the program recorded itself.
-    ``operation``  its number in the communicator (of send and recv: the tag).
+              ready: a gradient is in its bucket. launch: a bucket was sent. compute, mark: what
+              the program recorded itself; forward and backward of a DataParallel.
+    ``operation``  its number in the communicator (of send and recv: the tag; of ready and launch:
+              the gradient's or bucket's).
     Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     """
 
@@ -169,8 +171,10 @@ def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
         "name": f"wait for {event.name}" if event.kind == "wait" else event.name,
         "ts": round((event.begin_ns - base_ns) / 1000, 3),
     }
-    if event.kind == "mark":
+    if event.kind in ("mark", "ready", "launch"):  # moments
         entry.update(ph="i", s="t")
+        if event.kind != "mark":
+            entry["args"] = {"number": event.operation, "bytes": event.bytes}
         return entry
     entry["dur"] = round((event.end_ns - event.begin_ns) / 1000, 3)
     if event.kind != "compute":

@@ -42,8 +42,8 @@ py::dict stats_of(PyCommunicator& comm) {
 py::list stop_trace(PyCommunicator& comm) {
   uint64_t dropped = 0;
   const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
-  static constexpr const char* kKinds[] = {"operation", "wait",  "exposed",
-                                           "mark",      "ready", "launch"};
+  static constexpr const char* kKinds[] = {"operation", "wait",   "exposed", "mark",
+                                           "ready",     "launch", "compute"};
   py::list list;
   for (const TraceEvent& event : events) {
     list.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,

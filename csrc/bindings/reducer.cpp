@@ -161,6 +161,9 @@ void register_reducer(py::module_& m) {
           [](const Reducer& reducer) {
             return (reducer.schedule().listens() & LaunchSchedule::optimizer_step) != 0;
           })
+      .def_property_readonly("is_recorded", &Reducer::is_recorded)
+      .def("note_forward", &Reducer::note_forward)
+      .def("backward_begins", &Reducer::backward_begins)
       .def("report", report_of);
 }
 

@@ -20,8 +20,9 @@ namespace dpcore {
 
 // operation: from submission to completion. wait: an operation stood still, named by what it
 // waited for. exposed: a caller sat in a synchronous call or in Work.wait(). ready, launch: a
-// gradient came out of backward, a bucket of them was sent (`operation` is its number).
-enum class EventKind : uint8_t { operation, wait, exposed, mark, ready, launch };
+// gradient came out of backward, a bucket of them was sent (`operation` is its number). compute:
+// forward and backward of a model.
+enum class EventKind : uint8_t { operation, wait, exposed, mark, ready, launch, compute };
 
 struct TraceEvent {
   const char* name = "";

@@ -71,6 +71,14 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const std::vector<size_t>& arrival_order() const { return arrival_; }
   void rebuild(const std::vector<size_t>& order);
 
+  // For traces: whether anybody records, and the two moments that only Python sees.
+  bool is_recorded() const {
+    const TraceRecorder* trace = collectives_->trace();
+    return trace != nullptr && trace->recording();
+  }
+  void note_forward(int64_t begin_ns);
+  void backward_begins();
+
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
   const LaunchSchedule& schedule() const { return *schedule_; }
@@ -107,7 +115,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void launch_in_order();
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
-  void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);
+  void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t begin_ns,
+            int64_t end_ns);
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
   [[noreturn]] void raise_incomplete() const;
   [[noreturn]] void raise_too_late(size_t i) const;
@@ -143,6 +152,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   at::Tensor used_anywhere_;   // the same where collectives reach it
   int64_t first_gradient_ns_ = 0;
   int64_t end_of_backward_ns_ = 0;
+  int64_t begin_of_backward_ns_ = 0;  // 0: not recorded
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.
   std::unique_ptr<GradientHooks> hooks_;

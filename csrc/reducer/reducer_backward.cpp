@@ -53,9 +53,9 @@ void Reducer::arrive(size_t i) {
   gradient.iteration = iteration_;
   arrival_.push_back(i);
   ++arrived_;
-  TraceRecorder* trace = collectives_->trace();
-  if (trace != nullptr && trace->recording()) {
-    note("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
+  if (is_recorded()) {
+    const int64_t now = now_ns();
+    note("gradient ready", EventKind::ready, i, gradient.bytes, now, now);
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
   if (listens(LaunchSchedule::gradient_ready)) {
@@ -130,7 +130,8 @@ void Reducer::launch_in_order() {
       call.priority = requested_[b]->priority;
       call.background = requested_[b]->background;
       bucket.launched_ns = now_ns();
-      note("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns);
+      note("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns,
+           bucket.launched_ns);
       bucket.state = Bucket::launched;
       try {
         collectives_->start(b, bucket.flat, call);
@@ -217,6 +218,11 @@ void Reducer::end_of_backward() {
       }
     }
     end_of_backward_ns_ = now_ns();
+    if (begin_of_backward_ns_ != 0) {
+      note("backward", EventKind::compute, iteration_, 0, begin_of_backward_ns_,
+           end_of_backward_ns_);
+      begin_of_backward_ns_ = 0;
+    }
     if (listens(LaunchSchedule::backward_end)) {
       schedule_->on_backward_end(*this);
     }
@@ -279,11 +285,18 @@ void Reducer::finish_iteration() {
 
 // ---- errors and traces -----------------------------------------------------------------------
 
-void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now) {
+void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
+                   int64_t begin_ns, int64_t end_ns) {
   if (TraceRecorder* trace = collectives_->trace()) {
-    trace->add({name, kind, -1, 0, number, bytes, now, now});
+    trace->add({name, kind, -1, 0, number, bytes, begin_ns, end_ns});
   }
 }
+
+void Reducer::note_forward(int64_t begin_ns) {
+  note("forward", EventKind::compute, iteration_, 0, begin_ns, now_ns());
+}
+
+void Reducer::backward_begins() { begin_of_backward_ns_ = now_ns(); }
 
 void Reducer::raise_too_late(size_t i) const {
   throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +

@@ -1,0 +1,142 @@
+"""What a trace shows of data parallel training, and how much of it is hidden."""
+
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from tests.data_parallel.contract import Watching
+from tests.data_parallel.models import Small, batch, part
+
+
+def one_step(comm, model, step=0):
+    x, y = (part(tensor, comm) for tensor in batch(step))
+    (model(x) - y).square().sum().backward()
+
+
+def test_a_step_in_the_order_in_which_it_happens():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.01)
+        one_step(comm, model)
+        with dpcore.trace(comm=comm) as t:
+            one_step(comm, model)
+        spans = {e.name: e for e in t.events if e.kind == "compute"}
+        assert list(spans) == ["forward", "backward"]
+        forward, backward = spans["forward"], spans["backward"]
+        assert forward.begin_ns < forward.end_ns <= backward.begin_ns < backward.end_ns
+        ready = [e for e in t.events if e.kind == "ready"]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert sorted(e.operation for e in ready) == list(range(len(trained)))
+        assert all(backward.begin_ns < e.begin_ns <= backward.end_ns for e in ready)
+        assert sum(e.bytes for e in ready) == sum(8 * p.numel() for p in trained)
+        launches = [e for e in t.events if e.kind == "launch"]
+        assert [e.operation for e in launches] == list(range(len(model.bucket_report())))
+        assert t.by_operation()["all_reduce"]["count"] == len(launches)
+        assert launches[0].begin_ns < ready[-1].begin_ns
+        assert t.exposed_ms > 0
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_the_file_shows_it(tmp_path):
+    path = tmp_path / "step.json"
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.01)
+        with dpcore.trace(path, comm=comm):
+            one_step(comm, model)
+
+    dpcore.spawn(body, 2, mode="threads")
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(2):
+        mine = [event for event in events if event["pid"] == rank]
+        kinds = {event["cat"] for event in mine if "cat" in event}
+        assert kinds >= {"ready", "launch", "compute", "operation", "exposed"}
+        launch = next(event for event in mine if event.get("cat") == "launch")
+        assert launch["ph"] == "i"
+        assert launch["args"]["number"] == 0
+
+
+class Pause(torch.autograd.Function):
+    """A layer whose backward takes its time without a processor."""
+
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+class Slow(nn.Module):
+    """Backward: `before` seconds, the last layer's gradient, `between`, the first layer's."""
+
+    def __init__(self, before, between):
+        super().__init__()
+        self.first = nn.Linear(6, 6, dtype=torch.float64)
+        self.last = nn.Linear(6, 3, dtype=torch.float64)
+        self.before, self.between = before, between
+
+    def forward(self, x):
+        return Pause.apply(self.last(Pause.apply(self.first(x), self.between)), self.before)
+
+
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
+def test_overlap(schedule):
+    """Rank 1 takes as long as rank 0, but its first gradients come 60 ms later: so long does the
+    first bucket of rank 0 travel, and rank 0 computes in the meantime, or has none on the way."""
+
+    def body(comm):
+        late = 0.06 * comm.rank
+        model = dpcore.DataParallel(
+            Slow(late, 0.1 - late), comm=comm, bucket_cap_mb=0, schedule=schedule
+        )
+        return dpcore.measure_overlap(model, lambda: one_step(comm, model), steps=3)
+
+    early, _ = dpcore.spawn(body, 2, mode="threads")
+    assert early.alone_ms > 95
+    cost = early.exposed_ms + early.slowdown_ms
+    assert early.overlap == pytest.approx(1 - cost / early.communication_ms)
+    assert early.step_ms == pytest.approx(early.alone_ms + cost)
+    if schedule == "bucketed":
+        assert early.communication_ms > 55
+        assert early.overlap > 0.3
+    else:
+        assert early.exposed_ms > 0.5 * early.communication_ms > 0
+
+
+def test_overlap_needs_a_group_that_records():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=Watching(comm))
+        with pytest.raises(dpcore.Unsupported, match="Watching does not record"):
+            dpcore.measure_overlap(model, lambda: None)
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
+def test_the_report_shows_when_buckets_were_ready_sent_and_done():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.01)
+        before = model.bucket_report()
+        assert all(line.ready_ms is None for line in before)
+        assert "of registration, reversed" in str(before)
+        for step in range(2):
+            one_step(comm, model, step)
+        report = model.bucket_report()
+        for line in report:
+            assert 0 <= line.ready_ms <= line.launched_ms <= line.complete_ms
+        names = [name for line in report for name in line.parameters]
+        trained = [name for name, p in model.module.named_parameters() if p.requires_grad]
+        assert sorted(names) == sorted(trained)
+        assert sum(line.bytes for line in report) == sum(
+            8 * p.numel() for p in model.parameters() if p.requires_grad
+        )
+        assert len(str(report).splitlines()) == 2 + len(report)
+
+    dpcore.spawn(body, 2, mode="threads")
