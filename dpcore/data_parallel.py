@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,8 +52,9 @@ class DataParallel(nn.Module):
     ``find_unused_parameters``  when forward does not always use all parameters.
     ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket, overwritten by the next
                         backward; False: a tensor of its own, for one more copy.
-    ``schedule``        when buckets are sent: "auto", "bucketed", "sequential", "per_parameter",
-                        "flat", "oracle", or a ``dpcore.LaunchSchedule`` of your own.
+    ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
+                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto" is bucketed
+                        where a processor is free for it, else sequential.
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 
     >>> import torch, dpcore
@@ -94,7 +96,12 @@ class DataParallel(nn.Module):
             )
         buffers = [buffer for buffer in module.buffers() if buffer.numel() > 0]
         if init_sync:
-            check_same_model(self.group, trained)
+            options = {
+                "bucket_cap_mb": bucket_cap_mb,
+                "find_unused_parameters": find_unused_parameters,
+                "broadcast_buffers": broadcast_buffers,
+            }
+            check_same_model(self.group, trained, options)
             everything = [*module.parameters(), *buffers]
             broadcast_values(self.group, [tensor.detach() for tensor in everything])
         self._sync_buffers = BufferSync(self.group, buffers) if broadcast_buffers else None
@@ -106,7 +113,7 @@ class DataParallel(nn.Module):
             _comes_sparse(module, self._parameters_by_number),
             [numbers for _, numbers in modules],
             self.group._native if isinstance(self.group, Communicator) else self.group,
-            "bucketed" if schedule == "auto" else schedule,
+            _automatic(self.group) if schedule == "auto" else schedule,
             _caps(bucket_cap_mb),
             find_unused_parameters,
             gradient_as_bucket_view,
@@ -141,7 +148,8 @@ class DataParallel(nn.Module):
 
     def _rebuild_buckets(self) -> None:
         """Buckets in the order in which gradients really came, on rank 0, for all."""
-        order = torch.tensor(self._reducer.arrival_order)
+        device = self._parameters_by_number[0].device
+        order = torch.tensor(self._reducer.arrival_order, device=device)
         self.group.broadcast(order, 0)
         self._reducer.rebuild(order.tolist())
 
@@ -219,6 +227,15 @@ class DataParallel(nn.Module):
         """The event comes for every optimizer of the process."""
         mine = {id(parameter) for parameter in self._parameters_by_number}
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+
+def _automatic(group: GradientGroup) -> str:
+    """Communication in the background of backward needs a processor. When each rank computes with
+    one thread and there is a rank for every processor, it would only take turns with backward, and
+    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0013)."""
+    processors = len(os.sched_getaffinity(0))
+    busy = torch.get_num_threads() == 1 and group.world_size >= processors
+    return "sequential" if busy and isinstance(group, Communicator) else "bucketed"
 
 
 def _call_when_backward_begins(output: Any, call: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,31 +16,42 @@ _keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"
 _CHUNK_BYTES = 32 << 20  # of one broadcast: bounds the memory that it takes besides the tensors
 
 
-def check_same_model(group: GradientGroup, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raises ``Mismatch`` on every rank, naming the first parameter that differs from rank 0's."""
-    lines = [
+def check_same_model(
+    group: GradientGroup,
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    options: Mapping[str, Any],
+) -> None:
+    """Raises ``Mismatch`` on every rank, naming the first parameter or option that differs from
+    rank 0's."""
+    lines = [f"{name}={value}" for name, value in options.items()]
+    lines += [
         f"{name}: {list(tensor.shape)} {tensor.dtype}, strides {tensor.stride()}"
         for name, tensor in parameters
     ]
+    device = parameters[0][1].device
     text = "\n".join(lines).encode()
     digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-    mine = torch.tensor([digest, len(text)])
-    everybody = torch.empty(2 * group.world_size, dtype=torch.int64)
+    mine = torch.tensor([digest, len(text)], device=device)
+    everybody = torch.empty(2 * group.world_size, dtype=torch.int64, device=device)
     group.all_gather(everybody, mine)
     facts = everybody.view(-1, 2).tolist()
     odd = [rank for rank, fact in enumerate(facts) if fact != facts[0]]
     if not odd:
         return
-    of_0, of_odd = (_text_of(group, text, rank, facts[rank][1]).split("\n") for rank in (0, odd[0]))
+    of_0, of_odd = (
+        _text_of(group, text, rank, facts[rank][1], device).split("\n") for rank in (0, odd[0])
+    )
     raise Mismatch(
         f"rank {group.rank}: the models of ranks 0 and {', '.join(map(str, odd))} differ. "
         f"{_first_difference(of_0, of_odd, odd[0])}. Wrap the same model, with the same "
-        "parameters to train, on all ranks"
+        "parameters to train and the same options, on all ranks"
     )
 
 
-def _text_of(group: GradientGroup, mine: bytes, rank: int, length: int) -> str:
-    text = torch.zeros(length, dtype=torch.uint8)
+def _text_of(
+    group: GradientGroup, mine: bytes, rank: int, length: int, device: torch.device
+) -> str:
+    text = torch.zeros(length, dtype=torch.uint8, device=device)
     if group.rank == rank:
         text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
     group.broadcast(text, rank)
@@ -48,15 +59,12 @@ def _text_of(group: GradientGroup, mine: bytes, rank: int, length: int) -> str:
 
 
 def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> str:
-    for number, (here, there) in enumerate(zip(of_0, of_odd, strict=False)):
+    for here, there in zip(of_0, of_odd, strict=False):
         if here != there:
-            return f"Parameter {number} is '{here}' on rank 0, '{there}' on rank {odd}"
+            return f"Rank 0 has '{here}' where rank {odd} has '{there}'"
     common = min(len(of_0), len(of_odd))
     who, longer = (0, of_0) if len(of_0) > common else (odd, of_odd)
-    return (
-        f"Rank 0 has {len(of_0)} parameters, rank {odd} {len(of_odd)}; the first that only rank "
-        f"{who} has is '{longer[common]}'"
-    )
+    return f"The first parameter that only rank {who} has is '{longer[common]}'"
 
 
 @torch.no_grad()

@@ -20,13 +20,13 @@ def average_sparse(group: GradientGroup, parameter: torch.Tensor) -> None:
     if grad is not None:
         grad = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
     rows = 0 if grad is None else grad.indices().shape[1]
-    facts = torch.empty(2 * group.world_size, dtype=torch.int64)
-    group.all_gather(facts, torch.tensor([rows, grad is not None]))
+    device = parameter.device
+    facts = torch.empty(2 * group.world_size, dtype=torch.int64, device=device)
+    group.all_gather(facts, torch.tensor([rows, int(grad is not None)], device=device))
     counts, present = facts.view(-1, 2).unbind(1)
     if not present.any():
         return
     width = parameter[0].numel()
-    device = parameter.device
     if grad is None:
         indices = torch.empty(0, dtype=torch.int64, device=device)
         values = torch.empty(0, dtype=parameter.dtype, device=device)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -89,20 +90,39 @@ def test_a_rank_that_stops_in_backward(schedule):
     assert isinstance(late.result[2], dpcore.Error)
 
 
+@pytest.mark.parametrize("kind", (ValueError, SystemExit))
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_exception_of_the_user_in_backward_ends_the_others_wait(schedule):
+def test_an_exception_of_the_user_in_backward_ends_the_others_wait(schedule, kind):
     def fail():
-        raise ValueError("a hook of the user's")
+        raise kind("a hook of the user's")
 
     def body(comm):
         return in_backward(comm, 1, fail, schedule)
 
     waiting, failing = run_threads(body, 2, timeout=20)
-    assert isinstance(failing.error, ValueError)
+    assert isinstance(failing.error, kind)
     seconds, problem, _ = waiting.result
     assert isinstance(problem, dpcore.PeerLost)
-    assert "ValueError: a hook of the user's" in str(problem)
+    assert f"{kind.__name__}: a hook of the user's" in str(problem)
     assert seconds < 10
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_ctrl_c_at_the_end_of_backward(schedule):
+    """The wait is within autograd, which passes on what the signal handler raises."""
+
+    def body(comm):
+        if comm.rank == 1:
+            return in_backward(comm, 1, lambda: time.sleep(4.0), schedule)[1:]
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            in_backward(comm, 1, None, schedule)
+        return time.monotonic() - begin
+
+    seconds, (problem, again) = dpcore.spawn(body, 2)
+    assert seconds < 3
+    assert "rank 0 was interrupted" in str(problem or again)
 
 
 def test_after_a_failure_a_new_init_trains_again():

@@ -238,16 +238,81 @@ def test_a_forward_between_forward_and_backward_leaves_the_graph_usable():
     dpcore.spawn(body, 2, mode="threads")
 
 
-def test_different_models_are_an_error_that_names_the_parameter():
+def frozen_head(model):
+    model.last.weight.requires_grad_(False)
+
+
+def other_order(model):
+    model.first, model.last = nn.Linear(6, 40).double(), model.last
+    first = model._modules.pop("first")
+    model._modules["first"] = first
+
+
+def another_layer(model):
+    model.more = nn.Linear(2, 2)
+
+
+DIFFERENCES = {
+    frozen_head: r"Rank 0 has 'last\.weight.*' where rank 1 has 'last\.bias",
+    other_order: r"Rank 0 has 'first\.weight.*' where rank 1 has 'norm\.weight",
+    another_layer: r"only rank 1 has is 'more\.weight: \[2, 2\] torch\.float32",
+}
+
+
+@pytest.mark.parametrize("change", DIFFERENCES, ids=lambda change: change.__name__)
+def test_different_models_are_an_error_that_names_the_parameter(change):
+    """torch DDP takes the first two and averages gradients of different parameters."""
+
     def body(comm):
         model = Small()
         if comm.rank == 1:
-            model.last.weight.requires_grad_(False)
-        with pytest.raises(
-            dpcore.Mismatch,
-            match=r"ranks 0 and 1 differ. Parameter 6 .*last\.weight.* on rank 0, .*last\.bias",
-        ):
+            change(model)
+        with pytest.raises(dpcore.Mismatch, match=DIFFERENCES[change]):
             dpcore.DataParallel(model, comm=comm)
+
+    dpcore.spawn(body, 3, mode="threads")
+
+
+def test_different_options_are_an_error():
+    def body(comm):
+        with pytest.raises(dpcore.Mismatch, match=r"'bucket_cap_mb=0' where rank 1 has '.*=1'"):
+            dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=comm.rank)
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_what_nobody_has_checked_is_seen_by_the_first_bucket():
+    """Without init_sync, buckets say what they hold when they meet. On every rank, and before a
+    gradient is written to."""
+
+    class Swapped(nn.Module):
+        """Two parameters of one shape; on odd ranks registered the other way round."""
+
+        def __init__(self, turned):
+            super().__init__()
+            for name in ("b", "a") if turned else ("a", "b"):
+                self.register_parameter(name, nn.Parameter(torch.ones(40)))
+
+        def forward(self):
+            return (self.a + 2 * self.b).sum()
+
+    def body(comm):
+        model = dpcore.DataParallel(
+            Swapped(comm.rank == 1), comm=comm, init_sync=False, schedule="flat"
+        )
+        with pytest.raises(dpcore.Mismatch, match=r"bucket 0 \(2 gradients, .*: [ab], [ab]\)"):
+            model().backward()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_gradients_that_are_no_numbers_arrive_as_such():
+    def body(comm):
+        model = dpcore.DataParallel(nn.Linear(3, 1, bias=False), comm=comm)
+        factors = torch.tensor([[float("nan"), float("inf"), 1e-40]])
+        model(factors if comm.rank == 1 else torch.ones(1, 3)).sum().backward()
+        assert str(model.module.weight.grad[0, :2].tolist()) == "[nan, inf]"
+        assert model.module.weight.grad[0, 2].item() == 0.5
 
     dpcore.spawn(body, 2, mode="threads")
 

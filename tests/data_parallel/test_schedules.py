@@ -1,5 +1,7 @@
 """When buckets are sent: seen in traces, for the built-in schedules and for ones in Python."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -122,6 +124,20 @@ def test_buckets_follow_the_order_of_arrival_of_rank_0():
 
     of_0, of_1 = dpcore.spawn(body, 2, mode="threads")
     assert of_0 == of_1
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "schedule"),
+    ((2, 1, "sequential"), (3, 1, "bucketed"), (2, 2, "bucketed")),
+)
+def test_what_auto_chooses(monkeypatch, processors, threads, schedule):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    def body(comm):
+        return dpcore.DataParallel(layers(), comm=comm).schedule
+
+    assert dpcore.spawn(body, 2, mode="threads") == [schedule] * 2
 
 
 # ---- in Python -------------------------------------------------------------------------------
