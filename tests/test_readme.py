@@ -26,8 +26,11 @@ def commands():
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
-def test_the_code_of_the_first_screen_runs(tmp_path):
-    (code,) = blocks("python")
+@pytest.mark.parametrize(
+    ("number", "printed"), ((0, "1.5 [0.0, 1.0, 2.0, 3.0]"), (1, "native schedule "))
+)
+def test_the_code_of_the_first_screen_runs(tmp_path, number, printed):
+    code = blocks("python")[number]
     script = tmp_path / "first_screen.py"
     script.write_text(code)
     launch = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", script]
@@ -35,9 +38,13 @@ def test_the_code_of_the_first_screen_runs(tmp_path):
         launch, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=ROOT
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("1.5 [0.0, 1.0, 2.0, 3.0]") == 2  # both ranks, in any order
+    assert run.stdout.count(printed) == 2  # both ranks, in any order
     code_lines = [line for line in code.splitlines() if line.strip()]
     assert len(code_lines) <= 12
+
+
+def test_every_block_of_code_is_run():
+    assert len(blocks("python")) == 2
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("make")])

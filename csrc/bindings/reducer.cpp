@@ -138,7 +138,9 @@ void register_reducer(py::module_& m) {
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
-             reducer.end_forward(synchronised, tensors_of(outputs));
+             const std::vector<at::Tensor> tensors = tensors_of(outputs);
+             const py::gil_scoped_release no_gil;  // it may wait
+             reducer.end_forward(synchronised, tensors);
            })
       .def("forward_of_module_begins", &Reducer::forward_of_module_begins,
            py::call_guard<py::gil_scoped_release>())
