@@ -96,10 +96,53 @@ def start(
     world_size: int,
     timeout: float,
     threads: bool,
+    tcp: TcpPlace | None,
+    link: Link | None,
     algorithm: str,
     deterministic: bool,
 ) -> Communicator:
     """Meets the other ranks under the name of the job."""
+
+class TcpListener:
+    """Where rank 0 awaits the others."""
+
+    @staticmethod
+    def at(address: str, interface: str = "") -> TcpListener:
+        """At host:port, or at the interface with this port."""
+
+    @staticmethod
+    def towards(address: str, interface: str = "") -> TcpListener:
+        """At a free port of the interface that leads to host:port."""
+
+    @property
+    def address(self) -> str:
+        """host:port, in numbers."""
+
+class TcpPlace:
+    """How ranks that share no memory meet."""
+
+    def __init__(
+        self, root: str, listener: TcpListener | None, interface: str, secret: str, sockets: int
+    ) -> None:
+        """root: where rank 0 listens; listener: rank 0's own; sockets for data, per peer."""
+
+class Link:
+    """A network card that is emulated."""
+
+    def __init__(
+        self,
+        rank: int,
+        to: Sequence[tuple[float, float, float, float]],
+        ingress: float,
+        seed: int,
+    ) -> None:
+        """to: bytes per second, latency, jitter, loss, by rank; ingress: bytes per second."""
+
+def hmac_sha256(key: str | bytes, message: str | bytes) -> bytes:
+    """The digest by which ranks prove that they know the secret."""
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can be reached from this host only."""
 
 class Communicator:
     """A group of ranks."""

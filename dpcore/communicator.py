@@ -310,7 +310,7 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """``"shm"`` (ranks are processes) or ``"inproc"`` (ranks are threads)."""
+        """``"shm"`` (ranks share memory), ``"tcp"`` or ``"inproc"`` (ranks are threads)."""
         return self._transport
 
     def _latency_loop(self, nbytes: int, iterations: int) -> float:

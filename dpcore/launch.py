@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dpcore import pmi
 from dpcore.errors import RendezvousError
 
 _RANK_SETS = {
@@ -69,6 +71,19 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return _from_environment(os.environ if environment is None else environment) is not None
 
 
+def spans_hosts(world_size: int, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the launcher says that not all ranks are on this host.
+
+    >>> spans_hosts(4, {"LOCAL_WORLD_SIZE": "2"}), spans_hosts(4, {})
+    (True, False)
+    """
+    env = os.environ if environment is None else environment
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in env:
+            return int(env[name]) < world_size
+    return "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
+
+
 def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
     answers = {
         label: (int(env[rank]), int(env[size]))
@@ -85,7 +100,26 @@ def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
             f"two launchers contradict each other: {listed}. Unset one set of variables, or pass "
             "rank= and world_size="
         )
+    if not answers and {"SLURM_PROCID", "SLURM_STEP_ID"} <= env.keys():
+        # Last of all: a shell within a Slurm job has these as well, whatever it then starts.
+        size = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1")
+        return int(env["SLURM_PROCID"]), int(size)
     return next(iter(answers.values()), None)
+
+
+def slurm_address(env: Mapping[str, str]) -> str | None:
+    """Where rank 0 of a Slurm step can listen: its first host, at a port made from the job.
+
+    >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],login", "SLURM_JOB_ID": "1234567"})
+    'gpu07:19567'
+    """
+    nodes, job = env.get("SLURM_STEP_NODELIST"), env.get("SLURM_JOB_ID")
+    if not nodes or not job:
+        return None
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodes)
+    if match is None:
+        return None
+    return f"{match[1]}{match[2] or ''}:{15000 + int(job) % 10000}"
 
 
 def _job_name(env: Mapping[str, str], init_method: str | None) -> str:
@@ -94,6 +128,8 @@ def _job_name(env: Mapping[str, str], init_method: str | None) -> str:
         parts = [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
         ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
         parts += [env.get(name, "") for name in ids]
+        if not any(parts) and (line := pmi.connect(env)):
+            parts.append(line.name)
         if not any(parts):
             raise RendezvousError(
                 "the ranks have nothing to meet by: set MASTER_ADDR and MASTER_PORT, or pass "

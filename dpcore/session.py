@@ -13,12 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import Error, Unsupported
-from dpcore.launch import InstanceCounter, find_place
+from dpcore.launch import InstanceCounter, find_place, spans_hosts
+from dpcore.link import make_link
+from dpcore.rendezvous import tcp_place
 
 if TYPE_CHECKING:
+    from dpcore import _C
     from dpcore.communicator import Communicator
 
-_TRANSPORTS = ("auto", "shm", "inproc")
+_TRANSPORTS = ("auto", "shm", "tcp", "inproc")
 
 _instances = InstanceCounter()
 _all: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -34,6 +37,7 @@ def init(
     init_method: str | None = None,
     transport: str = "auto",
     timeout: float = 30.0,
+    link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
 ) -> Communicator:
@@ -41,11 +45,16 @@ def init(
 
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
-    ``init_method``  any text that is the same on all ranks and on no other job of the host;
-                  defaults to MASTER_ADDR and MASTER_PORT. No port is opened.
-    ``transport``  "auto" and "shm": ranks are processes of this host, over mapped memory.
-                  "inproc": ranks are threads of this process.
+    ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
+                  ranks of one host, any text that is the same on all of them and on no other
+                  job; defaults to what the launcher left, MASTER_ADDR and MASTER_PORT first.
+    ``transport``  "shm": ranks are processes of this host, over mapped memory; no port is opened.
+                  "tcp": over the network, also within a host. "inproc": ranks are threads of
+                  this process. "auto": "tcp" when the launcher says that it started ranks on
+                  several hosts, otherwise "shm".
     ``timeout``   seconds after which a wait for another rank (also here) raises.
+    ``link``      be as slow as a network: "10gbit,50us" (bandwidth, latency), see ``dpcore.link``.
+                  Any transport; all data then travels as messages.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
 
@@ -67,16 +76,25 @@ def init(
         )
     place = find_place(rank, world_size, init_method)
 
+    if transport == "auto":
+        transport = "tcp" if spans_hosts(place.world_size) else "shm"
+    job = _instances.next(place.job)
+    with contextlib.ExitStack() as meeting:
+        tcp = None
+        if transport == "tcp":
+            tcp = meeting.enter_context(tcp_place(place, job, init_method, timeout))
+        communicator = connect(
+            job,
+            place.rank,
+            place.world_size,
+            timeout=timeout,
+            transport=transport,
+            tcp=tcp,
+            link=link,
+            algorithm=algorithm,
+            deterministic=deterministic,
+        )
     threads = transport == "inproc"
-    communicator = connect(
-        _instances.next(place.job),
-        place.rank,
-        place.world_size,
-        timeout=timeout,
-        threads=threads,
-        algorithm=algorithm,
-        deterministic=deterministic,
-    )
     _set_current(communicator, threads)
     return communicator
 
@@ -87,7 +105,9 @@ def connect(
     world_size: int,
     *,
     timeout: float,
-    threads: bool = False,
+    transport: str = "shm",
+    tcp: _C.TcpPlace | None = None,
+    link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
 ) -> Communicator:
@@ -102,13 +122,15 @@ def connect(
         rank,
         world_size,
         timeout=timeout,
-        threads=threads,
+        threads=transport == "inproc",
+        tcp=tcp,
+        link=None if link is None else make_link(link, rank, world_size),
         algorithm=algorithm,
         deterministic=deterministic,
     )
-    communicator = Communicator(native, "inproc" if threads else "shm")
+    communicator = Communicator(native, transport)
     _all.add(communicator)
-    if not threads:
+    if transport != "inproc":
         _tell_peers_about_uncaught_errors()
     return communicator
 

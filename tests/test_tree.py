@@ -19,10 +19,24 @@ CSRC = ROOT / "csrc"
 # begins the file's name decides: schedule_program belongs to the executor, schedule_ring does not.
 LEVELS = {
     0: ["types", "error"],
-    1: ["clock", "fault", "fork_guard", "reduce", "schedule", "trace"],
-    2: ["arena", "control", "doorbell", "link", "rendezvous", "unix_socket", "wait"],
-    3: ["endpoint", "group", "mailbox", "transport"],
+    1: ["clock", "fault", "fork_guard", "reduce", "schedule", "sha256", "trace"],
+    2: [
+        "arena",
+        "control",
+        "doorbell",
+        "link",
+        "rendezvous",
+        "spin_lock",
+        "tcp_address",
+        "tcp_frame",
+        "tcp_handshake",
+        "tcp_socket",
+        "unix_socket",
+        "wait",
+    ],
+    3: ["endpoint", "group", "mailbox", "network", "remote_members", "tcp_line", "transport"],
     4: [
+        "algorithm_choice",
         "collective",
         "executor",
         "mapped",

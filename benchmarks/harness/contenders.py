@@ -31,6 +31,8 @@ PLAIN = Contender("dpcore plain", "dpcore", "plain", "ours", "memcpy")
 CPP = Contender("dpcore in C++", "dpcore", "cpp", "ours", "x *= 0.5")
 SCALE = Contender("x *= 0.5", "bounds", "scale", "bound", "x *= 0.5")
 MEMCPY = Contender("memcpy", "bounds", "memcpy", "bound", "memcpy")
+TCP = Contender("dpcore TCP", "dpcore-tcp", "plain", "ours", "raw TCP")
+STREAM = Contender("raw TCP", "stream", "plain", "bound", "raw TCP")
 OURS = (ARENA, PLAIN)
 BOUNDS = (SCALE, MEMCPY)
 

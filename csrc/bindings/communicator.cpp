@@ -18,7 +18,8 @@ namespace dpcore {
 namespace {
 
 std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
-                                      bool threads, const std::string& algorithm,
+                                      bool threads, std::shared_ptr<TcpPlace> tcp,
+                                      std::shared_ptr<Link> link, const std::string& algorithm,
                                       bool deterministic) {
   Options options;
   options.job = job;
@@ -26,6 +27,8 @@ std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int worl
   options.world = world;
   options.timeout_s = timeout;
   options.threads = threads;
+  options.tcp = std::move(tcp);
+  options.link = std::move(link);
   options.algorithm = algorithm;
   options.deterministic = deterministic;
   options.interrupt = check_signals;
@@ -80,7 +83,8 @@ void register_communicator(py::module_& m) {
         return latency_loop(comm, bytes, iterations);
       });
   m.def("start", start, py::arg("job"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
-        py::arg("threads"), py::arg("algorithm"), py::arg("deterministic"));
+        py::arg("threads"), py::arg("tcp").none(true), py::arg("link").none(true),
+        py::arg("algorithm"), py::arg("deterministic"));
 }
 
 }  // namespace dpcore

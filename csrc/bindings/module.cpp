@@ -19,6 +19,7 @@ void register_work(py::module_& m);
 void register_inspect(py::module_& m);
 void register_launch_control(py::module_& m);
 void register_reducer(py::module_& m);
+void register_network(py::module_& m);
 
 namespace {
 
@@ -63,6 +64,7 @@ PYBIND11_MODULE(_C, m) {
   register_reduce(m);
   register_cuda_probe(m);
   register_work(m);
+  register_network(m);
   register_communicator(m);
   register_inspect(m);
   register_launch_control(m);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/clock.h"
 #include "comm/collective_operation.h"
 #include "comm/error.h"
 
@@ -20,7 +21,33 @@ struct Location {
 
 }  // namespace
 
+CollectiveOperation::Until CollectiveOperation::until_entry_has_travelled() {
+  const int64_t latency = shared_->transport().entry_latency_ns();
+  entry_seen_ns_ = latency == 0 ? 0 : now_ns() + latency;
+  awaited_ = {};
+  awaited_.name = "the link";
+  awaited_.custom = [](CollectiveOperation& self) {
+    return self.entry_seen_ns_ == 0 || now_ns() >= self.entry_seen_ns_;
+  };
+  return {*this};
+}
+
+int64_t CollectiveOperation::next_event_ns() const {
+  return std::min(entry_seen_ns_ > now_ns() ? entry_seen_ns_ : INT64_MAX,
+                  shared_->transport().next_event_ns());
+}
+
+CollectiveOperation::Steps CollectiveOperation::run_barrier_over_link() {
+  co_await until_entry_has_travelled();
+  count_traffic(0, 0);
+  finish();
+}
+
 CollectiveOperation::Steps CollectiveOperation::run_moves() {
+  co_await until_entry_has_travelled();
+  if (announces_parts_) {
+    check_announced_parts();
+  }
   const Program& program = *request_.program;
   const Schedule& schedule = program.schedule;
   const int root = request_.root;
@@ -56,8 +83,13 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
       case Collective::all_to_all: {
         const int from = chunk / world();
         const int to = chunk % world();
-        return {from == me() ? at(request_.input, part_begin({}, to)) : nullptr,
-                to == me() ? at(request_.output, part_begin({}, from)) : nullptr, request_.count};
+        const Piece out = outgoing(to);
+        const Piece in = incoming(from);
+        const size_t elements = from == me() ? out.elements
+                                : to == me() ? in.elements
+                                             : request_.count;
+        return {from == me() ? at(request_.input, out.mine) : nullptr,
+                to == me() ? at(request_.output, in.mine) : nullptr, elements};
       }
       case Collective::barrier:
         break;

@@ -16,6 +16,26 @@ CollectiveOperation::~CollectiveOperation() {
   }
 }
 
+namespace {
+
+size_t bytes_of(const Request& request, int world) {
+  const bool per_rank = request.collective != Collective::all_reduce &&
+                        request.collective != Collective::broadcast &&
+                        request.collective != Collective::reduce;
+  return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
+}
+
+bool announces_parts(const Request& request) {
+  return request.collective == Collective::all_to_all && !request.input_parts.empty();
+}
+
+}  // namespace
+
+bool CollectiveOperation::is_small(const Request& request, int world) {
+  return bytes_of(request, world) <= kSmallBytes && !announces_parts(request) &&
+         (request.force == Path::automatic || request.force == Path::stage);
+}
+
 void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Request&& request,
                                   uint64_t number, const std::atomic<uint32_t>* in_flight) {
   if (shared_ != shared) {  // operations are used again and again by one communicator
@@ -27,10 +47,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   in_flight_ = in_flight;
   priority = request_.priority;
   element_ = size_of(request_.dtype);
-  const bool per_rank = request_.collective != Collective::all_reduce &&
-                        request_.collective != Collective::broadcast &&
-                        request_.collective != Collective::reduce;
-  bytes_ = request_.count * element_ * (per_rank ? static_cast<size_t>(world()) : 1);
+  bytes_ = bytes_of(request_, world());
   fingerprint_ = {static_cast<uint8_t>(request_.collective),
                   static_cast<uint8_t>(request_.dtype),
                   static_cast<uint8_t>(request_.op),
@@ -40,12 +57,13 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
                   request_.layout,
                   request_.algorithm};
   path_ = Path::automatic;
-  announces_parts_ = request_.collective == Collective::all_to_all && !request_.input_parts.empty();
+  announces_parts_ = announces_parts(request_);
   const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
-  is_small_ = fused && bytes_ <= kSmallBytes && !announces_parts_ &&
-              (request_.force == Path::automatic || request_.force == Path::stage);
+  is_small_ = fused && is_small(request_, world());
   only_gives_ = is_small_ && !consumes();
-  is_prefilled_ = is_small_ || (fused && announces_parts_);
+  ends_at_entry_ =
+      is_small_ || (request_.collective == Collective::barrier && !shared_->has_link());
+  is_prefilled_ = is_small_ || (world() > 1 && announces_parts_);
   await_all("its slot to be free", &OperationSlot::finished, number_ - kSlots,
             number_ >= kSlots ? number_ - kSlots + 1 : 0);
   phase_ = Phase::slot_free;
@@ -152,7 +170,7 @@ Operation::Progress CollectiveOperation::advance() {
     case Phase::posted:
       check_fingerprints(number_);
       check_what_was_given();
-      if (is_small_ || request_.collective == Collective::barrier) {
+      if (ends_at_entry_) {
         finish_at_entry();
         return Progress::finished;
       }
@@ -207,7 +225,7 @@ void CollectiveOperation::post() {
         announced[r] = outgoing(r).elements;
       }
     }
-    if (publishes()) {
+    if (publishes() && !request_.program) {
       fill_stage(0, stage_quota());
       filled = 1;
     }
@@ -218,6 +236,9 @@ void CollectiveOperation::post() {
   slot.filled.store(filled, std::memory_order_relaxed);
   group_->enter_operation(number_, fingerprint_, bytes_);
   slot.posted.store(number_ + 1, std::memory_order_release);
+  if (group_->remote() != nullptr) {
+    tell_remote_members();
+  }
   if (!only_gives_) {  // else finish() follows at once, and rings
     group_->ring_others();
   }
@@ -226,6 +247,9 @@ void CollectiveOperation::post() {
 Path CollectiveOperation::choose_path() const {
   if (world() == 1) {
     return Path::alone;
+  }
+  if (request_.collective == Collective::barrier) {
+    return Path::barrier;
   }
   if (request_.program) {
     return Path::moves;
@@ -267,6 +291,9 @@ void CollectiveOperation::start_body() {
   switch (path_) {
     case Path::alone:
       body_ = run_alone();
+      break;
+    case Path::barrier:
+      body_ = run_barrier_over_link();
       break;
     case Path::two_shot_push:
       body_ = run_two_shot_push();
@@ -316,27 +343,6 @@ void CollectiveOperation::finish_at_entry() {
   finish(has_root() || others_in_flight());
 }
 
-// What this rank copies into its stage.
-size_t CollectiveOperation::staged_elements() const {
-  size_t largest = 0;
-  size_t sum = 0;
-  for (int r = 0; r < world(); ++r) {
-    const size_t elements = publishes() && consumes(r) && r != me() ? outgoing(r).elements : 0;
-    largest = std::max(largest, elements);
-    sum += elements;
-  }
-  return same_piece_for_all() ? largest : sum;
-}
-
-// What it reads from the stages of the others.
-size_t CollectiveOperation::received_elements() const {
-  size_t sum = 0;
-  for (int r = 0; r < world(); ++r) {
-    sum += consumes() && publishes(r) && r != me() ? incoming(r).elements : 0;
-  }
-  return sum;
-}
-
 void CollectiveOperation::count_traffic(size_t read, size_t written) {
   PathCounters& counters = shared_->counters(request_.collective, path_);
   const auto add = [](std::atomic<uint64_t>& counter, uint64_t more) {  // one writer: the seat
@@ -372,6 +378,9 @@ bool CollectiveOperation::relieve() {
 }
 
 void CollectiveOperation::retire() {
+  if (group_->failed()) {
+    shared_->transport().give_up();
+  }
   if (body_.handle) {
     body_.handle.destroy();
     body_.handle = nullptr;

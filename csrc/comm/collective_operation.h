@@ -16,7 +16,8 @@
 //   one_shot/stage, direct/stage      ordinary memory: copied into the stage chunk by chunk,
 //                  reduced or copied out of the peers' stages by whoever needs it
 //   two_shot/stage all_reduce of ordinary memory with four ranks and more
-//   moves          the list of a schedule, executed literally over the transport
+//   moves          the list of a schedule, executed literally over the transport; between ranks
+//                  that share no memory everything that is not small
 #pragma once
 
 #include <coroutine>
@@ -67,9 +68,13 @@ class CollectiveOperation final : public Operation {
   std::string who_is_late() const override;
   int first_late() const override;
   bool relieve() override;
+  int64_t next_event_ns() const override;
   void retire() override;
 
   ~CollectiveOperation() override;
+
+  // Whether the operation is so small that its data goes with the word that a rank has entered.
+  static bool is_small(const Request& request, int world);
 
   // The coroutine of a body.
   struct Steps {
@@ -150,6 +155,8 @@ class CollectiveOperation final : public Operation {
   bool is_stage_free();
   void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
   Until until_all(const char* name, Counter counter, uint64_t value);
+  // On an emulated link the word that the last rank has entered takes its time as well.
+  Until until_entry_has_travelled();
   Pause pause() {
     awaited_ = {};  // nothing stands in the way of going on
     return {*this};
@@ -157,6 +164,7 @@ class CollectiveOperation final : public Operation {
   bool others_in_flight() const;
 
   void post();
+  void tell_remote_members();
   void check_fingerprints(uint64_t number) const;
   void check_what_was_given() const;
   Path choose_path() const;
@@ -188,6 +196,7 @@ class CollectiveOperation final : public Operation {
   void check_announced_parts() const;
 
   Steps run_alone();
+  Steps run_barrier_over_link();
   Steps run_two_shot_push();
   Steps run_reducing_pull();
   Steps run_copies();
@@ -212,6 +221,7 @@ class CollectiveOperation final : public Operation {
   size_t bytes_ = 0;
   bool announces_parts_ = false;  // uneven all_to_all: the stage begins with a list of sizes
   bool is_small_ = false;         // one chunk through the stage
+  bool ends_at_entry_ = false;    // nothing is left to do once every rank has entered
   bool only_gives_ = false;       // small, and nothing comes back: over as soon as it is posted
   // The first chunk of the stage is filled before the post when it is certain to be needed: the
   // wait for everybody's entry is then the wait for the data as well.
@@ -220,6 +230,7 @@ class CollectiveOperation final : public Operation {
   Phase phase_ = Phase::slot_free;
   Path path_ = Path::automatic;
   Awaited awaited_;
+  int64_t entry_seen_ns_ = 0;
   Steps body_{};
   std::unique_ptr<std::byte[]> frame_;
   size_t frame_bytes_ = 0;

@@ -3,6 +3,8 @@
 // A piece goes from one rank's input to another rank's output. Reducing collectives add the
 // pieces that meet at the same place. `mine` is the place in the buffer of the rank that asks,
 // `theirs` the place in the other rank's buffer.
+#include <algorithm>
+
 #include "comm/collective_operation.h"
 #include "comm/error.h"
 
@@ -119,6 +121,27 @@ bool CollectiveOperation::same_piece_for_all() const {
   return request_.collective != Collective::reduce_scatter &&
          request_.collective != Collective::scatter &&
          request_.collective != Collective::all_to_all;
+}
+
+// What this rank copies into its stage.
+size_t CollectiveOperation::staged_elements() const {
+  size_t largest = 0;
+  size_t sum = 0;
+  for (int r = 0; r < world(); ++r) {
+    const size_t elements = publishes() && consumes(r) && r != me() ? outgoing(r).elements : 0;
+    largest = std::max(largest, elements);
+    sum += elements;
+  }
+  return same_piece_for_all() ? largest : sum;
+}
+
+// What it reads from the stages of the others.
+size_t CollectiveOperation::received_elements() const {
+  size_t sum = 0;
+  for (int r = 0; r < world(); ++r) {
+    sum += consumes() && publishes(r) && r != me() ? incoming(r).elements : 0;
+  }
+  return sum;
 }
 
 // The part of the data that does not travel: own input to own output.

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "comm/algorithm_choice.h"
 #include "comm/clock.h"
 #include "comm/error.h"
 #include "comm/schedule_check.h"
@@ -16,6 +17,8 @@ namespace {
 
 constexpr int64_t kClosePatienceNs = 5'000'000'000;
 constexpr int64_t kReturnPatienceNs = 30'000'000;
+
+constexpr int64_t kSettlePatienceNs = 200'000'000;  // of a communicator that failed
 
 constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
 
@@ -75,18 +78,19 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
   place.world = options.world;
   place.deadline_ns = now_ns() + to_ns(options.timeout_s);
   place.interrupted = options.interrupt;
-  auto endpoint = Endpoint::meet(options.threads ? Meeting::threads : Meeting::processes, place,
-                                 Group::control_bytes(options.world), [&](std::byte* control) {
-                                   Group::prepare_control(control, options.rank, options.world);
-                                 });
+  auto endpoint = Endpoint::meet(
+      options.threads ? Meeting::threads : Meeting::processes, place, options.tcp.get(),
+      Group::control_bytes(options.world),
+      [&](std::byte* control) { Group::prepare_control(control, options.rank, options.world); });
   std::vector<int> members(options.world);
   std::vector<uint64_t> offsets(options.world);
   for (int r = 0; r < options.world; ++r) {
     members[r] = r;
     offsets[r] = endpoint->root_control_offset_of(r);
   }
-  auto group =
-      std::make_shared<Group>(endpoint, std::move(members), options.rank, offsets, nullptr);
+  auto remote = Group::meet_remote(*endpoint, members, options.rank, Context::kRootGroup);
+  auto group = std::make_shared<Group>(endpoint, std::move(members), options.rank, offsets, nullptr,
+                                       std::move(remote));
   return std::shared_ptr<Communicator>(
       new Communicator(options, std::make_shared<Context>(endpoint), std::move(group)));
 }
@@ -96,8 +100,12 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
     : options_(std::move(options)),
       context_(std::move(context)),
       group_(std::move(group)),
-      shared_(std::make_shared<SharedState>(group_)) {
+      shared_(std::make_shared<SharedState>(group_, options_.link)) {
+  if (options_.link) {
+    context_->engine().sleep_early();
+  }
   options_.interrupt = nullptr;
+  options_.tcp = nullptr;
 }
 
 Communicator::~Communicator() { close(); }
@@ -144,12 +152,16 @@ int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const
 }
 
 void Communicator::choose_algorithm(Request& request, const std::string& name) {
+  // Where data has to travel as messages. A small operation over TCP needs none, unless a link
+  // is to hold it back.
+  const bool by_messages = group_->remote() != nullptr || options_.link;
   const bool uneven_exchange =
       request.collective == Collective::all_to_all && !request.input_parts.empty();
   if (uneven_exchange && (request.program || (!name.empty() && name != "auto"))) {
     throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
   }
   if (uneven_exchange) {
+    request.program = by_messages ? program_for(request, "direct") : nullptr;
     return;
   }
   if (request.program) {  // the user's own schedule
@@ -157,14 +169,17 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     request.algorithm = request.program->hash;
     return;
   }
-  const std::string& wanted = name.empty() ? options_.algorithm : name;
-  if (wanted == "auto" || request.collective == Collective::barrier) {
+  if (request.collective == Collective::barrier) {
     return;
   }
-  const bool literal = wanted.ends_with(kLiteral);
+  const std::string& wanted = name.empty() ? options_.algorithm : name;
+  const bool literal = by_messages || wanted.ends_with(kLiteral);
   const std::string base = without_suffix(wanted);
   // The communicator's own choice is for the collectives that have it.
-  if (name.empty() && !is_algorithm_of(request.collective, base)) {
+  if (wanted == "auto" || (name.empty() && !is_algorithm_of(request.collective, base))) {
+    if (by_messages && (options_.link || !CollectiveOperation::is_small(request, world()))) {
+      request.program = program_for(request, algorithm_by_messages(request.collective, world()));
+    }
     return;
   }
   request.algorithm = hash_of(wanted);
@@ -176,12 +191,17 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     request.force = base == "one_shot" ? Path::stage : Path::two_shot_push;
     return;
   }
-  auto& program = programs_[{base, {static_cast<int>(request.collective), request.root}}];
+  request.program = program_for(request, base);
+  check_deterministic(request.program->schedule);
+}
+
+std::shared_ptr<const Program> Communicator::program_for(const Request& request,
+                                                         const std::string& algorithm) {
+  auto& program = programs_[{algorithm, {static_cast<int>(request.collective), request.root}}];
   if (!program) {
-    program = compile(make_schedule(base, request.collective, world(), request.root), rank());
+    program = compile(make_schedule(algorithm, request.collective, world(), request.root), rank());
   }
-  check_deterministic(program->schedule);
-  request.program = program;
+  return program;
 }
 
 void Communicator::check_deterministic(const Schedule& schedule) const {
@@ -307,57 +327,6 @@ void Communicator::wait(Operation& operation, double timeout_s,
   }
 }
 
-std::shared_ptr<Communicator> Communicator::split(int color, int key,
-                                                  const Engine::Interrupt& interrupt) {
-  check_usable();
-  struct Entry {
-    int32_t color;
-    int32_t key;
-    uint64_t offset;
-  };
-  // Nobody knows yet how large its group will be: room for everybody.
-  auto block = endpoint().arena().allocate(Group::control_bytes(world()), 64);
-  Entry own{color, key, endpoint().arena().offset_of(block.get(), 1)};
-  std::vector<Entry> entries(world());
-  Request request;
-  request.collective = Collective::all_gather;
-  request.dtype = DType::u8;
-  request.count = sizeof(Entry);
-  request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(entries.data());
-  run(request, "auto", interrupt);
-
-  std::vector<int> ranks;
-  for (int r = 0; r < world(); ++r) {
-    if (color >= 0 && entries[r].color == color) {
-      ranks.push_back(r);
-    }
-  }
-  std::stable_sort(ranks.begin(), ranks.end(),
-                   [&](int a, int b) { return entries[a].key < entries[b].key; });
-  const int new_world = static_cast<int>(ranks.size());
-  const int new_rank =
-      static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-  if (new_world > 0) {
-    Group::prepare_control(block.get(), new_rank, new_world);
-  }
-  Request meeting;  // nobody looks at a control block before it is prepared
-  meeting.collective = Collective::barrier;
-  run(meeting, "auto", interrupt);
-  if (new_world == 0) {
-    return nullptr;
-  }
-  std::vector<int> members(new_world);
-  std::vector<uint64_t> offsets(new_world);
-  for (int i = 0; i < new_world; ++i) {
-    members[i] = group_->member(ranks[i]);
-    offsets[i] = entries[ranks[i]].offset;
-  }
-  auto group = std::make_shared<Group>(context_->endpoint_ptr(), std::move(members), new_rank,
-                                       offsets, std::move(block));
-  return std::shared_ptr<Communicator>(new Communicator(options_, context_, std::move(group)));
-}
-
 void Communicator::abort(const std::string& reason) {
   group_->fail(ErrorKind::peer_lost, rank(),
                "rank " + std::to_string(rank()) + " gave up: " + reason);
@@ -381,6 +350,9 @@ void Communicator::close() {
     blocks.push_back(std::move(own));
   }
   group_->leave();
+  if (Network* network = endpoint().network()) {
+    network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs));
+  }
   context_->keep_until_everybody_left(group_, std::move(blocks));
 }
 

@@ -26,7 +26,9 @@ struct Options {
   int rank = 0;
   int world = 1;
   double timeout_s = 30.0;
-  bool threads = false;  // ranks are threads of this process
+  bool threads = false;           // ranks are threads of this process
+  std::shared_ptr<TcpPlace> tcp;  // when given: where ranks meet that share no memory
+  std::shared_ptr<Link> link;     // when given: holds messages back, see link.h
   std::string algorithm = "auto";
   bool deterministic = false;  // only algorithms whose result does not depend on the layout
   Engine::Interrupt interrupt;
@@ -41,6 +43,13 @@ class Context {
   Endpoint& endpoint() const { return *endpoint_; }
   std::shared_ptr<Endpoint> endpoint_ptr() const { return endpoint_; }
   Engine& engine() { return engine_; }
+  // Names of groups in frames: that of init(), and for the others the rank + 1 of the first
+  // member and the number of groups that it has taken part in making.
+  static constexpr uint64_t kRootGroup = 0;
+  static uint64_t group_name(int first_member, uint32_t its_count) {
+    return (static_cast<uint64_t>(first_member) + 1) << 32 | its_count;
+  }
+  uint32_t next_group() { return ++groups_; }
   void keep_until_everybody_left(std::shared_ptr<Group> group,
                                  std::vector<std::shared_ptr<std::byte>> blocks);
 
@@ -52,6 +61,7 @@ class Context {
   std::shared_ptr<Endpoint> endpoint_;
   std::mutex mutex_;
   std::vector<Closed> closed_;
+  std::atomic<uint32_t> groups_{0};
   Engine engine_;
 };
 
@@ -106,6 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
   void choose_algorithm(Request& request, const std::string& algorithm);
   void check_deterministic(const Schedule& schedule) const;
+  std::shared_ptr<const Program> program_for(const Request& request, const std::string& algorithm);
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
   template <class T>
   std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "comm/doorbell.h"
@@ -22,6 +23,8 @@ inline constexpr uint32_t kLayoutVersion = 1;
 inline constexpr int kSlots = 16;    // operations of one communicator in flight
 inline constexpr int kHistory = 64;  // finished operations kept in the black box
 inline constexpr int kReasonBytes = 1024;
+inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
+inline constexpr size_t kStageBytes = size_t{512} << 10;
 
 // What every rank must agree on before a byte of user memory is written.
 struct Fingerprint {

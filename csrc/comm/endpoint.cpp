@@ -24,7 +24,7 @@ int usable_processors() {
 }  // namespace
 
 std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
-                                         size_t control_bytes,
+                                         const TcpPlace* tcp, size_t control_bytes,
                                          const std::function<void(std::byte*)>& prepare_control) {
   std::shared_ptr<Endpoint> self(new Endpoint);
   self->rank_ = place.rank;
@@ -51,6 +51,8 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   std::vector<Presence> present;
   if (place.world == 1) {
     present.resize(1);
+  } else if (tcp != nullptr) {
+    self->connect(place, *tcp, present);
   } else {
     present = how == Meeting::threads ? meet_inproc(place, self->arena_)
                                       : meet_unix(place, *self->arena_);
@@ -74,10 +76,31 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   return self;
 }
 
+void Endpoint::connect(const MeetingPlace& place, const TcpPlace& tcp,
+                       std::vector<Presence>& present) {
+  std::vector<TcpPresence> peers = meet_tcp(place, tcp);
+  present.resize(peers.size());
+  const auto host_of = [](const std::string& address) {
+    return address.substr(0, address.rfind(':'));
+  };
+  int on_this_host = 0;
+  for (size_t r = 0; r < peers.size(); ++r) {
+    present[r].rank = static_cast<int>(r);
+    present[r].process = peers[r].process;
+    on_this_host += host_of(peers[r].address) == host_of(peers[rank_].address) ? 1 : 0;
+  }
+  oversubscribed_ = on_this_host > usable_processors();
+  network_ = std::make_unique<Network>(rank_, std::move(peers));
+}
+
 // What is taken over is removed from `present`.
 void Endpoint::take_in(int r, Presence& present) {
   Neighbour& neighbour = neighbours_[r];
   neighbour.process = r == rank_ ? getpid() : present.process;
+  if (is_remote(r)) {
+    neighbour.bell = &bell_of_remote_;
+    return;
+  }
   if (r == rank_) {
     neighbour.view = ArenaView::of(arena_);
   } else if (present.local) {
@@ -100,6 +123,9 @@ Endpoint::~Endpoint() {
 }
 
 uint64_t Endpoint::root_control_offset_of(int r) const {
+  if (is_remote(r)) {
+    return 0;
+  }
   return reinterpret_cast<const ArenaHeader*>(neighbours_[r].base)->root_control_offset;
 }
 
@@ -128,6 +154,32 @@ void Endpoint::look_for_deaths() {
     }
   }
   ask();
+  for (int r = 0; r < world(); ++r) {
+    if (is_remote(r) && network_->is_lost(r)) {
+      neighbours_[r].dead.store(true, std::memory_order_release);
+    }
+  }
+}
+
+std::string Endpoint::how_it_ended(int r) const {
+  return is_remote(r) ? "died or is out of reach (" + network_->problem_of(r) + ", " +
+                            network_->address_of(r) + ")"
+                      : "died";
+}
+
+void Endpoint::sleep(uint32_t seen, int64_t nanoseconds) {
+  if (network_) {
+    network_->sleep(nanoseconds);
+  } else {
+    futex_wait(bell().rings, seen, nanoseconds);
+  }
+}
+
+void Endpoint::wake_own_threads() {
+  bell().ring();
+  if (network_) {
+    network_->wake(bell().asleep.load(std::memory_order_seq_cst));
+  }
 }
 
 bool Endpoint::is_forked_copy() const { return fork_guard::generation() != fork_generation_; }

@@ -1,6 +1,7 @@
-// One rank's presence on its host: its arena, the mapped arenas of the others, its doorbell,
-// and who is still alive. Communicators (the one of init() and all that are split from it)
-// share the endpoint; it lives as long as any of them or of their operations.
+// One rank's presence among the others: its arena, the mapped arenas of its host, its network
+// connections to ranks that it shares no memory with, its doorbell, and who is still alive.
+// Communicators (the one of init() and all that are split from it) share the endpoint; it lives as
+// long as any of them or of their operations.
 //
 // Threads: immutable after construction but for the liveness flags (atomics, set once) and the
 // trace recorder (its own rules).
@@ -13,6 +14,7 @@
 
 #include "comm/arena.h"
 #include "comm/control.h"
+#include "comm/network.h"
 #include "comm/rendezvous.h"
 #include "comm/trace.h"
 
@@ -23,8 +25,9 @@ enum class Meeting { processes, threads };
 class Endpoint {
  public:
   // Meets the other ranks. `control_bytes` are set aside for the first communicator and made
-  // ready by `prepare_control` before any peer can see them.
-  static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place,
+  // ready by `prepare_control` before any peer can see them. With `tcp` the ranks share no
+  // memory, even where they could.
+  static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place, const TcpPlace* tcp,
                                         size_t control_bytes,
                                         const std::function<void(std::byte*)>& prepare_control);
   ~Endpoint();
@@ -40,14 +43,29 @@ class Endpoint {
   bool shares_process() const { return shares_process_; }  // ranks are threads
   bool oversubscribed() const { return oversubscribed_; }
 
+  // nullptr when every rank is reached through memory.
+  Network* network() const { return network_.get(); }
+  bool is_remote(int r) const { return network_ && r != rank_; }
+
+  // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
+  // what announce_sleep() said.
+  void sleep(uint32_t seen, int64_t nanoseconds);
+  // Wakes this process's own threads, wherever they sleep.
+  void wake_own_threads();
+
+  // Of a rank that shares memory with this one.
   std::byte* base_of(int r) const { return neighbours_[r].base; }
   Doorbell& bell_of(int r) const { return *neighbours_[r].bell; }
   int32_t process_of(int r) const { return neighbours_[r].process; }
   uint64_t root_control_offset_of(int r) const;
 
-  // Looks at the pidfds (one poll); dead(r) says what was seen so far. Any thread.
+  // Looks at the pidfds (one poll) and at lost connections; dead(r) says what was seen so far. Any
+  // thread.
   void look_for_deaths();
   bool dead(int r) const { return neighbours_[r].dead.load(std::memory_order_acquire); }
+
+  // How r's end showed, for messages: "died", "is out of reach: ...".
+  std::string how_it_ended(int r) const;
 
   // This process was forked off the one that made the endpoint.
   bool is_forked_copy() const;
@@ -55,6 +73,7 @@ class Endpoint {
  private:
   Endpoint() = default;
   void take_in(int r, Presence& present);
+  void connect(const MeetingPlace& place, const TcpPlace& tcp, std::vector<Presence>& present);
 
   struct Neighbour {
     std::shared_ptr<ArenaView> view;
@@ -73,6 +92,8 @@ class Endpoint {
   std::shared_ptr<std::byte> header_block_;
   std::shared_ptr<std::byte> control_block_;
   std::vector<Neighbour> neighbours_;
+  std::unique_ptr<Network> network_;
+  Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
   TraceRecorder trace_;
 };
 

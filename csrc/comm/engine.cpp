@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 
@@ -13,9 +14,20 @@
 namespace dpcore {
 namespace {
 
+// A look at the network costs as much as 20 looks at memory, and what comes takes longer.
+constexpr int kLooksAtNetwork = 80;
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
 constexpr int kRoundsPerLook = 256;
+
+// A sleep ends some time after it should; the rest is spent looking.
+constexpr int64_t kWakeEarlyNs = 15'000;
+
+// By default the kernel adds up to 50 us to every sleep of a thread.
+void sleep_precisely() {
+  static thread_local const int done = prctl(PR_SET_TIMERSLACK, 1);
+  (void)done;
+}
 
 class Count {  // counts a scope in an atomic
  public:
@@ -32,7 +44,10 @@ class Count {  // counts a scope in an atomic
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+Engine::Engine(std::shared_ptr<Endpoint> endpoint)
+    : endpoint_(std::move(endpoint)),
+      looks_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAtNetwork),
+      has_short_way_(endpoint_->network() == nullptr && !endpoint_->oversubscribed()) {}
 
 Engine::~Engine() {
   stopping_.store(true);
@@ -43,7 +58,7 @@ Engine::~Engine() {
       (void)new std::thread(std::move(progress_thread_));
     } else {
       wake_progress_thread();
-      endpoint_->bell().ring();
+      endpoint_->wake_own_threads();
       progress_thread_.join();
     }
   }
@@ -69,7 +84,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
     if (progress_idle_.load(std::memory_order_seq_cst)) {
       wake_progress_thread();
     } else if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-      endpoint_->bell().ring();
+      endpoint_->wake_own_threads();
     }
   }
 }
@@ -103,8 +118,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         ++idle_rounds;
-        const bool patient =
-            crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < kLooksBeforeSleep;
+        const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < looks_;
         if (patient) {
           seat_.store(false, std::memory_order_release);
           if (crowded) {
@@ -115,7 +129,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         sleep_on_bell(now_ns() + kSliceNs);  // gives the seat back
-      } else if (++idle_rounds < kLooksBeforeSleep) {
+      } else if (++idle_rounds < looks_) {
         sched_yield();  // another thread is within a segment: it will see that we want the seat
       } else {
         const Count asleep(sleepers_);
@@ -152,7 +166,7 @@ void Engine::leave_rest_to_progress_thread() {
 // Looks again and again, with the seat, until something moved, patience is over, or another
 // thread has work or wants the seat.
 bool Engine::watch(int& rounds) {
-  while (rounds < kLooksBeforeSleep && waiters_.load(std::memory_order_relaxed) == 1 &&
+  while (rounds < looks_ && waiters_.load(std::memory_order_relaxed) == 1 &&
          submitted_.load(std::memory_order_relaxed) == nullptr) {
     ++rounds;
     pause_between_looks();
@@ -166,7 +180,7 @@ bool Engine::watch(int& rounds) {
 void Engine::release_seat() {
   seat_.store(false, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    endpoint_->bell().ring();
+    endpoint_->wake_own_threads();
   }
 }
 
@@ -194,6 +208,9 @@ void Engine::take_submissions() {
 }
 
 bool Engine::advance_all() {
+  if (Network* network = endpoint_->network()) {
+    network->poll();
+  }
   if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs) {
     look_for_trouble();
   }
@@ -259,7 +276,7 @@ void Engine::complete(size_t index, Operation::Status status) {
     background_.fetch_sub(1, std::memory_order_seq_cst);
   }
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    endpoint_->bell().ring();
+    endpoint_->wake_own_threads();
   }
 }
 
@@ -269,6 +286,14 @@ bool Engine::relieve_all() {
     changed |= operation->relieve();
   }
   return changed;
+}
+
+int64_t Engine::next_event_ns() const {
+  int64_t next = INT64_MAX;
+  for (const auto& operation : active_) {
+    next = std::min(next, operation->next_event_ns());
+  }
+  return next;
 }
 
 // Called with the seat, returns without it.
@@ -292,10 +317,14 @@ void Engine::sleep_on_bell(int64_t until_ns) {
     release_seat();
     return;
   }
+  const int64_t next_event = next_event_ns();
   seat_.store(false, std::memory_order_seq_cst);
-  const int64_t left = until_ns - now_ns();
+  const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
+  if (next_event != INT64_MAX) {
+    sleep_precisely();
+  }
   if (left > 0 && submitted_.load(std::memory_order_seq_cst) == nullptr) {
-    futex_wait(bell.rings, seen, left);
+    endpoint_->sleep(seen, left);
   }
   bell.withdraw();
 }

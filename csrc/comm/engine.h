@@ -32,11 +32,17 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // How often a waiting caller looks before it sleeps, with a processor for every rank: longer
-  // than a small operation, shorter than a time slice.
+  // than a small operation, shorter than a time slice. (Over TCP it looks fewer times.)
   static constexpr int kLooksBeforeSleep = 1500;
 
   // Called now and then while a thread waits; throws to give up (Ctrl-C).
   using Interrupt = std::function<void()>;
+
+  // On a slow link a thread that waits is to leave its processor to others at once.
+  void sleep_early() {
+    looks_ = 1;
+    has_short_way_ = false;
+  }
 
   // Hands over an operation. `background`: somebody may never wait for it, so the progress
   // thread has to drive it.
@@ -80,6 +86,7 @@ class Engine {
   void note_end_of_wait(Operation& operation);
   void look_for_trouble();
   bool relieve_all();
+  int64_t next_event_ns() const;
   void sleep_on_bell(int64_t until_ns);
   void progress_loop();
   void start_progress_thread();
@@ -87,6 +94,8 @@ class Engine {
   void leave_rest_to_progress_thread();
 
   std::shared_ptr<Endpoint> endpoint_;
+  int looks_;           // of a waiting thread before it sleeps
+  bool has_short_way_;  // may operations run seated?
   alignas(64) std::atomic<Operation*> submitted_{nullptr};
   std::atomic<uint32_t> in_flight_{0};
   alignas(64) std::atomic<bool> seat_{false};

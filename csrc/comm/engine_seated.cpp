@@ -8,7 +8,7 @@
 namespace dpcore {
 
 bool Engine::try_sit_down() {
-  if (in_flight_.load(std::memory_order_relaxed) != 0 || endpoint_->oversubscribed() ||
+  if (in_flight_.load(std::memory_order_relaxed) != 0 || !has_short_way_ ||
       endpoint_->trace().recording() || !try_take_seat()) {
     return false;
   }

@@ -9,10 +9,13 @@ namespace dpcore {
 
 void Engine::look_for_trouble() {
   last_look_ns_ = now_ns();
+  if (Network* network = endpoint_->network()) {
+    network->look_for_broken_lines();
+  }
   endpoint_->look_for_deaths();
   for (const auto& operation : active_) {
     Group& group = operation->group();
-    group.mine().alive_ns.store(last_look_ns_, std::memory_order_relaxed);
+    group.show_life(last_look_ns_);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
     }
@@ -24,8 +27,10 @@ void Engine::look_for_trouble() {
       const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
       group.fail(ErrorKind::peer_lost, r,
                  "rank " + std::to_string(r) + " (process " + process + ") " +
-                     (group.has_left(r) ? "finalized and left" : "died") + " and is needed for " +
-                     operation->describe() + "; " + group.last_operation_of(r) +
+                     (group.has_left(r) ? "finalized and left"
+                                        : group.endpoint().how_it_ended(group.member(r))) +
+                     " and is needed for " + operation->describe() + "; " +
+                     group.last_operation_of(r) +
                      ". Start the job again, or call init() anew with the ranks that remain");
     }
     if (!group.failed() && last_look_ns_ >= operation->deadline_ns) {

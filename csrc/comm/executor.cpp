@@ -25,22 +25,24 @@ void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
   const Schedule& schedule = task.program->schedule;
   steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
 
-  const size_t segment = kSegmentBytes / element_;
+  segment_ = task.transport->segment_bytes() / element_;
   size_t longest = 0;
   for (const ChunkPlace& place : places_) {
     longest = std::max(longest, place.elements);
   }
-  for (size_t begin = 0; begin < longest; begin += segment) {
+  for (size_t begin = 0; begin < longest; begin += segment_) {
     for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
       const ChunkPlace& place = places_[chunk];
       const bool concerns_us = !task.program->lanes[chunk].empty() || place.initial != nullptr;
       if (begin < place.elements && concerns_us) {
-        jobs_.push_back({chunk, begin, std::min(place.elements, begin + segment)});
+        jobs_.push_back({chunk, begin, std::min(place.elements, begin + segment_)});
       }
     }
   }
   const size_t width = std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
-  window_.resize(std::max(window_.size(), width));
+  const size_t wide_enough =
+      std::min(jobs_.size(), task.transport->window_bytes() / task.transport->segment_bytes());
+  window_.resize(std::max({window_.size(), width, wide_enough}));
   for (Running& running : window_) {
     running.finished = true;
     if (next_job_ < jobs_.size()) {
@@ -111,7 +113,7 @@ bool ProgramRun::advance(Running& running) {
 
 MessageTag ProgramRun::tag_of(const Running& running, const LaneStep& step) const {
   const Job& job = jobs_[running.job];
-  const uint64_t segment = job.begin / (kSegmentBytes / element_);
+  const uint64_t segment = job.begin / segment_;
   const uint64_t lane = segment * task_.program->schedule.chunks + job.chunk;
   return {task_.operation, lane * steps_ + step.step};
 }
@@ -164,9 +166,12 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
         reduce_operands(step, home + offset, n);
       }
     };
+    std::byte* place = gathers        ? running.gathered.data() + i * bytes
+                       : step.reduces ? nullptr
+                                      : home;
     const size_t before = received;
-    received =
-        task_.transport->pull(source, {tag_of(running, step), bytes, 0}, received, Sink(take));
+    received = task_.transport->pull(source, {tag_of(running, step), bytes, 0}, received,
+                                     Sink(take, place));
     received_ += received - before;
     moved_ |= received != before;
     complete &= received == bytes;

@@ -14,12 +14,19 @@
 namespace dpcore {
 
 Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
-             const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block)
+             const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block,
+             std::unique_ptr<RemoteMembers> remote)
     : endpoint_(std::move(endpoint)),
       members_(std::move(members)),
       rank_(rank),
-      own_block_(std::move(own_block)) {
+      own_block_(std::move(own_block)),
+      remote_(std::move(remote)) {
   for (size_t r = 0; r < members_.size(); ++r) {
+    if (is_remote(static_cast<int>(r))) {
+      bases_.push_back(remote_->base(static_cast<int>(r)));
+      controls_.push_back(reinterpret_cast<ControlBlock*>(bases_.back()));
+      continue;
+    }
     bases_.push_back(endpoint_->base_of(members_[r]));
     controls_.push_back(reinterpret_cast<ControlBlock*>(bases_[r] + offsets[r]));
     const ControlBlock& control = *controls_.back();
@@ -29,6 +36,19 @@ Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int r
                             " shows a control page of another version or group");
     }
   }
+}
+
+std::unique_ptr<RemoteMembers> Group::meet_remote(const Endpoint& endpoint,
+                                                  const std::vector<int>& members, int rank,
+                                                  uint64_t id) {
+  std::vector<bool> remote;
+  for (const int member : members) {
+    remote.push_back(endpoint.is_remote(member));
+  }
+  return std::find(remote.begin(), remote.end(), true) == remote.end()
+             ? nullptr
+             : std::make_unique<RemoteMembers>(*endpoint.network(), id, members, std::move(remote),
+                                               rank);
 }
 
 size_t Group::control_bytes(int world) {
@@ -50,6 +70,9 @@ void Group::ring_others() const {
     if (r != rank_) {
       endpoint_->bell_of(members_[r]).ring_if_asleep();
     }
+  }
+  if (remote_) {
+    remote_->flush_all();
   }
 }
 
@@ -75,6 +98,9 @@ void Group::fail(ErrorKind kind, int culprit, const std::string& reason) {
     std::snprintf(record.reason, sizeof(record.reason), "%s", reason.c_str());
     record.state.store(2, std::memory_order_release);
     failed_.store(true, std::memory_order_release);
+    if (remote_) {
+      remote_->tell_failure(record);
+    }
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
@@ -108,8 +134,11 @@ bool Group::adopt_failure_of_peer() {
 
 void Group::leave() {
   mine().left.store(1, std::memory_order_release);
+  if (remote_) {
+    remote_->tell_left();
+  }
   for (int r = 0; r < world(); ++r) {
-    if (r != rank_) {
+    if (r != rank_ && !is_remote(r)) {
       endpoint_->bell_of(members_[r]).ring();
       control(r).departed.fetch_add(1, std::memory_order_acq_rel);
     }
@@ -117,11 +146,12 @@ void Group::leave() {
 }
 
 bool Group::everybody_left() const {
-  uint32_t dead = 0;
+  uint32_t gone = 0;
   for (int r = 0; r < world(); ++r) {
-    dead += r != rank_ && is_dead(r) ? 1 : 0;
+    // A remote rank never looks at this rank's memory.
+    gone += r != rank_ && (is_remote(r) || is_dead(r)) ? 1 : 0;
   }
-  return mine().departed.load(std::memory_order_acquire) + dead + 1 >=
+  return mine().departed.load(std::memory_order_acquire) + gone + 1 >=
          static_cast<uint32_t>(world());
 }
 
@@ -140,6 +170,16 @@ void Group::finish_operation(uint64_t number) {
   HistoryEntry& entry = mine().history[number % kHistory];
   if (entry.number.load(std::memory_order_relaxed) == number + 1) {
     entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
+  }
+  if (remote_) {
+    remote_->tell_finished(number);
+  }
+}
+
+void Group::show_life(int64_t now) {
+  mine().alive_ns.store(now, std::memory_order_relaxed);
+  if (remote_) {
+    remote_->tell_alive();
   }
 }
 

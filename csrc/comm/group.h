@@ -14,6 +14,7 @@
 
 #include "comm/control.h"
 #include "comm/endpoint.h"
+#include "comm/remote_members.h"
 
 namespace dpcore {
 
@@ -33,9 +34,16 @@ struct Failure {
 class Group {
  public:
   // `members[r]` is the endpoint rank of rank r; `offsets[r]` where its control block lies in
-  // its arena. `own_block` keeps ours when it was allocated for this group.
+  // its arena (of a remote rank it counts nothing). `own_block` keeps ours when it was allocated
+  // for this group. `remote` are the members reached by TCP, from meet_remote().
   Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
-        const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block);
+        const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block,
+        std::unique_ptr<RemoteMembers> remote);
+  // Ready to receive frames of the group, before any member can send one; nullptr when all
+  // members share memory. `id` names the group in frames, alike on all members.
+  static std::unique_ptr<RemoteMembers> meet_remote(const Endpoint& endpoint,
+                                                    const std::vector<int>& members, int rank,
+                                                    uint64_t id);
   static size_t control_bytes(int world);
   // Makes zeroed memory a control block; to be done before peers may look.
   static void prepare_control(std::byte* at, int rank, int world);
@@ -55,7 +63,16 @@ class Group {
     return reinterpret_cast<std::atomic<uint64_t>*>(controls_[r] + 1);
   }
 
+  // The members that share no memory with this rank; nullptr when there are none.
+  RemoteMembers* remote() const { return remote_.get(); }
+  bool is_remote(int r) const { return remote_ && remote_->contains(r); }
+
+  // Makes r look at what was published: frames to it leave, or its bell rings if it sleeps.
   void ring(int r) const {
+    if (is_remote(r)) {
+      remote_->flush(r);
+      return;
+    }
     Doorbell::fence_before_look();
     endpoint_->bell_of(members_[r]).ring_if_asleep();
   }
@@ -77,6 +94,8 @@ class Group {
 
   void enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes);
   void finish_operation(uint64_t number);
+  // This rank waits, and is neither stopped nor cut off.
+  void show_life(int64_t now);
   // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
   std::string last_operation_of(int r) const;
   static std::string describe(uint64_t number, const Fingerprint& what);
@@ -90,6 +109,7 @@ class Group {
   std::vector<ControlBlock*> controls_;
   std::vector<std::byte*> bases_;
   std::shared_ptr<std::byte> own_block_;
+  std::unique_ptr<RemoteMembers> remote_;
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;
   Failure failure_;

@@ -16,7 +16,7 @@ void MessageOperation::prepare(std::shared_ptr<SharedState> shared, Direction di
   group_ = shared_->group_ptr();
   direction_ = direction;
   peer_ = peer;
-  message_ = {{kUserMessage, tag}, bytes, static_cast<uint64_t>(dtype) + 1};
+  message_ = {{kUserMessage, tag}, bytes, static_cast<uint64_t>(dtype) + 1, true};
   data_ = data;
   done_ = 0;
   lane_ = {direction == Direction::send, peer, tag};
@@ -54,7 +54,7 @@ Operation::Progress MessageOperation::advance() {
     auto take = [this](const std::byte* from, size_t offset, size_t bytes) {
       std::memcpy(data_ + offset, from, bytes);
     };
-    done_ = shared_->transport().pull(peer_, message_, done_, Sink(take));
+    done_ = shared_->transport().pull(peer_, message_, done_, Sink(take, data_));
   }
   if (done_ == message_.total) {
     end_turn();
@@ -85,6 +85,11 @@ std::string MessageOperation::who_is_late() const {
                    group_->last_operation_of(peer_);
 }
 
-void MessageOperation::retire() { data_ = nullptr; }
+void MessageOperation::retire() {
+  if (group_->failed()) {
+    shared_->transport().give_up();
+  }
+  data_ = nullptr;
+}
 
 }  // namespace dpcore

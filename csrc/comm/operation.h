@@ -47,6 +47,8 @@ class Operation {
   virtual int first_late() const = 0;
   // When no operation of the engine can go on: make room, say whether anything changed.
   virtual bool relieve() { return false; }
+  // When there is something to do again though nothing has come; INT64_MAX: no such moment.
+  virtual int64_t next_event_ns() const { return INT64_MAX; }
   // Lets go of what the operation holds; called once, by the engine, before the status is set.
   virtual void retire() = 0;
 

@@ -59,7 +59,6 @@ class ProgramRun {
     const double* factors = nullptr;  // by rank, where contributions are added all at once
     double mean_scale = 1.0;
   };
-  static constexpr size_t kSegmentBytes = 65536;
 
   // `places` has one entry per chunk of the schedule; entries without lanes are ignored.
   void start(const Task& task, std::vector<ChunkPlace>& places);
@@ -98,6 +97,7 @@ class ProgramRun {
 
   Task task_;
   size_t element_ = 1;
+  size_t segment_ = 1;  // elements
   int steps_ = 1;
   std::vector<ChunkPlace> places_;
   std::vector<Job> jobs_;

@@ -3,6 +3,8 @@
 #include "comm/shared_state.h"
 
 #include "comm/transport_mapped.h"
+#include "comm/transport_paced.h"
+#include "comm/transport_tcp.h"
 
 namespace dpcore {
 
@@ -33,8 +35,18 @@ const char* name_of(Path path, Collective collective) {
   return "automatic";
 }
 
-SharedState::SharedState(std::shared_ptr<Group> group)
-    : group_(std::move(group)), transport_(std::make_unique<MappedTransport>(*group_)) {}
+SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link)
+    : group_(std::move(group)) {
+  if (group_->remote() != nullptr) {
+    transport_ = std::make_unique<TcpTransport>(*group_);
+  } else {
+    transport_ = std::make_unique<MappedTransport>(*group_);
+  }
+  if (link) {
+    has_link_ = true;
+    transport_ = std::make_unique<PacedTransport>(std::move(transport_), std::move(link), *group_);
+  }
+}
 
 std::byte* SharedState::stage(uint64_t number) {
   auto& stage = stages_[number % kStages];

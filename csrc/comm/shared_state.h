@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "comm/group.h"
+#include "comm/link.h"
 #include "comm/transport.h"
 
 namespace dpcore {
@@ -46,15 +47,17 @@ using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
  public:
-  static constexpr int kStages = 4;
-  static constexpr size_t kStageBytes = size_t{512} << 10;
+  static constexpr int kStages = dpcore::kStages;
+  static constexpr size_t kStageBytes = dpcore::kStageBytes;
   static constexpr int kStageBuffers = 4;
 
-  explicit SharedState(std::shared_ptr<Group> group);
+  // `link` holds messages back as a slower network would; nullptr: as fast as they go.
+  SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link);
 
   Group& group() const { return *group_; }
   std::shared_ptr<Group> group_ptr() const { return group_; }
   Transport& transport() const { return *transport_; }
+  bool has_link() const { return has_link_; }
   // The memory behind the stage of an operation, made at first use, and who used it before the
   // operation; under the engine's seat.
   std::byte* stage(uint64_t number);
@@ -76,6 +79,7 @@ class SharedState {
  private:
   std::shared_ptr<Group> group_;
   std::unique_ptr<Transport> transport_;
+  bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
   std::array<uint64_t, kStages> unchecked_{kNobody, kNobody, kNobody, kNobody};

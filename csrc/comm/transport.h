@@ -3,7 +3,7 @@
 // A message has a tag (the operation it belongs to and a part number within it) and a length
 // that both sides know beforehand. Both calls do what they can at once and return; the engine
 // comes back when something may have changed. Messages of different tags may overtake each
-// other; fragments of one message keep their order.
+// other; two of the same tag keep their order.
 #pragma once
 
 #include <cstddef>
@@ -23,27 +23,37 @@ struct MessageTag {
 // What both sides of a message must agree on.
 struct Message {
   MessageTag tag;
-  size_t total = 0;      // bytes
-  uint64_t content = 0;  // what the bytes are (a dtype), checked where they arrive
+  size_t total = 0;          // bytes
+  uint64_t content = 0;      // what the bytes are (a dtype), checked where they arrive
+  bool keeps_order = false;  // other messages may bear the same tag
 };
 
-// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie.
+// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie. `place`,
+// where given, is memory for the whole message: a transport may write the bytes there itself
+// instead of calling.
 class Sink {
  public:
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, Sink>)
-  Sink(F& take)  // NOLINT: implicit, a Sink lives as long as the call that it is passed to
-      : context_(&take), call_([](void* f, const std::byte* data, size_t offset, size_t bytes) {
+  Sink(F& take, std::byte* place = nullptr)  // NOLINT: implicit, lives as long as the call
+      : place_(place),
+        context_(&take),
+        call_([](void* f, const std::byte* data, size_t offset, size_t bytes) {
           (*static_cast<F*>(f))(data, offset, bytes);
         }) {}
   void operator()(const std::byte* data, size_t offset, size_t bytes) const {
     call_(context_, data, offset, bytes);
   }
+  std::byte* place() const { return place_; }
 
  private:
+  std::byte* place_;
   void* context_;
   void (*call_)(void*, const std::byte*, size_t, size_t);
 };
+
+// Throws Mismatch, naming both sides, when what came is not what is expected here.
+void check_content(int peer, const Message& expected, size_t total, uint64_t content);
 
 class Transport {
  public:
@@ -51,11 +61,22 @@ class Transport {
   // Copies out data[from, total) as far as there is room; returns how far it came. The copied
   // part of `data` may be changed afterwards. Messages of no bytes are not sent at all.
   virtual size_t push(int peer, const Message& message, const std::byte* data, size_t from) = 0;
-  // Gives the bytes that have come since `from` to the sink; returns how far the message came.
+  // Gives the bytes that have come to the sink, in any order; `from` is how many it had before,
+  // the result how many it has now.
   virtual size_t pull(int peer, const Message& message, size_t from, const Sink& sink) = 0;
   // Called when no operation can go on: sets aside messages that nobody has asked for yet, if
   // they stand in the way of others. True when that made room.
   virtual bool set_aside_unexpected() = 0;
+  // An operation of the group has failed: nobody will come back for what is on its way.
+  virtual void give_up() {}
+  // What an operation waits for after all have entered it, where the link is an emulated one.
+  virtual int64_t entry_latency_ns() const { return 0; }
+  // When a message that is held back may go on; INT64_MAX: none is.
+  virtual int64_t next_event_ns() const { return INT64_MAX; }
+  // How large the pieces should be that a large transfer is cut into.
+  virtual size_t segment_bytes() const = 0;
+  // How much has to be on its way at a time to keep the connection busy.
+  virtual size_t window_bytes() const { return 0; }
   // Memory that peers may still look at after this transport is gone.
   virtual std::vector<std::shared_ptr<std::byte>> take_blocks() = 0;
 };

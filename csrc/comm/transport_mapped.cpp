@@ -76,26 +76,13 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
   return from;
 }
 
-void MappedTransport::check(int peer, const Message& expected, size_t total, uint64_t content) {
-  if (total != expected.total || content != expected.content) {
-    const auto kind = [](uint64_t c) {
-      return c == 0 ? std::string("bytes") : std::string(name_of(static_cast<DType>(c - 1)));
-    };
-    throw Mismatch("a message from rank " + std::to_string(peer) + " (tag " +
-                   std::to_string(expected.tag.part) + ") has " + std::to_string(total) +
-                   " bytes of " + kind(content) + ", but " + std::to_string(expected.total) +
-                   " of " + kind(expected.content) +
-                   " are expected here; both sides must agree on shape and dtype");
-  }
-}
-
 size_t MappedTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
   const MessageTag& tag = message.tag;
   const size_t total = message.total;
   if (auto& aside = aside_[peer]; !aside.empty()) {
     if (const auto found = aside.find(tag); found != aside.end()) {
       for (const Fragment& fragment : found->second) {
-        check(peer, message, fragment.total, fragment.content);
+        check_content(peer, message, fragment.total, fragment.content);
         sink(fragment.bytes.data(), fragment.offset, fragment.bytes.size());
         from += fragment.bytes.size();
         if (from == total) {
@@ -125,7 +112,7 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
     if (cell.tag != tag) {
       break;
     }
-    check(peer, message, cell.total, cell.content);
+    check_content(peer, message, cell.total, cell.content);
     sink(cell.data, cell.offset, cell.bytes);
     from += cell.bytes;
     box->taken.store(++taken, std::memory_order_release);

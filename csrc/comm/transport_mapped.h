@@ -23,10 +23,12 @@ class MappedTransport : public Transport {
   size_t push(int peer, const Message& message, const std::byte* data, size_t from) override;
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
+  size_t segment_bytes() const override { return kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return std::move(owned_); }
 
   static constexpr size_t kCellBytes = 16384;
   static constexpr size_t kCells = 16;
+  static constexpr size_t kSegmentBytes = 65536;
 
  private:
   struct Mailbox;
@@ -39,7 +41,6 @@ class MappedTransport : public Transport {
 
   Mailbox* outgoing(int peer);
   Mailbox* incoming(int peer);
-  static void check(int peer, const Message& expected, size_t total, uint64_t content);
 
   Group& group_;
   std::vector<Mailbox*> outgoing_;

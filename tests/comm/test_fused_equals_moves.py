@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dpcore
+from tests.comm.modes import HOW, MODES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.complex64)
 OPS = {
@@ -205,7 +206,7 @@ def star(world=3, **changes):
     return dpcore.Schedule("star", **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("mode", ("threads", "processes"))
+@pytest.mark.parametrize("mode", MODES)
 def test_a_schedule_of_ones_own_runs(mode):
     def body(comm):
         data = [random_data(rank, torch.float32, 100_003) for rank in range(3)]
@@ -219,7 +220,7 @@ def test_a_schedule_of_ones_own_runs(mode):
         assert moved["peer_reads"] == 2 * plan_cost["received_bytes"][comm.rank]
         return torch.equal(tensor, expected) and torch.equal(second, expected)
 
-    assert all(dpcore.spawn(body, 3, mode=mode))
+    assert all(dpcore.spawn(body, 3, **HOW[mode]))
 
 
 @pytest.mark.parametrize(

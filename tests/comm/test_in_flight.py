@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import dpcore
+from tests.comm.modes import HOW, MODES
 
-MODES = ("threads", "processes")
-both_modes = pytest.mark.parametrize("mode", MODES)
+every_mode = pytest.mark.parametrize("mode", MODES)
 SIZES = (1, 3, 1000, 70_001, 0, 5, 262_144, 17, 4096, 33)
 
 
@@ -28,7 +28,7 @@ def summed(seed, count, ranks):
 # ---- messages --------------------------------------------------------------------------------
 
 
-@both_modes
+@every_mode
 def test_messages_find_their_receiver_by_tag_in_any_order(mode):
     def body(comm):
         if comm.rank == 0:
@@ -41,10 +41,10 @@ def test_messages_find_their_receiver_by_tag_in_any_order(mode):
                 assert torch.equal(tensor, numbers(tag, count))
         comm.barrier()
 
-    dpcore.spawn(body, 2, mode=mode)
+    dpcore.spawn(body, 2, **HOW[mode])
 
 
-@both_modes
+@every_mode
 @pytest.mark.parametrize("count", (10, 300_000), ids=("small", "large"))
 def test_messages_with_the_same_tag_arrive_in_the_order_of_the_calls(mode, count):
     def body(comm):
@@ -56,10 +56,10 @@ def test_messages_with_the_same_tag_arrive_in_the_order_of_the_calls(mode, count
             work.wait()
         return [i for i, target in enumerate(targets) if not torch.equal(target, numbers(i, count))]
 
-    assert dpcore.spawn(body, 2, mode=mode) == [[], []]
+    assert dpcore.spawn(body, 2, **HOW[mode]) == [[], []]
 
 
-@both_modes
+@every_mode
 def test_everybody_sends_to_everybody_at_once(mode):
     def body(comm):
         peers = [r for r in range(comm.world_size) if r != comm.rank]
@@ -76,7 +76,7 @@ def test_everybody_sends_to_everybody_at_once(mode):
         for work in sent:
             work.wait()
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
 def test_a_message_of_another_size_is_a_mismatch():
@@ -94,7 +94,7 @@ def test_a_message_of_another_size_is_a_mismatch():
 # ---- asynchronous work -----------------------------------------------------------------------
 
 
-@both_modes
+@every_mode
 def test_many_all_reduces_in_flight_waited_for_in_reverse(mode):
     def body(comm):
         ranks = range(comm.world_size)
@@ -108,10 +108,10 @@ def test_many_all_reduces_in_flight_waited_for_in_reverse(mode):
             assert work.is_completed()
             assert torch.equal(tensor, summed(10 * i, tensor.numel(), ranks))
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
-@both_modes
+@every_mode
 def test_different_kinds_and_priorities_in_flight(mode):
     """Also with lists of moves, whose messages stand in each other's way, and with priorities
     that differ between the ranks."""
@@ -130,10 +130,10 @@ def test_different_kinds_and_priorities_in_flight(mode):
             work.wait()
             assert torch.equal(tensor, summed(10 * i, tensor.numel(), range(world)))
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
-@both_modes
+@every_mode
 def test_operations_that_overtake_leave_the_stage_of_a_slow_one_alone(mode):
     """Ordinary memory goes through one of a few stages in turn. The operations between two users
     of the same stage may be of a kind that needs none, and be over long before the first user."""
@@ -156,7 +156,7 @@ def test_operations_that_overtake_leave_the_stage_of_a_slow_one_alone(mode):
                 expected = summed(10 * i, tensor.numel(), range(world))
                 assert torch.equal(tensor, expected), (round_, i)
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
 def test_an_urgent_operation_overtakes_a_large_one():
@@ -246,7 +246,7 @@ def test_a_work_may_be_dropped_while_it_is_in_flight():
 # ---- groups ----------------------------------------------------------------------------------
 
 
-@both_modes
+@every_mode
 def test_split_by_color_and_key(mode):
     def body(comm):
         rank, world = comm.rank, comm.world_size
@@ -269,10 +269,10 @@ def test_split_by_color_and_key(mode):
         same_order = comm.split(0)
         assert same_order.rank == rank
 
-    dpcore.spawn(body, 5, mode=mode)
+    dpcore.spawn(body, 5, **HOW[mode])
 
 
-@both_modes
+@every_mode
 def test_groups_and_their_parent_work_at_the_same_time(mode):
     def body(comm):
         rank = comm.rank
@@ -290,7 +290,7 @@ def test_groups_and_their_parent_work_at_the_same_time(mode):
             work.wait()
             assert torch.equal(tensor, summed(10 * i, SIZES[i], ranks))
 
-    dpcore.spawn(body, 4, mode=mode)
+    dpcore.spawn(body, 4, **HOW[mode])
 
 
 def test_a_closed_group_does_not_disturb_its_parent():
@@ -309,7 +309,7 @@ def test_a_closed_group_does_not_disturb_its_parent():
     dpcore.spawn(body, 4, mode="threads")
 
 
-@both_modes
+@every_mode
 def test_communicators_one_after_the_other(mode):
     def body(comm, job):
         for i in range(4):
@@ -320,12 +320,12 @@ def test_communicators_one_after_the_other(mode):
             dpcore.finalize()
             with pytest.raises(dpcore.Error, match="finalized"):
                 comm.all_reduce(tensor)
-            transport = "inproc" if mode == "threads" else "shm"
+            transport = comm.transport
             comm = dpcore.init(
                 rank=rank, world_size=world, init_method=f"{job}-{i}", transport=transport
             )
 
-    dpcore.spawn(body, 3, f"after-each-other-{mode}-{time.time_ns()}", mode=mode)
+    dpcore.spawn(body, 3, f"after-each-other-{mode}-{time.time_ns()}", **HOW[mode])
 
 
 def test_several_communicators_at_once():

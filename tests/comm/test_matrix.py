@@ -11,8 +11,9 @@ import pytest
 
 import dpcore
 from tests.comm import matrix
+from tests.comm.modes import HOW
 
-SEEDS = {"threads": 20, "processes": 21}
+SEEDS = {"threads": 20, "processes": 21, "tcp": 22}
 CHOSEN = {mode: matrix.pairwise(seed) for mode, seed in SEEDS.items()}
 IS_FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 
@@ -22,7 +23,7 @@ def of_world(world, cases):
 
 
 def assert_right(world, cases, mode, timeout=60.0):
-    results = dpcore.spawn(matrix.run_cases, world, cases, mode=mode, timeout=timeout)
+    results = dpcore.spawn(matrix.run_cases, world, cases, timeout=timeout, **HOW[mode])
     problems = [problem for _, of_rank in results for problem in of_rank]
     for case, fingerprints in zip(cases, zip(*(f for f, _ in results), strict=True), strict=True):
         if len(set(fingerprints)) > 1:

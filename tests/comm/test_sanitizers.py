@@ -19,21 +19,34 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module", params=sorted(ENVIRONMENT))
 def flavour(request):
-    program = f"build/cpp/{request.param}/stress"
-    subprocess.run(["make", "-s", "-j2", program], cwd=ROOT, check=True, timeout=1500)
+    programs = [f"build/cpp/{request.param}/{name}" for name in ("stress", "frames")]
+    subprocess.run(["make", "-s", "-j2", *programs], cwd=ROOT, check=True, timeout=1500)
     return request.param
 
 
+def run_program(flavour, name, *arguments):
+    """What it says; it must end well."""
+    run = subprocess.run(
+        [ROOT / "build" / "cpp" / flavour / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **ENVIRONMENT[flavour]},
+    )
+    assert run.returncode == 0, f"{arguments}:\n{run.stdout}\n{run.stderr[-6000:]}"
+    return run.stdout
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_random_operations_of_ranks_as_threads(flavour, world):
+def test_random_operations_of_ranks_as_threads(flavour, world, transport):
     rounds, seeds = (400, range(8)) if FULL else (60, range(2))
     for seed in seeds:
-        run = subprocess.run(
-            [ROOT / "build" / "cpp" / flavour / "stress", str(world), str(seed), str(rounds)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={**os.environ, **ENVIRONMENT[flavour]},
-        )
-        assert run.returncode == 0, f"seed {seed}:\n{run.stdout}\n{run.stderr[-6000:]}"
-        assert f"world {world}, seed {seed}, {rounds} rounds: fine" in run.stdout
+        said = run_program(flavour, "stress", world, seed, rounds, transport)
+        assert f"world {world}, seed {seed}, {rounds} rounds: fine" in said
+
+
+def test_frames_that_no_rank_would_send(flavour):
+    rounds, seeds = (300, range(8)) if FULL else (30, range(2))
+    for seed in seeds:
+        assert f"seed {seed}, {rounds} rounds: fine" in run_program(flavour, "frames", seed, rounds)

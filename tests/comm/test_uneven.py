@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dpcore
+from tests.comm.modes import HOW, MODES
 
-MODES = ("threads", "processes")
 SIZES = {
     "small": (0, 5, 2),
     "one has all": (7, 0, 0),
@@ -122,7 +122,7 @@ def test_all_to_all_of_uneven_parts(mode):
         for counts in COUNTS.values():
             run_exchange(comm, counts)
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
 def test_lists_of_even_sizes_are_like_no_list():
@@ -181,7 +181,7 @@ def test_numpy_arrays_of_every_supported_dtype(mode):
         comm.all_reduce(flags, "max")
         assert flags.tolist() == [True] * 8
 
-    dpcore.spawn(body, 3, mode=mode)
+    dpcore.spawn(body, 3, **HOW[mode])
 
 
 def test_other_buffers_and_odd_shapes():

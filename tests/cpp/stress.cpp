@@ -1,11 +1,11 @@
 // Ranks as threads do random operations: every collective and path, synchronous and not, with
 // priorities, several in flight, from the same seed on all ranks, with results checked.
 //
-//   stress WORLD SEED ROUNDS
+//   stress WORLD SEED ROUNDS inproc|tcp
 //
 // Built under the address, undefined-behaviour and thread sanitizers. Ranks share nothing but
 // what ranks that are processes share (arenas and control blocks), so a race that is found
-// here is a race between processes, too.
+// here is a race between processes, too. Over TCP they share nothing at all.
 #include <memory>
 #include <random>
 #include <string>
@@ -83,12 +83,13 @@ void finish(Communicator& comm, Pending& pending, std::mt19937& local) {
   }
 }
 
-void run_rank(int rank, int world, unsigned seed, int rounds) {
+void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<TcpPlace> tcp) {
   Options options;
   options.job = "stress-" + std::to_string(seed);
   options.rank = rank;
   options.world = world;
   options.threads = true;
+  options.tcp = std::move(tcp);
   options.timeout_s = 120;
   const auto comm = Communicator::start(options);
   std::mt19937 shared(seed);        // the same choices on all ranks
@@ -201,13 +202,25 @@ void run_rank(int rank, int world, unsigned seed, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CHECK(argc == 4);
+  CHECK(argc == 5);
   const int world = std::atoi(argv[1]);
   const auto seed = static_cast<unsigned>(std::atoi(argv[2]));
   const int rounds = std::atoi(argv[3]);
+  const bool over_tcp = std::string(argv[4]) == "tcp";
+  auto listener = std::make_shared<TcpSocket>();
+  std::string address;
+  if (over_tcp && world > 1) {
+    *listener = TcpSocket::listen_at(TcpAddress::resolve("127.0.0.1:0").front());
+    address = listener->local_address().text();
+  }
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
-    ranks.emplace_back(run_rank, rank, world, seed, rounds);
+    std::shared_ptr<TcpPlace> tcp;
+    if (over_tcp) {
+      tcp = std::make_shared<TcpPlace>(
+          TcpPlace{address, rank == 0 ? listener : nullptr, "", "a secret", 3});
+    }
+    ranks.emplace_back(run_rank, rank, world, seed, rounds, tcp);
   }
   for (std::thread& rank : ranks) {
     rank.join();

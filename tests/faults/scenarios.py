@@ -56,9 +56,11 @@ class Scenario:
     not_before: float = 0.0
     timeout: float = 10.0
     wakes_by: signal.Signals = signal.SIGKILL  # what ends a stop, after the survivors' errors
+    transport: str = "auto"
 
     def __str__(self) -> str:
-        return f"{self.item}-{self.name}-of{self.world}-rank{self.victim}"
+        suffix = "" if self.transport == "auto" else f"-{self.transport}"
+        return f"{self.item}-{self.name}-of{self.world}-rank{self.victim}{suffix}"
 
 
 def observe(comm, scenario, stamp):
@@ -167,7 +169,11 @@ def give_up():
 
 
 NAMED = r"rank {victim}( |\b).*operation \d+ \((all_reduce of \d+ x float32, sum|barrier)\)"
-DIED = (r"rank {victim} \(process \d+\) died and is needed for", NAMED)
+# Over TCP a connection that ends tells nothing about the reason.
+DIED = (
+    r"rank {victim} \(process \d+\) died( or is out of reach \(.+\))? and is needed for",
+    NAMED,
+)
 
 
 def deaths():

@@ -155,8 +155,9 @@ def test_no_memory_has_a_name_while_ranks_live():
     assert [outcome.result for outcome in outcomes] == [(False, True)] * 2
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize("how", ["sync", "async", "message", "split"])
-def test_ctrl_c_in_a_wait(how):
+def test_ctrl_c_in_a_wait(how, transport):
     """KeyboardInterrupt soon, and the peers, who wait as well, hear of it and from whom."""
 
     def body(comm):
@@ -184,7 +185,7 @@ def test_ctrl_c_in_a_wait(how):
             return type(error).__name__, str(error), seconds
         return None
 
-    outcomes = run_processes(body, 3)
+    outcomes = run_processes(body, 3, options={"transport": transport})
     assert outcomes[1].result[0] == "KeyboardInterrupt"
     assert outcomes[0].result[0] == "PeerLost"
     assert "rank 1 was interrupted during" in outcomes[0].result[1]

@@ -34,14 +34,18 @@ def in_a_child(body):
     assert os.waitpid(child, 0)[1] == 0 and not text, text
 
 
-def results(body, world=2, **options):
-    outcomes = run_processes(body, world, **options)
+both_transports = pytest.mark.parametrize("transport", ["auto", "tcp"])
+
+
+def results(body, world=2, transport="auto"):
+    outcomes = run_processes(body, world, options={"transport": transport})
     for outcome in outcomes:
         assert outcome.error is None and outcome.exit_code == 0, outcome.traceback
     return [outcome.result for outcome in outcomes]
 
 
-def test_a_child_cannot_use_the_communicator_and_disturbs_nobody():
+@both_transports
+def test_a_child_cannot_use_the_communicator_and_disturbs_nobody(transport):
     def body(comm):
         tensor = comm.empty(100_000).fill_(comm.rank + 1)
         comm.all_reduce(tensor)
@@ -70,10 +74,11 @@ def test_a_child_cannot_use_the_communicator_and_disturbs_nobody():
         part.all_reduce(tensor)
         return tensor.unique().tolist()
 
-    assert results(body) == [[12.0]] * 2
+    assert results(body, 2, transport) == [[12.0]] * 2
 
 
-def test_what_the_parent_does_next_is_not_disturbed_by_a_living_child():
+@both_transports
+def test_what_the_parent_does_next_is_not_disturbed_by_a_living_child(transport):
     def body(comm):
         tensor = comm.empty(50_000).fill_(1)
         children = []
@@ -92,10 +97,11 @@ def test_what_the_parent_does_next_is_not_disturbed_by_a_living_child():
             os.waitpid(child, 0)
         return tensor.unique().tolist()
 
-    assert results(body, 3) == [[3.0]] * 3
+    assert results(body, 3, transport) == [[3.0]] * 3
 
 
-def test_fork_with_operations_in_flight():
+@both_transports
+def test_fork_with_operations_in_flight(transport):
     def body(comm):
         tensors = [comm.empty(1 << 18).fill_(1) for _ in range(6)]
         works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -109,10 +115,11 @@ def test_fork_with_operations_in_flight():
             work.wait()
         return {value for tensor in tensors for value in tensor.unique().tolist()}
 
-    assert results(body) == [{2.0}] * 2
+    assert results(body, 2, transport) == [{2.0}] * 2
 
 
-def test_data_loader_workers():
+@both_transports
+def test_data_loader_workers(transport):
     def body(comm):
         shared = comm.empty(64).copy_(torch.arange(64))
         loader = torch.utils.data.DataLoader(
@@ -125,7 +132,7 @@ def test_data_loader_workers():
             total += part
         return total.item()
 
-    assert results(body) == [2.0 * sum(range(64))] * 2
+    assert results(body, 2, transport) == [2.0 * sum(range(64))] * 2
 
 
 def test_children_make_a_communicator_of_their_own():

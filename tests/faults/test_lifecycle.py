@@ -19,6 +19,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(leftovers)
 
 WARM_UP = 40
+both_transports = pytest.mark.parametrize("transport", ["auto", "tcp"])
 
 
 def results(body, world=2, run=run_processes, **options):
@@ -28,8 +29,12 @@ def results(body, world=2, run=run_processes, **options):
     return [outcome.result for outcome in outcomes]
 
 
-@pytest.mark.parametrize("run", [run_processes, run_threads])
-def test_init_and_finalize_200_times(run):
+@pytest.mark.parametrize(
+    ("run", "transport"),
+    [(run_processes, "auto"), (run_processes, "tcp"), (run_threads, "inproc")],
+    ids=["processes", "tcp", "threads"],
+)
+def test_init_and_finalize_200_times(run, transport):
     def body(comm):
         transport = comm.transport
         dp.finalize()
@@ -52,7 +57,7 @@ def test_init_and_finalize_200_times(run):
         return growth(before, of_this_process())
 
     if run is run_processes:
-        assert results(body) == [{}, {}]
+        assert results(body, options={"transport": transport}) == [{}, {}]
         return
     # Two ranks in one process never end at the same moment: the whole is measured from outside.
     results(body, run=run)
@@ -65,7 +70,8 @@ def test_init_and_finalize_200_times(run):
     assert growth(before, of_this_process()) == {}
 
 
-def test_split_and_close_100_times():
+@both_transports
+def test_split_and_close_100_times(transport):
     def body(comm):
         for time_ in range(100):
             part = comm.split(comm.rank % 2, key=-comm.rank)
@@ -82,7 +88,7 @@ def test_split_and_close_100_times():
         gc.collect()
         return growth(before, {**of_this_process(), **comm.stats()["arena"]})
 
-    for grown in results(body, 3):
+    for grown in results(body, 3, options={"transport": transport}):
         # What peers may still look at is kept for one more round; 60 rounds would be 126 MB.
         assert grown.pop("used", (0, 0))[1] < 20e6
         assert grown == {}
@@ -199,7 +205,8 @@ def test_work_and_tensors_are_dropped_in_flight():
     assert results(body) == [([2.0], 4)] * 2
 
 
-def test_close_waits_for_what_is_in_flight():
+@both_transports
+def test_close_waits_for_what_is_in_flight(transport):
     def body(comm):
         if comm.rank == 1:
             time.sleep(0.3)
@@ -209,7 +216,7 @@ def test_close_waits_for_what_is_in_flight():
         comm.close()
         return tensor.unique().tolist(), time.monotonic() - begin
 
-    first, second = results(body)
+    first, second = results(body, options={"transport": transport})
     assert first[0] == second[0] == [2.0]
     assert 0.2 < first[1] < 2
 

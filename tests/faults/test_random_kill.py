@@ -99,11 +99,11 @@ def work(comm, phase, seed):
         operations(comm, seed)
 
 
-def live_and_die(rank, world, phase, seed):
+def live_and_die(rank, world, transport, phase, seed):
     """What the victim does; it never returns."""
     if phase == "start":
         die_soon(seed, within=0.008)
-    comm = dp.init(rank=rank, world_size=world, init_method=f"trial-{seed}")
+    comm = dp.init(rank=rank, world_size=world, init_method=f"trial-{seed}", transport=transport)
     if phase == "with forked workers":
         for _ in range(2):
             if os.fork() == 0:  # as a DataLoader does
@@ -114,11 +114,14 @@ def live_and_die(rank, world, phase, seed):
     work(comm, phase, seed)
 
 
-def survive(rank, world, phase, seed):
+def survive(rank, world, transport, phase, seed):
     """What the others do: how it ended for them, and when."""
     timeout = START_TIMEOUT if phase == "start" else 10
     try:
-        comm = dp.init(rank=rank, world_size=world, init_method=f"trial-{seed}", timeout=timeout)
+        comm = dp.init(
+            rank=rank, world_size=world, init_method=f"trial-{seed}", timeout=timeout,
+            transport=transport,
+        )  # fmt: skip
         work(comm, phase, seed)
     except dp.Error as error:
         return type(error).__name__, str(error), time.monotonic()
@@ -129,6 +132,7 @@ def survive(rank, world, phase, seed):
 
 def all_trials(comm, plan):
     """Every rank runs all trials in one process; a victim is a forked copy of its rank."""
+    transport = comm.transport
     dp.finalize()
     reports = []
     open_files = []
@@ -137,24 +141,27 @@ def all_trials(comm, plan):
             child = os.fork()
             if child == 0:
                 try:
-                    live_and_die(comm.rank, comm.world_size, phase, seed)
+                    live_and_die(comm.rank, comm.world_size, transport, phase, seed)
                 finally:
                     os._exit(1)
             status = os.waitpid(child, 0)[1]
             reports.append(("died", os.waitstatus_to_exitcode(status), time.monotonic()))
         else:
-            reports.append(survive(comm.rank, comm.world_size, phase, seed))
+            reports.append(survive(comm.rank, comm.world_size, transport, phase, seed))
         open_files.append(descriptors())
     return reports, open_files
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_rank_dies_at_a_random_moment(world):
+def test_a_rank_dies_at_a_random_moment(world, transport):
     phases = [phase for phase, count in TRIALS.items() for _ in range(count)]
     plan = [(phase, 7919 * trial + world) for trial, phase in enumerate(phases)]
     meetings = [f"trial-{seed}" for _, seed in plan]
     before = of_this_host(*meetings)
-    outcomes = run_processes(all_trials, world, (plan,), deadline=100)
+    outcomes = run_processes(
+        all_trials, world, (plan,), deadline=100, options={"transport": transport}
+    )
     for outcome in outcomes:
         assert outcome.error is None, outcome
     slowest = 0.0

@@ -28,13 +28,14 @@ ELEMENT_BYTES = 4
 
 
 class DpcoreBackend(CollectiveBackend):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, transport: str = "auto") -> None:
         torch.set_num_threads(1)
         try:
             self.comm: Any = dp.init(
                 init_method=f"unix://{place.job.strip('/').replace('/', '-')}",
                 rank=place.rank,
                 world_size=place.world,
+                transport=transport,
             )
         except (ImportError, AttributeError) as error:  # the package is there, its build is not
             raise ImportError(f"dpcore not importable: {error}") from error

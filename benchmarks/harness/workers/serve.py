@@ -76,10 +76,10 @@ def _obey(command: dict[str, Any], backend: Backend, cells: dict[str, Prepared])
 
 def load(place: Place) -> Backend:
     """Imports what the group needs and nothing else: an MPI environment has no torch."""
-    if place.group == "dpcore":
+    if place.group in ("dpcore", "dpcore-tcp"):
         from benchmarks.harness.workers.native import DpcoreBackend
 
-        return DpcoreBackend(place)
+        return DpcoreBackend(place, "tcp" if place.group == "dpcore-tcp" else "auto")
     if place.group == "gloo":
         from benchmarks.harness.workers.gloo import GlooBackend
 
@@ -88,6 +88,10 @@ def load(place: Place) -> Backend:
         from benchmarks.harness.workers.bounds import BoundsBackend
 
         return BoundsBackend(place)
+    if place.group == "stream":
+        from benchmarks.harness.workers.stream import StreamBackend
+
+        return StreamBackend(place)
     from benchmarks.harness.workers.mpi import MpiBackend
 
     return MpiBackend(place)

@@ -1,0 +1,99 @@
+// dpcore._C.TcpListener and TcpPlace: where ranks that share no memory meet; Link: how slow their
+// network is to be. Choosing addresses and reading settings is the package's job.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/error.h"
+#include "comm/link.h"
+#include "comm/rendezvous_tcp.h"
+#include "comm/sha256.h"
+#include "comm/tcp_socket.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+struct PyListener {
+  std::shared_ptr<TcpSocket> socket;
+};
+
+uint16_t port_of(const std::string& address) {
+  return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+}
+
+// At exactly this address, or at the interface with this address's port.
+PyListener listen_at(const std::string& address, const std::string& interface) {
+  if (!interface.empty()) {
+    return {std::make_shared<TcpSocket>(
+        TcpSocket::listen_at(TcpAddress::of_interface(interface).with_port(port_of(address))))};
+  }
+  std::string problem;
+  for (const TcpAddress& candidate : TcpAddress::resolve(address)) {
+    try {
+      return {std::make_shared<TcpSocket>(TcpSocket::listen_at(candidate))};
+    } catch (const RendezvousError& error) {
+      problem = error.what();
+    }
+  }
+  throw RendezvousError("rank 0: " + problem);
+}
+
+// At a free port, on the interface that leads to this address.
+PyListener listen_towards(const std::string& address, const std::string& interface) {
+  const TcpAddress here = interface.empty()
+                              ? TcpAddress::towards(TcpAddress::resolve(address).front())
+                              : TcpAddress::of_interface(interface);
+  return {std::make_shared<TcpSocket>(TcpSocket::listen_at(here.with_port(0)))};
+}
+
+py::bytes hmac(const std::string& key, const std::string& message) {
+  const Digest digest = hmac_sha256(key, "", message.data(), message.size());
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
+}  // namespace
+
+void register_network(py::module_& m) {
+  py::class_<PyListener>(m, "TcpListener")
+      .def_static("at", listen_at, py::arg("address"), py::arg("interface") = "")
+      .def_static("towards", listen_towards, py::arg("address"), py::arg("interface") = "")
+      .def_property_readonly("address", [](const PyListener& listener) {
+        return listener.socket->local_address().text();
+      });
+  py::class_<TcpPlace, std::shared_ptr<TcpPlace>>(m, "TcpPlace")
+      .def(py::init([](const std::string& root, const PyListener* listener,
+                       const std::string& interface, const std::string& secret, int sockets) {
+             auto place = std::make_shared<TcpPlace>();
+             place->root = root;
+             place->listener = listener == nullptr ? nullptr : listener->socket;
+             place->interface = interface;
+             place->secret = secret;
+             place->lines = sockets + 1;
+             return place;
+           }),
+           py::arg("root"), py::arg("listener").none(true), py::arg("interface"), py::arg("secret"),
+           py::arg("sockets"));
+  py::class_<Link, std::shared_ptr<Link>>(m, "Link").def(
+      py::init([](int rank, const std::vector<std::array<double, 4>>& to, double ingress,
+                  uint64_t seed) {
+        LinkSettings settings{rank, {}, ingress, seed};
+        for (const auto& [bytes_per_s, latency_s, jitter_s, loss] : to) {
+          settings.to.push_back({bytes_per_s, latency_s, jitter_s, loss});
+        }
+        return std::make_shared<Link>(std::move(settings));
+      }),
+      py::arg("rank"), py::arg("to"), py::arg("ingress"), py::arg("seed"));
+  m.def("hmac_sha256", hmac, py::arg("key"), py::arg("message"));
+  m.def(
+      "is_loopback",
+      [](const std::string& address) { return TcpAddress::resolve(address).front().is_loopback(); },
+      py::arg("address"));
+}
+
+}  // namespace dpcore

@@ -1,0 +1,201 @@
+// Frames to mirrors and back. A mirror is anonymous memory: pages of stages that no small
+// operation has used are never touched.
+#include "comm/remote_members.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/clock.h"
+#include "comm/error.h"
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kPage = 4096;
+// Counters of chunks: everything that a small operation has to show came with its post.
+constexpr uint64_t kEverything = ~uint64_t{0};
+
+}  // namespace
+
+void RemoteMembers::Unmap::operator()(std::byte* base) const { munmap(base, bytes); }
+
+size_t RemoteMembers::stages_offset(int world) {
+  const size_t control = sizeof(ControlBlock) + world * sizeof(std::atomic<uint64_t>);
+  return (control + kPage - 1) / kPage * kPage;
+}
+
+RemoteMembers::RemoteMembers(Network& network, uint64_t group, const std::vector<int>& members,
+                             std::vector<bool> remote, int rank)
+    : network_(network), group_(group), members_(members) {
+  const int world = static_cast<int>(members.size());
+  rank_of_.resize(*std::max_element(members.begin(), members.end()) + 1, -1);
+  for (int r = 0; r < world; ++r) {
+    rank_of_[members[r]] = r;
+    const size_t bytes = stages_offset(world) + kStages * kStageBytes;
+    void* at = nullptr;
+    if (r != rank && remote[r]) {
+      at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1, 0);
+      if (at == MAP_FAILED) {
+        throw Error(std::string("no memory to mirror another rank: ") + std::strerror(errno));
+      }
+    }
+    mirrors_.emplace_back(static_cast<std::byte*>(at), Unmap{bytes});
+    if (at != nullptr) {
+      ControlBlock& block = control(r);
+      block.magic = kControlMagic;
+      block.version = kLayoutVersion;
+      block.rank = r;
+      block.world = world;
+    }
+  }
+  network_.add_group(group_, this);
+}
+
+RemoteMembers::~RemoteMembers() { network_.remove_group(group_); }
+
+template <class F>
+void RemoteMembers::for_each(F&& call) const {
+  for (size_t r = 0; r < mirrors_.size(); ++r) {
+    if (mirrors_[r] != nullptr) {
+      call(members_[r]);
+    }
+  }
+}
+
+void RemoteMembers::tell_post(int r, const OperationSlot& slot, uint64_t bytes,
+                              const std::byte* stage, size_t stage_offset, size_t stage_bytes) {
+  FrameHeader frame;
+  frame.kind = FrameKind::post;
+  frame.group = group_;
+  frame.operation = slot.posted.load(std::memory_order_relaxed) - 1;
+  frame.offset = stage_offset;
+  const PostBody body{slot.fingerprint, slot.prescale, bytes};
+  network_.queue(members_[r], frame, &body, sizeof(body), stage + stage_offset, stage_bytes);
+}
+
+void RemoteMembers::tell_finished(uint64_t number) {
+  FrameHeader frame;
+  frame.kind = FrameKind::finished;
+  frame.group = group_;
+  frame.operation = number;
+  for_each([&](int peer) { network_.queue(peer, frame); });
+}
+
+void RemoteMembers::tell_failure(const AbortRecord& record) {
+  FrameHeader frame;
+  frame.kind = FrameKind::failed;
+  frame.group = group_;
+  FailedBody body;
+  body.kind = record.kind;
+  body.culprit = record.culprit;
+  body.age_ns = now_ns() - record.when_ns;
+  std::memcpy(body.reason, record.reason, sizeof(body.reason));
+  for_each([&](int peer) {
+    network_.queue(peer, frame, &body, sizeof(body));
+    network_.flush(peer);
+  });
+}
+
+void RemoteMembers::tell_left() {
+  FrameHeader frame;
+  frame.kind = FrameKind::left;
+  frame.group = group_;
+  for_each([&](int peer) {
+    network_.queue(peer, frame);
+    network_.flush(peer);
+  });
+}
+
+void RemoteMembers::tell_alive() {
+  FrameHeader frame;
+  frame.kind = FrameKind::alive;
+  frame.group = group_;
+  for_each([&](int peer) {
+    if (network_.has_room(peer)) {
+      network_.queue(peer, frame);
+    }
+    network_.flush(peer);
+  });
+}
+
+void RemoteMembers::flush_all() {
+  for_each([&](int peer) { network_.flush(peer); });
+}
+
+void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* payload) {
+  const bool is_member = peer < static_cast<int>(rank_of_.size()) && rank_of_[peer] >= 0;
+  if (!is_member || !contains(rank_of_[peer])) {
+    return;
+  }
+  const int r = rank_of_[peer];
+  ControlBlock& block = control(r);
+  block.alive_ns.store(now_roughly_ns(), std::memory_order_relaxed);
+  switch (frame.kind) {
+    case FrameKind::post:
+      take_post(r, frame, payload);
+      break;
+    case FrameKind::finished: {
+      block.slots[frame.operation % kSlots].finished.store(frame.operation + 1,
+                                                           std::memory_order_release);
+      HistoryEntry& entry = block.history[frame.operation % kHistory];
+      entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
+      break;
+    }
+    case FrameKind::failed:
+      take_failure(r, payload);
+      break;
+    case FrameKind::left:
+      block.left.store(1, std::memory_order_release);
+      break;
+    case FrameKind::alive:
+    case FrameKind::data:
+      break;
+  }
+}
+
+void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* payload) {
+  const uint64_t number = frame.operation;
+  ControlBlock& block = control(r);
+  PostBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  const size_t stage = stages_offset(block.world) + (number % kStages) * kStageBytes;
+  std::memcpy(base(r) + stage + frame.offset, payload + sizeof(body), frame.bytes - sizeof(body));
+
+  OperationSlot& slot = block.slots[number % kSlots];
+  slot.filled.store(kEverything, std::memory_order_relaxed);
+  slot.input_offset = slot.output_offset = ~uint64_t{0};  // nowhere that this rank could reach
+  slot.stage_offset = stage;
+  slot.fingerprint = body.fingerprint;
+  slot.prescale = body.prescale;
+
+  HistoryEntry& entry = block.history[number % kHistory];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.fingerprint = body.fingerprint;
+  entry.bytes = body.bytes;
+  entry.begin_ns = now_roughly_ns();
+  entry.end_ns.store(0, std::memory_order_relaxed);
+  entry.number.store(number + 1, std::memory_order_release);
+  block.operations_seen.store(number + 1, std::memory_order_release);
+  slot.posted.store(number + 1, std::memory_order_release);
+}
+
+void RemoteMembers::take_failure(int r, const std::byte* payload) {
+  AbortRecord& record = control(r).abort;
+  if (record.state.load(std::memory_order_relaxed) != 0) {
+    return;
+  }
+  FailedBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  record.kind = body.kind;
+  record.culprit = body.culprit;
+  record.when_ns = now_ns() - body.age_ns;
+  std::memcpy(record.reason, body.reason, sizeof(record.reason));
+  record.reason[sizeof(record.reason) - 1] = '\0';
+  record.state.store(2, std::memory_order_release);
+}
+
+}  // namespace dpcore

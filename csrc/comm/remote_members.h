@@ -1,0 +1,74 @@
+// The members of a group that share no memory with this rank, as if they did.
+//
+// For each of them this rank keeps a *mirror*: a control block and stages like those in the
+// member's own arena, filled from the control frames that the member sends. Whoever compares
+// fingerprints, waits for a counter, adopts a failure or tells who is late reads a mirror as it
+// reads a mapped arena, and need not know the difference. The other way round, what this rank
+// writes into its own control block is sent to these members by the calls below.
+//
+// Threads: mirrors are written by take(), under the engine's seat (and the network's lock on its
+// targets); their atomics are read by anybody. The tell_ functions may be called by any thread.
+// A post fills the slot of an operation 16 later only after all have finished the earlier one,
+// which is the sender's side of the same rule, so a mirror is never overwritten while it is read.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/network.h"
+
+namespace dpcore {
+
+class RemoteMembers final : public Network::Target {
+ public:
+  // `members[r]` is the endpoint rank of rank r; `remote[r]` whether it is reached by TCP.
+  RemoteMembers(Network& network, uint64_t group, const std::vector<int>& members,
+                std::vector<bool> remote, int rank);
+  ~RemoteMembers() override;
+  RemoteMembers(const RemoteMembers&) = delete;
+  RemoteMembers& operator=(const RemoteMembers&) = delete;
+
+  Network& network() const { return network_; }
+  uint64_t group() const { return group_; }
+  bool contains(int r) const { return mirrors_[r] != nullptr; }
+  // What stands for the base of r's arena: the control block lies at its start.
+  std::byte* base(int r) const { return mirrors_[r].get(); }
+  int peer_of(int r) const { return members_[r]; }
+
+  // What this rank has just written into `slot`; `bytes` of user data, and a part of its stage.
+  void tell_post(int r, const OperationSlot& slot, uint64_t bytes, const std::byte* stage,
+                 size_t stage_offset, size_t stage_bytes);
+  void tell_finished(uint64_t number);
+  void tell_failure(const AbortRecord& record);
+  void tell_left();
+  void tell_alive();
+  void flush(int r) { network_.flush(members_[r]); }
+  void flush_all();
+
+  void take(int peer, const FrameHeader& frame, const std::byte* payload) override;
+  bool wants_data() const override { return !given_up_.load(std::memory_order_acquire); }
+  void give_up() { given_up_.store(true, std::memory_order_release); }
+
+ private:
+  struct Unmap {
+    size_t bytes = 0;
+    void operator()(std::byte* base) const;
+  };
+  using Mirror = std::unique_ptr<std::byte, Unmap>;
+
+  static size_t stages_offset(int world);
+  ControlBlock& control(int r) const { return *reinterpret_cast<ControlBlock*>(base(r)); }
+  void take_post(int r, const FrameHeader& frame, const std::byte* payload);
+  void take_failure(int r, const std::byte* payload);
+  template <class F>
+  void for_each(F&& call) const;
+
+  Network& network_;
+  uint64_t group_;
+  std::vector<int> members_;
+  std::vector<int> rank_of_;  // by endpoint rank
+  std::vector<Mirror> mirrors_;
+  std::atomic<bool> given_up_{false};
+};
+
+}  // namespace dpcore

@@ -1,0 +1,41 @@
+// How ranks that share no memory find each other: connections for every pair.
+//
+// Rank 0 listens at an address that all know (or have read from a store); the others come to it,
+// say where they listen themselves, and get the list of all. Then the higher rank of each pair
+// connects to the lower one, `lines` times. Every connection begins with the handshake of
+// tcp_handshake.h. At the end rank 0 hears from everybody that it is connected and lets all go:
+// init() returns on every rank or raises on every rank, with the same reason.
+//
+// The listeners are closed before meet_tcp returns. Whoever calls owns the sockets.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/rendezvous.h"
+#include "comm/tcp_socket.h"
+
+namespace dpcore {
+
+// One connection for control frames and at least one for data.
+inline constexpr int kMinLines = 2;
+inline constexpr int kMaxLines = 17;
+
+struct TcpPlace {
+  std::string root;                     // "host:port" of rank 0
+  std::shared_ptr<TcpSocket> listener;  // rank 0's, which listens there already
+  std::string interface;                // where the others listen; empty: on the route to rank 0
+  std::string secret;
+  int lines = 3;
+};
+
+struct TcpPresence {
+  int32_t process = 0;
+  std::string address;
+  std::vector<TcpSocket> lines;  // empty for the own rank
+};
+
+std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net);
+
+}  // namespace dpcore

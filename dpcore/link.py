@@ -1,0 +1,106 @@
+"""``link="10gbit,50us"``: the words for a network that is to be emulated, see ``csrc/comm/link.h``.
+
+    10gbit,50us                          every link: bandwidth and latency, one way
+    1gbit,200us,jitter=20us,loss=0.1%    and how much they vary; seed=3 chooses the dice
+    file:links.txt                       a line per pair of ranks, the last that fits wins
+
+A line of the file is ``from -> to: words``, with ``*`` for every rank; ``#`` begins a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpcore.errors import Unsupported
+
+if TYPE_CHECKING:
+    from dpcore import _C
+
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LINE = re.compile(r"(\d+|\*)\s*->\s*(\d+|\*)\s*:\s*(\S+)")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One direction between two ranks. A bandwidth of 0 is no limit."""
+
+    bytes_per_second: float = 0.0
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    seed: int = 0
+
+
+def parse_speed(text: str) -> Speed:
+    """
+    >>> parse_speed("10gbit,2ms")
+    Speed(bytes_per_second=1250000000.0, latency=0.002, jitter=0.0, loss=0.0, seed=0)
+    >>> parse_speed("100mbit,1ms,jitter=100us,loss=1%,seed=3").loss
+    0.01
+    """
+    values: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, value = word.strip().rpartition("=")
+        match = re.fullmatch(r"([\d.]+)([a-z%]*)", value)
+        number, unit = (float(match[1]), match[2]) if match else (0.0, "?")
+        if not name and unit in _BITS:
+            values["bytes_per_second"] = number * _BITS[unit] / 8
+        elif name in ("", "jitter") and unit in _SECONDS:
+            values[name or "latency"] = number * _SECONDS[unit]
+        elif name == "loss" and unit == "%" and number < 100:
+            values["loss"] = number / 100
+        elif name == "seed" and unit == "" and number.is_integer():
+            values["seed"] = int(number)
+        else:
+            raise Unsupported(
+                f"link {text!r}: {word!r} is not understood; write '10gbit,50us', and behind it "
+                "jitter=5us, loss=0.1% or seed=3"
+            )
+    seed = int(values.pop("seed", 0))
+    return Speed(**values, seed=seed)
+
+
+def speeds(text: str, world_size: int) -> list[list[Speed]]:
+    """By sender, then by receiver."""
+    if not text.startswith("file:"):
+        return [[parse_speed(text)] * world_size for _ in range(world_size)]
+    table = [[Speed()] * world_size for _ in range(world_size)]
+    path = Path(text.removeprefix("file:"))
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise Unsupported(f"link: {error}") from error
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(words)
+        if words and not match:
+            raise Unsupported(f"{path}:{number}: write 'from -> to: 10gbit,50us', not {words!r}")
+        if match:
+            speed = parse_speed(match[3])
+            for source in _ranks(match[1], world_size):
+                for target in _ranks(match[2], world_size):
+                    table[source][target] = speed
+    return table
+
+
+def make_link(text: str, rank: int, world_size: int) -> _C.Link:
+    """The network card of a rank."""
+    from dpcore import _C
+
+    table = speeds(text, world_size)
+    towards = [
+        table[source][rank].bytes_per_second for source in range(world_size) if source != rank
+    ]
+    # Whatever any sender may send arrives; several at once share it.
+    ingress = max(towards) if towards and all(towards) else 0.0
+    own = [(to.bytes_per_second, to.latency, to.jitter, to.loss) for to in table[rank]]
+    return _C.Link(rank, own, ingress, table[rank][rank].seed)
+
+
+def _ranks(word: str, world_size: int) -> list[int]:
+    every = list(range(world_size))
+    return every if word == "*" else [rank for rank in every if rank == int(word)]

@@ -1,0 +1,172 @@
+"""Ranks on several hosts, and what happens to the network between them (7-9 of the catalogue).
+
+The hosts are network namespaces (hosts.py): their abstract sockets are as separate as those of
+machines. Skipped, with the reason, where they can't be made.
+"""
+
+import contextlib
+import time
+
+import pytest
+
+from . import hosts as namespaces
+
+pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
+
+PORT = 29512
+WARN_NOT = "import warnings; warnings.simplefilter('ignore')\n"
+REDUCE = (
+    WARN_NOT
+    + """
+import time, torch, dpcore as dp
+comm = dp.init(transport="tcp", timeout={timeout}, init_method={method!r})
+print("met", flush=True)
+{steps}
+dp.finalize()
+"""
+)
+ONCE = """
+t = torch.full((300_000,), comm.rank + 1.0)
+for _ in range(3):
+    comm.all_reduce(t, op="mean")
+small = torch.ones(3)
+comm.all_reduce(small)
+parts = comm.split(comm.rank % 2, 0)
+parts.barrier()
+print(t.unique().tolist(), small[0].item())
+"""
+FOREVER = """
+t = torch.ones(100_000)
+try:
+    for number in range(1_000_000):
+        comm.all_reduce(t)
+        time.sleep(0.005)
+except dp.Error as error:
+    print(type(error).__name__, error, "at", time.monotonic(), flush=True)
+"""
+
+
+class Job:
+    """A rank per entry of ``places``, each the number of its host."""
+
+    def __init__(self, made, places, steps, method, timeout=10.0, environment=None):
+        script = REDUCE.format(timeout=timeout, steps=steps, method=method)
+        self.ranks = [
+            made.start(
+                host, script,
+                {"RANK": str(r), "WORLD_SIZE": str(len(places)), **(environment or {})},
+            )
+            for r, host in enumerate(places)
+        ]  # fmt: skip
+
+    def wait_until_met(self):
+        for rank in self.ranks:
+            assert rank.stdout.readline() == "met\n", rank.communicate()
+
+    def said(self, patience=40.0):
+        """What each rank printed; all are ended."""
+        ends_at = time.monotonic() + patience
+        try:
+            outputs = []
+            for rank in self.ranks:
+                left = max(1.0, ends_at - time.monotonic())
+                outputs.append(rank.communicate(timeout=left))
+        finally:
+            for rank in self.ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    rank.kill()
+        return [out for out, _ in outputs], [err for _, err in outputs]
+
+
+def at(made, host=0, version=4):
+    address = made.address(host, version)
+    return f"tcp://[{address}]:{PORT}" if version == 6 else f"tcp://{address}:{PORT}"
+
+
+@pytest.mark.parametrize("places", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2)], ids=str)
+def test_ranks_of_several_hosts(places):
+    with namespaces.hosts(max(places) + 1) as made:
+        outputs, problems = Job(made, places, ONCE, at(made)).said()
+    mean = (len(places) + 1) / 2
+    assert outputs == [f"met\n[{mean}] {float(len(places))}\n"] * len(places), problems
+
+
+def test_only_ipv6():
+    with namespaces.hosts(2) as made:
+        made.forget_ipv4()
+        outputs, problems = Job(made, (0, 1), ONCE, at(made, version=6)).said()
+    assert outputs == ["met\n[1.5] 2.0\n"] * 2, problems
+
+
+def test_an_interface_by_name():
+    with namespaces.hosts(2) as made:
+        right = {"DPCORE_SOCKET_IFNAME": "eth0"}
+        outputs, problems = Job(made, (0, 1), ONCE, at(made), environment=right).said()
+        assert outputs == ["met\n[1.5] 2.0\n"] * 2, problems
+        wrong = {"DPCORE_SOCKET_IFNAME": "eth7"}
+        _, problems = Job(made, (0, 1), ONCE, at(made), timeout=1, environment=wrong).said()
+    assert "there is no network interface 'eth7' with an address; there are " in problems[0]
+    assert "eth0" in problems[0] and "lo" in problems[0]
+
+
+def test_rank_0_is_told_an_address_of_another_host():
+    with namespaces.hosts(2) as made:
+        _, problems = Job(made, (0, 1), ONCE, at(made, host=1), timeout=1).said()
+    assert "cannot listen at 10.77.0.2:" in problems[0]
+    assert "it is not an address of this host" in problems[0]
+
+
+def test_the_plug_is_pulled():
+    """Both sides say who is late at the deadline; nobody hangs."""
+    with namespaces.hosts(2) as made:
+        job = Job(made, (0, 1), FOREVER, at(made), timeout=2.0)
+        job.wait_until_met()
+        time.sleep(0.3)
+        made.cable(1, "down")
+        pulled_at = time.monotonic()
+        outputs, _ = job.said()
+    for rank, output in enumerate(outputs):
+        assert float(output.split()[-1]) - pulled_at < 2.0 * 1.1 + 2
+        assert output.startswith(("Timeout rank ", "PeerLost rank ")), output
+        assert f"rank {1 - rank} " in output and "all_reduce of 100000 x float32" in output
+
+
+def test_a_break_of_two_seconds_is_survived():
+    steps = "t = torch.ones(100_000)\nfor _ in range(600):\n    time.sleep(0.005)\n"
+    steps += "    comm.all_reduce(t, op='mean')\nprint(t.unique().tolist())"
+    with namespaces.hosts(2) as made:
+        job = Job(made, (0, 1), steps, at(made), timeout=20.0)
+        job.wait_until_met()
+        time.sleep(0.3)
+        made.cable(1, "down")
+        time.sleep(2)
+        made.cable(1, "up")
+        outputs, problems = job.said()
+    assert outputs == ["[1.0]\n"] * 2, problems
+
+
+def test_a_slow_link_is_slow_and_right():
+    """1 MB each way at 100 Mbit/s takes 80 ms in one step of two; nothing piles up in memory."""
+    steps = "t = torch.ones(250_000)\ncomm.all_reduce(t, op='mean')\nbegin = time.perf_counter()\n"
+    steps += "for _ in range(5):\n    comm.all_reduce(t, op='mean')\n"
+    steps += "print(t.unique().tolist(), (time.perf_counter() - begin) / 5)"
+    with namespaces.hosts(2) as made:
+        made.shape("100mbit")
+        outputs, problems = Job(made, (0, 1), steps, at(made), timeout=20.0).said()
+    for output in outputs:
+        assert output.startswith("met\n[1.0] "), problems
+        assert 0.080 * 0.9 < float(output.split()[-1]) < 0.080 * 1.5
+
+
+def test_a_rank_on_another_host_is_killed():
+    with namespaces.hosts(3) as made:
+        job = Job(made, (0, 1, 2), FOREVER, at(made))
+        job.wait_until_met()
+        time.sleep(0.3)
+        job.ranks[1].kill()
+        killed_at = time.monotonic()
+        outputs, _ = job.said()
+    for rank in (0, 2):
+        assert float(outputs[rank].split()[-1]) - killed_at < 2
+        assert outputs[rank].startswith(f"PeerLost rank {rank}: rank 1 (process "), outputs
+        assert "10.77.0.2:" in outputs[rank]

@@ -1,0 +1,172 @@
+"""Which rank of how many: what is read from the variables of launchers, and in which order."""
+
+import socket
+import threading
+
+import pytest
+
+import dpcore
+from dpcore.launch import find_place, is_launched, slurm_address, spans_hosts
+from dpcore.pmi import Pmi
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
+PLAIN = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun@1"}
+MPICH = {"PMI_RANK": "4", "PMI_SIZE": "5", "MASTER_PORT": "1"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "6",
+         "SLURM_JOB_ID": "77"}  # fmt: skip
+SHELL_IN_SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "world"),
+    [
+        ({}, 0, 1),
+        (TORCHRUN, 1, 2),
+        (PLAIN, 2, 3),
+        (OPEN_MPI, 3, 4),
+        (MPICH, 4, 5),
+        (SLURM, 5, 6),
+        (SHELL_IN_SLURM, 0, 1),
+        (OPEN_MPI | TORCHRUN, 1, 2),  # torchrun started by mpirun, once per host
+        (SLURM | TORCHRUN, 1, 2),
+        (SLURM | OPEN_MPI, 3, 4),
+    ],
+    ids=[
+        "nobody",
+        "torchrun",
+        "plain",
+        "openmpi",
+        "mpich",
+        "slurm",
+        "shell",
+        "torchrun-in-mpi",
+        "torchrun-in-slurm",
+        "mpi-in-slurm",
+    ],
+)
+def test_rank_and_world(environment, rank, world):
+    place = find_place(environment=environment)
+    assert (place.rank, place.world_size) == (rank, world)
+
+
+def test_launchers_that_contradict_each_other_are_named():
+    with pytest.raises(dpcore.RendezvousError) as caught:
+        find_place(environment=PLAIN | OPEN_MPI)
+    assert "RANK and WORLD_SIZE (torchrun, plain): rank 2 of 3" in str(caught.value)
+    assert "OMPI_COMM_WORLD_RANK and _SIZE (Open MPI): rank 3 of 4" in str(caught.value)
+    agreeing = OPEN_MPI | {"RANK": "3", "WORLD_SIZE": "4"}
+    assert find_place(environment=agreeing).rank == 3
+    assert find_place(1, 2, environment=PLAIN | OPEN_MPI).rank == 1  # arguments win
+
+
+def test_a_restart_meets_under_another_name():
+    jobs = {
+        find_place(environment=TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": str(count)}).job
+        for count in (0, 1)
+    }
+    assert len(jobs) == 2
+
+
+def test_one_argument_of_two():
+    with pytest.raises(dpcore.RendezvousError, match="both rank= and world_size="):
+        find_place(rank=1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"LOCAL_WORLD_SIZE": "4"}, False),
+        ({"LOCAL_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True),
+        ({"MPI_LOCALNRANKS": "4"}, False),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}, True),
+        ({"SLURM_STEP_NUM_NODES": "2"}, False),
+    ],
+)
+def test_whether_the_job_spans_hosts(environment, expected):
+    assert spans_hosts(4, environment) is expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("one", "one"),
+        ("a,b", "a"),
+        ("n[1-3]", "n1"),
+        ("gpu-[007,9],x", "gpu-007"),
+        ("n3[12]", "n312"),
+    ],
+)
+def test_the_first_host_of_a_slurm_step(nodes, host):
+    assert slurm_address({"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "12"}) == f"{host}:15012"
+
+
+def test_no_launcher_and_no_slurm():
+    assert slurm_address({}) is None
+    assert not is_launched({})
+    assert is_launched(SLURM)
+
+
+# ---- PMI -------------------------------------------------------------------------------------
+
+
+class Mpiexec(threading.Thread):
+    """Answers as MPICH's does, a byte at a time."""
+
+    def __init__(self, line, answers):
+        super().__init__(daemon=True)
+        self.line, self.answers, self.questions = line, answers, []
+
+    def run(self):
+        for question in self.line.makefile():
+            self.questions.append(question.strip())
+            if question.split()[0] not in self.answers:
+                self.line.shutdown(socket.SHUT_RDWR)
+                return
+            for byte in self.answers[question.split()[0]].encode() + b"\n":
+                self.line.send(bytes([byte]))
+
+
+ANSWERS = {
+    "cmd=init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+    "cmd=get_my_kvsname": "cmd=my_kvsname kvsname=kvs_7",
+    "cmd=put": "cmd=put_result rc=0 msg=success",
+    "cmd=barrier_in": "cmd=barrier_out",
+    "cmd=get": "cmd=get_result rc=0 msg=success value=10.0.0.1:5=x",
+    "cmd=finalize": "cmd=finalize_ack",
+}
+
+
+def pmi_with(answers):
+    ours, theirs = socket.socketpair()
+    server = Mpiexec(theirs, answers)
+    server.start()
+    return Pmi(ours.detach()), server
+
+
+def test_pmi_publishes_and_reads():
+    pmi, server = pmi_with(ANSWERS)
+    assert pmi.name == "kvs_7"
+    with pmi.publish("job/0", "10.0.0.1:5"):
+        pass
+    assert pmi.read("job/0", 0.0) == "10.0.0.1:5=x"
+    pmi.leave()
+    assert server.questions[2:] == [
+        "cmd=put kvsname=kvs_7 key=job/0 value=10.0.0.1:5",
+        "cmd=barrier_in",
+        "cmd=barrier_in",
+        "cmd=get kvsname=kvs_7 key=job/0",
+        "cmd=finalize",
+    ]
+
+
+def test_pmi_that_refuses_or_hangs_up():
+    pmi, _ = pmi_with(ANSWERS | {"cmd=get": "cmd=get_result rc=-1 msg=key_not_found"})
+    with pytest.raises(dpcore.RendezvousError, match="key_not_found"):
+        pmi.read("job/0", 0.0)
+    known = {name: answer for name, answer in ANSWERS.items() if name != "cmd=barrier_in"}
+    pmi, _ = pmi_with(known)
+    with pytest.raises(dpcore.RendezvousError, match="mpiexec does not answer 'cmd=barrier_in'"):
+        pmi.read("job/0", 0.0)
