@@ -94,8 +94,7 @@ def init(
             algorithm=algorithm,
             deterministic=deterministic,
         )
-    threads = transport == "inproc"
-    _set_current(communicator, threads)
+    _set_current(communicator, transport == "inproc")
     return communicator
 
 
