@@ -212,7 +212,7 @@ import torch, dpcore as dp
 comm = dp.init(transport="tcp", timeout=20{more})
 t = torch.full((5,), comm.rank + 1.0)
 comm.all_reduce(t)
-print(comm.transport, t[0].item())
+print(f"{{comm.transport}} {{t[0].item()}}\\n", end="", flush=True)  # in one piece
 dp.finalize()
 """
 
