@@ -58,14 +58,16 @@ def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--models", default=",".join(MODELS))
-    made.add_argument("--worlds", default="2,4")
-    made.add_argument("--contenders", default=",".join(CONTENDERS))
-    made.add_argument("--rounds", type=int, default=11)
+    made.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
+    made.add_argument("--worlds", default="2,4", metavar="N,...", help="ranks, %(default)s")
+    made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
+    made.add_argument("--rounds", type=int, default=11, help="in which all take turns")
     made.add_argument("--seconds", type=float, default=0.4, help="of one contender in a round")
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/ddp_step.jsonl")
     options = made.parse_args()
     contenders = options.contenders.split(",")
+    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
     facts = run_facts(
         {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
     )

@@ -1,4 +1,4 @@
-"""Writes the figures of README.md from a committed result file.
+"""Writes the figures of README.md from committed result files.
 
 python -m benchmarks.readme            # says whether README.md is up to date
 python -m benchmarks.readme --write    # and makes it so
@@ -15,10 +15,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results" / "all_reduce.jsonl"
-BLOCK = re.compile(r"(<!-- figures: all_reduce -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)
+MODELS = {
+    "mlp": "MLP, 42 M parameters",
+    "transformer": "transformer, 4.7 M parameters",
+    "many": "400 tensors of 256 B to 16 KiB",
+    "gpt2": "GPT-2 shape, 124 M parameters",
+}
 
 
 def size_text(size: int) -> str:
@@ -36,11 +42,22 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1e-2 else f"{seconds * 1e3:.1f} ms"
 
 
-def load(path: Path = RESULTS) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def load(name: str) -> list[dict[str, Any]]:
+    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def table(records: list[dict[str, Any]], world: int = 2) -> str:
+def source(name: str, first: dict[str, Any]) -> str:
+    machine = first["machine"]
+    return (
+        f"Medians of one run on {machine['cores']} cores of an {machine['cpu']}"
+        f" ({first['date'][:10]}, commit {first['commit'][:10].rstrip('+')});"
+        f" the records are in [`benchmarks/results/{name}.jsonl`]"
+        f"(benchmarks/results/{name}.jsonl)."
+    )
+
+
+def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
     """Medians of one all-reduce, a row a size, from the records of one run."""
     times = {
         (record["bytes"], record["contender"].lower()): record.get("median_s")
@@ -55,21 +72,43 @@ def table(records: list[dict[str, Any]], world: int = 2) -> str:
         row = [time_text(times.get((size, name.lower()))) for name in CONTENDERS]
         if any(cell != "–" for cell in row):
             lines.append(f"| {size_text(size)} | " + " | ".join(row) + " |")
-    first = records[0]
-    machine = first["machine"]
-    lines += [
-        "",
-        f"Medians of one run on {machine['cores']} cores of an {machine['cpu']}"
-        f" ({first['date'][:10]}, commit {first['commit'][:10].rstrip('+')});"
-        " the records are in [`benchmarks/results/all_reduce.jsonl`]"
-        "(benchmarks/results/all_reduce.jsonl).",
-    ]
+    lines += ["", source("all_reduce", records[0])]
     return "\n".join(lines) + "\n"
 
 
-def rendered(readme: str, records: list[dict[str, Any]]) -> str:
-    block = table(records)
-    return BLOCK.sub(lambda match: match.group(1) + block + match.group(2), readme)
+def table_of_ddp_step(records: list[dict[str, Any]], world: int = 2) -> str:
+    """What data parallel training adds to a step, a row a model."""
+    lines = [
+        f"| a step of {world} ranks | computing alone | torch DDP over Gloo | dpcore "
+        "| added by torch | added by dpcore |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for model, title in MODELS.items():
+        cell = {r["contender"]: r for r in records if (r["model"], r["world"]) == (model, world)}
+        if not cell:
+            continue
+        torch = min((r for n, r in cell.items() if n.startswith("torch")), key=overhead)
+        ours = cell["dpcore bucketed"]
+        steps = [time_text(r["step_s"]) for r in (cell["alone"], torch, ours)]
+        added = [time_text(overhead(r)) for r in (torch, ours)]
+        lines.append(f"| {title} | {' | '.join(steps + added)} |")
+    lines += ["", source("ddp_step", records[0])]
+    return "\n".join(lines) + "\n"
+
+
+def overhead(record: dict[str, Any]) -> float:
+    return float(record["overhead_s"])
+
+
+TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}
+
+
+def rendered(readme: str) -> str:
+    def block(match: re.Match[str]) -> str:
+        name = match.group(2)
+        return match.group(1) + TABLES[name](load(name)) + match.group(3)
+
+    return BLOCK.sub(block, readme)
 
 
 def main() -> int:
@@ -77,7 +116,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change README.md")
     arguments = parser.parse_args()
     old = README.read_text(encoding="utf-8")
-    new = rendered(old, load())
+    new = rendered(old)
     if arguments.write:
         README.write_text(new, encoding="utf-8")
     elif new != old:

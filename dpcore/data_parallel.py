@@ -232,7 +232,7 @@ class DataParallel(nn.Module):
 def _automatic(group: GradientGroup) -> str:
     """Communication in the background of backward needs a processor. When each rank computes with
     one thread and there is a rank for every processor, it would only take turns with backward, and
-    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0013)."""
+    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
     processors = len(os.sched_getaffinity(0))
     busy = torch.get_num_threads() == 1 and group.world_size >= processors
     return "sequential" if busy and isinstance(group, Communicator) else "bucketed"

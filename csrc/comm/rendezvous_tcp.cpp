@@ -280,12 +280,12 @@ class TcpMeeting {
         std::string late;
         for (int r = place_.rank + 1; r < place_.world; ++r) {
           const bool complete = static_cast<bool>(present_[r].lines.back());
-          late += complete ? "" : (late.empty() ? "" : ", ") + std::to_string(r);
+          late += complete ? "" : (late.empty() ? "" : ", ") + name_of_rank(r);
         }
-        throw RendezvousError(who() + "ranks that cannot connect to " +
-                              listener.local_address().text() + ": " + late +
-                              "; does a firewall stand between, or is it the wrong interface "
-                              "(DPCORE_SOCKET_IFNAME)?");
+        throw RendezvousError(who() + "waited in vain at " + listener.local_address().text() +
+                              " for " + late +
+                              "; did it end, does a firewall stand between, or is it the wrong "
+                              "interface (DPCORE_SOCKET_IFNAME)?");
       }
       if (auto guest = lobby.next(kLookMs)) {
         present_[guest->greeting.rank].lines[guest->greeting.line] = std::move(guest->socket);

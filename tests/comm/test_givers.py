@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dpcore
+from tests.comm.modes import HOW, MODES
 
 STAGES = 4  # how far a giver gets ahead
 
@@ -67,19 +68,20 @@ def test_a_giver_is_held_back_when_nobody_takes(collective):
         assert whole == [float(step)] * 6
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", ["barrier", "all_reduce", "broadcast"])
-def test_two_roots_find_out_at_the_latest_when_the_stage_is_used_again(then):
+def test_two_roots_find_out_at_the_latest_when_the_stage_is_used_again(then, mode):
     def body(comm):
         comm.broadcast(torch.ones(4), root=comm.rank)
         if then == "broadcast":
-            for _ in range(STAGES):
+            for _ in range(4):
                 comm.broadcast(torch.ones(4), root=0)
         else:
             getattr(comm, then)(*([torch.ones(4)] if then == "all_reduce" else []))
         comm.barrier()
 
     with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 1)"):
-        spawn(body, 2)
+        dpcore.spawn(body, 2, **HOW[mode])
 
 
 def test_who_takes_compares_before_it_writes():
