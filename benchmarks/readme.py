@@ -79,19 +79,19 @@ def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
 def table_of_ddp_step(records: list[dict[str, Any]], world: int = 2) -> str:
     """What data parallel training adds to a step, a row a model."""
     lines = [
-        f"| a step of {world} ranks | computing alone | torch DDP over Gloo | dpcore "
-        "| added by torch | added by dpcore |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| a step of {world} ranks | computing alone | torch DDP adds | dpcore adds: "
+        "`bucketed` | `sequential` |",
+        "|---|---:|---:|---:|---:|",
     ]
     for model, title in MODELS.items():
         cell = {r["contender"]: r for r in records if (r["model"], r["world"]) == (model, world)}
         if not cell:
             continue
         torch = min((r for n, r in cell.items() if n.startswith("torch")), key=overhead)
-        ours = cell["dpcore bucketed"]
-        steps = [time_text(r["step_s"]) for r in (cell["alone"], torch, ours)]
-        added = [time_text(overhead(r)) for r in (torch, ours)]
-        lines.append(f"| {title} | {' | '.join(steps + added)} |")
+        ours = [cell["dpcore bucketed"], cell["dpcore sequential"]]
+        added = [time_text(overhead(r)) if overhead(r) > 0 else "< 0" for r in (torch, *ours)]
+        alone = time_text(cell["alone"]["step_s"])
+        lines.append(f"| {title} | {alone} | {' | '.join(added)} |")
     lines += ["", source("ddp_step", records[0])]
     return "\n".join(lines) + "\n"
 
