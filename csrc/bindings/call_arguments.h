@@ -46,7 +46,11 @@ class CallArguments {
     return result;
   }
   int integer(const char* name) {
-    const int64_t result = whole_number(name);
+    const pybind11::handle value = object();
+    const int64_t result = PyLong_AsLongLong(value.ptr());
+    if (result == -1 && PyErr_Occurred() != nullptr) {
+      throw unfit(name, "an integer", value);
+    }
     if (result != static_cast<int>(result)) {
       throw pybind11::value_error(std::string(name) + " " + std::to_string(result) +
                                   " is out of range");
@@ -83,14 +87,6 @@ class CallArguments {
   }
 
  private:
-  int64_t whole_number(const char* name) {
-    const pybind11::handle value = object();
-    const int64_t result = PyLong_AsLongLong(value.ptr());
-    if (result == -1 && PyErr_Occurred() != nullptr) {
-      throw unfit(name, "an integer", value);
-    }
-    return result;
-  }
   static pybind11::type_error unfit(const char* name, const char* wanted, pybind11::handle value) {
     PyErr_Clear();
     return pybind11::type_error(std::string(name) + ": expected " + wanted + ", not " +

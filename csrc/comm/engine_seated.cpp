@@ -1,7 +1,6 @@
 // One synchronous operation on the caller's thread while nothing else is in flight: what a small
 // collective costs is decided here, so there is one atomic exchange on the way in, one on the
 // way out, and no list in between.
-#include "comm/clock.h"
 #include "comm/engine.h"
 #include "comm/error.h"
 
