@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+# Unbuffered, print() writes each of its arguments alone, and the lines of two ranks mix.
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)
 
 
 def blocks(language):

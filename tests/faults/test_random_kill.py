@@ -137,6 +137,10 @@ def all_trials(comm, plan):
     reports = []
     open_files = []
     for phase, seed in plan:
+        if phase == "start":  # no rank comes late for another reason than its death
+            place = f"together-{seed}"
+            dp.init(rank=comm.rank, world_size=comm.world_size, init_method=place).barrier()
+            dp.finalize()
         if comm.rank == seed % comm.world_size:
             child = os.fork()
             if child == 0:
