@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dpcore import pmi
+from dpcore import pmi, pmix
 from dpcore.errors import RendezvousError
 from dpcore.launch import Place, slurm_address, spans_hosts
 from dpcore.stores import FileStore, HostStore, Store, TorchStore
@@ -79,14 +79,13 @@ def _known_address(env: Mapping[str, str], init_method: str | None) -> str:
         return ""
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return _joined(env["MASTER_ADDR"], env["MASTER_PORT"])
-    if "PMI_FD" in env:
+    if "PMI_FD" in env or pmix.connect(env):
         return ""
     if address := slurm_address(env):
         return address
     raise RendezvousError(
         "ranks that are to meet over TCP need the address of rank 0: set MASTER_ADDR and "
-        "MASTER_PORT (mpirun passes them on with -x MASTER_ADDR -x MASTER_PORT), or pass "
-        "init_method='tcp://host:port' or 'file:///path'"
+        "MASTER_PORT, or pass init_method='tcp://host:port' or 'file:///path'"
     )
 
 
@@ -102,7 +101,7 @@ def _store(env: Mapping[str, str], place: Place, init_method: str | None, timeou
                 f"{place.world_size}; pass init_method= for a communicator of other ranks"
             )
         return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
-    if not _agent_has_store(env) and (line := pmi.connect(env)):
+    if not _agent_has_store(env) and (line := pmi.connect(env) or pmix.connect(env)):
         return line
     # The agent has the port and serves the store there: every rank is a client of it.
     dist: Any = importlib.import_module("torch.distributed")

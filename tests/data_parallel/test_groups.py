@@ -1,7 +1,5 @@
 """With whom gradients are averaged: groups of torch, ours in the place of Gloo, any other."""
 
-import sys
-import types
 import uuid
 
 import pytest
@@ -137,48 +135,6 @@ def test_anything_that_can_average():
     assert all(other == calls for other in others)
     assert {op for op, _ in calls} == {"mean"}
     assert len(calls) >= 3
-
-
-class LikeMpi:
-    """The methods of an mpi4py communicator that the adapter calls, over ours."""
-
-    IN_PLACE, SUM, MAX = object(), "sum", "max"
-
-    def __init__(self, comm):
-        self._comm = comm
-
-    def Get_rank(self):  # noqa: N802
-        return self._comm.rank
-
-    def Get_size(self):  # noqa: N802
-        return self._comm.world_size
-
-    def Iallreduce(self, send, receive, op):  # noqa: N802
-        assert send is LikeMpi.IN_PLACE
-        work = self._comm.all_reduce(receive, op, async_op=True)
-        return types.SimpleNamespace(Wait=work.wait)
-
-    def Bcast(self, buffer, root):  # noqa: N802
-        self._comm.broadcast(buffer, root)
-
-    def Allgatherv(self, send, receive):  # noqa: N802
-        buffer, counts = receive
-        self._comm.all_gather(buffer, send, sizes=counts)
-
-
-def test_a_communicator_of_mpi(monkeypatch):
-    """Through the adapter; where mpi4py is installed, its constants are replaced all the same."""
-    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=LikeMpi))
-
-    def body(comm):
-        model = train(comm, OPTIMIZERS["sgd"], wrap=mpi_model)
-        assert_same_values(model.module, train_alone(OPTIMIZERS["sgd"]))
-        return model.backend
-
-    def mpi_model(module, comm):
-        return dpcore.DataParallel(module, comm=LikeMpi(comm), bucket_cap_mb=0.01)
-
-    assert dpcore.spawn(body, 3, mode="threads") == ["mpi"] * 3
 
 
 def test_the_groups_own_timeout_is_kept(store):
