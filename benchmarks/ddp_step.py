@@ -5,7 +5,8 @@
     dpcore ...  dpcore.DataParallel with a schedule
 
 The figure is the overhead: a contender's step minus that of `alone`, of the slowest rank, medians
-over rounds in which all take turns. It is compared with the best of torch.
+over rounds in which all take turns. It is compared with the best of torch. With --memory the
+most memory that all ranks of a contender hold together, instead of the time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 
 from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.records import append, run_facts
+from benchmarks.training.memory import peak
 from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import ALONE, Times, measure, of_slowest, overheads, spawn
 
@@ -54,6 +57,16 @@ def report(model: str, world: int, rounds: Times) -> list[dict[str, Any]]:
     return lines
 
 
+def report_memory(model: str, world: int, contenders: Sequence[str]) -> list[dict[str, Any]]:
+    print(f"\n{model}, {world} ranks, at most in use")
+    lines = []
+    for name in contenders:
+        most = sum(spawn(peak, world, model, name))
+        print(f"{name:20}{most / 2**20:>10.1f} MiB", flush=True)
+        lines.append({"model": model, "world": world, "contender": name, "peak_bytes": most})
+    return lines
+
+
 def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,6 +76,7 @@ def main() -> None:
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     made.add_argument("--rounds", type=int, default=11, help="in which all take turns")
     made.add_argument("--seconds", type=float, default=0.4, help="of one contender in a round")
+    made.add_argument("--memory", action="store_true", help="measure memory, not time")
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/ddp_step.jsonl")
     options = made.parse_args()
     contenders = options.contenders.split(",")
@@ -73,8 +87,11 @@ def main() -> None:
     )
     for model in options.models.split(","):
         for world in map(int, options.worlds.split(",")):
-            times = spawn(measure, world, model, contenders, options.rounds, options.seconds)
-            lines = report(model, world, of_slowest(times))
+            if options.memory:
+                lines = report_memory(model, world, contenders)
+            else:
+                times = spawn(measure, world, model, contenders, options.rounds, options.seconds)
+                lines = report(model, world, of_slowest(times))
             append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
 
 

@@ -8,6 +8,7 @@ alike. Optimizers are left out: they cost everybody the same.
 from __future__ import annotations
 
 import contextlib
+import re
 import statistics
 import tempfile
 import time
@@ -24,23 +25,36 @@ from dpcore.reference.ladder import LADDER
 
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
+TORCH = "torch"
+TORCH_OVER_OURS = "torch over ours"  # where Gloo cannot go, as on a paced link
+TRACED = " traced"  # behind a contender's name: the same while a trace records
 WARM_STEPS = 3  # the first ones rebuild buckets and touch memory
 
 Times = dict[str, list[float]]
 
 
 def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
-    """The model as the contender trains it."""
-    if name == ALONE:
+    """The model as the contender trains it. A number behind the name is its bucket size in MiB."""
+    kind, size = re.fullmatch(r"(.+?)(?: ([0-9.]+))?", name.removesuffix(TRACED)).groups()
+    cap = {} if size is None else {"bucket_cap_mb": float(size)}
+    if kind == ALONE:
         return model
-    if name.startswith("torch"):
-        options: dict[str, Any] = {"gradient_as_bucket_view": True}
-        if name != "torch":
-            options["bucket_cap_mb"] = float(name.removeprefix("torch "))
-        return torch.nn.parallel.DistributedDataParallel(model, **options)
-    if name in STEPS_OF_THE_LADDER:
-        return STEPS_OF_THE_LADDER[name](model, comm)
-    return dp.DataParallel(model, comm=comm, schedule=name.removeprefix("dpcore "))
+    if kind in (TORCH, TORCH_OVER_OURS):
+        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **cap)
+        if kind == TORCH_OVER_OURS:
+            ddp.register_comm_hook(comm, average_by_ours)
+        return ddp
+    if kind in STEPS_OF_THE_LADDER:
+        return STEPS_OF_THE_LADDER[kind](model, comm, **cap)
+    return dp.DataParallel(model, comm=comm, schedule=kind.removeprefix("dpcore "), **cap)
+
+
+# torch compares the annotations of a hook as objects, and finds text where this module has them.
+def average_by_ours(comm, bucket):  # noqa: ANN001, ANN201
+    """For torch DDP: its reducer and its buckets, over a communicator of ours."""
+    buffer = bucket.buffer()
+    sent = comm.all_reduce(buffer, "mean", async_op=True).get_future()
+    return sent.then(lambda _: buffer)
 
 
 def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
@@ -89,10 +103,11 @@ def measure(
             for at in range(len(contenders)):
                 name = contenders[(at + number) % len(contenders)]
                 comm.barrier()
-                begin = time.perf_counter()
-                for _ in range(count):
-                    steps[name]()
-                times[name].append((time.perf_counter() - begin) / count)
+                with dp.trace(comm=comm) if name.endswith(TRACED) else contextlib.nullcontext():
+                    begin = time.perf_counter()
+                    for _ in range(count):
+                        steps[name]()
+                    times[name].append((time.perf_counter() - begin) / count)
     return times
 
 
@@ -105,10 +120,10 @@ def steps_in(seconds: float, step: Callable[[], None], comm: Any) -> int:
     return max(1, round(seconds / float(taken)))
 
 
-def spawn(function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
-    """Runs `function(comm, *arguments, folder)` on every rank."""
+def spawn(function: Callable[..., Any], world: int, *arguments: Any, **options: Any) -> list[Any]:
+    """Runs `function(comm, *arguments, folder)` on every rank. Options are those of `init`."""
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
-        return dp.spawn(function, world, *arguments, str(Path(folder)), timeout=300)
+        return dp.spawn(function, world, *arguments, str(Path(folder)), timeout=300, **options)
 
 
 def of_slowest(times: Sequence[Times]) -> Times:

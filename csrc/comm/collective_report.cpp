@@ -33,8 +33,9 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
 // Whoever only gives does not wait for those who take: they compare with the giver's slot before
 // they read, but two ranks that both take themselves for the root would never meet. So a giver
 // compares later, before the stage of that operation is used again and whenever all are known
-// to have entered it. Their slots still hold it then: nobody gets further ahead than the stages
-// reach, or than an operation that everybody has to enter.
+// to have entered it. Their slots still hold it then: they are used again kSlotsKept operations
+// later, and by then this rank has finished one that is kSlots ahead of the given one. That one had
+// to wait for everybody to enter, or for the stage of the given one.
 void CollectiveOperation::check_what_was_given() const {
   for (uint64_t& number : shared_->unchecked()) {
     bool have_all_entered = number != SharedState::kNobody;

@@ -19,8 +19,11 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 1;
-inline constexpr int kSlots = 16;    // operations of one communicator in flight
+inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr int kSlots = 16;  // operations of one communicator in flight
+// A slot is used again only two rounds later: who only gave compares with it afterwards, and by
+// then the others may have sixteen further operations in flight.
+inline constexpr int kSlotsKept = 2 * kSlots;
 inline constexpr int kHistory = 64;  // finished operations kept in the black box
 inline constexpr int kReasonBytes = 1024;
 inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
@@ -82,8 +85,10 @@ struct alignas(64) ControlBlock {
   std::atomic<uint64_t> operations_seen;  // operations this rank has entered
   std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
   AbortRecord abort;
-  OperationSlot slots[kSlots];
+  OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
+
+  OperationSlot& slot(uint64_t number) { return slots[number % kSlotsKept]; }
 };
 
 // At offset 0 of every arena.

@@ -57,7 +57,7 @@ class Group {
   ControlBlock& control(int r) const { return *controls_[r]; }
   ControlBlock& mine() const { return *controls_[rank_]; }
   std::byte* base(int r) const { return bases_[r]; }
-  OperationSlot& slot(int r, uint64_t number) const { return controls_[r]->slots[number % kSlots]; }
+  OperationSlot& slot(int r, uint64_t number) const { return controls_[r]->slot(number); }
   // Offsets of r's mailboxes towards each peer, in r's arena; 0 = not made yet.
   std::atomic<uint64_t>* mailboxes(int r) const {
     return reinterpret_cast<std::atomic<uint64_t>*>(controls_[r] + 1);

@@ -139,8 +139,7 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
       take_post(r, frame, payload);
       break;
     case FrameKind::finished: {
-      block.slots[frame.operation % kSlots].finished.store(frame.operation + 1,
-                                                           std::memory_order_release);
+      block.slot(frame.operation).finished.store(frame.operation + 1, std::memory_order_release);
       HistoryEntry& entry = block.history[frame.operation % kHistory];
       entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
       break;
@@ -165,7 +164,7 @@ void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* 
   const size_t stage = stages_offset(block.world) + (number % kStages) * kStageBytes;
   std::memcpy(base(r) + stage + frame.offset, payload + sizeof(body), frame.bytes - sizeof(body));
 
-  OperationSlot& slot = block.slots[number % kSlots];
+  OperationSlot& slot = block.slot(number);
   slot.filled.store(kEverything, std::memory_order_relaxed);
   slot.input_offset = slot.output_offset = ~uint64_t{0};  // nowhere that this rank could reach
   slot.stage_offset = stage;

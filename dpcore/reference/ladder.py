@@ -101,7 +101,9 @@ class BucketedDDP(PerParameterDDP):
     """Gradients fill buckets from the last layer to the first; a full one is sent. Few operations
     and overlap, for a copy into the bucket and one out of it."""
 
-    cap_bytes = 25 << 20
+    def __init__(self, module: Any, comm: Any, bucket_cap_mb: float = 25.0) -> None:
+        self.cap_bytes = int(bucket_cap_mb * 2**20)
+        super().__init__(module, comm)
 
     def prepare(self) -> None:
         sizes = [p.numel() * p.element_size() for p in self.parameters_to_train]

@@ -1,6 +1,7 @@
 """A rank that only gives does not wait for those who take (docs/decisions/0007)."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -34,6 +35,27 @@ def test_a_root_changes_its_data_before_anybody_has_taken_it():
         return taken
 
     assert spawn(body, 3)[1:] == [[[1.0], [2.0], [3.0], [4.0]]] * 2
+
+
+@pytest.mark.parametrize("how", MODES)
+def test_takers_may_have_sixteen_operations_in_flight_before_the_giver_looks_again(how, tmp_path):
+    """Until then their slots must hold what the giver compares with."""
+
+    def body(comm, folder):
+        given, sums = torch.full((8,), 1.0 + comm.rank), torch.ones(16, 40_000)
+        comm.broadcast(given)
+        if comm.rank == 0:
+            while len(list(folder.iterdir())) < comm.world_size - 1:
+                time.sleep(0.001)
+            time.sleep(0.05)  # for the progress threads of the others
+        works = [comm.all_reduce(row, async_op=True) for row in sums]
+        (folder / str(comm.rank)).touch()
+        for work in works:
+            work.wait()
+        comm.barrier()
+        return given.unique().tolist(), sums.unique().tolist()
+
+    assert dpcore.spawn(body, 3, tmp_path, **HOW[how]) == [([1.0], [3.0])] * 3
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "scatter", "reduce", "gather"])

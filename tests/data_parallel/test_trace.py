@@ -111,6 +111,37 @@ def test_overlap(schedule):
         assert early.exposed_ms > 0.5 * early.communication_ms > 0
 
 
+class Wide(nn.Module):
+    """Two gradients of 2 MB: the second comes 0.1 s after the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(500, 500, bias=False, dtype=torch.float64)
+        self.last = nn.Linear(500, 500, bias=False, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.last(Pause.apply(self.first(x), 0.1))
+
+
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
+def test_overlap_on_a_paced_link(schedule):
+    """A gradient travels for at least 40 ms, on a link that needs no processor. The first one
+    does so in the pause of backward when it is launched at once, and afterwards it is exposed."""
+
+    def body(comm):
+        model = dpcore.DataParallel(Wide(), comm=comm, bucket_cap_mb=0, schedule=schedule)
+        x = torch.ones(4, 500, dtype=torch.float64)
+        return dpcore.measure_overlap(model, lambda: model(x).sum().backward(), steps=3)
+
+    for seen in dpcore.spawn(body, 2, mode="threads", link="400mbit"):
+        assert seen.communication_ms > 75
+        if schedule == "bucketed":
+            assert seen.exposed_ms < seen.communication_ms - 35
+            assert seen.overlap > 0.3
+        else:
+            assert seen.exposed_ms > 75
+
+
 def test_overlap_needs_a_group_that_records():
     def body(comm):
         model = dpcore.DataParallel(Small(), comm=Watching(comm))

@@ -1,0 +1,91 @@
+"""What does it cost to look? `python -m benchmarks.trace_cost`
+
+Steps of data parallel training while a trace records, and without, in turn: the share of a step
+that recording takes, and what that is per event. The aim is below 2 % of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpcore as dp
+from benchmarks.harness.contenders import ROOT
+from benchmarks.harness.records import append, run_facts
+from benchmarks.training.models import MODELS
+from benchmarks.training.ranks import (
+    ALONE,
+    TRACED,
+    WARM_STEPS,
+    measure,
+    of_slowest,
+    overheads,
+    spawn,
+    step_of,
+)
+
+PLAIN = "dpcore bucketed"
+RECORDED = PLAIN + TRACED
+
+
+def events_of_a_step(comm: Any, model: str, folder: str) -> int:
+    """On a rank: how much a trace of one step holds."""
+    step = step_of(PLAIN, model, comm)
+    for _ in range(WARM_STEPS):
+        step()
+    with dp.trace(comm=comm) as trace:
+        step()
+    return len(trace.events)
+
+
+def cost(model: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
+    times = of_slowest(
+        spawn(measure, world, model, [PLAIN, RECORDED], rounds, seconds)
+    )  # the plain one first: it says how many steps a round has
+    more = overheads({ALONE: times[PLAIN], RECORDED: times[RECORDED]})[RECORDED]
+    step = statistics.median(times[PLAIN])
+    events = max(spawn(events_of_a_step, world, model))
+    return {
+        "model": model,
+        "world": world,
+        "step_s": step,
+        "cost_of_step": more / step,
+        "events": events,
+        "ns_per_event": more / events * 1e9,
+        "rounds_s": times,
+    }
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
+    made.add_argument("--world", type=int, default=2)
+    made.add_argument("--rounds", type=int, default=21)
+    made.add_argument("--seconds", type=float, default=0.3, help="of one contender in a round")
+    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/trace_cost.jsonl")
+    options = made.parse_args()
+    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+    facts = run_facts(
+        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
+    )
+    print(f"{'':14}{'step ms':>10}{'events':>8}{'cost':>9}{'ns an event':>13}")
+    for model in options.models.split(","):
+        line = cost(model, options.world, options.rounds, options.seconds)
+        print(
+            f"{model:14}{line['step_s'] * 1e3:>10.2f}{line['events']:>8}"
+            f"{line['cost_of_step']:>9.2%}{line['ns_per_event']:>13.0f}",
+            flush=True,
+        )
+        append(options.json, [facts | {"load": os.getloadavg()[0]} | line])
+
+
+if __name__ == "__main__":
+    main()

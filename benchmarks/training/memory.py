@@ -1,0 +1,58 @@
+"""The most memory that the ranks of a training run ever hold, by contender.
+
+Each contender has processes of its own: what one gave back would serve the next. A thread of each
+rank looks at its *proportional* set size, in which a page that several processes map counts once
+in all, as fast as the kernel answers; the peaks of the ranks are added up.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.training.ranks import WARM_STEPS, gloo, step_of, wrapped
+
+_STEPS = WARM_STEPS + 5
+_PAUSE = 0.002  # seconds between two looks
+
+
+class Watcher:
+    """Looks at this process while its block runs; `most` is in bytes, of what was added in it."""
+
+    def __enter__(self) -> Watcher:
+        self._before = self.most = _proportional_bytes()
+        self._over = threading.Event()
+        self._looking = threading.Thread(target=self._look)
+        self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looking.join()
+        self.most -= self._before
+
+    def _look(self) -> None:
+        while not self._over.wait(_PAUSE):
+            self.most = max(self.most, _proportional_bytes())
+
+
+def _proportional_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def peak(comm: Any, model: str, contender: str, folder: str) -> int:
+    """On a rank: bytes that building and training the model added at most."""
+    with gloo(comm, folder):
+        first = wrapped(contender, torch.nn.Linear(2, 2), comm)  # modules load what they need
+        first(torch.ones(1, 2)).sum().backward()
+        comm.barrier()
+        with Watcher() as seen:
+            step = step_of(contender, model, comm)
+            for _ in range(_STEPS):
+                step()
+            comm.barrier()
+    return seen.most
