@@ -20,9 +20,11 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
+from dpcore._autoload import register
 from dpcore.reference.ladder import LADDER
 
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
+OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
 WARM_STEPS = 3  # the first ones rebuild buckets and touch memory
 
@@ -33,10 +35,13 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
     """The model as the contender trains it."""
     if name == ALONE:
         return model
-    if name.startswith("torch"):
+    kind, _, bucket_mib = name.partition(" ")
+    if kind in ("torch", OVER_DPCORE):
         options: dict[str, Any] = {"gradient_as_bucket_view": True}
-        if name != "torch":
-            options["bucket_cap_mb"] = float(name.removeprefix("torch "))
+        if bucket_mib:
+            options["bucket_cap_mb"] = float(bucket_mib)
+        if kind == OVER_DPCORE:
+            options["process_group"] = dist.new_group(backend="dpcore")
         return torch.nn.parallel.DistributedDataParallel(model, **options)
     if name in STEPS_OF_THE_LADDER:
         return STEPS_OF_THE_LADDER[name](model, comm)
@@ -60,6 +65,7 @@ def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
 @contextlib.contextmanager
 def gloo(comm: Any, folder: str) -> Any:
     """torch's group beside ours, for torch DDP."""
+    register()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
