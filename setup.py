@@ -264,7 +264,7 @@ def extension_arguments() -> dict[str, Any]:
     objects = ROOT / "build" / "objects"
     tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-{flavour}"
     torch_includes = cpp_extension.include_paths()
-    folders = ("comm", "reducer", "bindings")
+    folders = ("comm", "reducer", "torch_backend", "bindings")
     sources = sorted(path for folder in folders for path in (ROOT / "csrc" / folder).glob("*.cpp"))
     kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
     link_flags = ["-Wl,--exclude-libs,ALL"]  # keeps the static CUDA runtime's symbols to ourselves

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ CONTENDERS = (ALONE, "torch", "torch 100", "dpcore bucketed", "dpcore sequential
 TARGETS = {"mlp": 0.3, "transformer": 0.5, "many": 0.3}  # of torch's overhead, 2 ranks
 
 
-def report(model: str, world: int, rounds: Times) -> list[dict[str, Any]]:
+def report(
+    model: str, world: int, rounds: Times, yardstick: Sequence[str], targets: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Prints the table of one cell and returns its records."""
     over = overheads(rounds)
-    best_of_torch = min(value for name, value in over.items() if name.startswith("torch"))
-    target = f", target {TARGETS[model]} of torch" if world == 2 and model in TARGETS else ""
+    best_of_torch = min(over[name] for name in yardstick if name in over)
+    target = f", target {targets[model]} of torch" if world == 2 and model in targets else ""
     print(f"\n{model}, {world} ranks{target}")
     print(f"{'':20}{'step ms':>10}{'overhead ms':>13}{'of torch':>10}")
     lines = []
@@ -67,33 +69,43 @@ def report_memory(model: str, world: int, contenders: Sequence[str]) -> list[dic
     return lines
 
 
-def main() -> None:
+def compare(
+    description: str,
+    contenders: Sequence[str],
+    yardstick: Sequence[str],
+    targets: Mapping[str, float],
+    results: str,
+    worlds: str,
+) -> None:
+    """A benchmark of steps: all contenders in turn, told as parts of the best of `yardstick`."""
     made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
-    made.add_argument("--worlds", default="2,4", metavar="N,...", help="ranks, %(default)s")
-    made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
+    made.add_argument("--worlds", default=worlds, metavar="N,...", help="ranks, %(default)s")
+    made.add_argument("--contenders", default=",".join(contenders), help="of %(default)s")
     made.add_argument("--rounds", type=int, default=11, help="in which all take turns")
     made.add_argument("--seconds", type=float, default=0.4, help="of one contender in a round")
     made.add_argument("--memory", action="store_true", help="measure memory, not time")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/ddp_step.jsonl")
+    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results" / results)
     options = made.parse_args()
-    contenders = options.contenders.split(",")
+    chosen = options.contenders.split(",")
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+    if ALONE not in chosen or not set(yardstick) & set(chosen):
+        made.error(f"{ALONE} is subtracted, and {' or '.join(yardstick)} is what is compared with")
     facts = run_facts(
         {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
     )
     for model in options.models.split(","):
         for world in map(int, options.worlds.split(",")):
             if options.memory:
-                lines = report_memory(model, world, contenders)
+                lines = report_memory(model, world, chosen)
             else:
-                times = spawn(measure, world, model, contenders, options.rounds, options.seconds)
-                lines = report(model, world, of_slowest(times))
+                times = spawn(measure, world, model, chosen, options.rounds, options.seconds)
+                lines = report(model, world, of_slowest(times), yardstick, targets)
             append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__ or "", CONTENDERS, ("torch", "torch 100"), TARGETS, "ddp_step.jsonl", "2,4")

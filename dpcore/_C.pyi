@@ -103,6 +103,18 @@ def start(
 ) -> Communicator:
     """Meets the other ranks under the name of the job."""
 
+def make_torch_backend(
+    communicator: Communicator,
+    store: Any,
+    timeout: float,
+    name: str,
+    global_ranks: Sequence[int],
+) -> Any:
+    """A torch.distributed.Backend over the communicator."""
+
+def flight_entries() -> list[dict[str, Any]]:
+    """The last operations of the backends of this process, the oldest first."""
+
 class TcpListener:
     """Where rank 0 awaits the others."""
 
@@ -209,13 +221,13 @@ class Communicator:
         self,
         sends: bool,
         tensor: Any,
-        peer: int,
+        peer: int | None,
         tag: int,
         timeout: float,
         asynchronous: bool,
         /,
     ) -> Work | None:
-        """send or recv."""
+        """send or recv; the peer None receives from any rank."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> torch.Tensor:
         """A tensor in the arena."""
@@ -252,6 +264,10 @@ class Work:
 
     def failure(self) -> tuple[str, str] | None:
         """(name of the class in dpcore.errors, message) of one that failed."""
+
+    @property
+    def source(self) -> int | None:
+        """The other rank of a message, once it is known."""
 
     def describe(self) -> str:
         """What it is, as messages call it."""

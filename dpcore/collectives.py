@@ -63,7 +63,7 @@ def send(tensor: Any, dst: int, **options: Any) -> Work | None:
     return current().send(tensor, dst, **options)
 
 
-def recv(tensor: Any, src: int, **options: Any) -> Work | None:
+def recv(tensor: Any, src: int | None, **options: Any) -> Work | None:
     """See ``Communicator.recv``."""
     return current().recv(tensor, src, **options)
 

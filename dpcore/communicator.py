@@ -242,9 +242,19 @@ class Communicator:
         return None if native is None else Work(native, [tensor])
 
     def recv(
-        self, tensor: Any, src: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+        self,
+        tensor: Any,
+        src: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float = 0.0,
     ) -> Work | None:
-        """Receives the next message of rank ``src`` with this tag, of this size and dtype."""
+        """Receives the next message of rank ``src`` with this tag, of this size and dtype.
+
+        ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
+        ``source`` says from which it came.
+        """
         native = self._native.message(False, tensor, src, tag, timeout, async_op)
         return None if native is None else Work(native, [tensor])
 

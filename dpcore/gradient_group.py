@@ -6,8 +6,6 @@ process groups of torch and communicators of mpi4py get it from the adapters bel
 
 from __future__ import annotations
 
-import os
-import uuid
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +17,8 @@ import torch.distributed as dist
 from dpcore import session
 from dpcore.communicator import Communicator
 from dpcore.errors import Error, Unsupported
+from dpcore.group_meeting import places_of
+from dpcore.torch_backend import communicator_of
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
 
@@ -87,7 +87,10 @@ _native: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionar
 
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     """The ranks of a process group of torch. When they share a host and the gradients are on the
-    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place."""
+    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. A group of the backend
+    dpcore has one already."""
+    if device.type == "cpu" and (own := communicator_of(group)) is not None:
+        return own
     if device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi"):
         return TorchGroup(group)
     communicator = _native.get(group)
@@ -102,25 +105,10 @@ def of_process_group(group: Any, device: torch.device) -> GradientGroup:
 def _native_over(group: Any) -> Communicator | None:
     """None when a rank is on another host. All ranks of the group call it and get the same."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    store = dist.distributed_c10d._world.pg_map[group][1]
-    # Asked by every rank once per communicator: equal numbers are the same attempt.
-    attempt = store.add(f"dpcore/attempts/{rank}", 1)
-    place = f"{_host()}|{uuid.uuid4().hex}"
-    store.set(f"dpcore/{attempt}/{rank}", place)
-    places = [store.get(f"dpcore/{attempt}/{peer}").decode() for peer in range(world_size)]
-    hosts = {text.partition("|")[0] for text in places}
-    if len(hosts) > 1:
+    job, hosts = places_of(dist.distributed_c10d._world.pg_map[group][1], rank, world_size)
+    if len(set(hosts)) > 1:
         return None
-    job = f"dpcore/{os.geteuid()}/group-{places[0].partition('|')[2]}"
     return session.connect(job, rank, world_size, timeout=_timeout_of(group).total_seconds())
-
-
-def _host() -> str:
-    """Equal for two processes exactly when abstract Unix sockets lead from one to the other: the
-    same running kernel and the same network namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        kernel = file.read().strip()
-    return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _timeout_of(group: Any) -> timedelta:

@@ -35,8 +35,12 @@ def tcp_place(
     init_method: str | None,
     timeout: float,
     environment: Mapping[str, str] | None = None,
+    at: Store | None = None,
 ) -> Iterator[_C.TcpPlace | None]:
-    """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts."""
+    """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts.
+
+    ``at``: where rank 0 leaves its address, whatever the launcher says.
+    """
     from dpcore import _C
 
     env = os.environ if environment is None else environment
@@ -45,8 +49,8 @@ def tcp_place(
         return
     deadline = time.monotonic() + timeout
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
-    address = _known_address(env, init_method)
-    store = None if address else _store(env, place, init_method, timeout)
+    address = "" if at else _known_address(env, init_method)
+    store = at or (None if address else _store(env, place, init_method, timeout))
     with contextlib.ExitStack() as published:
         listener = None
         if place.rank == 0 and store is None:

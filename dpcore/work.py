@@ -35,6 +35,11 @@ class Work:
         """Whether ``wait`` would return (or raise) at once."""
         return self._native.is_completed()
 
+    @property
+    def source(self) -> int | None:
+        """The other rank of a message, once it is known."""
+        return self._native.source
+
     def exception(self) -> errors.Error | None:
         """The error of an operation that failed, otherwise None."""
         failure = self._native.failure()

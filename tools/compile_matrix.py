@@ -137,7 +137,7 @@ def headers_of(version: str) -> Path:
 
 def torch_facing_files() -> Iterator[Path]:
     """The reducer, and the bindings: pybind11's headers come from torch for all of them."""
-    for folder in ("bindings", "reducer"):
+    for folder in ("bindings", "reducer", "torch_backend"):
         yield from sorted((ROOT / "csrc" / folder).glob("*.cpp"))
 
 

@@ -21,9 +21,11 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
+from dpcore._autoload import register
 from dpcore.reference.ladder import LADDER
 
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
+OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
 TORCH = "torch"
 TORCH_OVER_OURS = "torch over ours"  # where Gloo cannot go, as on a paced link
@@ -39,8 +41,10 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
     cap = {} if size is None else {"bucket_cap_mb": float(size)}
     if kind == ALONE:
         return model
-    if kind in (TORCH, TORCH_OVER_OURS):
-        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **cap)
+    if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):
+        group = {"process_group": dist.new_group(backend="dpcore")} if kind == OVER_DPCORE else {}
+        options: dict[str, Any] = cap | group | {"gradient_as_bucket_view": True}
+        ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
         if kind == TORCH_OVER_OURS:
             ddp.register_comm_hook(comm, average_by_ours)
         return ddp
@@ -74,6 +78,7 @@ def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
 @contextlib.contextmanager
 def gloo(comm: Any, folder: str) -> Any:
     """torch's group beside ours, for torch DDP."""
+    register()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

@@ -45,8 +45,8 @@ class CallArguments {
     }
     return result;
   }
-  int integer(const char* name) {
-    const pybind11::handle value = object();
+  int integer(const char* name) { return integer_of(object(), name); }
+  static int integer_of(pybind11::handle value, const char* name) {
     const int64_t result = PyLong_AsLongLong(value.ptr());
     if (result == -1 && PyErr_Occurred() != nullptr) {
       throw unfit(name, "an integer", value);

@@ -6,13 +6,13 @@
 // again would cost a good part of what the operation takes.
 #include <pybind11/stl.h>
 
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "bindings/buffer.h"
 #include "bindings/call_arguments.h"
 #include "bindings/py_work.h"
+#include "comm/collective_parts.h"
 #include "comm/error.h"
 #include "comm/schedule.h"
 
@@ -20,8 +20,6 @@ namespace py = pybind11;
 
 namespace dpcore {
 namespace {
-
-using Parts = std::vector<uint64_t>;
 
 constexpr size_t kShortBytes = 16384;
 constexpr int kLooksWithGil = 32;
@@ -125,18 +123,6 @@ void expect(size_t have, size_t want, const char* role, const char* why) {
     throw Unsupported(std::string(role) + " has " + std::to_string(have) + " elements, " +
                       std::to_string(want) + " are needed: " + why);
   }
-}
-
-uint64_t sum_of(const Parts& parts) {
-  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
-}
-
-uint64_t hash_of(const Parts& parts) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const uint64_t part : parts) {
-    hash = (hash ^ part) * 0x100000001b3ull;
-  }
-  return hash | 1;
 }
 
 // Input and output may share memory where nothing is written that is still to be read: when the
@@ -257,8 +243,7 @@ py::object parted(PyCommunicator& comm, py::handle self, CallArguments& argument
              "the sum of its parts");
     }
     if (kind != Collective::all_to_all) {
-      request.count = *std::max_element(ins.begin(), ins.end());
-      request.layout ^= hash_of(ins);
+      set_parts(request, Parts(ins));
     }
   } else {
     const size_t from_input = in ? (splits ? in->elements / world : in->elements) : 0;
@@ -289,13 +274,16 @@ py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& argumen
 py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
   const bool sends = arguments.flag();
   const py::handle object = arguments.object();
-  const int peer = arguments.integer(sends ? "dst" : "src");
+  const py::handle whom = arguments.object();
+  const bool from_any = !sends && whom.is_none();
+  const int peer = from_any ? MessageOperation::kAnyRank
+                            : CallArguments::integer_of(whom, sends ? "dst" : "src");
   const uint64_t tag = arguments.natural("tag");
   const double timeout = arguments.real("timeout");
   const bool asynchronous = arguments.flag();
   const Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
   Communicator& core = *comm.core;
-  if (peer < 0 || peer >= core.world() || peer == core.rank()) {
+  if (!from_any && (peer < 0 || peer >= core.world() || peer == core.rank())) {
     throw Unsupported("rank " + std::to_string(core.rank()) + " can't exchange a message with " +
                       std::to_string(peer) + ": choose another rank of 0.." +
                       std::to_string(core.world() - 1));

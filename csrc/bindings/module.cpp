@@ -20,6 +20,7 @@ void register_inspect(py::module_& m);
 void register_launch_control(py::module_& m);
 void register_reducer(py::module_& m);
 void register_network(py::module_& m);
+void register_torch_backend(py::module_& m);
 
 namespace {
 
@@ -59,7 +60,8 @@ bool set_python_error(const std::exception_ptr& problem) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled core of dpcore. Use the package dpcore instead of this module.";
-  py::register_local_exception_translator(translate);
+  // For all modules: torch's functions raise our errors too, from the backend of torch.distributed.
+  py::register_exception_translator(translate);
   register_schedule(m);
   register_reduce(m);
   register_cuda_probe(m);
@@ -69,6 +71,7 @@ PYBIND11_MODULE(_C, m) {
   register_inspect(m);
   register_launch_control(m);
   register_reducer(m);
+  register_torch_backend(m);
 }
 
 }  // namespace dpcore

@@ -48,6 +48,14 @@ void register_work(py::module_& m) {
       .def("wait", wait, py::arg("timeout") = 0.0)
       .def("is_completed", [](PyWork& work) { return work.operation->is_complete(); })
       .def("failure", failure_of)
+      .def_property_readonly(
+          "source",
+          [](PyWork& work) -> py::object {
+            const auto* message = dynamic_cast<const MessageOperation*>(work.operation.get());
+            return message == nullptr || message->peer() == MessageOperation::kAnyRank
+                       ? py::none()
+                       : py::cast(message->peer());
+          })
       .def("describe", [](PyWork& work) { return work.operation->describe(); })
       .def(
           "when_complete",

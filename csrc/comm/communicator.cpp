@@ -269,13 +269,26 @@ Work Communicator::submit(Request request, const std::string& algorithm, bool ba
   return operation;
 }
 
-Work Communicator::submit_message(MessageOperation::Direction direction, int peer, uint64_t tag,
-                                  DType dtype, std::byte* data, size_t bytes, double timeout_s) {
+// Takes the submission lock; the caller submits and gives it back.
+std::shared_ptr<MessageOperation> Communicator::prepare_message(
+    MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype, std::byte* data,
+    size_t bytes, double timeout_s) {
   check_usable();
+  if (peer == MessageOperation::kAnyRank && bytes == 0) {
+    throw Unsupported("rank " + std::to_string(rank()) +
+                      ": a message without elements does not travel, so it can't be received from "
+                      "any rank; name the rank");
+  }
   lock_submission();
   auto operation = from_pool(message_pool_);
   operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
   set_deadline(*operation, timeout_s);
+  return operation;
+}
+
+Work Communicator::submit_message(MessageOperation::Direction direction, int peer, uint64_t tag,
+                                  DType dtype, std::byte* data, size_t bytes, double timeout_s) {
+  auto operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
   context_->engine().submit(operation, true);
   unlock_submission();
   return operation;
@@ -284,11 +297,7 @@ Work Communicator::submit_message(MessageOperation::Direction direction, int pee
 void Communicator::run_message(MessageOperation::Direction direction, int peer, uint64_t tag,
                                DType dtype, std::byte* data, size_t bytes, double timeout_s,
                                const Engine::Interrupt& interrupt) {
-  check_usable();
-  lock_submission();
-  auto operation = from_pool(message_pool_);
-  operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
-  set_deadline(*operation, timeout_s);
+  auto operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
   context_->engine().submit(operation, false);
   unlock_submission();
   wait(*operation, 0, interrupt);

@@ -89,6 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
 
+  // The peer of a receive may be MessageOperation::kAnyRank.
   void run_message(MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype,
                    std::byte* data, size_t bytes, double timeout_s,
                    const Engine::Interrupt& interrupt);
@@ -118,6 +119,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_deterministic(const Schedule& schedule) const;
   std::shared_ptr<const Program> program_for(const Request& request, const std::string& algorithm);
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
+  std::shared_ptr<MessageOperation> prepare_message(MessageOperation::Direction direction, int peer,
+                                                    uint64_t tag, DType dtype, std::byte* data,
+                                                    size_t bytes, double timeout_s);
   template <class T>
   std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);
   int64_t set_deadline(Operation& operation, double timeout_s) const;

@@ -39,7 +39,7 @@ void Engine::look_for_trouble() {
       group.fail(ErrorKind::timeout, operation->first_late(),
                  operation->describe() + " was not complete after " + seconds + " s; " +
                      operation->who_is_late() +
-                     ". Look at what the late rank does, or raise timeout= in init()");
+                     ". Look at what the late rank does, or allow a longer timeout in init()");
     }
   }
 }

@@ -19,48 +19,90 @@ void MessageOperation::prepare(std::shared_ptr<SharedState> shared, Direction di
   message_ = {{kUserMessage, tag}, bytes, static_cast<uint64_t>(dtype) + 1, true};
   data_ = data;
   done_ = 0;
-  lane_ = {direction == Direction::send, peer, tag};
-  has_turn_ = false;
+  has_places_ = false;
 }
 
 // Fragments of two messages with the same tag could not be told apart: one after the other.
-bool MessageOperation::is_its_turn() {
-  MessageTurns& turns = shared_->message_turns()[lane_];
-  if (!has_turn_) {
-    turn_ = turns.taken++;
-    has_turn_ = true;
+void MessageOperation::take_places() {
+  if (has_places_) {
+    return;
   }
-  return turns.served == turn_;
+  has_places_ = true;
+  for (int r = 0; r < group_->world(); ++r) {
+    if (r == peer_ || (peer_ == kAnyRank && r != group_->rank())) {
+      shared_->message_queues()[lane(r)].push_back(this);
+    }
+  }
 }
 
-void MessageOperation::end_turn() {
-  const auto turns = shared_->message_turns().find(lane_);
-  if (++turns->second.served == turns->second.taken) {
-    shared_->message_turns().erase(turns);
+bool MessageOperation::is_its_turn(int r) const {
+  return shared_->message_queues()[lane(r)].front() == this;
+}
+
+void MessageOperation::leave_queue(int r) {
+  const auto queue = shared_->message_queues().find(lane(r));
+  std::erase(queue->second, this);
+  if (queue->second.empty()) {
+    shared_->message_queues().erase(queue);
   }
+}
+
+size_t MessageOperation::pull_from(int r) {
+  auto take = [this](const std::byte* from, size_t offset, size_t bytes) {
+    std::memcpy(data_ + offset, from, bytes);
+  };
+  return shared_->transport().pull(r, message_, done_, Sink(take, data_));
+}
+
+// The first rank of which something has come; the queues of the others are left.
+bool MessageOperation::find_peer() {
+  for (int r = 0; r < group_->world() && peer_ == kAnyRank; ++r) {
+    if (r != group_->rank() && is_its_turn(r) && (done_ = pull_from(r)) > 0) {
+      peer_ = r;
+    }
+  }
+  for (int r = 0; r < group_->world() && peer_ != kAnyRank; ++r) {
+    if (r != group_->rank() && r != peer_) {
+      leave_queue(r);
+    }
+  }
+  return peer_ != kAnyRank;
 }
 
 Operation::Progress MessageOperation::advance() {
   if (message_.total == 0) {
     return Progress::finished;
   }
-  if (!is_its_turn()) {
-    return Progress::blocked;
-  }
+  take_places();
   const size_t before = done_;
-  if (direction_ == Direction::send) {
+  if (peer_ == kAnyRank) {
+    if (!find_peer()) {
+      return Progress::blocked;
+    }
+  } else if (!is_its_turn(peer_)) {
+    return Progress::blocked;
+  } else if (direction_ == Direction::send) {
     done_ = shared_->transport().push(peer_, message_, data_, done_);
   } else {
-    auto take = [this](const std::byte* from, size_t offset, size_t bytes) {
-      std::memcpy(data_ + offset, from, bytes);
-    };
-    done_ = shared_->transport().pull(peer_, message_, done_, Sink(take, data_));
+    done_ = pull_from(peer_);
   }
   if (done_ == message_.total) {
-    end_turn();
+    leave_queue(peer_);
     return Progress::finished;
   }
   return done_ == before ? Progress::blocked : Progress::advanced;
+}
+
+// One that takes a message of anybody is stuck when somebody died, or when all have left.
+bool MessageOperation::needs(int r) const {
+  if (peer_ != kAnyRank) {
+    return r == peer_;
+  }
+  bool all_gone = true;
+  for (int other = 0; other < group_->world(); ++other) {
+    all_gone &= other == group_->rank() || group_->has_left(other) || group_->is_dead(other);
+  }
+  return all_gone || !group_->has_left(r);
 }
 
 Operation::WaitPoint MessageOperation::waiting() const {
@@ -68,9 +110,10 @@ Operation::WaitPoint MessageOperation::waiting() const {
 }
 
 std::string MessageOperation::describe() const {
+  const std::string whom = peer_ == kAnyRank ? "any rank" : "rank " + std::to_string(peer_);
   return std::string(trace_name()) + " of " + std::to_string(message_.total) + " bytes " +
-         (direction_ == Direction::send ? "to" : "from") + " rank " + std::to_string(peer_) +
-         " (tag " + std::to_string(message_.tag.part) + ")";
+         (direction_ == Direction::send ? "to " : "from ") + whom + " (tag " +
+         std::to_string(message_.tag.part) + ")";
 }
 
 const char* MessageOperation::trace_name() const {
@@ -78,6 +121,9 @@ const char* MessageOperation::trace_name() const {
 }
 
 std::string MessageOperation::who_is_late() const {
+  if (peer_ == kAnyRank) {
+    return "nothing with this tag came from any rank";
+  }
   const std::string peer = std::to_string(peer_);
   return direction_ == Direction::send
              ? "rank " + peer + " does not take its messages: " + group_->last_operation_of(peer_)

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "comm/group.h"
 #include "comm/link.h"
@@ -38,11 +39,11 @@ struct PathCounters {
   std::atomic<uint64_t> peer_writes{0};  // memory; for the staged paths, the staged copies
 };
 
-// Messages of one direction, peer and tag in flight: they are served in the order of the calls.
-struct MessageTurns {
-  uint64_t taken = 0;
-  uint64_t served = 0;
-};
+class MessageOperation;
+
+// Messages of one direction, peer and tag in flight, in the order of the calls: the first one is
+// served.
+using MessageQueue = std::vector<const MessageOperation*>;
 using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
@@ -72,7 +73,7 @@ class SharedState {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
   // Under the engine's seat. An entry lives as long as messages of the lane are in flight.
-  std::map<MessageLane, MessageTurns>& message_turns() { return message_turns_; }
+  std::map<MessageLane, MessageQueue>& message_queues() { return message_queues_; }
   // Arena blocks that peers may still look at when this communicator is closed.
   std::vector<std::shared_ptr<std::byte>> take_blocks();
 
@@ -83,7 +84,7 @@ class SharedState {
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
   std::array<uint64_t, kStages> unchecked_{kNobody, kNobody, kNobody, kNobody};
-  std::map<MessageLane, MessageTurns> message_turns_;
+  std::map<MessageLane, MessageQueue> message_queues_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };
 

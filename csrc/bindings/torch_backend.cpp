@@ -1,0 +1,65 @@
+// Makes the backend of torch.distributed over a communicator, and shows the flight log.
+#include "torch_backend/backend.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/py_work.h"
+#include "torch_backend/flight_log.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const std::shared_ptr<PyCommunicator>& communicator,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               double timeout, const std::string& name,
+                                               const std::vector<uint64_t>& global_ranks) {
+  auto options = c10::make_intrusive<c10d::Backend::Options>(
+      "dpcore", std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)));
+  options->group_name = name;
+  options->global_ranks_in_group = global_ranks;
+  return c10::make_intrusive<TorchBackend>(communicator->core, store, std::move(options),
+                                           check_signals);
+}
+
+py::list shapes_of(const FlightLog::Shapes& shapes) {
+  py::list list;
+  for (size_t i = 0; i < shapes.sizes.size(); ++i) {
+    list.append(py::make_tuple(shapes.sizes[i], shapes.types[i]));
+  }
+  return list;
+}
+
+py::list flight_entries() {
+  py::list list;
+  for (const FlightLog::Entry& entry : FlightLog::of_process().entries()) {
+    py::dict row;
+    row["id"] = entry.id;
+    row["group"] = entry.group;
+    row["description"] = entry.description;
+    row["collective"] = entry.collective;
+    row["message"] = entry.message;
+    row["operation"] = entry.operation;
+    row["name"] = entry.name;
+    row["inputs"] = shapes_of(entry.inputs);
+    row["outputs"] = shapes_of(entry.outputs);
+    row["created_ns"] = entry.created_ns;
+    row["completed_ns"] = entry.completed_ns;
+    row["failed"] = entry.failed;
+    row["timeout_ms"] = entry.timeout_ms;
+    row["is_message"] = entry.is_message;
+    list.append(row);
+  }
+  return list;
+}
+
+}  // namespace
+
+void register_torch_backend(py::module_& m) {
+  m.def("make_torch_backend", make_backend, py::arg("communicator"), py::arg("store"),
+        py::arg("timeout"), py::arg("name"), py::arg("global_ranks"));
+  m.def("flight_entries", flight_entries);
+}
+
+}  // namespace dpcore

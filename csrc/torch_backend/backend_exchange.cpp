@@ -1,0 +1,117 @@
+// all_to_all: every rank has a part for every other one.
+#include "comm/collective_parts.h"
+#include "comm/error.h"
+#include "torch_backend/backend.h"
+
+namespace dpcore {
+namespace {
+
+// torch counts rows of the first dimension; no sizes at all mean equal parts.
+Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows, int world,
+                       size_t per_element, const char* side) {
+  const auto total = static_cast<uint64_t>(tensor.numel()) * per_element;
+  if (rows.empty()) {
+    const int64_t first = tensor.dim() > 0 ? tensor.size(0) : 0;
+    if (first % world != 0) {
+      throw Unsupported(
+          "all_to_all_single: Tensor's dim 0 does not divide equally across group "
+          "size: the " +
+          std::string(side) + " has " + std::to_string(first) + " rows for " +
+          std::to_string(world) + " ranks; give the sizes");
+    }
+    return Parts(static_cast<size_t>(world), total / static_cast<uint64_t>(world));
+  }
+  int64_t sum = 0;
+  for (const int64_t count : rows) {
+    sum += count;
+  }
+  if (rows.size() != static_cast<size_t>(world) || tensor.dim() == 0 || sum != tensor.size(0)) {
+    throw Unsupported("all_to_all_single: Split sizes doesn't match total dim 0 size: the " +
+                      std::string(side) + " needs one size per rank that add up to its rows");
+  }
+  const uint64_t row = sum == 0 ? 0 : total / static_cast<uint64_t>(sum);
+  Parts parts;
+  for (const int64_t count : rows) {
+    parts.push_back(static_cast<uint64_t>(count) * row);
+  }
+  return parts;
+}
+
+// Ranks have to choose alike between equal and given parts, and each knows its own sizes only: so
+// equal parts are for callers that gave no sizes.
+void set_exchange(Request& request, const Parts& inputs, const Parts& outputs, bool sizes_given) {
+  request.collective = Collective::all_to_all;
+  if (sizes_given) {
+    request.input_parts = inputs;
+    request.output_parts = outputs;
+  } else {
+    request.count = inputs.front();
+  }
+}
+
+}  // namespace
+
+TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_sizes,
+                                                  std::vector<int64_t>& input_sizes,
+                                                  const c10d::AllToAllOptions& options) {
+  check_cpu_tensor(output, "all_to_all_single");
+  check_cpu_tensor(input, "all_to_all_single");
+  if (output.scalar_type() != input.scalar_type()) {
+    throw Unsupported("all_to_all_single: output tensor and input tensor must have the same type");
+  }
+  const MovedAs moved = moved_as(input);
+  const bool given = !output_sizes.empty() || !input_sizes.empty();
+  Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", options);
+  Request request;
+  request.dtype = moved.dtype;
+  const Parts ins = elements_of_rows(input, input_sizes, getSize(), moved.per_element, "input");
+  const Parts outs = elements_of_rows(output, output_sizes, getSize(), moved.per_element, "output");
+  if (!given && ins.front() != outs.front()) {
+    throw Unsupported("all_to_all_single: the input has " + std::to_string(input.numel()) +
+                      " elements, the output " + std::to_string(output.numel()) +
+                      "; without sizes they have to be equal");
+  }
+  set_exchange(request, ins, outs, given);
+  const bool same_memory = input.is_alias_of(output) && (given || !input.is_same(output));
+  request.input = call.staging.read(same_memory ? input.clone() : input);
+  request.output = call.staging.write(output);
+  call.inputs.push_back(input);
+  call.outputs.push_back(output);
+  call.requests.push_back(std::move(request));
+  return perform(std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                             const c10d::AllToAllOptions& options) {
+  const auto world = static_cast<size_t>(getSize());
+  if (outputs.size() != world || inputs.size() != world) {
+    throw Unsupported("all_to_all: lists of " + std::to_string(inputs.size()) + " inputs and " +
+                      std::to_string(outputs.size()) + " outputs; one tensor per rank is needed");
+  }
+  Call call = begin(c10d::OpType::ALLTOALL, "dpcore:all_to_all", options);
+  const MovedAs moved = moved_as(inputs.front());
+  Parts ins;
+  Parts outs;
+  for (size_t r = 0; r < world; ++r) {
+    check_cpu_tensor(inputs[r], "all_to_all");
+    check_cpu_tensor(outputs[r], "all_to_all");
+    if (inputs[r].scalar_type() != inputs.front().scalar_type() ||
+        outputs[r].scalar_type() != inputs.front().scalar_type()) {
+      throw Unsupported("all_to_all: the tensors have to be of one type");
+    }
+    ins.push_back(static_cast<uint64_t>(inputs[r].numel()) * moved.per_element);
+    outs.push_back(static_cast<uint64_t>(outputs[r].numel()) * moved.per_element);
+  }
+  Request request;
+  request.dtype = moved.dtype;
+  set_exchange(request, ins, outs, true);
+  request.input = call.staging.read_joined(inputs);
+  request.output = call.staging.write_joined(outputs);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  call.requests.push_back(std::move(request));
+  return perform(std::move(call));
+}
+
+}  // namespace dpcore

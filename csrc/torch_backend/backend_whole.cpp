@@ -1,0 +1,128 @@
+// Collectives on one shape: broadcast, all_reduce, reduce, barrier.
+#include "comm/error.h"
+#include "reducer/tensor_memory.h"
+#include "torch_backend/backend.h"
+
+namespace dpcore {
+namespace {
+
+double factor_of(const c10d::ReduceOp& op) {
+  const auto* factor = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(factor != nullptr, "a premultiplied sum without its factor");
+  return factor->tensor_factor.defined() ? factor->tensor_factor.item().toDouble()
+                                         : factor->double_factor;
+}
+
+}  // namespace
+
+void set_operator(Request& request, const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      request.op = ReduceOp::sum;
+      return;
+    case c10d::ReduceOp::AVG:
+      request.op = ReduceOp::mean;
+      return;
+    case c10d::ReduceOp::PRODUCT:
+      request.op = ReduceOp::prod;
+      return;
+    case c10d::ReduceOp::MIN:
+      request.op = ReduceOp::min;
+      return;
+    case c10d::ReduceOp::MAX:
+      request.op = ReduceOp::max;
+      return;
+    case c10d::ReduceOp::BAND:
+      request.op = ReduceOp::band;
+      return;
+    case c10d::ReduceOp::BOR:
+      request.op = ReduceOp::bor;
+      return;
+    case c10d::ReduceOp::BXOR:
+      request.op = ReduceOp::bxor;
+      return;
+    case c10d::ReduceOp::PREMUL_SUM:
+      request.op = ReduceOp::premul_sum;
+      request.prescale = factor_of(op);
+      return;
+    default:
+      throw Unsupported("this reduction operator is not supported");
+  }
+}
+
+TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors,
+                                              const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "broadcast");
+  Call call = begin(c10d::OpType::BROADCAST, "dpcore:broadcast", options);
+  Request request;
+  request.collective = Collective::broadcast;
+  request.root = static_cast<int>(options.rootRank);
+  const MovedAs moved = moved_as(tensor);
+  request.dtype = moved.dtype;
+  request.count = static_cast<size_t>(tensor.numel()) * moved.per_element;
+  const bool gives = request.root == getRank();
+  request.output = gives ? call.staging.update(tensor) : call.staging.write(tensor);
+  request.input = request.output;
+  call.inputs = call.outputs = tensors;
+  call.requests.push_back(std::move(request));
+  return perform(std::move(call));
+}
+
+void TorchBackend::add_all_reduce(Call& call, const at::Tensor& tensor,
+                                  const c10d::ReduceOp& op) const {
+  Request request;
+  request.collective = Collective::all_reduce;
+  set_operator(request, op);
+  request.dtype = dtype_of(tensor.scalar_type(), "all_reduce");
+  request.count = static_cast<size_t>(tensor.numel());
+  request.output = call.staging.update(tensor);
+  request.input = request.output;
+  call.requests.push_back(std::move(request));
+}
+
+TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors,
+                                              const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors.front().layout() == at::kSparse) {
+    return allreduce_sparse(tensors, options);
+  }
+  const at::Tensor& tensor = only_one(tensors, "all_reduce");
+  Call call = begin(c10d::OpType::ALLREDUCE, "dpcore:all_reduce", options);
+  add_all_reduce(call, tensor, options.reduceOp);
+  call.inputs = call.outputs = tensors;
+  return perform(std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "dpcore:all_reduce", options);
+  for (const at::Tensor& tensor : tensors) {
+    check_cpu_tensor(tensor, "all_reduce_coalesced");
+    add_all_reduce(call, tensor, options.reduceOp);
+  }
+  call.inputs = call.outputs = tensors;
+  return perform(std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "reduce");
+  Call call = begin(c10d::OpType::REDUCE, "dpcore:reduce", options);
+  Request request;
+  request.collective = Collective::reduce;
+  set_operator(request, options.reduceOp);
+  request.dtype = dtype_of(tensor.scalar_type(), "reduce");
+  request.root = static_cast<int>(options.rootRank);
+  request.count = static_cast<size_t>(tensor.numel());
+  request.output = call.staging.update(tensor);
+  request.input = request.output;
+  call.inputs = call.outputs = tensors;
+  call.requests.push_back(std::move(request));
+  return perform(std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call = begin(c10d::OpType::BARRIER, "dpcore:barrier", options);
+  call.requests.emplace_back();
+  return perform(std::move(call));
+}
+
+}  // namespace dpcore

@@ -1,0 +1,94 @@
+// See flight_log.h. Times are of the system's clock, as in torch's records.
+#include "torch_backend/flight_log.h"
+
+#include <chrono>
+#include <cstdlib>
+
+namespace dpcore {
+namespace {
+
+int64_t wall_clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+size_t wanted_capacity() {
+  for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
+    if (const char* text = std::getenv(name)) {
+      return std::strtoul(text, nullptr, 10);
+    }
+  }
+  return 2000;
+}
+
+}  // namespace
+
+void FlightLog::Shapes::assign(const std::vector<at::Tensor>& tensors) {
+  sizes.resize(tensors.size());
+  types.resize(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::IntArrayRef shape = tensors[i].sizes();
+    sizes[i].assign(shape.begin(), shape.end());
+    types[i] = c10::toString(tensors[i].scalar_type());
+  }
+}
+
+FlightLog::FlightLog() : capacity_(wanted_capacity()) {}
+
+FlightLog& FlightLog::of_process() {
+  static auto* log = new FlightLog();  // operations may end while the process does
+  return *log;
+}
+
+uint64_t FlightLog::add(const Entry& entry, const std::vector<at::Tensor>& inputs,
+                        const std::vector<at::Tensor>& outputs) {
+  if (capacity_ == 0) {
+    return 0;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t id = next_++;
+  if (ring_.size() <= id % capacity_) {
+    ring_.emplace_back();
+  }
+  Entry& slot = ring_[id % capacity_];
+  slot.id = id;
+  slot.group = entry.group;
+  slot.description = entry.description;
+  slot.collective = entry.collective;
+  slot.message = entry.message;
+  slot.operation = entry.operation;
+  slot.name = entry.name;
+  slot.inputs.assign(inputs);
+  slot.outputs.assign(outputs);
+  slot.created_ns = wall_clock_ns();
+  slot.completed_ns = 0;
+  slot.failed = false;
+  slot.timeout_ms = entry.timeout_ms;
+  slot.is_message = entry.is_message;
+  return id;
+}
+
+void FlightLog::complete(uint64_t id, bool failed) {
+  if (capacity_ == 0) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry& slot = ring_[id % capacity_];
+  if (slot.id == id) {
+    slot.completed_ns = wall_clock_ns();
+    slot.failed = failed;
+  }
+}
+
+std::vector<FlightLog::Entry> FlightLog::entries() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Entry> ordered;
+  const uint64_t first = next_ > ring_.size() ? next_ - ring_.size() : 0;
+  for (uint64_t id = first; id < next_; ++id) {
+    ordered.push_back(ring_[id % capacity_]);
+  }
+  return ordered;
+}
+
+}  // namespace dpcore

@@ -1,0 +1,167 @@
+// Copies run without autograd: the memory of a tensor is written, as by any communication library.
+#include "torch_backend/staging.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <string>
+
+#include "comm/error.h"
+#include "reducer/tensor_memory.h"
+
+namespace dpcore {
+namespace {
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+std::byte* memory_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+void copy(const at::Tensor& to, const at::Tensor& from) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::InferenceMode as_it_was_made(to.is_inference());
+  to.copy_(from);
+}
+
+bool lie_in_a_row(const std::vector<at::Tensor>& parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool follows =
+        i == 0 || memory_of(parts[i]) == memory_of(parts[i - 1]) + parts[i - 1].nbytes();
+    if (!is_plain(parts[i]) || !follows) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int64_t elements_of(const std::vector<at::Tensor>& parts) {
+  int64_t elements = 0;
+  for (const at::Tensor& part : parts) {
+    elements += part.numel();
+  }
+  return elements;
+}
+
+}  // namespace
+
+void check_cpu_tensor(const at::Tensor& tensor, const char* operation) {
+  if (!tensor.device().is_cpu()) {
+    throw Unsupported(std::string(operation) + ": a tensor is on " + tensor.device().str() +
+                      ", the backend dpcore works on CPU tensors; move it with .cpu(), or name a "
+                      "backend for that device: init_process_group(\"cpu:dpcore,cuda:nccl\")");
+  }
+  if (tensor.layout() != at::kStrided) {
+    throw Unsupported(std::string(operation) +
+                      ": sparse tensors are supported by all_reduce only; use .to_dense()");
+  }
+}
+
+const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* operation) {
+  if (tensors.size() != 1) {
+    throw Unsupported(std::string(operation) + " got a list of " + std::to_string(tensors.size()) +
+                      " tensors; it takes one. Several devices per rank are not supported");
+  }
+  check_cpu_tensor(tensors.front(), operation);
+  return tensors.front();
+}
+
+MovedAs moved_as(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kLong:
+    case at::kInt:
+    case at::kShort:
+    case at::kChar:
+    case at::kByte:
+    case at::kBool:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return {dtype_of(tensor.scalar_type(), "tensor"), 1};
+    default:
+      return {DType::u8, static_cast<size_t>(tensor.element_size())};
+  }
+}
+
+at::Tensor Staging::buffer(int64_t elements, at::ScalarType type) {
+  const size_t bytes = static_cast<size_t>(elements) * c10::elementSize(type);
+  kept_.push_back(tensor_over(communicator_->allocate(bytes), {elements}, type));
+  return kept_.back();
+}
+
+const std::byte* Staging::read(const at::Tensor& tensor) {
+  kept_.push_back(tensor);
+  if (is_plain(tensor)) {
+    return static_cast<const std::byte*>(tensor.const_data_ptr());
+  }
+  const at::Tensor whole = buffer(tensor.numel(), tensor.scalar_type());
+  copy(whole.view(tensor.sizes()), tensor);
+  return memory_of(whole);
+}
+
+std::byte* Staging::write(const at::Tensor& tensor) {
+  kept_.push_back(tensor);
+  if (is_plain(tensor)) {
+    return memory_of(tensor);
+  }
+  const at::Tensor whole = buffer(tensor.numel(), tensor.scalar_type());
+  copies_.push_back({tensor, whole.view(tensor.sizes())});
+  return memory_of(whole);
+}
+
+std::byte* Staging::update(const at::Tensor& tensor) {
+  std::byte* memory = write(tensor);
+  if (!is_plain(tensor)) {
+    copy(copies_.back().from, tensor);
+  }
+  return memory;
+}
+
+const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
+  kept_.insert(kept_.end(), parts.begin(), parts.end());
+  if (lie_in_a_row(parts)) {
+    return memory_of(parts.front());
+  }
+  const at::Tensor whole = buffer(elements_of(parts), parts.front().scalar_type());
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    copy(whole.narrow(0, begin, part.numel()).view(part.sizes()), part);
+    begin += part.numel();
+  }
+  return memory_of(whole);
+}
+
+std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
+  kept_.insert(kept_.end(), parts.begin(), parts.end());
+  if (lie_in_a_row(parts)) {
+    return memory_of(parts.front());
+  }
+  const at::Tensor whole = buffer(elements_of(parts), parts.front().scalar_type());
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    copies_.push_back({part, whole.narrow(0, begin, part.numel()).view(part.sizes())});
+    begin += part.numel();
+  }
+  return memory_of(whole);
+}
+
+void Staging::copy_back() {
+  for (const Copy& one : copies_) {
+    copy(one.to, one.from);
+  }
+  copies_.clear();
+}
+
+void Staging::clear() {
+  copies_.clear();
+  kept_.clear();
+}
+
+}  // namespace dpcore

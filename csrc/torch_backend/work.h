@@ -1,0 +1,78 @@
+// One call of torch.distributed in flight: one operation of the core, or several for a list of
+// tensors that torch calls coalesced.
+//
+// Who completes it: the thread that completes the last operation calls arrived(), under the
+// engine's seat. What is left to do then (copies back, marking the future) is settle(), which any
+// thread may do, once: a waiter on its own thread; without one, a callback thread if there are
+// copies or a future, and otherwise the completing thread at once.
+//
+// Memory: holds the tensors until it is settled, and is held by its operations until then, so
+// dropping it early is safe. Deadlines are those of the operations.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "torch_backend/callback_threads.h"
+#include "torch_backend/staging.h"
+
+namespace dpcore {
+
+// What works outlive their backend with.
+struct BackendState {
+  std::shared_ptr<Communicator> communicator;
+  Engine::Interrupt interrupt;
+  CallbackThreads callbacks;
+};
+
+class TorchWork final : public c10d::Work {
+ public:
+  struct What {
+    c10d::OpType type;
+    const char* title;  // "dpcore:all_reduce"; lives for ever
+    uint64_t number;    // of the call in its group
+    uint64_t flight;    // its entry in the flight log
+  };
+  TorchWork(std::shared_ptr<BackendState> state, const What& what,
+            const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+            Staging staging);
+
+  // Takes over operations that were submitted.
+  void follow(std::vector<dpcore::Work> operations);
+  // Everything was done, or has failed, on the caller's thread.
+  void settle(std::exception_ptr problem = nullptr);
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override {}
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  int sourceRank() const override;
+  uint64_t getSequencenumber() const override { return what_.number; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  void arrived();
+  void mark_future();
+  std::exception_ptr failure() const;
+
+  std::shared_ptr<BackendState> state_;
+  What what_;
+  std::vector<at::Tensor> outputs_;
+  Staging staging_;
+  std::vector<dpcore::Work> operations_;  // immutable once followed
+  std::atomic<size_t> in_flight_{0};
+  std::atomic<bool> has_arrived_{false};
+
+  std::mutex settling_;  // guards what follows
+  bool settled_ = false;
+  std::exception_ptr problem_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_to_mark_;  // by whoever takes it
+};
+
+}  // namespace dpcore

@@ -1,0 +1,151 @@
+"""Groups, time limits, memory and the end of a group with the backend "dpcore"."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import dpcore
+from tests.torch_backend.ranks import in_group
+
+
+def test_subgroups_reduce_by_themselves():
+    def body():
+        rank = dist.get_rank()
+        pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        mine = pairs[rank % 2]
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=mine)
+        assert tensor.item() == 2 + 2 * (rank % 2)
+        gathered = [None, None]
+        dist.all_gather_object(gathered, rank, group=mine)
+        assert gathered == [rank % 2, rank % 2 + 2]
+        dist.all_reduce(tensor)
+        assert tensor.item() == 12
+        reversed_one = dist.new_group([3, 1, 0], sort_ranks=False) if rank != 2 else None
+        if rank == 2:
+            dist.new_group([3, 1, 0], sort_ranks=False)
+        else:
+            assert dist.get_group_rank(reversed_one, 3) == 0
+            dist.broadcast(tensor, src=3, group=reversed_one)
+        local = dist.new_group([rank], use_local_synchronization=True)
+        dist.all_reduce(tensor, group=local)
+        assert tensor.item() == 12
+
+    in_group(body, 4)
+
+
+def test_a_mesh_of_two_dimensions():
+    def body():
+        rank = dist.get_rank()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+        for name, wanted in (("rows", rank % 2 * 2 + 2), ("columns", rank // 2 * 4 + 1)):
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor, group=mesh.get_group(name))
+            assert tensor.item() == wanted, name
+        assert dist.get_backend(mesh.get_group("rows")) == "dpcore"
+
+    in_group(body, 4, backend="cpu:dpcore")
+
+
+def test_the_backend_tells_its_number_of_collectives_and_its_time_limit():
+    def body():
+        whole = dist.group.WORLD._get_backend(torch.device("cpu"))
+        assert whole.supports_splitting
+        assert whole._get_sequence_number_for_group() == 0
+        dist.barrier()
+        assert whole._get_sequence_number_for_group() == 1
+        assert whole.options._timeout == timedelta(seconds=60)
+
+    in_group(body, 2)
+
+
+def test_the_name_stands_for_one_device_among_others():
+    """Where there is no GPU the part for it has to stay unused, as with "cpu:gloo,cuda:nccl"."""
+
+    def body():
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+
+    in_group(body, 2, backend="cpu:dpcore,cuda:gloo")
+
+
+def test_deadlines_of_groups_and_of_waits():
+    def body():
+        rank = dist.get_rank()
+        impatient = dist.new_group(timeout=timedelta(seconds=0.3))
+        other = dist.new_group(timeout=timedelta(seconds=0.3))
+        if rank == 0:
+            begin = time.monotonic()
+            with pytest.raises(dpcore.Timeout, match=r"rank 1.* timeout "):
+                dist.barrier(impatient)
+            assert time.monotonic() - begin < 20
+            work = dist.all_reduce(torch.ones(3), group=other, async_op=True)
+            with pytest.raises(dpcore.Timeout, match="rank 1"):
+                work.wait(timedelta(seconds=0.2))
+            assert isinstance(work.exception(), RuntimeError)
+        done = torch.ones(1)
+        dist.all_reduce(done)  # the groups fail by themselves
+        assert done.item() == 2
+
+    in_group(body, 2)
+
+
+def test_the_monitored_barrier_names_who_is_missing_and_breaks_nothing():
+    def body():
+        rank = dist.get_rank()
+        group = dist.group.WORLD
+        group.monitored_barrier(timedelta(seconds=30))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Ranks 1, 2 failed to pass monitoredBarrier"):
+                group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 3
+
+    in_group(body, 3)
+
+
+def test_abort_ends_the_waits_of_all():
+    def body():
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+            backend.abort()
+            with pytest.raises(dpcore.PeerLost, match="rank 0 gave up"):
+                work.wait()
+        else:
+            with pytest.raises(dpcore.PeerLost, match="rank 0 gave up"):
+                dist.barrier()
+        with pytest.raises(dpcore.PeerLost):
+            dist.all_reduce(torch.ones(1))
+
+    in_group(body, 2)
+
+
+def test_what_is_not_supported_says_what_to_do():
+    def body():
+        with pytest.raises(dpcore.Unsupported, match="no meaning"):
+            dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
+        with pytest.raises(dpcore.Unsupported, match="invalid tensor size"):
+            dist.all_gather([torch.ones(2)], torch.ones(3))
+        with pytest.raises(dpcore.Unsupported, match="they have to be equal"):
+            dist.all_to_all_single(torch.ones(3), torch.ones(2))
+
+    in_group(body, 1)
+
+
+def test_groups_after_each_other():
+    def body():
+        for step in range(5):
+            group = dist.new_group()
+            tensor = torch.ones(1000)
+            dist.all_reduce(tensor, group=group)
+            assert tensor[0] == 2, step
+            dist.destroy_process_group(group)
+
+    in_group(body, 2)
