@@ -325,6 +325,8 @@ class Reducer:
         caps: Sequence[int],
         find_unused: bool,
         grad_is_part: bool,
+        skip_unused: bool,
+        static_graph: bool,
         ordered: bool,
         reduce_sparse: Callable[[Sequence[int]], None],
     ) -> None:
@@ -341,6 +343,59 @@ class Reducer:
 
     def optimizer_steps(self) -> None:
         """Tells the schedule."""
+
+    def check_complete(self) -> None:
+        """Raises with their names when the last backward has missed parameters."""
+
+    def outermost_backward_begins(self) -> None:
+        """Its end is the end of backward, whatever runs of autograd there are within."""
+
+    def shadow_backward(self) -> None:
+        """Takes part in a backward of the other ranks with zeros."""
+
+    def set_scale(self, scale: float, /) -> None:
+        """A factor of all averages."""
+
+    def use_hook(self, runner: Any, /) -> None:
+        """An object with start, wait, abandon and buckets_changed, or None, for all-reduces."""
+
+    def reduce_as(self, dtype: torch.dtype, /) -> None:
+        """Buckets of wider types travel as this one."""
+
+    def set_static_graph(self) -> None:
+        """Records the graph in the first backward, which must not have been yet."""
+
+    def stop_listening(self) -> None:
+        """Takes its hooks from the parameters."""
+
+    def sample_every(self, steps: int, /) -> None:
+        """Of the times that are kept, after the first ten steps."""
+
+    def bucket(self, number: int, /) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
+        """Its memory, the numbers of its gradients, and their parts of it."""
+
+    def times(self) -> dict[str, int]:
+        """Of the step that was sampled last, and averages; nanoseconds."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a backward has begun to bring gradients and not brought all."""
+
+    @property
+    def has_ended_incomplete(self) -> bool:
+        """The same, when that backward is over and was not interrupted."""
+
+    @property
+    def is_graph_static(self) -> bool:
+        """Whether the unused parameters were the same ones in all steps."""
+
+    @property
+    def used_counts(self) -> list[int]:
+        """How many ranks had each gradient, when that was agreed on last."""
+
+    @property
+    def completed(self) -> int:
+        """Steps."""
 
     def rebuild(self, order: Sequence[int], /) -> None:
         """Plans the buckets anew for gradients that arrive in this order."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         schedule,
         schedule_cost,
     )
+    from dpcore._ddp.comm_hooks import compose_comm_hooks
     from dpcore.collectives import (
         all_gather,
         all_reduce,
@@ -78,6 +79,7 @@ _HOME = {
     "DataParallel": "dpcore.data_parallel",
     "LaunchSchedule": "dpcore.launch_schedule",
     "Work": "dpcore.work",
+    "compose_comm_hooks": "dpcore._ddp.comm_hooks",
     "measure_overlap": "dpcore.overlap",
     "spawn": "dpcore.ranks",
     "trace": "dpcore.tracing",
@@ -103,6 +105,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "check_schedule",
+    "compose_comm_hooks",
     "current",
     "finalize",
     "gather",

@@ -7,47 +7,53 @@
         optimizer.step()
 
 Here is what happens around forward. What happens during backward, without Python, is in
-csrc/reducer; when it happens is decided by a schedule (csrc/reducer/launch_schedule.h).
+csrc/reducer; when it happens is decided by a schedule (csrc/reducer/launch_schedule.h). What is
+asked for rarely has a module of its own in dpcore/_ddp.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore import _C
+from dpcore._ddp import arguments, completion, dynamo, join, parameters, pickling, sync_batch_norm
+from dpcore._ddp.delayed import DelayedGradients
+from dpcore._ddp.logging_data import Logger, bucket_sizes
+from dpcore._ddp.mixed_precision import MixedPrecision
+from dpcore._ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
+from dpcore._ddp.reducer_face import ReducerFace
+from dpcore._ddp.torch_surface import TorchSurface, without_torchs_machinery
 from dpcore.bucket_report import BucketReport
 from dpcore.communicator import Communicator
-from dpcore.errors import Error, Unsupported
-from dpcore.gradient_group import GradientGroup, choose_group
-from dpcore.launch_schedule import LaunchSchedule
+from dpcore.errors import Unsupported
+from dpcore.launch_schedule import LaunchSchedule, automatic_schedule
 from dpcore.module_state import BufferSync, broadcast_values, check_same_model
 from dpcore.sparse_gradients import average_sparse
 
-_FIRST_BUCKET_MB = 1.0
-_BUCKET_MB = 25.0
 
-
-class DataParallel(nn.Module):
+@without_torchs_machinery
+class DataParallel(TorchSurface):
     """Wraps ``module`` so that backward leaves the gradients' average over all ranks in ``.grad``.
 
-    Arguments with the names of ``torch.nn.parallel.DistributedDataParallel`` mean the same.
+    A ``torch.nn.parallel.DistributedDataParallel`` for ``isinstance``, with its arguments,
+    methods and meanings; docs/data_parallel.md lists them, and what differs. Those most used:
 
     ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
                         In the place of Gloo or MPI on one host, dpcore's communicator is used.
     ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
     ``bucket_cap_mb``   gradients travel together up to this size; by default 25 MiB, the first
                         bucket 1 MiB.
-    ``broadcast_buffers``  rank 0's buffers (running means) everywhere before each forward.
+    ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
     ``find_unused_parameters``  when forward does not always use all parameters.
     ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket, overwritten by the next
@@ -69,87 +75,248 @@ class DataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        *,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
         process_group: Any = None,
         bucket_cap_mb: float | None = None,
-        broadcast_buffers: bool = True,
-        init_sync: bool = True,
         find_unused_parameters: bool = False,
+        check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
         comm: Any = None,
         schedule: str | LaunchSchedule = "auto",
         deterministic: bool = False,
     ) -> None:
-        super().__init__()
-        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        _check_parameters(trained)
-        self.module = module
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
+        self.logger = Logger()
+        process_group = arguments.check_together(
+            delay_all_reduce_named_params,
+            param_to_hook_all_reduce,
+            process_group,
+            device_mesh,
+            module,
+        )
+        delayed = list(delay_all_reduce_named_params or ())
+        self.parameters_to_ignore = {
+            *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
+            *(name for name, _ in delayed),
+        }
+        trained = parameters.trained_parameters(module, self.parameters_to_ignore)
+        wanted = [p for _, p in delayed] or [p for _, p in trained]
+        arguments.check_parameters(trained or delayed, module)
+        arguments.warn_of_check_reduction(check_reduction)
+        self.forward_sync_buffers, buffers_at_init = arguments.buffer_options(
+            broadcast_buffers, forward_sync_buffers
+        )
+        self._module_parameters = [
+            p for name, p in module.named_parameters() if name not in self.parameters_to_ignore
+        ]
+        self.device_ids, self.output_device = arguments.devices(
+            device_ids, output_device, self._module_parameters or wanted
+        )
+        self.module, self.dim = module, dim
+        self.device = wanted[0].device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({p.device for p in self._module_parameters}) > 1
+        self.use_side_stream_for_tensor_copies = True
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.batched_grad_copy = batched_grad_copy
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.static_graph = static_graph
+        self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        self.group: GradientGroup = choose_group(comm, process_group, trained[0][1].device)
+        caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+        self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
+        self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
+        self._caps = caps
+        self._wanted_schedule, self._deterministic = schedule, deterministic
+        self._comm_hooks: list[tuple[Any, Any]] = []
+        self._ddp_sink_clone = True
+        self._divide_by_initial_world_size = True
+        self._join_group(comm, process_group)
         if deterministic and not isinstance(self.group, Communicator):
             raise Unsupported(
                 f"deterministic=True needs dpcore's communicator; in what order {self.backend} "
                 "adds is not known. Pass comm=dpcore.init()"
             )
-        buffers = [buffer for buffer in module.buffers() if buffer.numel() > 0]
         if init_sync:
-            options = {
-                "bucket_cap_mb": bucket_cap_mb,
-                "find_unused_parameters": find_unused_parameters,
-                "broadcast_buffers": broadcast_buffers,
-            }
-            check_same_model(self.group, trained, options)
-            everything = [*module.parameters(), *buffers]
-            broadcast_values(self.group, [tensor.detach() for tensor in everything])
-        self._sync_buffers = BufferSync(self.group, buffers) if broadcast_buffers else None
+            self._make_equal(trained, delayed, buffers_at_init)
+        self._delayed = (
+            DelayedGradients(self.group, [p for _, p in delayed], param_to_hook_all_reduce)
+            if param_to_hook_all_reduce is not None
+            else None
+        )
+        self._set_up(trained)
+
+    def _make_equal(
+        self,
+        trained: Sequence[tuple[str, nn.Parameter]],
+        delayed: Sequence[tuple[str, nn.Parameter]],
+        buffers: bool,
+    ) -> None:
+        """The same model on all ranks, with rank 0's values."""
+        options = {
+            "bucket_cap_mb": ", ".join(f"{cap / 2**20:g}" for cap in self._caps),
+            "find_unused_parameters": self.find_unused_parameters,
+            "static_graph": self.static_graph,
+            "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
+            "forward_sync_buffers": self.forward_sync_buffers,
+        }
+        check_same_model(self.group, [*trained, *delayed], options)
+        values = [*self._module_parameters, *(parameter for _, parameter in delayed)]
+        if buffers:
+            values += self._buffers_by_name().values()
+        broadcast_values(self.group, [tensor.detach() for tensor in values])
+
+    def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """What follows from the parameters: again when they have changed."""
         self._parameters_by_number = [parameter for _, parameter in trained]
-        modules = _modules_with_parameters(module, self._parameters_by_number)
+        self._watch = parameters.ParameterWatch(self.module, trained, self.parameters_to_ignore)
+        self._buffers_of_module = BufferSync(self.group, self.module, self.parameters_to_ignore)
+        modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
+        schedule = self._wanted_schedule
         self._reducer = _C.Reducer(
             self._parameters_by_number,
             [name for name, _ in trained],
-            _comes_sparse(module, self._parameters_by_number),
+            parameters.comes_sparse(self.module, self._parameters_by_number),
             [numbers for _, numbers in modules],
             self.group._native if isinstance(self.group, Communicator) else self.group,
-            _automatic(self.group) if schedule == "auto" else schedule,
-            _caps(bucket_cap_mb),
-            find_unused_parameters,
-            gradient_as_bucket_view,
-            deterministic,
-            self._average_sparse,
+            automatic_schedule(self.group) if schedule == "auto" else schedule,
+            self._caps,
+            find_unused=self.find_unused_parameters and not self.static_graph,
+            grad_is_part=self.gradient_as_bucket_view,
+            skip_unused=self.skip_all_reduce_unused_params,
+            static_graph=self.static_graph,
+            ordered=self._deterministic,
+            reduce_sparse=self._average_sparse,
         )
+        self.reducer: Any = ReducerFace(self)
+        if self.static_graph:
+            self.logger._set_static_graph()
+        self._first_bucket_sizes = bucket_sizes(self)
+        self._hook_runner = None
+        self._futures_of_buffers: list[Any] = []
+        self._looked_for_optimizers = False
+        # Ranks that are threads share torch's class, and would see each other's models there.
+        self._is_seen_by_dynamo = getattr(self.group, "transport", "") != "inproc"
+        self._mixed: MixedPrecision | None = None
+        if self.mixed_precision is not None:
+            self._mixed = MixedPrecision(
+                self.mixed_precision, self.module, self.parameters_to_ignore
+            )
+            if self._mixed.reduce_dtype is not None:
+                self._reducer.reduce_as(self._mixed.reduce_dtype)
+        if self.device_type == "cpu":
+            sync_batch_norm.take_over(self.module, self.group)
+        completion.watch(self)
         self._listen([part for part, _ in modules])
+
+    def refresh(self) -> None:
+        """After parameters were added, replaced, frozen or unfrozen: all ranks call it, and
+        average from now on what there is now. Begins with rank 0's values, as the constructor
+        does; the optimizer has to be told of new parameters by whoever made it."""
+        self._module_parameters = [
+            p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
+        ]
+        trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
+        arguments.check_parameters(trained, self.module)
+        self._make_equal(trained, (), self.forward_sync_buffers)
+        self._set_up(trained)
+        self._use_hooks_again()
 
     # ---- around forward ----------------------------------------------------------------------
 
+    @dynamo.left_alone
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward. What it does before: buffers; after: expects gradients."""
+        if not dynamo.knows_us and "torch._dynamo" in sys.modules:
+            dynamo.introduce()
         reducer = self._reducer
         learning = torch.is_grad_enabled()
         synchronised = learning and self.require_backward_grad_sync
+        if self._watch.check():
+            self._buffers_of_module.find_again()
         if learning:
+            if reducer.is_incomplete:
+                completion.raise_if_incomplete(self)
             reducer.begin_forward()
+            if not self._looked_for_optimizers:
+                self._setup_in_backward_optimizers()
+        joins = self._join_config.enable
+        root = join.begin_forward(self) if joins else 0
+        if self._syncs_buffers(before_forward=True):
+            self._sync_module_buffers(root)
+        if joins:
+            _, active = join.count_active(self, is_active=True)
+            join.take_part(self, active)
         if synchronised and reducer.wants_rebuild:
             self._rebuild_buckets()
-        if self._sync_buffers is not None and self.require_forward_param_sync:
-            self._sync_buffers()
+        if self.device_ids:
+            inputs, kwargs = arguments.moved(self, inputs, kwargs)
         begin = time.monotonic_ns() if reducer.is_recorded else 0
-        output = self.module(*inputs, **kwargs)
+        output = self._run(*inputs, **kwargs)
         if begin:
             reducer.note_forward(begin)
-            _call_when_backward_begins(output, reducer.backward_begins)
+            when_backward_begins(output, reducer.backward_begins)
+        if self._syncs_buffers(before_forward=False):
+            self._sync_module_buffers(root)
         if learning:
-            needed = synchronised and self.find_unused_parameters
-            reducer.end_forward(synchronised, list(_tensors_in(output)) if needed else ())
-            self.require_forward_param_sync = synchronised
+            output = self._expect_gradients(output, synchronised)
+        return output
+
+    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
+        run = self._mixed or self.module
+        if not self._is_seen_by_dynamo:
+            return run(*inputs, **kwargs)
+        # torch.compile of the module within splits its graph where our buckets end.
+        before = DistributedDataParallel._active_ddp_module
+        DistributedDataParallel._active_ddp_module = self
+        try:
+            return run(*inputs, **kwargs)
+        finally:
+            DistributedDataParallel._active_ddp_module = before
+
+    def _expect_gradients(self, output: Any, synchronised: bool) -> Any:
+        reducer = self._reducer
+        self.require_forward_param_sync = synchronised
+        outputs: list[torch.Tensor] = []
+        if synchronised and self.static_graph:
+            if reducer.completed == 0:
+                when_backward_begins(output, reducer.outermost_backward_begins)
+        elif synchronised and self.find_unused_parameters:
+            outputs = list(tensors_in(output))
+            output = tie_outputs(output, clone=self._ddp_sink_clone)
+        reducer.end_forward(synchronised, outputs)
+        if self._futures_of_buffers:
+            when_backward_ends(output, self._wait_for_buffers)
+        if self._delayed is not None:
+            self._delayed.after_forward(synchronised)
         return output
 
     def _rebuild_buckets(self) -> None:
         """Buckets in the order in which gradients really came, on rank 0, for all."""
-        device = self._parameters_by_number[0].device
-        order = torch.tensor(self._reducer.arrival_order, device=device)
+        arrived = self._reducer.arrival_order
+        count = len(self._parameters_by_number)
+        if len(arrived) != count:  # of a rank that had no inputs any more
+            arrived = list(reversed(range(count)))
+        order = torch.tensor(arrived, device=self.device)
         self.group.broadcast(order, 0)
         self._reducer.rebuild(order.tolist())
 
@@ -196,6 +363,16 @@ class DataParallel(nn.Module):
         each bucket."""
         return BucketReport(self._reducer.report(), self.schedule, self._reducer.has_rebuilt)
 
+    @property
+    def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
+        return self._reducer.has_rebuilt
+
+    def __getstate__(self) -> dict[str, Any]:
+        return pickling.state_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pickling.restore(self, state)
+
     # ---- parts -------------------------------------------------------------------------------
 
     def _average_sparse(self, which: Sequence[int]) -> None:
@@ -203,104 +380,17 @@ class DataParallel(nn.Module):
             average_sparse(self.group, self._parameters_by_number[number])
 
     def _listen(self, modules: Sequence[nn.Module]) -> None:
-        """Passes on the events outside of backward, when the schedule wants them."""
-        me = weakref.ref(self)
-        if self._reducer.wants_forward:
-            for number, module in enumerate(modules):
-
-                def begins(*_: Any, number: int = number) -> None:
-                    if (model := me()) is not None:
-                        model._reducer.forward_of_module_begins(number)
-
-                module.register_forward_pre_hook(begins)
-        if self._reducer.wants_optimizer:
-
-            def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-                model = me()
-                if model is not None and model._is_trained_by(optimizer):
-                    model._reducer.optimizer_steps()
-
-            handle = register_optimizer_step_pre_hook(steps)
-            weakref.finalize(self, handle.remove)
-
-    def _is_trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """The event comes for every optimizer of the process."""
-        mine = {id(parameter) for parameter in self._parameters_by_number}
-        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-
-
-def _automatic(group: GradientGroup) -> str:
-    """Communication in the background of backward needs a processor. When each rank computes with
-    one thread and there is a rank for every processor, it would only take turns with backward, and
-    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
-    processors = len(os.sched_getaffinity(0))
-    busy = torch.get_num_threads() == 1 and group.world_size >= processors
-    return "sequential" if busy and isinstance(group, Communicator) else "bucketed"
-
-
-def _call_when_backward_begins(output: Any, call: Callable[[], None]) -> None:
-    """For traces: the gradient of an output is the first thing that backward computes."""
-
-    def begins(_: torch.Tensor) -> None:
-        call()
-
-    for tensor in _tensors_in(output):
-        if tensor.requires_grad:
-            tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+        """Passes on the events of forward, when the schedule wants them."""
+        for handle in self.__dict__.get("_listening", ()):
+            handle.remove()
+        self._listening = []
+        if not self._reducer.wants_forward:
             return
+        me = weakref.ref(self)
+        for number, module in enumerate(modules):
 
+            def begins(*_: Any, number: int = number) -> None:
+                if (model := me()) is not None:
+                    model._reducer.forward_of_module_begins(number)
 
-def _check_parameters(trained: Sequence[tuple[str, torch.Tensor]]) -> None:
-    if not trained:
-        raise Error("DataParallel: the module has no parameter that requires a gradient")
-    for name, parameter in trained:
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise Error(
-                f"DataParallel: {name} has no shape yet; run a forward of the module first, so "
-                "that its lazy layers are made"
-            )
-    kinds = {parameter.device.type for _, parameter in trained}
-    if len(kinds) > 1:
-        raise Unsupported(f"DataParallel: parameters are on {sorted(kinds)}; one kind is needed")
-
-
-def _caps(bucket_cap_mb: float | None) -> list[int]:
-    sizes = [_FIRST_BUCKET_MB, _BUCKET_MB] if bucket_cap_mb is None else [bucket_cap_mb]
-    return [int(size * 1024 * 1024) for size in sizes]
-
-
-def _comes_sparse(module: nn.Module, parameters: Sequence[torch.Tensor]) -> list[bool]:
-    sparse = {
-        id(part.weight)
-        for part in module.modules()
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
-    }
-    return [id(parameter) in sparse for parameter in parameters]
-
-
-def _modules_with_parameters(
-    module: nn.Module, parameters: Sequence[torch.Tensor]
-) -> list[tuple[nn.Module, list[int]]]:
-    """Each module with trained parameters of its own, and their numbers."""
-    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
-    found = []
-    for part in module.modules():
-        own = [number_of[id(p)] for p in part.parameters(recurse=False) if id(p) in number_of]
-        if own:
-            found.append((part, own))
-    return found
-
-
-def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """All tensors of what a forward has returned."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors_in(value)
-    elif isinstance(output, (list, tuple, set)):
-        for value in output:
-            yield from _tensors_in(value)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        for field in dataclasses.fields(output):
-            yield from _tensors_in(getattr(output, field.name))
+            self._listening.append(module.register_forward_pre_hook(begins))

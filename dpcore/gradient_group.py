@@ -38,7 +38,7 @@ class GradientGroup(Protocol):
     world_size: int
 
     def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
-        """``op``: "mean" or "max"."""
+        """``op``: "mean", "sum" or "max"."""
 
     def broadcast(self, tensor: Any, root: int) -> Any:
         """From ``root`` to all."""
@@ -64,6 +64,19 @@ def choose_group(comm: Any, process_group: Any, device: torch.device) -> Gradien
         "DataParallel has no group to average gradients in: call dpcore.init() or "
         "torch.distributed.init_process_group() first, or pass comm="
     )
+
+
+def torch_group_of(comm: Any, process_group: Any) -> Any:
+    """The process group of torch behind what ``choose_group`` chooses, or None."""
+    if comm is not None:
+        return comm if isinstance(comm, dist.ProcessGroup) else None
+    if process_group is not None:
+        return process_group
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    opened = session.opened()
+    same = opened is None or opened.world_size == dist.get_world_size()
+    return dist.distributed_c10d._get_default_group() if same else None
 
 
 def _adapted(comm: Any) -> GradientGroup:

@@ -13,11 +13,17 @@ The schedules that come with dpcore do the same in C++ (csrc/reducer/launch_sche
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
+from dpcore.communicator import Communicator
+
 if TYPE_CHECKING:
     from dpcore._C import LaunchControl
+    from dpcore.gradient_group import GradientGroup
 
 _EVENTS = ("gradient_ready", "bucket_ready", "backward_end", "forward_begin", "optimizer_step")
 
@@ -66,3 +72,12 @@ class LaunchSchedule:
         return [
             name for name in _EVENTS if getattr(mine, name) is not getattr(LaunchSchedule, name)
         ]
+
+
+def automatic_schedule(group: GradientGroup) -> str:
+    """Communication in the background of backward needs a processor. When each rank computes with
+    one thread and there is a rank for every processor, it would only take turns with backward, and
+    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
+    processors = len(os.sched_getaffinity(0))
+    busy = torch.get_num_threads() == 1 and group.world_size >= processors
+    return "sequential" if busy and isinstance(group, Communicator) else "bucketed"

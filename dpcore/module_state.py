@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from dpcore.communicator import Communicator
 from dpcore.errors import Mismatch
@@ -68,12 +69,12 @@ def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> s
 
 
 @torch.no_grad()
-def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Rank 0's values everywhere. Once per model: it allocates."""
+def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """The values of ``root`` everywhere. Once per model: it allocates."""
     for chunk in _chunks(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
-        group.broadcast(flat, 0)
-        if group.rank != 0:
+        group.broadcast(flat, root)
+        if group.rank != root:
             for tensor, value in zip(
                 chunk, torch.split(flat, [t.numel() for t in chunk]), strict=True
             ):
@@ -101,18 +102,41 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 class BufferSync:
     """Rank 0's buffers (running means, counters) everywhere, before each forward.
 
-    One message per dtype, through flat tensors that are allocated once.
+    One message per dtype, through flat tensors that are allocated once, and again when a module
+    has put another tensor in a buffer's place.
     """
 
-    def __init__(self, group: GradientGroup, buffers: Sequence[torch.Tensor]) -> None:
-        self._group = group
+    def __init__(self, group: GradientGroup, module: nn.Module, ignored: Container[str]) -> None:
+        self._group, self._module, self._ignored = group, module, ignored
+        self.find_again()
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._places)
+
+    def find_again(self) -> None:
+        """After modules were added."""
+        # Where each buffer is looked up, so that one that was replaced is noticed cheaply.
+        self._places: list[tuple[dict[str, Any], str]] = []
+        found: set[int] = set()
+        for prefix, part in self._module.named_modules():
+            for name, buffer in part._buffers.items():
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is None or buffer.numel() == 0 or full in self._ignored:
+                    continue
+                if id(buffer) not in found:
+                    found.add(id(buffer))
+                    self._places.append((part._buffers, name))
+        self._lay_out([holder[name] for holder, name in self._places])
+
+    def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
+        self._current = list(buffers)
         self._batches: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
-        kinds = dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers)
-        for dtype, device in kinds:
-            own = [b for b in buffers if (b.dtype, b.device) == (dtype, device) and b.numel() > 0]
+        for dtype, device in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
+            own = [b for b in buffers if (b.dtype, b.device) == (dtype, device)]
             count = sum(buffer.numel() for buffer in own)
-            if isinstance(group, Communicator):
-                flat = group.empty(count, dtype=dtype)
+            if isinstance(self._group, Communicator):
+                flat = self._group.empty(count, dtype=dtype)
             else:
                 flat = torch.empty(count, dtype=dtype, device=device)
             pieces = torch.split(flat, [buffer.numel() for buffer in own])
@@ -120,12 +144,15 @@ class BufferSync:
             self._batches.append((flat, parts, own))
 
     @torch.no_grad()
-    def __call__(self) -> None:
+    def __call__(self, root: int = 0) -> None:
+        now = [holder[name] for holder, name in self._places]
+        if any(a is not b for a, b in zip(now, self._current, strict=True)):
+            self._lay_out(now)
         for flat, parts, buffers in self._batches:
-            if self._group.rank == 0:
+            if self._group.rank == root:
                 torch._foreach_copy_(parts, buffers)
-            self._group.broadcast(flat, 0)
-            if self._group.rank != 0:
+            self._group.broadcast(flat, root)
+            if self._group.rank != root:
                 # A graph of an earlier forward may still hold them: writing equal values into
                 # them must not make its backward fail.
                 with _keeping_versions(tuple(buffers)):

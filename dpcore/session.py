@@ -27,6 +27,7 @@ _instances = InstanceCounter()
 _all: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _of_process: Communicator | None = None
 _of_thread = threading.local()  # for ranks that are threads
+_before_finalize: list[Callable[[Communicator], None]] = []
 
 
 def init(
@@ -146,12 +147,21 @@ def finalize() -> None:
     """Closes the communicator of ``init``: waits for what is in flight and leaves the group.
 
     Calling it twice, or without ``init``, does nothing. At the end of the program it is called
-    for you.
+    for you. Raises when a wrapped model's last backward has missed parameters.
     """
     communicator = _current()
     if communicator is not None:
-        communicator.close()
-        _set_current(None, communicator.transport == "inproc")
+        try:
+            for check in _before_finalize:
+                check(communicator)
+        finally:
+            communicator.close()
+            _set_current(None, communicator.transport == "inproc")
+
+
+def call_before_finalize(check: Callable[[Communicator], None]) -> None:
+    """``finalize`` closes the communicator and raises what this raises."""
+    _before_finalize.append(check)
 
 
 def _current() -> Communicator | None:

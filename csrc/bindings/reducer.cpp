@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,6 +12,7 @@
 
 #include "bindings/py_work.h"
 #include "bindings/python_collectives.h"
+#include "bindings/python_hook.h"
 #include "bindings/python_schedule.h"
 #include "bindings/translate.h"
 #include "reducer/collectives_native.h"
@@ -61,7 +63,8 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
                                       std::vector<std::vector<size_t>> modules,
                                       const py::object& group, const py::object& schedule,
                                       const std::vector<uint64_t>& caps, bool find_unused,
-                                      bool grad_is_part, bool ordered, py::function reduce_sparse) {
+                                      bool grad_is_part, bool skip_unused, bool static_graph,
+                                      bool ordered, py::function reduce_sparse) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -79,7 +82,8 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
         call().attr(name)(which);
       };
   return std::make_shared<Reducer>(
-      std::move(gradients), std::move(modules), Reducer::Settings{caps, find_unused, grad_is_part},
+      std::move(gradients), std::move(modules),
+      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph},
       collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
 }
 
@@ -104,6 +108,56 @@ py::list report_of(const Reducer& reducer) {
     buckets.append(entry);
   }
   return buckets;
+}
+
+// The bucket's flat tensor, the numbers of its gradients, and their parts of it.
+py::tuple bucket_of(const Reducer& reducer, size_t number) {
+  const Bucket& bucket = reducer.bucket_list().at(number);
+  const auto wrapped = [](const at::Tensor& tensor) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  };
+  py::list parts;
+  for (const size_t i : bucket.gradients) {
+    parts.append(wrapped(reducer.gradient_list()[i].part));
+  }
+  return py::make_tuple(wrapped(bucket.flat), bucket.gradients, parts);
+}
+
+py::dict times_of(Reducer& reducer) {
+  const StepTimes& times = reducer.times();
+  py::dict out;
+  const auto add = [&out, &times](const char* name, int64_t last, int64_t sum) {
+    out[name] = last;
+    out[(std::string("avg_") + name).c_str()] =
+        times.samples > 0 ? sum / static_cast<int64_t>(times.samples) : 0;
+  };
+  add("forward_compute_time", times.last.forward, times.sum.forward);
+  add("backward_compute_time", times.last.backward, times.sum.backward);
+  add("backward_comm_time", times.last.communication, times.sum.communication);
+  add("backward_compute_comm_overlap_time", times.last.overlap, times.sum.overlap);
+  out["forward_compute_time_start"] = times.forward_begin;
+  out["backward_compute_time_start"] = times.backward_begin;
+  out["backward_compute_time_end"] = times.backward_end;
+  out["backward_comm_time_start"] = times.communication_begin;
+  out["backward_comm_time_end"] = times.communication_end;
+  out["iteration"] = times.step;
+  out["num_buckets_reduced"] = times.buckets_reduced;
+  return out;
+}
+
+void use_hook(Reducer& reducer, const py::object& runner) {
+  std::unique_ptr<BucketHook> hook = runner.is_none() ? nullptr : python_hook(runner);
+  const py::gil_scoped_release no_gil;  // it may wait
+  reducer.use_hook(std::move(hook));
+}
+
+void use_reduced_type(Reducer& reducer, const py::object& dtype) {
+  if (!THPDtype_Check(dtype.ptr())) {
+    throw py::type_error("reduce_as: expected a torch.dtype");
+  }
+  const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+  const py::gil_scoped_release no_gil;
+  reducer.use_hook(reduce_as(type, reducer.collectives()));
 }
 
 std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
@@ -133,8 +187,8 @@ void register_reducer(py::module_& m) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
-           py::arg("find_unused"), py::arg("grad_is_part"), py::arg("ordered"),
-           py::arg("reduce_sparse"))
+           py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
+           py::arg("static_graph"), py::arg("ordered"), py::arg("reduce_sparse"))
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
@@ -145,6 +199,22 @@ void register_reducer(py::module_& m) {
       .def("forward_of_module_begins", &Reducer::forward_of_module_begins,
            py::call_guard<py::gil_scoped_release>())
       .def("optimizer_steps", &Reducer::optimizer_steps, py::call_guard<py::gil_scoped_release>())
+      .def("check_complete", &Reducer::check_complete, py::call_guard<py::gil_scoped_release>())
+      .def("outermost_backward_begins", &Reducer::outermost_backward_begins)
+      .def("shadow_backward", &Reducer::shadow_backward, py::call_guard<py::gil_scoped_release>())
+      .def("set_scale", &Reducer::set_scale)
+      .def("use_hook", use_hook)
+      .def("reduce_as", use_reduced_type)
+      .def("set_static_graph", &Reducer::set_static_graph)
+      .def("stop_listening", &Reducer::stop_listening)
+      .def("sample_every", [](Reducer& reducer, uint64_t steps) { reducer.times().every = steps; })
+      .def("bucket", bucket_of)
+      .def("times", times_of)
+      .def_property_readonly("is_incomplete", &Reducer::is_incomplete)
+      .def_property_readonly("has_ended_incomplete", &Reducer::has_ended_incomplete)
+      .def_property_readonly("is_graph_static", &Reducer::is_graph_static)
+      .def_property_readonly("used_counts", &Reducer::used_counts)
+      .def_property_readonly("completed", &Reducer::completed_iterations)
       .def("rebuild", &Reducer::rebuild, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
       .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)

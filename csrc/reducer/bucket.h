@@ -20,6 +20,7 @@ namespace dpcore {
 struct Gradient {
   at::Tensor parameter;
   std::string name;
+  at::TensorOptions kind;  // of the parameter when it was wrapped
   bool is_sparse = false;  // expected to come as a sparse tensor: never in a bucket
 
   size_t bucket = 0;

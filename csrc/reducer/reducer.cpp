@@ -47,11 +47,16 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
   std::vector<size_t> order(gradients_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   make_buckets(order);
-  const at::Device device = gradients_.front().parameter.device();
+  const at::Device device =  // of none when all parameters are somebody else's
+      gradients_.empty() ? at::Device(at::kCPU) : gradients_.front().parameter.device();
   used_.resize(gradients_.size());
-  used_anywhere_ = collectives_->allocate(gradients_.size(), at::kByte, device);
+  used_anywhere_ = collectives_->allocate(std::max<size_t>(gradients_.size(), 1), at::kInt, device);
+  if (settings_.static_graph) {
+    set_static_graph();
+  }
   std::vector<at::Tensor> parameters;
-  for (const Gradient& gradient : gradients_) {
+  for (Gradient& gradient : gradients_) {
+    gradient.kind = gradient.parameter.options();
     parameters.push_back(gradient.parameter);
   }
   GradientListener& listener = *this;  // a base that only we may convert to
@@ -62,7 +67,11 @@ Reducer::~Reducer() {
   hooks_.reset();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].state == Bucket::launched && !buckets_[b].skipped) {
-      collectives_->abandon(b, buckets_[b].flat);
+      if (hook_) {
+        hook_->abandon(b);
+      } else {
+        collectives_->abandon(b, buckets_[b].flat);
+      }
     }
   }
 }
@@ -113,6 +122,29 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   }
   requested_.assign(buckets_.size(), std::nullopt);
   collectives_->reserve(buckets_.size() + 1);  // and the map of used gradients
+  if (hook_) {
+    hook_->buckets_changed(buckets_.size());
+  }
+}
+
+void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
+  if (unfinished_ > 0 && !open_) {
+    wait_for_all();
+  }
+  hook_ = std::move(hook);
+  if (hook_) {
+    hook_->buckets_changed(buckets_.size());
+  }
+}
+
+void Reducer::set_static_graph() {
+  if (completed_ > 0) {
+    throw Error("a static graph is recorded in the first iteration, and this model has run " +
+                std::to_string(completed_) +
+                ": the setting should be called before training loop starts");
+  }
+  settings_.find_unused = false;  // the record says it
+  static_graph_ = std::make_unique<StaticGraph>(gradients_.size());
 }
 
 void Reducer::rebuild(const std::vector<size_t>& order) {
@@ -132,13 +164,24 @@ void Reducer::begin_forward() {
   if (unfinished_ > 0 && !open_ && !listens(LaunchSchedule::forward_begin)) {
     wait_for_all();
   }
-  if (open_ && arrived_ > 0) {
+  check_complete();
+  for (const Gradient& gradient : gradients_) {
+    if (!gradient.kind.type_equal(gradient.parameter.options())) {
+      raise_changed(gradient);
+    }
+  }
+  times_.forward_begin_ns = now_ns();
+}
+
+void Reducer::check_complete() {
+  if (is_incomplete()) {
     collectives_->check_usable();  // the cause of an incomplete iteration, rather than the effect
     raise_incomplete();
   }
 }
 
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
+  times_.forward_end_ns = now_ns();
   if (open_) {
     unfinished_ = 0;  // no backward has followed the last forward
     open_ = false;
@@ -151,9 +194,11 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
     return;
   }
   reached_.clear();
-  if (settings_.find_unused) {
+  if (settings_.find_unused && hooks_) {
     reached_.assign(gradients_.size(), 0);
     hooks_->find_reached(outputs, reached_);
+    graph_changed_ |= !reached_before_.empty() && reached_before_ != reached_;
+    reached_before_ = reached_;
   }
   open(false);
 }
@@ -187,14 +232,40 @@ void Reducer::open(bool again) {
     bucket.missing = bucket.gradients.size();
   }
   std::fill(requested_.begin(), requested_.end(), std::nullopt);
+  outermost_is_known_ = false;
+  has_ended_ = false;
+  if (static_graph_) {
+    static_graph_->begin_iteration();
+    if (!static_graph_->is_recording()) {
+      reached_.resize(gradients_.size());
+      for (size_t i = 0; i < gradients_.size(); ++i) {
+        reached_[i] = static_graph_->is_used(i) ? 1 : 0;
+      }
+    }
+  }
 }
+
+// Autograd has made the parameter a new place to add gradients to, without our hook.
+void Reducer::raise_changed(const Gradient& gradient) const {
+  const auto in_words = [](const at::TensorOptions& kind) {
+    return std::string(c10::toString(c10::typeMetaToScalarType(kind.dtype()))) + " on " +
+           kind.device().str();
+  };
+  throw Error("rank " + std::to_string(collectives_->rank()) + ": " + gradient.name + " was " +
+              in_words(gradient.kind) + " when the model was wrapped, and is " +
+              in_words(gradient.parameter.options()) +
+              " now; convert and move models before they are wrapped, or call refresh() of the "
+              "wrapped model on all ranks after it");
+}
+
+std::string Reducer::step_in_words() const { return "step " + std::to_string(completed_ + 1); }
 
 void Reducer::raise_incomplete() const {
   std::string names;
   size_t missing = 0;
-  for (const Gradient& gradient : gradients_) {
-    if (gradient.iteration != iteration_ && ++missing <= kNamesInMessages) {
-      names += (missing > 1 ? ", " : "") + gradient.name;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (gradients_[i].iteration != iteration_ && ++missing <= kNamesInMessages) {
+      names += (missing > 1 ? ", " : "") + gradients_[i].name + " (" + std::to_string(i) + ")";
     }
   }
   const std::string rank = "rank " + std::to_string(collectives_->rank()) + ": ";
@@ -203,13 +274,15 @@ void Reducer::raise_incomplete() const {
                 "the backward before this forward ended with an error after all gradients "
                 "were there; this rank cannot go on from here");
   }
+  const std::string advice =
+      static_graph_
+          ? "With static_graph=True every step must use the parameters that the first one used"
+          : "If the model does not always use all parameters, pass find_unused_parameters=True";
   throw Error(rank + std::to_string(missing) + " of " + std::to_string(gradients_.size()) +
-              " parameters got no gradient in the backward before this forward, so their buckets "
-              "were not averaged: " +
-              names + (missing > kNamesInMessages ? ", ..." : "") +
-              ". If the model does not always use all parameters, pass "
-              "find_unused_parameters=True; if backward was interrupted, this rank cannot go on "
-              "from here");
+              " parameters did not receive grad in the backward of " + step_in_words() +
+              ", so their buckets were not averaged: " + names +
+              (missing > kNamesInMessages ? ", ..." : "") + ". " + advice +
+              "; if backward was interrupted, this rank cannot go on from here");
 }
 
 }  // namespace dpcore

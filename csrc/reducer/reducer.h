@@ -24,10 +24,13 @@
 #include <vector>
 
 #include "reducer/bucket.h"
+#include "reducer/bucket_hook.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/collectives.h"
 #include "reducer/gradient_hooks.h"
 #include "reducer/launch_schedule.h"
+#include "reducer/static_graph.h"
+#include "reducer/step_times.h"
 
 namespace dpcore {
 
@@ -39,6 +42,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     std::vector<uint64_t> caps;
     bool find_unused = false;
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
+    bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
+    bool static_graph = false;
   };
   // What needs the Python interpreter, whose lock none of this holds.
   struct Upcalls {
@@ -65,6 +70,27 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void forward_of_module_begins(size_t module);
   void optimizer_steps();
 
+  // Whether a backward has begun to bring gradients, and not brought all of them.
+  bool is_incomplete() const { return open_ && arrived_ > 0; }
+  // Whether that backward is over, and was not interrupted.
+  bool has_ended_incomplete() const { return is_incomplete() && has_ended_; }
+  // Raises with their names when it is.
+  void check_complete();
+
+  // Of the outermost backward, when there are backwards within: its end is the end.
+  void outermost_backward_begins();
+  // What this rank would send in a backward, as zeros: it has no inputs any more, others have.
+  void shadow_backward();
+  // Averages are multiplied by it: for averages over fewer ranks than there are.
+  void set_scale(double scale) { scale_ = scale; }
+
+  // In the place of all-reduces, from the next backward on; nullptr: all-reduces again.
+  void use_hook(std::unique_ptr<BucketHook> hook);
+  // From the first iteration on.
+  void set_static_graph();
+  // No gradient is noticed from here on.
+  void stop_listening() { hooks_.reset(); }
+
   // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
   // order is the one that all ranks use.
   bool wants_rebuild() const { return !rebuilt_ && !settings_.find_unused && completed_ > 0; }
@@ -82,10 +108,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
   const LaunchSchedule& schedule() const { return *schedule_; }
+  const std::shared_ptr<Collectives>& collectives() const { return collectives_; }
   uint64_t completed_iterations() const { return completed_; }
+  // How many ranks had each gradient, when that was agreed on last.
+  const std::vector<int32_t>& used_counts() const { return used_; }
+  // Whether all iterations so far had the same unused parameters.
+  bool is_graph_static() const { return !graph_changed_; }
   bool has_rebuilt() const { return rebuilt_; }
   int64_t first_gradient_ns() const { return first_gradient_ns_; }
-  int64_t end_of_backward_ns() const { return end_of_backward_ns_; }
+  StepTimes& times() { return times_; }
 
  private:
   // GradientListener
@@ -110,6 +141,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void begin_backward_if_new();
   void arrive(size_t i);
   void arrive_without_gradient(size_t i);
+  bool is_last_of_static_graph(size_t i);
+  void arrive_as_recorded();
+  void find_unused();
+  void queue_end_of_backward();
   void end_of_backward();
   void finish_iteration();
   void launch_in_order();
@@ -118,6 +153,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t begin_ns,
             int64_t end_ns);
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
+  std::string step_in_words() const;
+  [[noreturn]] void raise_changed(const Gradient& gradient) const;
   [[noreturn]] void raise_incomplete() const;
   [[noreturn]] void raise_too_late(size_t i) const;
   [[noreturn]] void raise_with_bucket(size_t b) const;  // in a catch block
@@ -129,6 +166,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::shared_ptr<LaunchSchedule> schedule_;
   Upcalls upcalls_;
   uint32_t listens_ = 0;
+  std::unique_ptr<BucketHook> hook_;           // in the place of all-reduces, or none
+  std::unique_ptr<StaticGraph> static_graph_;  // or none
+  double scale_ = 1;
   std::vector<Bucket> buckets_;
   std::vector<size_t> order_;  // of launching
   bool rebuilt_ = false;
@@ -148,11 +188,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<std::optional<Launch>> requested_;
   size_t next_launch_ = 0;     // place in order_
   size_t unfinished_ = 0;      // buckets that are not complete
-  std::vector<uint8_t> used_;  // per gradient: whether this rank, then whether any rank had it
+  std::vector<int32_t> used_;  // per gradient: whether this rank, then how many ranks had it
   at::Tensor used_anywhere_;   // the same where collectives reach it
+  bool has_ended_ = false;     // a backward, though not with all gradients
+  bool outermost_is_known_ = false;
+  std::vector<uint8_t> reached_before_;  // in the last iteration that looked
+  bool graph_changed_ = false;
   int64_t first_gradient_ns_ = 0;
-  int64_t end_of_backward_ns_ = 0;
   int64_t begin_of_backward_ns_ = 0;  // 0: not recorded
+  StepTimes times_;
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.
   std::unique_ptr<GradientHooks> hooks_;

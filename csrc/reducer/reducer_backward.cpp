@@ -1,7 +1,7 @@
 // The path of a gradient, from autograd's hook to the end of backward. What happens for every
-// gradient comes first; what happens for every bucket and every backward follows.
+// gradient comes first; what happens for every bucket and every backward follows. Gradients that do
+// not come, or not once, are in reducer_unused.cpp.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -23,6 +23,9 @@ void Reducer::gradient_ready(size_t i) {
         raise_too_late(i);
       }
       open(true);
+    }
+    if (static_graph_ && !is_last_of_static_graph(i)) {
+      return;
     }
     begin_backward_if_new();
     Gradient& gradient = gradients_[i];
@@ -86,20 +89,29 @@ void Reducer::begin_backward_if_new() {
     return;
   }
   graph_task_ = task;
+  if (!outermost_is_known_) {
+    queue_end_of_backward();
+  }
+  if (arrived_ > 0) {
+    return;
+  }
+  first_gradient_ns_ = now_ns();
+  find_unused();
+}
+
+void Reducer::outermost_backward_begins() {
+  if (open_ && !outermost_is_known_) {
+    outermost_is_known_ = true;
+    queue_end_of_backward();
+  }
+}
+
+void Reducer::queue_end_of_backward() {
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     if (const auto alive = self.lock()) {
       alive->end_of_backward();
     }
   });
-  if (arrived_ > 0) {
-    return;
-  }
-  first_gradient_ns_ = now_ns();
-  for (size_t i = 0; i < reached_.size(); ++i) {
-    if (reached_[i] == 0) {
-      arrive_without_gradient(i);
-    }
-  }
 }
 
 // ---- per bucket ------------------------------------------------------------------------------
@@ -134,7 +146,11 @@ void Reducer::launch_in_order() {
            bucket.launched_ns);
       bucket.state = Bucket::launched;
       try {
-        collectives_->start(b, bucket.flat, call);
+        if (hook_) {
+          hook_->start(b, bucket.flat, call);
+        } else {
+          collectives_->start(b, bucket.flat, call);
+        }
       } catch (...) {
         raise_with_bucket(b);
       }
@@ -165,7 +181,11 @@ void Reducer::wait(size_t b) {
                 ", which is not launched, or comes after one in order() that is not");
   }
   try {
-    collectives_->wait(b);
+    if (hook_) {
+      hook_->wait(b, bucket.flat);
+    } else {
+      collectives_->wait(b);
+    }
   } catch (...) {
     raise_with_bucket(b);
   }
@@ -185,10 +205,16 @@ void Reducer::finish_bucket(Bucket& bucket) {
   bucket.state = Bucket::complete;
   bucket.complete_ns = now_ns();
   --unfinished_;
-  if (settings_.grad_is_part) {
+  if (bucket.skipped) {
     return;
   }
   const at::NoGradGuard no_grad;
+  if (scale_ != 1 && !hook_) {
+    bucket.flat.mul_(scale_);
+  }
+  if (settings_.grad_is_part) {
+    return;
+  }
   for (const size_t i : bucket.gradients) {
     at::Tensor& grad = gradients_[i].parameter.mutable_grad();
     if (grad.defined()) {
@@ -204,8 +230,13 @@ void Reducer::end_of_backward() {
     return;
   }
   try {
+    const bool records = static_graph_ && static_graph_->is_recording();
+    if (records) {
+      arrive_as_recorded();
+    }
     if (arrived_ < gradients_.size()) {
       if (!again_) {
+        has_ended_ = true;
         return;  // another backward may bring the rest; if none does, the next forward complains
       }
       for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -217,10 +248,10 @@ void Reducer::end_of_backward() {
         }
       }
     }
-    end_of_backward_ns_ = now_ns();
+    times_.end_of_backward_ns = now_ns();
     if (begin_of_backward_ns_ != 0) {
       note("backward", EventKind::compute, iteration_, 0, begin_of_backward_ns_,
-           end_of_backward_ns_);
+           times_.end_of_backward_ns);
       begin_of_backward_ns_ = 0;
     }
     if (listens(LaunchSchedule::backward_end)) {
@@ -231,7 +262,7 @@ void Reducer::end_of_backward() {
                   describe(order_[next_launch_], buckets_[order_[next_launch_]], gradients_) +
                   " by the end of backward; launch or skip every bucket");
     }
-    if (settings_.find_unused || again_) {
+    if (settings_.find_unused || again_ || records) {
       agree_on_unused();
     }
     if (!sparse_.empty()) {
@@ -248,31 +279,6 @@ void Reducer::end_of_backward() {
   }
 }
 
-// A gradient that no rank had stays what it was. One that another rank had becomes the average
-// here as well, so that optimizers go the same way everywhere.
-void Reducer::agree_on_unused() {
-  wait_for_all();
-  std::fill(used_.begin(), used_.end(), uint8_t{1});
-  std::copy(reached_.begin(), reached_.end(), used_.begin());
-  for (const size_t i : undefined_) {
-    used_[i] = 0;
-  }
-  const at::NoGradGuard no_grad;
-  const at::Tensor here =
-      at::from_blob(used_.data(), {static_cast<int64_t>(used_.size())}, at::kByte);
-  used_anywhere_.copy_(here);
-  const size_t slot = buckets_.size();
-  collectives_->start(slot, used_anywhere_, {.op = ReduceOp::max, .background = false});
-  collectives_->wait(slot);
-  here.copy_(used_anywhere_);
-  undefined_.clear();
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (used_[i] != 0 && !gradients_[i].is_sparse && !gradients_[i].parameter.grad().defined()) {
-      undefined_.push_back(i);
-    }
-  }
-}
-
 void Reducer::finish_iteration() {
   for (const size_t i : undefined_) {
     Gradient& gradient = gradients_[i];
@@ -280,6 +286,7 @@ void Reducer::finish_iteration() {
         settings_.grad_is_part ? gradient.part : gradient.part.clone();
   }
   undefined_.clear();
+  times_.sample(completed_, first_gradient_ns_, buckets_);
   ++completed_;
 }
 
@@ -307,7 +314,7 @@ void Reducer::raise_too_late(size_t i) const {
 }
 
 void Reducer::raise_with_bucket(size_t b) const {
-  const std::string where = describe(b, buckets_[b], gradients_) + ": ";
+  const std::string where = step_in_words() + ", " + describe(b, buckets_[b], gradients_) + ": ";
   try {
     throw;
   } catch (const PeerLost& e) {

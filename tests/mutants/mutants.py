@@ -186,7 +186,7 @@ MUTANTS = {
     "forgets the last elements": with_group(ForgetsTheLastElement),
     "broadcasts nothing": with_group(BroadcastsNothing),
     "begins with its own values": with_class(dpcore.DataParallel, init_sync=False),
-    "forgets buffers": with_class(dpcore.DataParallel, broadcast_buffers=False),
+    "forgets buffers": with_class(dpcore.DataParallel, forward_sync_buffers=False),
     "skips the last bucket": with_schedule(SkipsTheLastBucket),
     "waits for all before launching": with_schedule(WaitsForAllBeforeLaunching),
     "nobody waits": with_schedule(NobodyWaits),

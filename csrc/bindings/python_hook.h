@@ -1,0 +1,15 @@
+// Communication hooks written in Python, in the place of a bucket's all-reduce.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "reducer/bucket_hook.h"
+
+namespace dpcore {
+
+// `runner`: start(bucket), wait(bucket), abandon(bucket); see dpcore/_ddp/comm_hooks.py.
+std::unique_ptr<BucketHook> python_hook(pybind11::object runner);
+
+}  // namespace dpcore

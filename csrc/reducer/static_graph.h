@@ -1,0 +1,69 @@
+// How often each gradient comes per backward, recorded once for graphs that never change.
+//
+// A parameter may be used by several runs of autograd within one backward (activation
+// checkpointing that is re-entrant, or done twice): its gradient is complete with the last of them.
+// The first iteration counts; it cannot know what is the last, so everything is sent at its end.
+// Later ones send a bucket as soon as its gradients came that often. Only counters: no memory is
+// taken after the first iteration. Belongs to the thread that runs backward.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace dpcore {
+
+class StaticGraph {
+ public:
+  enum class Arrival : uint8_t { recorded, more_to_come, complete, unexpected };
+
+  explicit StaticGraph(size_t gradients) : expected_(gradients), left_(gradients) {}
+
+  bool is_recording() const { return recording_; }
+  bool is_used(size_t i) const { return expected_[i] > 0; }
+
+  Arrival arrives(size_t i) {
+    if (recording_) {
+      ++expected_[i];
+      order_.push_back(i);
+      return Arrival::recorded;
+    }
+    if (left_[i] == 0) {
+      return Arrival::unexpected;
+    }
+    return --left_[i] > 0 ? Arrival::more_to_come : Arrival::complete;
+  }
+
+  // Ends recording. Gradients by their last arrival.
+  std::vector<size_t> finish_recording() {
+    recording_ = false;
+    std::vector<size_t> last_first;
+    std::vector<bool> seen(expected_.size());
+    for (auto i = order_.rbegin(); i != order_.rend(); ++i) {
+      if (!seen[*i]) {
+        seen[*i] = true;
+        last_first.push_back(*i);
+      }
+    }
+    order_ = {};
+    std::reverse(last_first.begin(), last_first.end());
+    return last_first;
+  }
+
+  void begin_iteration() {
+    left_ = expected_;
+    if (recording_) {
+      std::fill(expected_.begin(), expected_.end(), 0);
+      order_.clear();
+    }
+  }
+
+ private:
+  bool recording_ = true;
+  std::vector<uint32_t> expected_;
+  std::vector<uint32_t> left_;
+  std::vector<size_t> order_;
+};
+
+}  // namespace dpcore

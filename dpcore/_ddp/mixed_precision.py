@@ -1,0 +1,58 @@
+"""``mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)``.
+
+Forward runs with casts of the parameters in the place of the parameters. The casts are part of
+autograd's graph, so gradients arrive in the parameters' own type, and parameters, gradients and
+optimizer are in full precision whenever the user's code sees them. Buckets travel in
+``reduce_dtype``, by default ``param_dtype``. Buffers are cast once.
+
+torch exchanges the memory of each parameter before and after each forward and backward instead, on
+a stream of its own; the casts there and here are the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+
+class MixedPrecision:
+    """Of one wrapped module."""
+
+    def __init__(self, settings: Any, module: nn.Module, ignored: set[str]) -> None:
+        self._module = module
+        self._ignored = ignored
+        self.param_dtype: torch.dtype | None = settings.param_dtype
+        self.reduce_dtype: torch.dtype | None = settings.reduce_dtype or settings.param_dtype
+        if settings.buffer_dtype is not None:
+            for name, buffer in module.named_buffers():
+                if name not in ignored and buffer.is_floating_point():
+                    buffer.data = buffer.to(settings.buffer_dtype)
+        for _, parameter in self._own():
+            # Names that programs for torch look at, to see what forward runs with.
+            names = vars(parameter)
+            names["_fp_param"] = parameter.data
+            names["_mp_param"] = torch.empty(0, dtype=self.param_dtype, device=parameter.device)
+
+    def _own(self) -> Iterable[tuple[str, nn.Parameter]]:
+        for name, parameter in self._module.named_parameters():
+            if name not in self._ignored and parameter.is_floating_point():
+                yield name, parameter
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's forward in ``param_dtype``."""
+        if self.param_dtype is None:
+            return self._module(*inputs, **kwargs)
+        narrow = {name: parameter.to(self.param_dtype) for name, parameter in self._own()}
+        inputs, kwargs = _cast((inputs, kwargs), self.param_dtype)
+        return functional_call(self._module, narrow, inputs, kwargs)
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Floating point tensors within, as ``dtype``."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
+    )

@@ -1,0 +1,80 @@
+"""What a forward returned: the tensors in it, and the moments of backward that they tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """All tensors of what a forward has returned."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, (list, tuple, set)):
+        for value in output:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from tensors_in(getattr(output, field.name))
+
+
+def when_backward_begins(output: Any, call: Callable[[], None]) -> None:
+    """Calls when the first gradient of an output is there: the first thing that backward computes,
+    in the outermost of its runs."""
+    called = False
+
+    def begins(_: torch.Tensor) -> None:
+        nonlocal called
+        if not called:
+            called = True
+            call()
+
+    for tensor in tensors_in(output):
+        if tensor.requires_grad:
+            tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+
+
+def when_backward_ends(output: Any, call: Callable[[], None]) -> None:
+    """Calls at the end of the outermost backward, on the thread that runs it."""
+    when_backward_begins(output, lambda: at_end_of_this_backward(call))
+
+
+def at_end_of_this_backward(call: Callable[[], None]) -> None:
+    """From within a backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+class _Together(torch.autograd.Function):
+    """The identity. Backward of one output reaches the parameters behind all of them, those of
+    outputs outside the loss with no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, clone: bool, *outputs: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        if not clone:
+            return outputs
+        return tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *gradients)
+
+
+def tie_outputs(output: Any, clone: bool) -> Any:
+    """For finding unused parameters: those that only outputs outside of the loss need are
+    reached, and known to have no gradient. ``clone``: the loss may be changed in place."""
+    leaves, structure = tree_flatten(output)
+    tied = _Together.apply(clone, *leaves)  # type: ignore[no-untyped-call]
+    # What has no graph stays itself: as an output of a function it would get one.
+    chosen = [
+        leaf if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None else through
+        for leaf, through in zip(leaves, tied, strict=True)
+    ]
+    return tree_unflatten(chosen, structure)

@@ -1,0 +1,130 @@
+"""Which parameters a wrapped model averages, and whether they still are what was wrapped.
+
+torch DDP looks once, in its constructor: what is added, replaced or unfrozen later is trained on
+each rank by itself, and the ranks drift apart without a word. Here the next forward raises.
+
+To notice costs nothing per step: torch tells when a parameter or module is registered, and only
+frozen parameters are looked at again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from dpcore.errors import Error
+
+_NAMES_IN_MESSAGES = 8
+
+
+def trained_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
+    """With their names; those that are in several places once, under the first."""
+    left_out = set(ignored)
+    return [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in left_out
+    ]
+
+
+def comes_sparse(module: nn.Module, parameters: Sequence[torch.Tensor]) -> list[bool]:
+    sparse = {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+    }
+    return [id(parameter) in sparse for parameter in parameters]
+
+
+def modules_with_parameters(
+    module: nn.Module, parameters: Sequence[torch.Tensor]
+) -> list[tuple[nn.Module, list[int]]]:
+    """Each module with trained parameters of its own, and their numbers."""
+    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+    found = []
+    for part in module.modules():
+        own = [number_of[id(p)] for p in part.parameters(recurse=False) if id(p) in number_of]
+        if own:
+            found.append((part, own))
+    return found
+
+
+def ignore_by_name(module: nn.Module, names: Iterable[str]) -> None:
+    """The names as torch keeps them on a module, and the mark that others look for."""
+    names = list(names)
+    vars(module)["_ddp_params_and_buffers_to_ignore"] = names
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name in names:
+            vars(tensor)["_ddp_ignored"] = True
+
+
+class ParameterWatch:
+    """Knows what was wrapped, and raises when it is not that any more."""
+
+    def __init__(
+        self, module: nn.Module, trained: Sequence[tuple[str, torch.Tensor]], ignored: set[str]
+    ) -> None:
+        self._module = module
+        self._ignored = ignored
+        self._trained = {id(parameter) for _, parameter in trained}
+        self._frozen = [
+            parameter
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad and name not in ignored
+        ]
+        self._modules = weakref.WeakSet(module.modules())
+        self._touched = False
+        _watches.add(self)
+        _listen()
+
+    def registered_in(self, module: nn.Module) -> None:
+        if module in self._modules:
+            self._touched = True
+
+    def check(self) -> bool:
+        """Raises with the names of what changed; whether modules may have, otherwise."""
+        if self._touched or any(parameter.requires_grad for parameter in self._frozen):
+            self._compare()
+            return True
+        return False
+
+    def _compare(self) -> None:
+        now = trained_parameters(self._module, self._ignored)
+        new = [name for name, parameter in now if id(parameter) not in self._trained]
+        if new:
+            names = ", ".join(new[:_NAMES_IN_MESSAGES]) + (
+                ", ..." if new[_NAMES_IN_MESSAGES:] else ""
+            )
+            raise Error(
+                f"{names}: added, replaced or unfrozen after the model was wrapped, so the "
+                "gradients would stay each rank's own. Call refresh() of the wrapped model, on "
+                "all ranks, after such a change"
+            )
+        self._modules.update(self._module.modules())
+        self._touched = False
+
+
+_watches: weakref.WeakSet[ParameterWatch] = weakref.WeakSet()
+_listening = False
+
+
+def _listen() -> None:
+    """One hook of each kind for all models of the process, from the first one on."""
+    global _listening
+    if not _listening:
+        _listening = True
+        register_module_parameter_registration_hook(_registered)
+        register_module_module_registration_hook(_registered)
+
+
+def _registered(module: nn.Module, name: str, what: Any) -> None:
+    for watch in list(_watches):
+        watch.registered_in(module)

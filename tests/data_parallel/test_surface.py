@@ -1,0 +1,277 @@
+"""DataParallel passes for torch's DistributedDataParallel, and is none of it inside."""
+
+import copy
+import inspect
+import io
+import pickle
+import uuid
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dpcore
+from dpcore._ddp.torch_surface import INHERITED
+from tests.data_parallel.models import Small, assert_same_values, batch, part
+from tests.data_parallel.test_groups import over_gloo
+
+
+@pytest.fixture
+def store(tmp_path):
+    return str(tmp_path / uuid.uuid4().hex)
+
+
+def alone(body):
+    return dpcore.spawn(body, 1, mode="threads")[0]
+
+
+# ---- the class -------------------------------------------------------------------------------
+
+
+def test_it_is_one_for_isinstance_and_its_constructor_never_ran(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("torch's constructor ran")
+
+    monkeypatch.setattr(DistributedDataParallel, "__init__", never)
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm)
+        assert isinstance(model, DistributedDataParallel)
+        model(batch(0)[0]).sum().backward()
+
+    alone(body)
+
+
+def test_what_is_inherited():
+    """Everything else that torch's class has is overridden, or closed."""
+    torchs = {n: v for n, v in vars(DistributedDataParallel).items() if inspect.isfunction(v)}
+    same = {name for name in torchs if getattr(dpcore.DataParallel, name) is torchs[name]}
+    # A class method is no function: dynamo asks it for the model whose forward runs.
+    assert same | {"_get_active_ddp_module"} == set(INHERITED)
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm)
+        with pytest.raises(dpcore.Unsupported, match="_ddp_init_helper is a part of how torch"):
+            model._ddp_init_helper()
+        assert model.train(False) is model
+        assert not model.module.training
+        assert model.to_kwargs((torch.ones(1),), {}, 0) is not None
+
+    alone(body)
+
+
+def test_the_constructors_arguments_are_torchs():
+    """Names, order and defaults; one default differs, and what follows is by name only."""
+    ours = inspect.signature(dpcore.DataParallel.__init__).parameters
+    torchs = inspect.signature(DistributedDataParallel.__init__).parameters
+    own = [name for name, p in ours.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert own == ["comm", "schedule", "deterministic"]
+    if "forward_sync_buffers" in torchs:  # from 2.13 on
+        assert [n for n in ours if n not in own] == list(torchs)
+    known = set(torchs) & set(ours) - {"self"}
+    different = {name for name in known if ours[name].default != torchs[name].default}
+    assert different <= {"gradient_as_bucket_view", "broadcast_buffers"}
+
+
+def test_attributes_that_programs_read():
+    def body(comm):
+        module = Small()
+        model = dpcore.DataParallel(module, comm=comm, bucket_cap_mb=3)
+        assert model.module is module
+        assert model.device == torch.device("cpu")
+        assert model.device_ids is None
+        assert model.output_device is None
+        assert model.bucket_bytes_cap == 3 * 2**20
+        assert model.bucket_bytes_cap_list == []
+        assert model.broadcast_buffers
+        assert model.forward_sync_buffers
+        assert model.require_backward_grad_sync
+        assert not model._has_rebuilt_buckets
+        assert model.process_group.size() == 1
+        assert model.join_process_group is model.process_group
+        assert model.parameters_to_ignore == set()
+        listed = dpcore.DataParallel(module, comm=comm, bucket_cap_mb_list=[0.5, 2])
+        assert listed.bucket_bytes_cap_list == [2**19, 2**21]
+        assert listed.bucket_bytes_cap == 2**21
+
+    alone(body)
+
+
+REFUSED = (
+    ({"device_ids": [0, 1]}, ValueError, "a rank has one device"),
+    ({"device_ids": [0]}, ValueError, "modules on one accelerator"),
+    ({"output_device": 1}, ValueError, "modules on one accelerator"),
+    ({"delay_all_reduce_named_params": []}, ValueError, "give both or none"),
+    ({"process_group": object(), "device_mesh": object()}, RuntimeError, "Cannot specify both"),
+)
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), REFUSED, ids=lambda value: str(value)[:24])
+def test_arguments_that_do_not_go_together(options, kind, text):
+    """The classes of torch's errors."""
+
+    def body(comm):
+        with pytest.raises(kind, match=text):
+            dpcore.DataParallel(Small(), comm=comm, **options)
+
+    alone(body)
+
+
+def test_arguments_that_torch_warns_of():
+    def body(comm):
+        for options, text in (
+            ({"broadcast_buffers": True}, "say forward_sync_buffers"),
+            ({"broadcast_buffers": True, "forward_sync_buffers": False}, "what counts"),
+            ({"check_reduction": True}, "no effect"),
+        ):
+            with pytest.warns(FutureWarning, match=text):
+                model = dpcore.DataParallel(Small(), comm=comm, **options)
+        assert model.forward_sync_buffers
+
+    alone(body)
+
+
+def test_batched_grad_copy_changes_no_bit():
+    """There is one copy per gradient in any case, made when the gradient is there."""
+
+    def body(comm):
+        found = []
+        for batched in (False, True):
+            model = dpcore.DataParallel(Small(), comm=comm, batched_grad_copy=batched)
+            model(part(batch(0)[0], comm)).square().sum().backward()
+            found.append([p.grad for p in model.parameters() if p.requires_grad])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+# ---- saving ----------------------------------------------------------------------------------
+
+
+def test_state_dicts_with_and_without_the_prefix():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm)
+        with_prefix, without = model.state_dict(), model.module.state_dict()
+        assert [f"module.{name}" for name in without] == list(with_prefix)
+        other = dpcore.DataParallel(Small(seed=1), comm=comm)
+        other.load_state_dict(with_prefix)
+        assert_same_values(other.module, model.module)
+        torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(with_prefix, "module.")
+        fresh = Small(seed=2)
+        fresh.load_state_dict(with_prefix)
+        assert_same_values(fresh, model.module)
+
+    alone(body)
+
+
+def saved_by_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved_by_torch(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("save", (saved_by_pickle, saved_by_torch, copy.deepcopy))
+def test_copies_average_too(save):
+    def body(comm):
+        model = dpcore.DataParallel(Small(seed=7 + comm.rank), bucket_cap_mb=0.01)
+        x, _ = batch(0)
+        model(part(x, comm)).square().sum().backward()
+        again = save(model)
+        assert_same_values(again.module, model.module)
+        for wrapped in (again, model):
+            wrapped.zero_grad()
+            wrapped(part(x, comm)).square().sum().backward()
+        for mine, other in zip(again.parameters(), model.parameters(), strict=True):
+            assert mine is not other
+            if mine.requires_grad:
+                assert torch.equal(mine.grad, other.grad)
+
+    dpcore.spawn(body, 2)
+
+
+def test_a_model_over_a_group_of_its_own_is_not_saved():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm)
+        with pytest.raises(RuntimeError, match="uses the default group"):
+            pickle.dumps(model)
+
+    alone(body)
+
+
+# ---- beside torch's --------------------------------------------------------------------------
+
+
+def trained(wrap, steps):
+    model = wrap(Small(seed=7 + dist.get_rank()))
+    for step in range(steps):
+        model.zero_grad()
+        x, _ = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch(step))
+        model(x).square().sum().backward()
+    return model
+
+
+def test_beside_torchs_over_gloo(store):
+    """Logging data, hooks with torch's own group, a mesh: one pair of processes for all."""
+
+    def body():
+        ours, torchs = (trained(w, 3) for w in (dpcore.DataParallel, DistributedDataParallel))
+        for mine, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+            if mine.requires_grad:
+                torch.testing.assert_close(mine.grad, other.grad)
+        mine, other = ours._get_ddp_logging_data(), torchs._get_ddp_logging_data()
+        missing = set(other) - set(mine)
+        assert not missing
+        for field in ("world_size", "rank", "module_name", "backend_name", "dtypes", "iteration"):
+            assert mine[field] == other[field], field
+        assert mine["total_parameter_size_bytes"] == other["total_parameter_size_bytes"]
+        assert ours.process_group is torchs.process_group
+
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+
+        state = post_localSGD_hook.PostLocalSGDState(
+            process_group=None, subgroup=dist.new_group([0, 1]), start_localSGD_iter=2
+        )
+        hooked = dpcore.DataParallel(Small())
+        hooked.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        plain = dpcore.DataParallel(Small())
+        wide = dpcore.DataParallel(Small(), comm=dist.group.WORLD)
+        wide.register_comm_hook(None, default_hooks.allreduce_hook)
+        for step in range(4):
+            for model in (hooked, plain, wide):
+                model.zero_grad()
+                model(batch(step)[0] * (dist.get_rank() + 1)).square().sum().backward()
+            for mine, other, third in zip(
+                hooked.parameters(), plain.parameters(), wide.parameters(), strict=True
+            ):
+                if mine.requires_grad:
+                    torch.testing.assert_close(mine.grad, other.grad)
+                    torch.testing.assert_close(third.grad, other.grad)
+
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        meshed = dpcore.DataParallel(nn.Linear(2, 1), device_mesh=mesh)
+        assert meshed.device_mesh is mesh
+        meshed(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        assert meshed.module.weight.grad.tolist() == [[0.5, 0.5]]
+        flat = init_device_mesh("cpu", (1, dist.get_world_size()))
+        with pytest.raises(RuntimeError, match="Only 1D device mesh"):
+            dpcore.DataParallel(nn.Linear(2, 1), device_mesh=flat)
+
+        with meshed.join():  # torch's context over torch's group
+            for _ in range(1 + dist.get_rank()):
+                meshed(torch.ones(1, 2)).sum().backward()
+        pair = dist.new_group([0, 1])
+        meshed._update_process_group(pair)
+        meshed.zero_grad()
+        meshed(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        assert meshed.module.weight.grad.tolist() == [[0.5, 0.5]]
+
+    over_gloo(2, body, store)
