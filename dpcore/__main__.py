@@ -1,10 +1,11 @@
-"""The command line: ``dpcore bench`` and ``dpcore inspect``, also as ``python -m dpcore``."""
+"""The command line: ``dpcore bench``, ``inspect`` and ``show``, also as ``python -m dpcore``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from dpcore import __version__
 from dpcore.errors import Error
@@ -34,6 +35,18 @@ from outside, also while it hangs. The ranks that have entered fewer operations 
 are the ones to look at. send and recv are not in the black box.
 """
 
+_SHOW_EXAMPLES = """\
+examples:
+  dpcore show run.json                          writes run.html, prints the figures
+  dpcore show --open run.json                   and opens the page
+  dpcore show bucketed.json sequential.json     two runs under each other, step by step
+  dpcore show run.json --png run.png --steps 3:5
+  dpcore show --json run.json | jq '.[0].overlap'
+
+The file is written by `with dpcore.trace("run.json"):` around the steps of interest. The page is
+one file without any other; it needs neither dpcore nor a network to be looked at.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
@@ -54,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     _add_bench(commands)
     _add_inspect(commands)
+    _add_show(commands)
     return parser
 
 
@@ -111,6 +125,32 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
 
 
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.show.command import step_range
+
+    show = commands.add_parser(
+        "show",
+        help="make a page, a picture and tables of a trace",
+        description="Shows what dpcore.trace has recorded: lanes per rank, exposed time, overlap.",
+        epilog=_SHOW_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.set_defaults(run=_show)
+    show.add_argument("trace", type=Path, nargs="+", help="file of dpcore.trace; several compare")
+    show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
+    show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
+    show.add_argument(
+        "--steps",
+        type=step_range,
+        metavar="A:B",
+        help="steps of the picture (default: a usual one)",
+    )
+    show.add_argument("--open", action="store_true", help="open the page in the browser")
+    show.add_argument(
+        "--json", action="store_true", help="the figures as JSON; no page unless --out asks for it"
+    )
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore import bench
 
@@ -131,6 +171,12 @@ def _inspect(options: argparse.Namespace) -> int:
     from dpcore import black_box
 
     return black_box.show(options.pid, as_json=options.json)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from dpcore.show import command
+
+    return command.run(options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dpcore import _C
+from dpcore import _C, trace_facts
 from dpcore.bucket_report import BucketReport
 from dpcore.communicator import Communicator
 from dpcore.errors import Error, Unsupported
@@ -121,6 +121,7 @@ class DataParallel(nn.Module):
             self._average_sparse,
         )
         self._listen([part for part, _ in modules])
+        trace_facts.know(self)
 
     # ---- around forward ----------------------------------------------------------------------
 
