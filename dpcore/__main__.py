@@ -1,4 +1,4 @@
-"""The command line: ``dpcore bench``, ``inspect`` and ``show``, also as ``python -m dpcore``."""
+"""The command line, ``dpcore`` or ``python -m dpcore``: bench, inspect, show, doctor."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ The file is written by `with dpcore.trace("run.json"):` around the steps of inte
 one file without any other; it needs neither dpcore nor a network to be looked at.
 """
 
+_DOCTOR_EXAMPLES = """\
+examples:
+  dpcore doctor
+  dpcore doctor --json | jq '.findings[] | select(.state != "ok")'
+
+The exit status is 1 when dpcore does not work here; what is missing for something optional is no
+reason for that. Two ranks are started and checked, for a few seconds.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
@@ -68,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_inspect(commands)
     _add_show(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -151,6 +161,19 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
 
 
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine has for dpcore, and what to do about the rest",
+        description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
+        "and lets two ranks add numbers.",
+        epilog=_DOCTOR_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore import bench
 
@@ -177,6 +200,12 @@ def _show(options: argparse.Namespace) -> int:
     from dpcore.show import command
 
     return command.run(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dpcore import doctor
+
+    return doctor.show(as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def bench(*arguments, **options):
     return [json.loads(line) for line in out.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", [[], ["bench"], ["inspect"], ["show"]])
+@pytest.mark.parametrize("command", [[], ["bench"], ["inspect"], ["show"], ["doctor"]])
 def test_help(command):
     out = dpcore(*command, "--help")
     assert out.returncode == 0
