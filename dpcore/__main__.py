@@ -1,4 +1,4 @@
-"""The command line, ``dpcore`` or ``python -m dpcore``: bench, inspect, show, doctor."""
+"""The command line, ``dpcore`` or ``python -m dpcore``: bench, inspect, show, simulate, doctor."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ The exit status is 1 when dpcore does not work here; what is missing for somethi
 reason for that. Two ranks are started and checked, for a few seconds.
 """
 
+_SIMULATE_EXAMPLES = """\
+examples:
+  dpcore simulate run.json --link 1gbit,50us
+  dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
+  dpcore simulate gradients.json --link 100mbit,1ms --json
+
+The file is a trace of dpcore.trace around steps of a DataParallel (over any link: only when
+gradients get ready is taken from it), or a description, see dpcore.simulate.gradients_of. That
+computation gets slower by the communication beside it is not predicted.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
@@ -77,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_inspect(commands)
     _add_show(commands)
+    _add_simulate(commands)
     _add_doctor(commands)
     return parser
 
@@ -161,6 +174,33 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
 
 
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="predict a step over another link, with another schedule",
+        description="Predicts step and exposed time from the gradients of a recorded run.",
+        epilog=_SIMULATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    simulate.set_defaults(run=_simulate)
+    simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
+    simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
+    simulate.add_argument(
+        "--schedule",
+        default="bucketed,sequential,per_parameter,flat",
+        metavar="NAMES",
+        help="of launches, with commas; oracle is computing alone (default: %(default)s)",
+    )
+    simulate.add_argument(
+        "--bucket-cap-mb", default="", metavar="MB", help="one or several with commas"
+    )
+    simulate.add_argument(
+        "--algorithm", default="two_shot", metavar="NAMES", help="of all_reduce (default: two_shot)"
+    )
+    simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
+    simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
+
+
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor = commands.add_parser(
         "doctor",
@@ -198,6 +238,12 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from dpcore.show import command
+
+    return command.run(options)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from dpcore.simulate import command
 
     return command.run(options)
 

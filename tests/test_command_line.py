@@ -30,7 +30,9 @@ def bench(*arguments, **options):
     return [json.loads(line) for line in out.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", [[], ["bench"], ["inspect"], ["show"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["bench"], ["inspect"], ["show"], ["simulate"], ["doctor"]]
+)
 def test_help(command):
     out = dpcore(*command, "--help")
     assert out.returncode == 0
