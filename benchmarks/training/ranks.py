@@ -40,7 +40,10 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
         return torch.nn.parallel.DistributedDataParallel(model, **options)
     if name in STEPS_OF_THE_LADDER:
         return STEPS_OF_THE_LADDER[name](model, comm)
-    return dp.DataParallel(model, comm=comm, schedule=name.removeprefix("dpcore "))
+    schedule, *cap = name.removeprefix("dpcore ").split()  # "dpcore bucketed 2": of 2 MiB
+    return dp.DataParallel(
+        model, comm=comm, schedule=schedule, bucket_cap_mb=float(cap[0]) if cap else None
+    )
 
 
 def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
