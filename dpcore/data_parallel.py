@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from dpcore import _C
+from dpcore import _C, trace_facts
 from dpcore._ddp import arguments, completion, dynamo, join, parameters, pickling, sync_batch_norm
 from dpcore._ddp.delayed import DelayedGradients
 from dpcore._ddp.logging_data import Logger, bucket_sizes
@@ -227,6 +227,7 @@ class DataParallel(TorchSurface):
             sync_batch_norm.take_over(self.module, self.group)
         completion.watch(self)
         self._listen([part for part, _ in modules])
+        trace_facts.know(self)
 
     def refresh(self) -> None:
         """After parameters were added, replaced, frozen or unfrozen: all ranks call it, and

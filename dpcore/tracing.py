@@ -10,7 +10,8 @@
             work.wait()
     print(t.exposed_ms, t.by_operation())
 
-Open the file with chrome://tracing or https://ui.perfetto.dev. It holds all ranks on one clock.
+``dpcore show run.json`` makes a page of the file; chrome://tracing and https://ui.perfetto.dev open
+it as well. It holds all ranks on one clock.
 
 Recording writes into a ring of fixed size that is allocated at the start: long runs lose their
 oldest events, never memory or speed. An event costs about 100 ns.
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpcore import trace_file
+from dpcore import trace_facts, trace_file
 from dpcore.errors import Error
 from dpcore.trace_file import Event, RankRecord, covered_ms
 
@@ -104,6 +105,7 @@ class Trace:
             )
         _recording[self._key] = self
         self._state = "recording"
+        self._stats_before = self._comm.stats()
         self._comm._native.start_trace(self._capacity)
         return self
 
@@ -122,6 +124,7 @@ class Trace:
         if problem is not None or self._comm._native.failed or self._comm.closed:
             self._write_alone(problem)
             return
+        facts = self._facts()  # before the exchange, whose operations would be counted
         try:
             parts = _gather(self._comm, self._record.to_bytes())
         except BaseException as failure:
@@ -129,7 +132,7 @@ class Trace:
             raise
         if parts:
             records = [RankRecord.from_bytes(part) for part in parts]
-            trace_file.write(self._path, records, self._comm.world_size, {})
+            trace_file.write(self._path, records, self._comm.world_size, facts)
             self.path = self._path
 
     @contextlib.contextmanager
@@ -167,12 +170,17 @@ class Trace:
             events=merged,
         )
 
+    def _facts(self) -> dict[str, Any]:
+        return {} if self._comm.closed else trace_facts.facts_of(self._comm, self._stats_before)
+
     def _write_alone(self, problem: BaseException | None) -> None:
         assert self._path is not None
         path = self._path.with_name(
             f"{self._path.stem}.rank{self._comm.rank}{self._path.suffix or '.json'}"
         )
-        facts = {"error": f"{type(problem).__name__}: {problem}"} if problem is not None else {}
+        facts = self._facts()
+        if problem is not None:
+            facts["error"] = f"{type(problem).__name__}: {problem}"
         try:
             trace_file.write(path, [self._ended()], self._comm.world_size, facts)
         except OSError as failure:  # must not take the place of what went wrong before

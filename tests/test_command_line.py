@@ -1,4 +1,4 @@
-"""dpcore bench and dpcore inspect, as a shell calls them."""
+"""The command line, as a shell calls it; dpcore show is in tests/show."""
 
 import json
 import os
@@ -30,7 +30,9 @@ def bench(*arguments, **options):
     return [json.loads(line) for line in out.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", [[], ["bench"], ["inspect"]])
+@pytest.mark.parametrize(
+    "command", [[], ["bench"], ["inspect"], ["show"], ["simulate"], ["doctor"]]
+)
 def test_help(command):
     out = dpcore(*command, "--help")
     assert out.returncode == 0

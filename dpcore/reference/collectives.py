@@ -8,7 +8,7 @@ executor is fast, and must give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -103,12 +103,19 @@ class Execution:
                     self.holdings[rank, chunk] = Copy(part, (rank,))
 
     def run(self) -> None:
-        for _, moves_of_step in groupby(self.schedule.moves, key=lambda move: move.step):
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[list[Move]]:
+        """Executes one step after the other and gives its moves."""
+        for _, group in groupby(self.schedule.moves, key=lambda move: move.step):
+            moves_of_step = list(group)
             by_target: dict[tuple[int, int], list[Move]] = {}
             for move in moves_of_step:
                 by_target.setdefault((move.dst, move.chunk), []).append(move)
             # Everything is read before anything is written: the moves happen at once.
             self.holdings |= {target: self.arrive(moves) for target, moves in by_target.items()}
+            yield moves_of_step
 
     def arrive(self, moves: list[Move]) -> Copy:
         """What a chunk becomes when all these moves of one step go into it."""

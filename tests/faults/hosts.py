@@ -53,12 +53,13 @@ class Hosts:
         """Pulls the plug of a host ("down") or puts it back ("up")."""
         ip("-n", self.switch, "link", "set", f"p{host}", state)
 
-    def shape(self, rate: str) -> None:
-        """What leaves a host goes no faster than this."""
+    def shape(self, rate: str, burst: str = "64kb") -> None:
+        """What leaves a host goes no faster than this. The burst has to hold what a fast link
+        sends between two ticks of the kernel."""
         for host in range(len(self.names)):
             command = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
             subprocess.run(
-                self.inside(host, *command, "burst", "64kb", "latency", "50ms"),
+                self.inside(host, *command, "burst", burst, "latency", "50ms"),
                 check=True, capture_output=True,
             )  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""Starts the ranks of `benchmarks.training.worker`: on this host, or each in its own namespace.
+
+Within a namespace ranks have a network card with an address, and what leaves it is shaped by the
+kernel: the same TCP, congestion control and queues as between two machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.harness.contenders import ROOT
+from benchmarks.training.worker import Job
+from tests.faults import hosts as namespaces
+
+PORT = 29541
+RAW_PORT = 29542
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error; the message is what it wrote."""
+
+
+@contextlib.contextmanager
+def shaped_hosts(rate: str, burst: str) -> Iterator[namespaces.Hosts]:
+    """Two hosts whose cards send no faster than `rate`, such as "1gbit"."""
+    with namespaces.hosts(2) as made:
+        made.shape(rate, burst)
+        yield made
+
+
+def run_job(
+    job: Job, on_line: Callable[[dict[str, Any]], None], hosts: namespaces.Hosts | None = None
+) -> dict[str, Any]:
+    """The result of rank 0. `on_line` gets what it says in between."""
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_PORT": str(PORT),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
+    if hosts is not None:
+        environment |= {"MASTER_ADDR": hosts.address(0), "RANK_1_ADDR": hosts.address(1)}
+        environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
+    else:
+        environment |= {"MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "benchmarks.training.worker", job.to_json()]
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryFile("w+") as complaints:
+        ranks = [
+            subprocess.Popen(
+                command if hosts is None else hosts.inside(rank, *command),
+                env=environment | {"RANK": str(rank)}, text=True, cwd=ROOT,
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=complaints,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            assert ranks[0].stdout is not None
+            for text in ranks[0].stdout:
+                if text.startswith("{"):
+                    line = json.loads(text)
+                    result = line.get("result", result)
+                    on_line(line)
+            for rank in ranks:
+                rank.wait(timeout=60)
+        finally:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                    rank.wait()
+        if not result or any(rank.returncode for rank in ranks):
+            complaints.seek(0)
+            raise RankFailed(complaints.read()[-4000:])
+    return result

@@ -1,0 +1,203 @@
+"""One rank of a training benchmark, as a process of its own: so it can live in a namespace.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m benchmarks.training.worker JSON
+
+Rank 0 prints a line of JSON per step, then one with everything. All contenders exist at once and
+take turns, a few steps each. Both use torch's rendezvous; dpcore connects through its store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import dpcore as dp
+from benchmarks.training.models import MODELS
+from benchmarks.training.ranks import ALONE, wrapped
+from benchmarks.training.text import Text, language_model, loss_of
+from benchmarks.training.torch_trace import TorchTrace
+
+_RAW_BYTES = 16 << 20
+_TRACED_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks do; travels as JSON. `model`: "text", which learns, or one of MODELS."""
+
+    model: str
+    contenders: list[str]
+    rounds: int
+    steps: int  # of one contender in a round
+    folder: str  # of the traces
+    sequences: int = 8
+    init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
+    raw_port: int = 0  # measures what the network carries, where given
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Contender:
+    """A model of its own with its wrapper and optimizer."""
+
+    def __init__(self, job: Job, name: str, comm: Any, text: Text) -> None:
+        self.name = name
+        self._text, self._job, self._comm = text, job, comm
+        self._number = 0
+        torch.manual_seed(0)
+        module, forward = (
+            MODELS[job.model]() if job.model in MODELS else (language_model(text), None)
+        )
+        self.model = wrapped(name, module, comm)
+        self._forward = forward
+        self._module = module
+        self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        self._trace = TorchTrace(self.model) if name.startswith("torch") else None
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._module.parameters())
+
+    def loss(self) -> torch.Tensor:
+        if self._forward is not None:
+            return self._forward(self.model)
+        comm = self._comm
+        batch = self._text.batch(self._number, comm.rank, comm.world_size, self._job.sequences)
+        return loss_of(self.model, batch)
+
+    def step(self, recorded: bool = False) -> float:
+        """Forward, backward and optimizer; the loss."""
+        self._optimizer.zero_grad()
+        if recorded and self._trace is not None:
+            loss = self._trace.step(self.loss)
+        else:
+            loss = self.loss()
+            loss.backward()
+        self._optimizer.step()
+        self._number += 1
+        return float(loss.detach())
+
+    def trace(self, path: Path) -> None:
+        """A file of a few steps."""
+        if self._trace is not None:
+            for _ in range(_TRACED_STEPS):
+                self.step(recorded=True)
+            self._trace.write(path)
+        elif self.name != ALONE:
+            with dp.trace(path, comm=self._comm):
+                for _ in range(_TRACED_STEPS):
+                    self.step()
+
+
+def run(job: Job) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    comm = dp.init(timeout=60, **job.init)
+    text = Text()
+    contenders = [Contender(job, name, comm, text) for name in job.contenders]
+    for contender in contenders:
+        for _ in range(2):  # buckets are rebuilt in the second
+            contender.step()
+    seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
+    losses: dict[str, list[float]] = {name: [] for name in job.contenders}
+    raw = []
+    for number in range(job.rounds):
+        if job.raw_port:
+            raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
+        for at in range(len(contenders)):
+            contender = contenders[(at + number) % len(contenders)]
+            for _ in range(job.steps):
+                comm.barrier()
+                begin = time.perf_counter()
+                loss = contender.step()
+                seconds[contender.name].append(time.perf_counter() - begin)
+                losses[contender.name].append(loss)
+                report(comm, {"step": contender.name})
+    first = [first_gradient_seconds(contender) for contender in contenders[:1]]
+    for contender in contenders:
+        report(comm, {"tracing": contender.name})
+        contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
+    result = {
+        "seconds": everybodys(seconds),
+        "losses": everybodys(losses),
+        "raw": everybodys({"": raw})[""],
+        "first_gradient": first,
+        "gradient_bytes": contenders[0].gradient_bytes,
+    }
+    report(comm, {"result": result})
+    comm.barrier()
+    dp.finalize()
+    dist.destroy_process_group()
+    return result
+
+
+def first_gradient_seconds(contender: Contender) -> float:
+    """From the begin of a step to its first gradient, on this rank; the median of three."""
+    seen: list[float] = []
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.append(time.perf_counter()))
+        for parameter in contender._module.parameters()
+    ]
+    took = []
+    for _ in range(3):
+        seen.clear()
+        begin = time.perf_counter()
+        contender.step()
+        took.append(seen[0] - begin)
+    for hook in hooks:
+        hook.remove()
+    return sorted(took)[1]
+
+
+def everybodys(mine: dict[str, list[float]]) -> dict[str, list[list[float]]]:
+    """The lists of all ranks, by name."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    return {name: [part[name] for part in parts] for name in mine}
+
+
+def report(comm: Any, line: dict[str, Any]) -> None:
+    if comm.rank == 0:
+        print(json.dumps(line), flush=True)
+
+
+def raw_bytes_per_second(rank: int, port: int) -> float:
+    """What a TCP stream of rank 0 to rank 1 carries: the goodput that nothing can beat."""
+    addresses: list[Any] = [None, None]
+    if rank == 1:
+        with socket.create_server(("", port)) as server:
+            dist.all_gather_object(addresses, "listening")
+            peer, _ = server.accept()
+            with peer:
+                return _timed(lambda: _receive(peer, _RAW_BYTES))
+    dist.all_gather_object(addresses, "connecting")
+    with socket.create_connection((os.environ["RANK_1_ADDR"], port)) as peer:
+        return _timed(lambda: (peer.sendall(bytes(_RAW_BYTES)), peer.recv(1)))
+
+
+def _receive(peer: socket.socket, nbytes: int) -> None:
+    left = nbytes
+    while left > 0:
+        left -= len(peer.recv(min(left, 1 << 20)))
+    peer.sendall(b"!")
+
+
+def _timed(transfer: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    transfer()
+    return _RAW_BYTES / (time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    run(Job(**json.loads(sys.argv[1])))

@@ -1,0 +1,31 @@
+"""``dpcore show``: a trace as a page, a picture and tables.
+
+    reading    the file of ``dpcore.trace`` back into events, per rank
+    intervals  unions and intersections of spans of time
+    figures    the numbers: exposed, in flight, overlap, steps, operations, waits
+    buckets    when a bucket filled, waited and travelled
+    columns    the events of a lane as compact columns for the page
+    schedules  the moves and values that the stepper of the page draws
+    page       one self-contained HTML file of all that
+    picture    the same lanes as a PNG
+    tables     the same numbers in the terminal
+    command    ``dpcore show``
+
+Nothing here needs the compiled core, torch or Linux: a trace can be looked at anywhere.
+"""
+
+from dpcore.show.figures import RankFigures, RunFigures, figures_of
+from dpcore.show.page import write_page
+from dpcore.show.picture import write_picture
+from dpcore.show.reading import RankEvents, Run, read_run
+
+__all__ = [
+    "RankEvents",
+    "RankFigures",
+    "Run",
+    "RunFigures",
+    "figures_of",
+    "read_run",
+    "write_page",
+    "write_picture",
+]

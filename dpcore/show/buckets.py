@@ -1,0 +1,141 @@
+"""When a bucket filled, waited and travelled: from the events "ready", "launch" and "operation".
+
+The events name gradients and buckets by numbers; which gradients are in a bucket is told by the
+model's description in the file. Buckets are planned anew once, after the first iteration: a launch
+of another size than the described bucket belongs to the older plan, and only its way is known.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpcore.reference.buckets import ALIGNMENT
+from dpcore.show.reading import RankEvents, Run
+from dpcore.trace_file import Event
+
+_SHOWN_NAMES = 3
+_SOME_GRADIENTS = 64
+_LOOKED_AT = 256  # operations that may begin between the launch of a bucket and its own
+
+
+@dataclass(frozen=True)
+class BucketSpan:
+    """One bucket in one step, in nanoseconds: its first gradient came, its last one, it was sent,
+    it was complete. ``operation`` is -1 where the communicator recorded none."""
+
+    bucket: int
+    bytes: int
+    first_ready_ns: int
+    last_ready_ns: int
+    launch_ns: int
+    end_ns: int
+    operation: int
+
+
+def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
+    """All buckets that a rank sent, by the time of their first gradient."""
+    described = _described(run)
+    arrivals: dict[int, list[int]] = {}
+    for event in rank.ready:
+        arrivals.setdefault(event.operation, []).append(event.begin_ns)
+    gradients = len(described["parameters"]) if described is not None else _SOME_GRADIENTS
+    operations = _Operations(rank.operations, gradients)
+    sent_before: dict[int, int] = {}
+    spans = []
+    for launch in rank.launches:
+        operation = operations.take(launch)
+        since = sent_before.get(launch.operation, 0)
+        ready = [t for t in _ready_times(launch, described, arrivals) if t >= since]
+        sent_before[launch.operation] = launch.begin_ns
+        spans.append(
+            BucketSpan(
+                bucket=launch.operation,
+                bytes=launch.bytes,
+                first_ready_ns=min(ready, default=launch.begin_ns),
+                last_ready_ns=max(ready, default=launch.begin_ns),
+                launch_ns=launch.begin_ns,
+                end_ns=operation.end_ns if operation is not None else launch.begin_ns,
+                operation=operation.operation if operation is not None else -1,
+            )
+        )
+    return sorted(spans, key=lambda span: span.first_ready_ns)
+
+
+def parameters_of(run: Run, bucket: int, nbytes: int) -> str:
+    """The parameters of a bucket for human eyes, or nothing where they are not known."""
+    described = _described(run)
+    if described is None or not _fits(described, bucket, nbytes):
+        return ""
+    names = [described["parameters"][n] for n in described["buckets"][bucket]["gradients"]]
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def gradient_name(run: Run, number: int) -> str:
+    """The parameter whose gradient has this number, or nothing."""
+    described = _described(run)
+    names: Sequence[str] = described["parameters"] if described is not None else ()
+    return names[number] if number < len(names) else ""
+
+
+def pack_lanes(spans: Sequence[BucketSpan]) -> list[int]:
+    """A lane for each span, so that those of one lane follow each other."""
+    free_from: list[int] = []
+    lanes = []
+    for span in spans:
+        end = max(span.end_ns, span.first_ready_ns + 1)
+        lane = next((i for i, t in enumerate(free_from) if t <= span.first_ready_ns), None)
+        if lane is None:
+            lane = len(free_from)
+            free_from.append(end)
+        free_from[lane] = end
+        lanes.append(lane)
+    return lanes
+
+
+def _described(run: Run) -> Mapping[str, Any] | None:
+    """The model that the numbers belong to: with several, they say nothing."""
+    return run.models[0] if len(run.models) == 1 else None
+
+
+def _fits(described: Mapping[str, Any], bucket: int, nbytes: int) -> bool:
+    buckets = described["buckets"]
+    return bucket < len(buckets) and buckets[bucket]["bytes"] == nbytes
+
+
+def _ready_times(
+    launch: Event, described: Mapping[str, Any] | None, arrivals: Mapping[int, Sequence[int]]
+) -> list[int]:
+    if described is None or not _fits(described, launch.operation, launch.bytes):
+        return []
+    times = []
+    for number in described["buckets"][launch.operation]["gradients"]:
+        known = arrivals.get(number, ())
+        at = bisect.bisect_right(known, launch.begin_ns) - 1
+        if at >= 0:
+            times.append(known[at])
+    return times
+
+
+class _Operations:
+    """The all-reduces of a rank, each to be taken once. A bucket is sent by the same call that
+    notes its launch, so its operation is the next one to begin; its size says whether it is that
+    and not one of the program's own. In a bucket gradients are aligned, which makes it larger."""
+
+    def __init__(self, operations: Sequence[Event], gradients: int) -> None:
+        self._left = [event for event in operations if event.name == "all_reduce"]
+        self._begins = [event.begin_ns for event in self._left]
+        self._taken: set[int] = set()
+        self._padding = ALIGNMENT * gradients
+
+    def take(self, launch: Event) -> Event | None:
+        at = bisect.bisect_left(self._begins, launch.begin_ns)
+        for index in range(at, min(at + _LOOKED_AT, len(self._left))):
+            more = self._left[index].bytes - launch.bytes
+            if index not in self._taken and 0 <= more <= self._padding:
+                self._taken.add(index)
+                return self._left[index]
+        return None

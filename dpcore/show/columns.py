@@ -1,0 +1,181 @@
+"""The lanes of a run as columns of whole numbers, which a page can hold by the million.
+
+An event of the page is a row of up to six numbers: begin, duration, label, number and, of buckets,
+when it was full and when it was sent. Begins are stored as differences; the bytes of a column lie
+plane by plane, all lowest bytes first, since then they compress to a tenth. Texts repeat in every
+step: an event holds the number of its label, and each label is there once.
+
+Times are ticks of 1, 10, 100, ... ns, the finest in which the whole run fits 32 bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpcore.show.buckets import bucket_spans, gradient_name, pack_lanes, parameters_of
+from dpcore.show.figures import communication_of, exposed_of
+from dpcore.show.intervals import Intervals
+from dpcore.show.reading import RankEvents, Run
+from dpcore.trace_file import Event
+
+_LARGEST = (1 << 32) - 1
+
+
+@dataclass
+class Columns:
+    """Collects lanes. ``labels`` and ``lanes`` are part of the page's JSON, ``packed()`` is the
+    rest."""
+
+    tick_ns: int
+    labels: list[dict[str, Any]] = field(default_factory=list)
+    lanes: list[dict[str, Any]] = field(default_factory=list)
+    _number_of: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _columns: list[np.ndarray[Any, np.dtype[np.uint32]]] = field(default_factory=list)
+
+    def label(self, **content: Any) -> int:
+        """The number of a label with this content."""
+        known = {key: value for key, value in content.items() if value not in ("", None)}
+        key = tuple(sorted(known.items()))
+        if key not in self._number_of:
+            self._number_of[key] = len(self.labels)
+            self.labels.append(known)
+        return self._number_of[key]
+
+    def add(self, rank: int, kind: str, row: int, *columns: Sequence[int]) -> None:
+        """A lane of events in order of time: begins and durations (in ns), labels, numbers; further
+        columns are times after the begin."""
+        begins, durations, labels, numbers, *times = (np.asarray(c, np.int64) for c in columns)
+        if not len(begins):
+            return
+        ticks = begins // self.tick_ns
+        spans = [durations // self.tick_ns, *(time // self.tick_ns for time in times)]
+        differences = np.diff(ticks, prepend=0)
+        parts = (differences, spans[0], labels, numbers & _LARGEST, *spans[1:])
+        self._columns += [part.astype("<u4") for part in parts]
+        self.lanes.append(
+            {"rank": rank, "kind": kind, "row": row, "count": len(begins), "columns": len(parts)}
+        )
+
+    def packed(self) -> str:
+        """All columns, compressed, as base64."""
+        planes = [column.view(np.uint8).reshape(-1, 4).T.tobytes() for column in self._columns]
+        return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()
+
+
+def columns_of(run: Run) -> Columns:
+    """All lanes of a run."""
+    columns = Columns(_tick_for(run.end_ns))
+    for rank in run.ranks:
+        _add_compute(columns, rank)
+        _add_events(columns, rank.rank, "exposed", [0] * len(rank.exposed), rank.exposed)
+        _add_union(columns, rank.rank, "communication", communication_of(rank))
+        _add_union(columns, rank.rank, "waiting", exposed_of(rank))
+        _add_gradients(columns, run, rank)
+        _add_buckets(columns, run, rank)
+        paths = {name: " or ".join(by_path) for name, by_path in run.paths.items()}
+        _add_events(columns, rank.rank, "operation", rank.operation_lanes, rank.operations, paths)
+        _add_events(columns, rank.rank, "wait", rank.wait_lanes, rank.waits)
+        _add_events(columns, rank.rank, "mark", [0] * len(rank.marks), rank.marks)
+    return columns
+
+
+def _tick_for(end_ns: int) -> int:
+    tick = 1
+    while end_ns // tick > _LARGEST:
+        tick *= 10
+    return tick
+
+
+def _add_compute(columns: Columns, rank: RankEvents) -> None:
+    """Spans lie inside each other: each in the first row that is free, so outer ones come first."""
+    free_from: list[int] = []
+    rows = []
+    events = sorted(rank.compute, key=lambda e: (e.begin_ns, -e.end_ns))
+    for event in events:
+        row = next((i for i, end in enumerate(free_from) if end <= event.begin_ns), len(free_from))
+        free_from[row:] = [event.end_ns]
+        rows.append(row)
+    _add_events(columns, rank.rank, "compute", rows, events)
+
+
+def _add_gradients(columns: Columns, run: Run, rank: RankEvents) -> None:
+    labels = {
+        number: columns.label(n=gradient_name(run, number), b=nbytes)
+        for number, nbytes in {(e.operation, e.bytes) for e in rank.ready}
+    }
+    numbers = [event.operation for event in rank.ready]
+    begins = [event.begin_ns for event in rank.ready]
+    nothing = [0] * len(begins)
+    names = [labels[number] for number in numbers]
+    columns.add(rank.rank, "gradient", 0, begins, nothing, names, numbers)
+
+
+def _add_events(
+    columns: Columns,
+    rank: int,
+    kind: str,
+    rows: Sequence[int],
+    events: Sequence[Event],
+    paths: dict[str, str] | None = None,
+) -> None:
+    by_row: dict[int, list[Event]] = {}
+    for row, event in zip(rows, events, strict=True):
+        by_row.setdefault(row, []).append(event)
+    known: dict[tuple[str, int, int], int] = {}
+    for row, mine in sorted(by_row.items()):
+        labels = []
+        for event in mine:
+            key = event.name, event.bytes, event.peer
+            if key not in known:
+                known[key] = columns.label(
+                    n=event.name,
+                    b=event.bytes or None,
+                    peer=event.peer if event.peer >= 0 else None,
+                    path=(paths or {}).get(event.name),
+                )
+            labels.append(known[key])
+        begins = [event.begin_ns for event in mine]
+        durations = [event.end_ns - event.begin_ns for event in mine]
+        columns.add(rank, kind, row, begins, durations, labels, [e.operation for e in mine])
+
+
+def _add_union(columns: Columns, rank: int, kind: str, spans: Intervals) -> None:
+    nothing = [0] * len(spans.begins)
+    begins, durations = spans.begins.tolist(), (spans.ends - spans.begins).tolist()
+    columns.add(rank, kind, 0, begins, durations, nothing, nothing)
+
+
+def _add_buckets(columns: Columns, run: Run, rank: RankEvents) -> None:
+    spans = bucket_spans(run, rank)
+    lanes = pack_lanes(spans)
+    paths = " or ".join(run.paths.get("all_reduce", {}))
+    names: dict[tuple[int, int], int] = {}
+    for lane in range(max(lanes, default=-1) + 1):
+        mine = [span for span, at in zip(spans, lanes, strict=True) if at == lane]
+        for span in mine:
+            key = (span.bucket, span.bytes)
+            if key not in names:
+                names[key] = columns.label(
+                    n=f"bucket {span.bucket}",
+                    b=span.bytes,
+                    of=parameters_of(run, span.bucket, span.bytes),
+                    path=paths,
+                )
+        begins = [span.first_ready_ns for span in mine]
+        columns.add(
+            rank.rank,
+            "bucket",
+            lane,
+            begins,
+            [span.end_ns - span.first_ready_ns for span in mine],
+            [names[span.bucket, span.bytes] for span in mine],
+            [span.operation for span in mine],
+            [span.last_ready_ns - span.first_ready_ns for span in mine],
+            [span.launch_ns - span.first_ready_ns for span in mine],
+        )

@@ -1,0 +1,74 @@
+"""``dpcore show run.json [other.json]``: page, picture, tables, numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpcore.errors import Error
+from dpcore.show.figures import RunFigures, figures_of
+from dpcore.show.page import write_page
+from dpcore.show.picture import write_picture
+from dpcore.show.reading import Run, read_run
+from dpcore.show.tables import print_tables
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; the exit status."""
+    runs = [read_run(path) for path in options.trace]
+    if len(runs) > 1 and len({trace.path.resolve() for trace in runs}) < len(runs):
+        raise Error(f"{options.trace[0]} is there twice; name two different traces to compare")
+    figures = [figures_of(trace) for trace in runs]
+    page = options.out or (None if options.json else options.trace[0].with_suffix(".html"))
+    if page is not None:
+        write_page(page, runs)
+    if options.png is not None:
+        write_picture(options.png, runs, options.steps)
+    if options.json:
+        _print_json(figures)
+    else:
+        _print_tables(runs, figures, [path for path in (page, options.png) if path is not None])
+    if options.open and page is not None:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """The steps of "5" or "5:7".
+
+    >>> step_range("5:7"), step_range("5")
+    ((5, 7), (5, 5))
+    """
+    first, _, last = text.partition(":")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no step: write 5 or 5:7") from None
+
+
+def _print_json(figures: Sequence[RunFigures]) -> None:
+    json.dump([entry.as_json() for entry in figures], sys.stdout, indent=1)
+    print()
+
+
+def _print_tables(
+    runs: Sequence[Run], figures: Sequence[RunFigures], written: Sequence[Path]
+) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    for trace, numbers in zip(runs, figures, strict=True):
+        console.print(f"{trace.name}: {numbers.headline}", style="bold", soft_wrap=True)
+        if trace.error:
+            console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
+        console.print()
+        print_tables(console, trace, numbers)
+    for path in written:
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)

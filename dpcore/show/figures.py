@@ -1,0 +1,188 @@
+"""The numbers of a run. Page, picture, tables and ``--json`` all show these, from here.
+
+*Communication* is the time with at least one operation in flight, *exposed* the time in which a
+thread of the program sat in a communication call, *overlap* the share of the communication that
+was not exposed. What communication costs computation by running beside it is in no trace of one
+run: ``dpcore.measure_overlap`` measures that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpcore.show.intervals import Intervals, union_of
+from dpcore.show.reading import RankEvents, Run
+from dpcore.trace_file import Event
+
+Step = tuple[int, int]  # begin and end in nanoseconds
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Of one rank, in milliseconds over the whole trace; steps, forward and backward are medians
+    and None where no ``DataParallel`` was traced."""
+
+    rank: int
+    exposed_ms: float
+    communication_ms: float
+    overlap: float | None  # None: nothing was communicated
+    step_ms: float | None
+    forward_ms: float | None
+    backward_ms: float | None
+    dropped: int
+
+
+@dataclass(frozen=True)
+class OperationFigures:
+    """All operations of a collective on all ranks."""
+
+    name: str
+    count: int
+    bytes: int
+    in_flight_ms: float
+    exposed_ms: float
+    paths: dict[str, int]  # of one rank
+
+
+@dataclass(frozen=True)
+class WaitFigures:
+    """All waits of one name on all ranks: what operations stood still for."""
+
+    name: str
+    count: int
+    total_ms: float
+    longest_ms: float
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Of a run. ``exposed_ms`` and ``communication_ms`` are per step where there are steps, else
+    of the whole trace; means over the ranks."""
+
+    name: str
+    world_size: int
+    steps: int
+    exposed_ms: float
+    communication_ms: float
+    overlap: float | None
+    step_ms: float | None
+    ranks: list[RankFigures]
+    operations: list[OperationFigures]
+    waits: list[WaitFigures]
+
+    @property
+    def headline(self) -> str:
+        """The run in a line."""
+        if self.overlap is None:
+            return "no communication was recorded"
+        per_step = " per step" if self.steps else ""
+        return (
+            f"exposed {short(self.exposed_ms)} of {short(self.communication_ms)} ms of "
+            f"communication{per_step}, overlap {self.overlap:.0%}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {"headline": self.headline, **asdict(self)}
+
+
+def short(value: float) -> str:
+    """Three digits, as many as a reader wants: 0.123, 3.14, 31.4, 314.
+
+    >>> [short(value) for value in (0.12345, 3.14159, 31.4159, 3141.59)]
+    ['0.123', '3.14', '31.4', '3142']
+    """
+    decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{decimals}f}"
+
+
+def steps_of(rank: RankEvents) -> list[Step]:
+    """From each forward to the next; the last ends with whatever ends last."""
+    forwards = [e for e in rank.compute if e.name == "forward"]
+    if not any(e.name == "backward" for e in rank.compute):
+        return []
+    last = max(e.end_ns for e in (*rank.compute, *rank.exposed, *rank.operations))
+    ends = [e.begin_ns for e in forwards[1:]] + [last]
+    return [(e.begin_ns, end) for e, end in zip(forwards, ends, strict=True)]
+
+
+def communication_of(rank: RankEvents) -> Intervals:
+    return union_of(rank.operations)
+
+
+def exposed_of(rank: RankEvents) -> Intervals:
+    return union_of(rank.exposed)
+
+
+def figures_of(run: Run) -> RunFigures:
+    """Everything that is said about a run in numbers."""
+    ranks = [_of_rank(rank) for rank in run.ranks]
+    steps = max(len(steps_of(rank)) for rank in run.ranks)
+    share = max(1, steps) * len(ranks)
+    communication = sum(rank.communication_ms for rank in ranks)
+    hidden = sum((rank.overlap or 0.0) * rank.communication_ms for rank in ranks)
+    step_ms = [rank.step_ms for rank in ranks if rank.step_ms is not None]
+    return RunFigures(
+        name=run.name,
+        world_size=run.world_size,
+        steps=steps,
+        exposed_ms=sum(rank.exposed_ms for rank in ranks) / share,
+        communication_ms=communication / share,
+        overlap=hidden / communication if communication > 0 else None,
+        step_ms=statistics.mean(step_ms) if step_ms else None,
+        ranks=ranks,
+        operations=_operations(run),
+        waits=_waits(run.ranks),
+    )
+
+
+def _of_rank(rank: RankEvents) -> RankFigures:
+    communication, exposed = communication_of(rank), exposed_of(rank)
+    total = communication.total_ns
+    steps = steps_of(rank)
+    return RankFigures(
+        rank=rank.rank,
+        exposed_ms=exposed.total_ns * 1e-6,
+        communication_ms=total * 1e-6,
+        overlap=1 - communication.within(exposed) / total if total else None,
+        step_ms=statistics.median((end - begin) * 1e-6 for begin, end in steps) if steps else None,
+        forward_ms=_median_ms(rank.compute, "forward"),
+        backward_ms=_median_ms(rank.compute, "backward"),
+        dropped=rank.dropped,
+    )
+
+
+def _median_ms(events: Sequence[Event], name: str) -> float | None:
+    times = [event.ms for event in events if event.name == name]
+    return statistics.median(times) if times else None
+
+
+def _operations(run: Run) -> list[OperationFigures]:
+    names = {e.name for rank in run.ranks for e in (*rank.operations, *rank.exposed)}
+    result = []
+    for name in names:
+        mine = [e for rank in run.ranks for e in rank.operations if e.name == name]
+        exposed = [e for rank in run.ranks for e in rank.exposed if e.name == name]
+        result.append(
+            OperationFigures(
+                name=name,
+                count=len(mine),
+                bytes=sum(e.bytes for e in mine),
+                in_flight_ms=sum(e.ms for e in mine),
+                exposed_ms=sum(e.ms for e in exposed),
+                paths=dict(run.paths.get(name, {})),
+            )
+        )
+    return sorted(result, key=lambda line: -line.in_flight_ms)
+
+
+def _waits(ranks: Sequence[RankEvents]) -> list[WaitFigures]:
+    times: dict[str, list[float]] = {}
+    for rank in ranks:
+        for event in rank.waits:
+            times.setdefault(event.name, []).append(event.ms)
+    lines = [WaitFigures(name, len(ms), sum(ms), max(ms)) for name, ms in times.items()]
+    return sorted(lines, key=lambda line: -line.total_ms)

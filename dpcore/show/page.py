@@ -1,0 +1,93 @@
+"""One HTML file that needs nothing else: figures and labels as JSON, events as compressed columns.
+
+The parts lie in ``page_parts``: a frame, a style sheet, and scripts that are joined in the order of
+their names. The page may load nothing (its content security policy says so), and every text of a
+trace is put into it as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dpcore.show.columns import columns_of
+from dpcore.show.figures import figures_of, short, steps_of
+from dpcore.show.reading import Run
+from dpcore.show.schedules import schedules_for
+from dpcore.show.tables import tables_of
+
+
+def write_page(path: Path, runs: Sequence[Run]) -> None:
+    """Writes the page of one run, or of several under each other."""
+    path.write_text(page_text(runs), encoding="utf-8")
+
+
+def page_text(runs: Sequence[Run]) -> str:
+    """The page as text."""
+    entries, blobs = [], []
+    for number, run in enumerate(runs):
+        entry, packed = _entry(run)
+        entries.append(entry)
+        blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
+    parts = resources.files("dpcore.show") / "page_parts"
+    scripts = sorted((p for p in parts.iterdir() if p.name.endswith(".js")), key=lambda p: p.name)
+    content = {
+        "title": _escaped(", ".join(run.name for run in runs) + " · dpcore show"),
+        "style": (parts / "style.css").read_text(encoding="utf-8"),
+        "data": _json({"runs": entries, "schedules": schedules_for(runs)}),
+        "columns": "\n".join(blobs),
+        "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
+    }
+    frame = (parts / "page.html").read_text(encoding="utf-8")
+    pieces = frame.replace("}}", "{{").split("{{")  # texts and names of contents in turn
+    return "".join(content[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _entry(run: Run) -> tuple[dict[str, Any], str]:
+    figures = figures_of(run)
+    columns = columns_of(run)
+    machine = run.machine
+    entry = {
+        "name": run.name,
+        "headline": figures.headline,
+        "exposed": short(figures.exposed_ms),
+        "communication": short(figures.communication_ms),
+        "overlap": None if figures.overlap is None else f"{figures.overlap:.0%}",
+        "step": None if figures.step_ms is None else short(figures.step_ms),
+        "step_count": figures.steps,
+        "world_size": run.world_size,
+        "transport": run.transport,
+        "backend": run.backend,
+        "about": f"{machine.get('processors', '?')} processors, {machine.get('processor', '?')}",
+        "error": run.error,
+        "dropped": sum(rank.dropped for rank in run.ranks),
+        "ranks": [rank.rank for rank in run.ranks],
+        "end_ns": run.end_ns,
+        "steps": next((steps for rank in run.ranks if (steps := steps_of(rank))), []),
+        "tick_ns": columns.tick_ns,
+        "labels": columns.labels,
+        "lanes": columns.lanes,
+        "tables": [
+            {
+                "title": table.title,
+                "columns": table.columns,
+                "texts": table.texts,
+                "rows": table.rows,
+            }
+            for table in tables_of(run, figures)
+        ],
+    }
+    return entry, columns.packed()
+
+
+def _json(content: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,152 @@
+"""The timeline as a PNG: the same lanes as on the page, for a text or a talk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpcore.errors import Error
+from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
+from dpcore.show.figures import Step, exposed_of, figures_of, steps_of
+from dpcore.show.reading import RankEvents, Run
+from dpcore.trace_file import Event
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {
+    "forward": "#35a29f",
+    "backward": "#7a6ff0",
+    "other": "#9aa3b2",
+    "filling": "#d3defa",
+    "full": "#f0b429",
+    "flight": "#3f7bf0",
+    "exposed": "#e5484d",
+}
+_COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
+
+
+def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None = None) -> None:
+    """Draws one step of each run under each other, or the steps from the first to the last number
+    (counted from 1). A run without steps is drawn whole."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Error("a picture needs matplotlib: pip install matplotlib") from None
+    windows = [_window(run, steps) for run in runs]
+    width_ms = max(end - begin for begin, end in windows) * 1e-6
+    heights = [sum(_height(rank) for rank in run.ranks) for run in runs]
+    figure = Figure(
+        figsize=(11, 1.0 * len(runs) + 0.24 * sum(heights)), dpi=150, layout="constrained",
+        facecolor="white",
+    )  # fmt: skip
+    axes = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for run, window, place in zip(runs, windows, axes, strict=True):
+        _draw(place, run, window)
+        place.set_xlim(-0.01 * width_ms, 1.01 * width_ms)
+    axes[-1].set_xlabel("ms after the begin of the step")
+    _legend(figure)
+    figure.savefig(path)
+
+
+def _window(run: Run, steps: tuple[int, int] | None) -> Step:
+    known = next((found for rank in run.ranks if (found := steps_of(rank))), [])
+    if not known:
+        return 0, run.end_ns
+    if steps is None:
+        return sorted(known, key=lambda step: step[1] - step[0])[len(known) // 2]
+    first, last = steps
+    if not 1 <= first <= last <= len(known):
+        raise Error(f"--steps {first}:{last}: {run.path} has the steps 1 to {len(known)}")
+    return known[first - 1][0], known[last - 1][1]
+
+
+def _height(rank: RankEvents) -> float:
+    rows = len(set(rank.operation_lanes))
+    return _COMPUTE + _EXPOSED + _BUCKET * max(rows, 1) + _GAP
+
+
+def _draw(axes: Axes, run: Run, window: Step) -> None:
+    begin, end = window
+    top = 0.0
+    ticks, names = [], []
+    for rank in run.ranks:
+        lanes = _buckets_within(run, rank, window)
+        bottom = top - _COMPUTE - _EXPOSED - _BUCKET * max(1, len(lanes))
+        for left, right in zip(exposed_of(rank).begins, exposed_of(rank).ends, strict=True):
+            if right > begin and left < end:
+                _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
+        for event in _within(rank.compute, window):
+            colour = event.name if event.name in _COLOURS else "other"
+            _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, colour)
+        for event in _within(rank.exposed, window):
+            _box(axes, window, event.begin_ns, event.end_ns, top - 1.4, 0.36, "exposed")
+        row = top - _COMPUTE - _EXPOSED
+        for lane in lanes:
+            row -= _BUCKET
+            for span in lane:
+                ready, launch = span.last_ready_ns, span.launch_ns
+                _box(axes, window, span.first_ready_ns, launch, row + 0.14, 0.14, "filling")
+                _box(axes, window, ready, launch, row + 0.14, 0.14, "full")
+                _box(axes, window, launch, span.end_ns, row, 0.42, "flight")
+        ticks.append((top + bottom) / 2)
+        names.append(f"rank {rank.rank}")
+        top = bottom - _GAP
+    axes.set_ylim(top + _GAP, 0.1)
+    axes.set_yticks(ticks, names)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(f"{run.name}: {figures_of(run).headline}", loc="left", fontsize=10.5)
+
+
+def _buckets_within(run: Run, rank: RankEvents, window: Step) -> list[list[BucketSpan]]:
+    """Buckets in lanes; operations that are none, as if they were."""
+    spans = bucket_spans(run, rank)
+    of_buckets = {span.operation for span in spans}
+    spans += [
+        BucketSpan(-1, e.bytes, e.begin_ns, e.begin_ns, e.begin_ns, e.end_ns, e.operation)
+        for e in rank.operations
+        if e.operation not in of_buckets
+    ]
+    begin, end = window
+    seen = [span for span in spans if span.end_ns > begin and span.first_ready_ns < end]
+    seen.sort(key=lambda span: span.first_ready_ns)
+    lanes: list[list[BucketSpan]] = []
+    for span, lane in zip(seen, pack_lanes(seen), strict=True):
+        lanes += [[] for _ in range(lane + 1 - len(lanes))]
+        lanes[lane].append(span)
+    return lanes
+
+
+def _within(events: Iterable[Event], window: Step) -> list[Event]:
+    begin, end = window
+    return [event for event in events if event.end_ns > begin and event.begin_ns < end]
+
+
+def _box(
+    axes: Axes, window: Step, left: int, right: int, bottom: float, height: float, colour: str,
+    alpha: float = 1.0,
+) -> None:  # fmt: skip
+    begin, end = window
+    left, right = max(left, begin), min(right, end)
+    if right > left:
+        axes.broken_barh(
+            [((left - begin) * 1e-6, (right - left) * 1e-6)], (bottom, height),
+            facecolor=_COLOURS[colour], alpha=alpha, linewidth=0,
+        )  # fmt: skip
+
+
+def _legend(figure: Any) -> None:
+    from matplotlib.patches import Patch
+
+    texts = {
+        "forward": "forward",
+        "backward": "backward",
+        "filling": "bucket filling",
+        "full": "full, not sent",
+        "flight": "in flight",
+        "exposed": "exposed",
+    }
+    handles = [Patch(color=_COLOURS[name], label=text) for name, text in texts.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

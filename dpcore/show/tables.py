@@ -1,0 +1,123 @@
+"""The figures of a run as tables: the page and the terminal show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpcore.show.buckets import bucket_spans, parameters_of
+from dpcore.show.figures import RunFigures, short
+from dpcore.show.reading import Run
+
+_MOST_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers as texts; ``texts`` are the columns that hold words."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    @property
+    def texts(self) -> list[int]:
+        """The first column, and lists of names."""
+        words = ("path", "parameters")
+        return [i for i, name in enumerate(self.columns) if i == 0 or name in words]
+
+
+def tables_of(run: Run, figures: RunFigures) -> list[Table]:
+    """Ranks, operations, waits and, where a model was traced, buckets."""
+    tables = [_ranks(figures), _operations(figures), _waits(figures), _buckets(run)]
+    return [table for table in tables if table.rows]
+
+
+def print_tables(console: Any, run: Run, figures: RunFigures) -> None:
+    """Prints them on a console of rich."""
+    from rich.table import Table as Drawn
+
+    for table in tables_of(run, figures):
+        drawn = Drawn(title=table.title, title_justify="left", title_style="bold", box=None)
+        for number, column in enumerate(table.columns):
+            drawn.add_column(column, justify="left" if number in table.texts else "right")
+        for row in table.rows:
+            drawn.add_row(*row)
+        console.print(drawn)
+        console.print()
+
+
+def _ranks(figures: RunFigures) -> Table:
+    columns = ["rank", "step ms", "forward ms", "backward ms"]
+    columns += ["communication ms", "exposed ms", "overlap"]
+    rows = [
+        [
+            f"rank {rank.rank}",
+            _shown(rank.step_ms),
+            _shown(rank.forward_ms),
+            _shown(rank.backward_ms),
+            short(rank.communication_ms),
+            short(rank.exposed_ms),
+            "–" if rank.overlap is None else f"{rank.overlap:.0%}",
+        ]
+        for rank in figures.ranks
+    ]
+    return Table("Ranks, over the whole trace; steps are medians", columns, rows)
+
+
+def _operations(figures: RunFigures) -> Table:
+    columns = ["operation", "count", "MiB", "in flight ms", "exposed ms", "path"]
+    rows = [
+        [
+            line.name,
+            str(line.count),
+            short(line.bytes / 2**20),
+            short(line.in_flight_ms),
+            short(line.exposed_ms),
+            ", ".join(f"{path} {count}" for path, count in line.paths.items()) or "–",
+        ]
+        for line in figures.operations
+    ]
+    return Table("Operations, of all ranks; the path of one", columns, rows)
+
+
+def _waits(figures: RunFigures) -> Table:
+    columns = ["operations stood still for", "times", "total ms", "longest ms"]
+    rows = [
+        [line.name, str(line.count), short(line.total_ms), short(line.longest_ms)]
+        for line in figures.waits[:_MOST_ROWS]
+    ]
+    return Table("Waits, of all ranks", columns, rows)
+
+
+def _buckets(run: Run) -> Table:
+    """Means over the steps of the first rank; a bucket of an older plan has a line of its own."""
+    by_bucket: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    for span in bucket_spans(run, run.ranks[0]):
+        times = (
+            span.last_ready_ns - span.first_ready_ns,
+            span.launch_ns - span.last_ready_ns,
+            span.end_ns - span.launch_ns,
+        )
+        by_bucket.setdefault((span.bucket, span.bytes), []).append(times)
+    rows = [
+        [
+            str(bucket),
+            short(nbytes / 2**20),
+            str(len(times)),
+            *(short(_mean(column) * 1e-6) for column in zip(*times, strict=True)),
+            parameters_of(run, bucket, nbytes) or "–",
+        ]
+        for (bucket, nbytes), times in sorted(by_bucket.items())[:_MOST_ROWS]
+    ]
+    columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms", "parameters"]
+    return Table(f"Buckets of rank {run.ranks[0].rank}, means", columns, rows)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else short(value)

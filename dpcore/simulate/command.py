@@ -1,0 +1,65 @@
+"""``dpcore simulate run.json --link 1gbit,50us``: a table of predictions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dpcore.errors import Unsupported
+from dpcore.link import parse_speed
+from dpcore.reference import algorithms_of
+from dpcore.show.figures import short
+from dpcore.simulate.training import Prediction, gradients_of, sweep
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predicts and prints; the exit status."""
+    work = gradients_of(options.gradients)
+    work = work.on(options.world or max(2, work.world))
+    algorithms = options.algorithm.split(",")
+    if unknown := [name for name in algorithms if name not in algorithms_of("all_reduce")]:
+        known = ", ".join(algorithms_of("all_reduce"))
+        raise Unsupported(f"--algorithm {', '.join(unknown)}: choose of {known}")
+    caps = (
+        [float(cap) for cap in options.bucket_cap_mb.split(",")]
+        if options.bucket_cap_mb
+        else [None]
+    )
+    link = parse_speed(options.link)
+    predictions = sweep(work, link, options.schedule.split(","), caps, algorithms)
+    if options.json:
+        json.dump([asdict(prediction) for prediction in predictions], sys.stdout, indent=1)
+        print()
+        return 0
+    nbytes = sum(work.sizes)
+    print(
+        f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
+        f"link {options.link}; no step is shorter than {short(predictions[0].bound_ms)} ms"
+    )
+    _print_table(predictions)
+    return 0
+
+
+def _print_table(predictions: Sequence[Prediction]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None)
+    columns = ("schedule", "algorithm", "cap MiB", "buckets", "step ms", "exposed ms", "of bound")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for line in predictions:
+        table.add_row(
+            line.schedule,
+            line.algorithm,
+            "–" if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}",
+            str(line.buckets),
+            short(line.step_ms),
+            short(line.exposed_ms),
+            f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
+        )
+    console.print(table)

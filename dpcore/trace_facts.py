@@ -1,0 +1,70 @@
+"""What a trace file says beside its events: whose gradients, in which buckets, over which path.
+
+Events carry numbers only, since recording one must cost next to nothing. What the numbers stand
+for is asked once, when the block has ended, of the models that live then.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpcore.communicator import Communicator
+    from dpcore.data_parallel import DataParallel
+
+_models: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+_models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
+
+
+def know(model: DataParallel) -> None:
+    """Traces that end while the model lives describe its parameters and buckets."""
+    with _models_lock:
+        _models.add(model)
+
+
+def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries for ``otherData``: ``transport``, ``paths`` and ``models``.
+
+    ``paths``: by collective, how many operations ran over which path since ``stats_before``.
+    ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
+    """
+    with _models_lock:
+        mine = [model for model in _models if model.group is comm]
+    return {
+        "transport": comm.transport,
+        "paths": _paths_since(stats_before, comm.stats()),
+        "models": [_describe(model) for model in mine],
+    }
+
+
+def _paths_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    result: dict[str, dict[str, int]] = {}
+    for collective, by_path in now.items():
+        if collective == "arena":
+            continue
+        for path, counters in by_path.items():
+            earlier = before.get(collective, {}).get(path, {}).get("operations", 0)
+            if counters["operations"] > earlier:
+                result.setdefault(collective, {})[path] = counters["operations"] - earlier
+    return result
+
+
+def _describe(model: DataParallel) -> dict[str, Any]:
+    trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+    number_of = {name: number for number, (name, _) in enumerate(trained)}
+    return {
+        "schedule": model.schedule,
+        "parameters": [name for name, _ in trained],
+        "parameter_bytes": [p.numel() * p.element_size() for _, p in trained],
+        "buckets": [
+            {
+                "gradients": [number_of[name] for name in line.parameters],
+                "bytes": line.bytes,
+                "dtype": line.dtype,
+            }
+            for line in model.bucket_report()
+        ],
+    }

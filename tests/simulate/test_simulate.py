@@ -1,0 +1,182 @@
+"""dpcore simulate: laws that it has to keep, and runs that it has to predict."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcore.__main__ import main
+from dpcore.errors import Error, Unsupported
+from dpcore.link import Speed, parse_speed
+from dpcore.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
+from dpcore.simulate.training import bound_seconds
+from tests.show.traces import write_trace
+
+GBIT = Speed(bytes_per_second=1.25e8)
+MB = 1_000_000
+
+
+def operation_seconds(nbytes, world, link, algorithm):
+    operation = NetworkOperation(nbytes, [0.0] * world)
+    Network(world, link, algorithm).run([operation])
+    return max(operation.finished)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("algorithm", ["two_shot", "ring"])
+def test_large_operations_take_their_bytes(world, algorithm):
+    """2 (N-1)/N of the data leaves every card: with no latency nothing else takes time."""
+    seconds = operation_seconds(80 * MB, world, GBIT, algorithm)
+    assert seconds == pytest.approx(2 * (world - 1) / world * 80 * MB / 1.25e8, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [("one_shot", 1), ("two_shot", 2), ("ring", 6), ("tree", 4)]
+)
+def test_small_operations_take_their_steps(algorithm, steps):
+    """One latency until everybody is known to be there, and one for each step."""
+    link = Speed(bytes_per_second=1e12, latency=1e-3)
+    seconds = operation_seconds(1000, 4, link, algorithm)
+    assert seconds == pytest.approx((1 + steps) * 1e-3, rel=0.02)
+
+
+def test_operations_share_the_card():
+    alone = operation_seconds(10 * MB, 2, GBIT, "two_shot")
+    pair = [NetworkOperation(10 * MB, [0.0, 0.0]) for _ in range(2)]
+    Network(2, GBIT).run(pair)
+    assert max(max(o.finished) for o in pair) == pytest.approx(2 * alone, rel=0.05)
+
+
+def test_nobody_begins_before_the_last_has_come():
+    operation = NetworkOperation(MB, [0.0, 0.5])
+    Network(2, GBIT).run([operation])
+    assert min(operation.finished) > 0.5
+
+
+def even(count=8, nbytes=1_250_000, between=0.01):
+    """Gradients every 10 ms, each of which takes a 1 Gbit/s link 10 ms."""
+    ready = [between * (i + 1) for i in range(count)]
+    return Gradients([nbytes] * count, [0] * count, [0.02], [count * between], [ready]).on(2)
+
+
+def test_schedules_in_a_case_that_can_be_counted():
+    """Compute 20 + 80 ms; all bytes take 80 ms. Behind each other 180; overlapped, only the last
+    gradient's 10 ms stick out."""
+    work = even()
+    assert predict(work, GBIT, "sequential").step_ms == pytest.approx(180, rel=0.01)
+    assert predict(work, GBIT, "flat").step_ms == pytest.approx(180, rel=0.01)
+    assert predict(work, GBIT, "per_parameter").step_ms == pytest.approx(110, rel=0.01)
+    assert predict(work, GBIT, "oracle").step_ms == pytest.approx(100)
+    two_each = predict(work, GBIT, "bucketed", bucket_cap_mb=2.5)
+    assert two_each.buckets == 4
+    assert two_each.step_ms == pytest.approx(120, rel=0.01)
+    assert two_each.exposed_ms == pytest.approx(20, rel=0.02)
+    assert predict(work, GBIT).bound_ms == pytest.approx(20 + 10 + 80)
+
+
+@pytest.mark.parametrize("schedule", ["bucketed", "sequential", "per_parameter", "flat"])
+@pytest.mark.parametrize("gbit", [0.1, 1, 10])
+@pytest.mark.parametrize("world", [2, 4])
+def test_no_prediction_beats_the_bound(schedule, gbit, world):
+    work = even().on(world)
+    link = Speed(bytes_per_second=gbit * 1.25e8, latency=50e-6)
+    predicted = predict(work, link, schedule, bucket_cap_mb=1)
+    assert predicted.step_ms >= bound_seconds(work, link) * 1e3 * 0.999
+    assert predicted.step_ms >= predicted.exposed_ms + 100 - 1e-6
+
+
+def test_a_straggler_is_waited_for():
+    work = even()
+    late = Gradients(
+        work.sizes, work.kinds, work.forward, [0.08, 0.16],
+        [work.ready[0], [2 * t for t in work.ready[1]]],
+    )  # fmt: skip
+    predicted = predict(late, GBIT, "per_parameter")
+    assert predicted.step_ms == pytest.approx(20 + 160 + 10, rel=0.01)
+    assert predicted.exposed_ms == pytest.approx((90 + 10) / 2, rel=0.02)
+
+
+# ---- where gradients come from -------------------------------------------------------------------
+
+
+def test_gradients_of_a_trace(tmp_path):
+    work = gradients_of(write_trace(tmp_path / "run.json"))
+    assert work.sizes == [512, 512, 1024, 1024]
+    assert work.forward == pytest.approx([6e-3, 6e-3])
+    assert work.backward == pytest.approx([8e-3, 8e-3])
+    assert work.ready[1] == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3])
+
+
+def test_gradients_of_a_description(tmp_path):
+    path = tmp_path / "gradients.json"
+    gradients = [{"bytes": 4096, "ready_ms": 1}, {"bytes": 8192, "ready_ms": 2}]
+    path.write_text(json.dumps({"forward_ms": 1, "backward_ms": 2, "gradients": gradients}))
+    work = gradients_of(path)
+    assert (work.sizes, work.backward, work.world) == ([4096, 8192], [2e-3], 1)
+    path.write_text(json.dumps({"forward_ms": 1, "gradients": []}))
+    with pytest.raises(Error, match="backward_ms"):
+        gradients_of(path)
+
+
+def test_the_command_prints_a_table_and_json(tmp_path, capsys):
+    path = str(write_trace(tmp_path / "run.json"))
+    assert main(["simulate", path, "--link", "1mbit,1ms", "--bucket-cap-mb", "0.001,25"]) == 0
+    out = capsys.readouterr().out
+    assert "4 gradients of 0.0 MiB, 2 ranks, link 1mbit,1ms" in out
+    assert "per_parameter" in out
+    options = ["--link", "1gbit", "--world", "4", "--algorithm", "ring", "--schedule", "flat"]
+    assert main(["simulate", path, "--json", *options]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["schedule"], line["algorithm"], line["buckets"]) == ("flat", "ring", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--link", "fast"], "is not understood"),
+        (["--link", "1gbit", "--schedule", "soon"], "choose of bucketed"),
+        (["--link", "1gbit", "--algorithm", "circle"], "choose of one_shot"),
+    ],
+)
+def test_the_command_explains_mistakes(tmp_path, capsys, options, message):
+    path = str(write_trace(tmp_path / "run.json"))
+    assert main(["simulate", path, *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_traces_of_no_model_or_two_are_refused(tmp_path):
+    path = write_trace(tmp_path / "run.json", models=[])
+    with pytest.raises(Error, match="shows 0 models"):
+        gradients_of(path)
+    with pytest.raises(Unsupported, match="choose of"):
+        predict(even(), GBIT, "soon")
+
+
+# ---- against runs --------------------------------------------------------------------------------
+
+
+def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
+    """Layers that sleep, over 200 Mbit/s: no processor is needed, so what a busy machine adds is on
+    top. No run is faster than predicted, the quickest of a few is not much slower, and the
+    schedules come in the predicted order."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    from benchmarks import simulated
+
+    lines = simulated.compare("pauses", "200mbit,200us", ("sequential", "bucketed"), steps=5)
+    by_name = {line["schedule"]: line for line in lines}
+    for line in lines:
+        assert line["least_ms"] > 0.95 * line["predicted_ms"]
+        assert line["least_ms"] < 1.25 * line["predicted_ms"] + 20
+    saved = by_name["sequential"]["predicted_ms"] - by_name["bucketed"]["predicted_ms"]
+    assert saved > 30
+    assert by_name["sequential"]["least_ms"] > by_name["bucketed"]["least_ms"]
+    assert parse_speed("200mbit,200us").bytes_per_second == 25e6
+
+
+def test_it_needs_no_compiled_code():
+    import subprocess
+
+    code = "import sys, dpcore.simulate.command; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "dpcore._C"} & set(out.stdout.split())
