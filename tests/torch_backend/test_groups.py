@@ -46,7 +46,7 @@ def test_a_mesh_of_two_dimensions():
             tensor = torch.tensor([float(rank)])
             dist.all_reduce(tensor, group=mesh.get_group(name))
             assert tensor.item() == wanted, name
-        assert dist.get_backend(mesh.get_group("rows")) == "dpcore"
+        assert "dpcore" in dist.get_backend(mesh.get_group("rows"))
 
     in_group(body, 4, backend="cpu:dpcore")
 
@@ -58,7 +58,10 @@ def test_the_backend_tells_its_number_of_collectives_and_its_time_limit():
         assert whole._get_sequence_number_for_group() == 0
         dist.barrier()
         assert whole._get_sequence_number_for_group() == 1
-        assert whole.options._timeout == timedelta(seconds=60)
+        whole._set_default_timeout(timedelta(seconds=0.2))
+        if dist.get_rank() == 0:
+            with pytest.raises(dpcore.Timeout):
+                dist.barrier()
 
     in_group(body, 2)
 
@@ -114,13 +117,13 @@ def test_abort_ends_the_waits_of_all():
     def body():
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
         if dist.get_rank() == 0:
-            work = dist.all_reduce(torch.ones(4), async_op=True)
+            work = dist.irecv(torch.ones(4), 1)
             backend.abort()
             with pytest.raises(dpcore.PeerLost, match="rank 0 gave up"):
                 work.wait()
         else:
             with pytest.raises(dpcore.PeerLost, match="rank 0 gave up"):
-                dist.barrier()
+                dist.recv(torch.ones(4), 0)
         with pytest.raises(dpcore.PeerLost):
             dist.all_reduce(torch.ones(1))
 
