@@ -10,13 +10,14 @@ import dpcore
 from dpcore._autoload import register
 
 
-def in_group(body, world, *args, backend="dpcore", timeout=60.0):
+def in_group(body, world, *args, backend="dpcore", timeout=60.0, debug="OFF"):
     """Runs ``body(*args)`` on every rank of an initialised torch.distributed; the results."""
 
     def rank(comm, store):
         number, size = comm.rank, comm.world_size
         dpcore.finalize()
         register()
+        dist.set_debug_level(getattr(dist.DebugLevel, debug))
         dist.init_process_group(
             backend,
             init_method=f"file://{store}",

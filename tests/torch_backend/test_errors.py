@@ -1,6 +1,5 @@
 """Where ranks disagree: with Gloo a wrong sum, an abort or a hang; here an error on every rank."""
 
-import os
 import re
 
 import pytest
@@ -94,15 +93,4 @@ def test_the_debug_mode_of_torch_wraps_the_backend():
             op = dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM
             dist.all_reduce(torch.ones(3), op)
 
-    def with_debug():
-        return body()
-
-    before = os.environ.get("TORCH_DISTRIBUTED_DEBUG")
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    try:
-        in_group(with_debug, 2)
-    finally:
-        if before is None:
-            del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-        else:
-            os.environ["TORCH_DISTRIBUTED_DEBUG"] = before
+    in_group(body, 2, debug="DETAIL")
