@@ -83,9 +83,8 @@ def draw(folder: Path, contenders: list[str]) -> list[Path]:
     runs = {name: read_run(path) for name, path in traces.items() if path.exists()}
     page, picture = folder / "timeline.html", folder / "timeline.png"
     write_page(page, list(runs.values()))
-    write_picture(
-        picture, [run for name, run in runs.items() if name in PICTURED] or [*runs.values()]
-    )
+    pictured = [run for name, run in runs.items() if name in PICTURED]
+    write_picture(picture, pictured or list(runs.values()))
     return [page, picture]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import demo
+from benchmarks import demo, shaped_link
 from benchmarks.training.start import RankFailed, run_job
 from benchmarks.training.text import LENGTH, Text
 from benchmarks.training.worker import Job
@@ -49,3 +49,21 @@ def test_batches_are_the_same_for_any_number_of_ranks():
     assert not torch.equal(whole, text.batch(4, 0, 1, 8))
     begin = "".join(text.alphabet[number] for number in text.numbers[:31])
     assert begin == "CHAPTER I. DOWN THE RABBIT-HOLE"
+
+
+def test_the_bound_of_a_shaped_link():
+    """20 ms to the first gradient and 1 MB at 10 MB/s, or computing, where that takes longer."""
+    result = {
+        "seconds": {"alone": [[0.05, 0.04, 0.05], [0.01, 0.06, 0.05]], "torch": [[0.3], [0.24]]},
+        "raw": [[11e6, 10e6, 12e6], [10e6, 11e6, 11e6]],
+        "first_gradient": [[0.01], [0.02]],
+        "gradient_bytes": 1_000_000,
+    }
+    made = shaped_link.figures(result)
+    assert made["steps"] == {"alone": 0.05, "torch": 0.3}
+    assert made["bound"] == pytest.approx(0.02 + 0.1)
+    assert "torch                        300.0      2.50" in shaped_link.table("100mbit", made)
+    result["gradient_bytes"] = 1000
+    assert shaped_link.figures(result)["bound"] == 0.05
+    lines = shaped_link.records("100mbit", "transformer", result)
+    assert [line["contender"] for line in lines] == ["alone", "torch"]
