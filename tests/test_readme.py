@@ -73,6 +73,9 @@ def test_every_command_is_of_a_tested_kind():
 def test_figures_are_those_of_the_committed_results():
     assert set(re.findall(r"<!-- figures: (\w+) -->", TEXT)) == set(readme.TABLES)
     assert readme.rendered(TEXT) == TEXT
+    performance = readme.PERFORMANCE.read_text()
+    assert set(re.findall(r"<!-- figures: (\w+) -->", performance)) == set(readme.MORE_TABLES)
+    assert readme.rendered(performance) == performance
 
 
 def test_links_lead_somewhere():

@@ -43,6 +43,7 @@ class Job:
     sequences: int = 8
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
     raw_port: int = 0  # measures what the network carries, where given
+    optimizer: bool = True
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -84,7 +85,8 @@ class Contender:
         else:
             loss = self.loss()
             loss.backward()
-        self._optimizer.step()
+        if self._job.optimizer:
+            self._optimizer.step()
         self._number += 1
         return float(loss.detach())
 
@@ -124,7 +126,6 @@ def run(job: Job) -> dict[str, Any]:
                 seconds[contender.name].append(time.perf_counter() - begin)
                 losses[contender.name].append(loss)
                 report(comm, {"step": contender.name})
-    first = [first_gradient_seconds(contender) for contender in contenders[:1]]
     for contender in contenders:
         report(comm, {"tracing": contender.name})
         contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
@@ -132,7 +133,7 @@ def run(job: Job) -> dict[str, Any]:
         "seconds": everybodys(seconds),
         "losses": everybodys(losses),
         "raw": everybodys({"": raw})[""],
-        "first_gradient": first,
+        "first_gradient": everybodys({"": [first_gradient_seconds(contenders[0])]})[""],
         "gradient_bytes": contenders[0].gradient_bytes,
     }
     report(comm, {"result": result})

@@ -93,7 +93,7 @@ def _draw(axes: Axes, run: Run, window: Step) -> None:
         ticks.append((top + bottom) / 2)
         names.append(f"rank {rank.rank}")
         top = bottom - _GAP
-    axes.set_ylim(top + _GAP, 0.1)
+    axes.set_ylim(top + _GAP - 0.2, 0.1)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,13 +1,11 @@
-"""The ranks of the training benchmarks: both contenders learn the same, and both can be looked at."""
-
-import statistics
+"""The ranks of the training benchmarks: all learn the same, and all can be looked at."""
 
 import pytest
 import torch
 
-from benchmarks import demo
+from benchmarks import demo, shaped_link
 from benchmarks.training.start import RankFailed, run_job
-from benchmarks.training.text import LENGTH, Text, language_model, loss_of
+from benchmarks.training.text import LENGTH, Text
 from benchmarks.training.worker import Job
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans
@@ -17,11 +15,10 @@ def test_torch_and_dpcore_learn_the_same_and_leave_traces(tmp_path):
     names = ["torch", "dpcore bucketed 1"]
     lines = []
     result = run_job(Job("text", names, 1, 2, str(tmp_path)), lines.append)
-    assert [line["step"] for line in lines if "step" in line] == [
-        n for n in names for _ in range(2)
-    ]
+    assert [line["step"] for line in lines if "step" in line] == sorted(2 * names, reverse=True)
     torch_losses, ours = (demo.losses(result, name) for name in names)
     assert ours == pytest.approx(torch_losses, abs=1e-4)
+    assert 3 < ours[0] < 5  # a guess among 64 letters: ln 64 is 4.2
     assert result["gradient_bytes"] > 12 << 20
     assert all(len(seconds) == 2 for name in names for seconds in result["seconds"][name])
     assert demo.step_ms(result, "torch") > 0
@@ -50,22 +47,23 @@ def test_batches_are_the_same_for_any_number_of_ranks():
     assert whole.shape == (8, LENGTH + 1)
     assert torch.equal(whole, torch.cat([text.batch(3, rank, 4, 8) for rank in range(4)]))
     assert not torch.equal(whole, text.batch(4, 0, 1, 8))
-    assert (
-        "".join(text.alphabet[n] for n in text.numbers[:41])
-        == "CHAPTER I. DOWN THE RABBIT-HOLE\n\nAlice was"[:41]
-    )
+    begin = "".join(text.alphabet[number] for number in text.numbers[:31])
+    assert begin == "CHAPTER I. DOWN THE RABBIT-HOLE"
 
 
-def test_the_model_learns():
-    text = Text()
-    model = language_model(text)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for step in range(12):
-        optimizer.zero_grad()
-        loss = loss_of(model, text.batch(step, 0, 1, 4))
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[0] < 5
-    assert statistics.mean(losses[-3:]) < losses[0] - 0.5
+def test_the_bound_of_a_shaped_link():
+    """20 ms to the first gradient and 1 MB at 10 MB/s, or computing, where that takes longer."""
+    result = {
+        "seconds": {"alone": [[0.05, 0.04, 0.05], [0.01, 0.06, 0.05]], "torch": [[0.3], [0.24]]},
+        "raw": [[11e6, 10e6, 12e6], [10e6, 11e6, 11e6]],
+        "first_gradient": [[0.01], [0.02]],
+        "gradient_bytes": 1_000_000,
+    }
+    made = shaped_link.figures(result)
+    assert made["steps"] == {"alone": 0.05, "torch": 0.3}
+    assert made["bound"] == pytest.approx(0.02 + 0.1)
+    assert "torch                        300.0      2.50" in shaped_link.table("100mbit", made)
+    result["gradient_bytes"] = 1000
+    assert shaped_link.figures(result)["bound"] == 0.05
+    lines = shaped_link.records("100mbit", "transformer", result)
+    assert [line["contender"] for line in lines] == ["alone", "torch"]

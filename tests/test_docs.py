@@ -1,0 +1,136 @@
+"""The documents: their code is the code's, commands run, links lead somewhere, the site builds."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcore.__main__ import _parser
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+LESSONS = sorted((ROOT / "docs" / "learn").glob("*.md"))
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path):
+    return re.findall(r"^```(bash|python)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(command, **options):
+    out = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT, **options)
+    assert out.returncode == 0, out.stderr
+    return out.stdout
+
+
+def test_shown_code_is_the_code_that_runs():
+    assert not run([sys.executable, "tools/snippets.py"])
+
+
+@pytest.mark.parametrize("path", [p for p in DOCS if "<!-- code:" in p.read_text()], ids=name_of)
+def test_a_change_of_shown_code_is_noticed(path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import snippets
+
+    begin, name, what, _ = snippets.BLOCK.search(path.read_text()).groups()
+    shown = snippets.rendered(path).split(begin)[1]
+    assert shown.startswith("```")
+    assert snippets.snippet(ROOT / name, what) in shown
+
+
+def test_code_that_is_gone_stops_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import snippets
+
+    with pytest.raises(SystemExit, match="has no 'NoSuchDDP'"):
+        snippets.snippet(ROOT / "dpcore/reference/ladder.py", "NoSuchDDP")
+    found = snippets.snippet(ROOT / "csrc/reducer/launch_schedule.cpp", "class Oracle final")
+    assert found.startswith("class Oracle final")
+    assert found.rstrip().endswith("};")
+
+
+def test_there_are_eight_lessons_that_begin_with_a_number_to_predict():
+    assert [path.name[0] for path in LESSONS] == list("12345678")
+    for path in LESSONS:
+        text = path.read_text()
+        assert text.index("**Predict:**") < text.index("```") < text.index("<details>")
+
+
+def commands_of(path):
+    lines = "".join(code for kind, code in blocks(path) if kind == "bash").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_commands_exist(path):
+    for command in commands_of(path):
+        words = shlex.split(command.replace("$(pgrep -f train.py)", "1"))
+        if words[0] == "dpcore":
+            _parser().parse_args(words[1:])
+        elif words[0] == "make":
+            run(["make", "-n", words[1]])
+        elif words[:2] == ["python", "-m"]:
+            assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists()
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists()
+
+
+# What a lesson runs that takes no training: each line that its answer names has to be printed.
+ANSWERED = [path for path in LESSONS if "<!-- printed:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", ANSWERED, ids=name_of)
+def test_the_answers_are_what_is_printed(path, tmp_path):
+    printed = []
+    for number, (kind, code) in enumerate(blocks(path)):
+        if kind == "bash" and code.startswith("dpcore simulate"):
+            printed.append(run([sys.executable, "-m", *shlex.split(code)]))
+        elif kind == "python" and number == 0:
+            script = tmp_path / "lesson.py"
+            script.write_text(code)
+            printed.append(run([sys.executable, script]))
+    lines = "".join(printed).splitlines()
+    answers = re.findall(r"<!-- printed: (.+?) -->", path.read_text())
+    assert answers
+    for answer in answers:
+        pattern = r".*\b".join(re.escape(word) for word in answer.split())
+        assert any(re.search(pattern, line) for line in lines), (answer, lines)
+
+
+def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
+    from dpcore.show import figures_of, read_run
+
+    out = run([sys.executable, "examples/see_overlap.py", str(tmp_path)])
+    assert len(out.splitlines()) == 2
+    bucketed, sequential = (
+        figures_of(read_run(tmp_path / f"{name}.json")) for name in ("bucketed", "sequential")
+    )
+    assert sequential.overlap < 0.1
+    assert bucketed.overlap > sequential.overlap
+
+
+def test_the_site_builds_and_has_no_dead_link(tmp_path):
+    out = run([sys.executable, "tools/build_site.py", str(tmp_path / "site")])
+    assert "pages, begin with" in out
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert "<table>" in index
+    for page in (tmp_path / "site").rglob("*.html"):
+        for target in re.findall(r'(?:href|src)="([^"#]+)"', page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), (page, target)
+
+
+def test_a_dead_link_stops_the_site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import build_site
+
+    made = build_site.Site(tmp_path)
+    match = build_site.LINK.search('<a href="nowhere.md">')
+    with pytest.raises(build_site.Broken, match=r"nowhere\.md leads nowhere"):
+        made.link(match, ROOT / "docs" / "why.md")

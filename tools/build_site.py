@@ -1,0 +1,138 @@
+"""Builds the documentation as a site: python tools/build_site.py [folder]
+
+Every Markdown file of docs/, README, CHANGELOG, CONTRIBUTING and SECURITY becomes a page. A link to
+a file of the code becomes a page of that file with its colours, so the site is whole without a
+repository beside it. A link that leads nowhere stops the build.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTENTS = (
+    ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
+    ("How data parallel training works", "docs/learn/*.md"),
+    ("Use it", ("docs/network.md", "docs/failures.md", "docs/performance.md", "SECURITY.md")),
+    ("How it is made", ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md")),
+    ("Decisions", "docs/decisions/*.md"),
+)
+LINK = re.compile(r'(href|src)="([^"]+)"')
+STYLE = Path(__file__).with_name("site.css")
+
+
+class Broken(SystemExit):
+    """A link that leads nowhere."""
+
+
+def pages() -> list[tuple[str, list[Path]]]:
+    return [
+        (title, sorted(ROOT.glob(names)) if isinstance(names, str) else [ROOT / n for n in names])
+        for title, names in CONTENTS
+    ]
+
+
+def colours(code: str, language: str, _attributes: str = "") -> str:
+    try:
+        lexer = get_lexer_by_name(language)
+    except ClassNotFound:
+        lexer = TextLexer()
+    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
+
+
+def title_of(path: Path) -> str:
+    first = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return first[1] if first else path.stem
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.contents = pages()
+        self.known = {path for _, paths in self.contents for path in paths}
+        self.sources: set[Path] = set()
+        options = {"html": True, "highlight": colours}
+        self.markdown = MarkdownIt("commonmark", options).enable("table")
+
+    def build(self) -> int:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in self.known:
+            body = self.markdown.render(path.read_text(encoding="utf-8"))
+            self.write(path, title_of(path), LINK.sub(lambda m, p=path: self.link(m, p), body))
+        for path in self.sources:
+            self.write(path, path.relative_to(ROOT).as_posix(), self.source(path))
+        shutil.copyfile(self.page_of(ROOT / "README.md"), self.folder / "index.html")
+        return len(self.known) + len(self.sources)
+
+    def page_of(self, path: Path) -> Path:
+        name = path.relative_to(ROOT)
+        return self.folder / name.with_name(name.name.removesuffix(".md") + ".html")
+
+    def link(self, match: re.Match[str], page: Path) -> str:
+        """A link of a page, to where its target is in the site."""
+        kind, target = match.groups()
+        address, _, place = target.partition("#")
+        if "://" in target or not address:
+            return match[0]
+        path = (page.parent / address).resolve()
+        if not path.exists() or ROOT not in path.parents:
+            raise Broken(f"{page.relative_to(ROOT)}: the link {target} leads nowhere")
+        if kind == "src" or path.suffix in (".png", ".svg"):
+            copy = self.folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        else:
+            if path not in self.known:
+                self.sources.add(path)
+            copy = self.page_of(path)
+        relative = os.path.relpath(copy, self.page_of(page).parent)
+        return f'{kind}="{relative}{"#" + place if place else ""}"'
+
+    def source(self, path: Path) -> str:
+        if path.is_dir():
+            names = sorted(child.name for child in path.iterdir() if not child.name.startswith("."))
+            return "<ul>" + "".join(f"<li>{html.escape(name)}</li>" for name in names) + "</ul>"
+        try:
+            lexer = get_lexer_for_filename(path.name)
+        except ClassNotFound:
+            lexer = TextLexer()
+        return str(highlight(path.read_text(encoding="utf-8"), lexer, HtmlFormatter()))
+
+    def write(self, path: Path, title: str, body: str) -> None:
+        target = self.page_of(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        style = STYLE.read_text() + HtmlFormatter().get_style_defs(".highlight, pre code")
+        head = "" if "<h1>" in body else f"<h1>{html.escape(title)}</h1>"
+        target.write_text(
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{html.escape(title)} · dpcore</title><style>{style}</style></head><body>"
+            f"<nav>{self.navigation(path)}</nav><main>{head}{body}</main></body></html>",
+            encoding="utf-8",
+        )
+
+    def navigation(self, here: Path) -> str:
+        parts = []
+        for heading, paths in self.contents:
+            parts.append(f"<h2>{heading}</h2>")
+            for path in paths:
+                target = os.path.relpath(self.page_of(path), self.page_of(here).parent)
+                mark = ' class="here"' if path == here else ""
+                parts.append(f'<a href="{target}"{mark}>{html.escape(title_of(path))}</a>')
+        return "".join(parts)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "build/site").resolve()
+    print(f"{Site(target).build()} pages, begin with {target / 'index.html'}")

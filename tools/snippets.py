@@ -1,0 +1,83 @@
+"""Writes the code that the documents show from the code that runs.
+
+python tools/snippets.py            # says which documents are not up to date
+python tools/snippets.py --write    # and makes them so
+
+A document names what it shows, and everything up to the end mark is written by this program:
+
+    <!-- code: dpcore/reference/ladder.py NaiveDDP.finish -->
+    <!-- end -->
+
+In Python the name is one of a class, method or function. In C++ it is how its first line begins;
+the last is the next closing brace of the same depth.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- code: (\S+) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def snippet(path: Path, name: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    found = _of_python(text, name) if path.suffix == ".py" else _of_cpp(text, name)
+    if found is None:
+        raise SystemExit(f"{path.relative_to(ROOT)} has no {name!r}")
+    return textwrap.dedent(found).strip("\n") + "\n"
+
+
+def _of_python(text: str, name: str) -> str | None:
+    node: ast.AST | None = ast.parse(text)
+    for part in name.split("."):
+        inner = [
+            child for child in ast.iter_child_nodes(node) if getattr(child, "name", "") == part
+        ]
+        if not inner:
+            return None
+        node = inner[0]
+    assert isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def _of_cpp(text: str, name: str) -> str | None:
+    lines = text.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.strip().startswith(name)), None)
+    if first is None:
+        return None
+    depth = re.match(r"\s*", lines[first])
+    closing = (depth[0] if depth else "") + "}"
+    last = next(i for i in range(first, len(lines)) if lines[i].startswith(closing))
+    return "\n".join(lines[first : last + 1])
+
+
+def rendered(document: Path) -> str:
+    def block(match: re.Match[str]) -> str:
+        begin, name, what, end = match.groups()
+        language = "python" if name.endswith(".py") else "cpp"
+        return f"{begin}```{language}\n{snippet(ROOT / name, what)}```\n{end}"
+
+    return BLOCK.sub(block, document.read_text(encoding="utf-8"))
+
+
+def documents() -> list[Path]:
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def main(arguments: list[str]) -> int:
+    stale = [path for path in documents() if rendered(path) != path.read_text(encoding="utf-8")]
+    for path in stale:
+        if arguments == ["--write"]:
+            path.write_text(rendered(path), encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} {'written' if arguments else 'is not up to date'}")
+    return int(bool(stale) and not arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
