@@ -52,6 +52,11 @@ def test_contract(name, check):
             dpcore.spawn(body, 3, mode="threads", timeout=2)
 
 
+@pytest.mark.parametrize("check", contract.GUARDS, ids=lambda check: check.__name__)
+def test_faults_are_not_silent(check):
+    dpcore.spawn(check, 3, partial(data_parallel, "bucketed"), mode="threads")
+
+
 def test_every_step_of_the_ladder_is_short():
     for cls in LADDER:
         assert len(inspect.getsource(cls).splitlines()) < 80
