@@ -328,6 +328,7 @@ class Reducer:
         skip_unused: bool,
         static_graph: bool,
         ordered: bool,
+        profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
     ) -> None:
         """Puts hooks on the parameters; they go with the object."""

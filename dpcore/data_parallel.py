@@ -28,7 +28,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C, trace_facts
 from dpcore._ddp import arguments, completion, dynamo, join, parameters, pickling, sync_batch_norm
 from dpcore._ddp.delayed import DelayedGradients
-from dpcore._ddp.logging_data import Logger, bucket_sizes
+from dpcore._ddp.logging_data import Logger, bucket_sizes, profiled_as
 from dpcore._ddp.mixed_precision import MixedPrecision
 from dpcore._ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
 from dpcore._ddp.reducer_face import ReducerFace
@@ -132,6 +132,7 @@ class DataParallel(TorchSurface):
         self.device_type = self.device.type
         self.is_multi_device_module = len({p.device for p in self._module_parameters}) > 1
         self.use_side_stream_for_tensor_copies = True
+        self.broadcast_bucket_size = 250 * 2**20
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.find_unused_parameters = find_unused_parameters
@@ -205,6 +206,7 @@ class DataParallel(TorchSurface):
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
             ordered=self._deterministic,
+            profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
         )
         self.reducer: Any = ReducerFace(self)
@@ -318,7 +320,8 @@ class DataParallel(TorchSurface):
         if len(arrived) != count:  # of a rank that had no inputs any more
             arrived = list(reversed(range(count)))
         order = torch.tensor(arrived, device=self.device)
-        self.group.broadcast(order, 0)
+        with torch.profiler.record_function(profiled_as(self, "broadcast") or "order of buckets"):
+            self.group.broadcast(order, 0)
         self._reducer.rebuild(order.tolist())
 
     @contextlib.contextmanager

@@ -107,7 +107,7 @@ def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     if device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi"):
         return TorchGroup(group)
     communicator = _native.get(group)
-    if communicator is None or communicator.closed:
+    if communicator is None or communicator.closed or communicator._native.failed:
         communicator = _native_over(group)
         if communicator is None:
             return TorchGroup(group)

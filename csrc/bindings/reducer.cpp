@@ -57,14 +57,12 @@ std::shared_ptr<Collectives> collectives_of(const py::object& group, bool ordere
   return std::make_shared<PythonCollectives>(group);
 }
 
-std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
-                                      const std::vector<std::string>& names,
-                                      const std::vector<bool>& sparse,
-                                      std::vector<std::vector<size_t>> modules,
-                                      const py::object& group, const py::object& schedule,
-                                      const std::vector<uint64_t>& caps, bool find_unused,
-                                      bool grad_is_part, bool skip_unused, bool static_graph,
-                                      bool ordered, py::function reduce_sparse) {
+std::shared_ptr<Reducer> make_reducer(
+    const py::list& parameters, const std::vector<std::string>& names,
+    const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
+    const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
+    bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
+    std::string profiled_as, py::function reduce_sparse) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -81,10 +79,11 @@ std::shared_ptr<Reducer> make_reducer(const py::list& parameters,
         const py::gil_scoped_acquire gil;
         call().attr(name)(which);
       };
-  return std::make_shared<Reducer>(
-      std::move(gradients), std::move(modules),
-      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph},
-      collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
+  return std::make_shared<Reducer>(std::move(gradients), std::move(modules),
+                                   Reducer::Settings{caps, find_unused, grad_is_part, skip_unused,
+                                                     static_graph, std::move(profiled_as)},
+                                   collectives_of(group, ordered), launch_schedule_of(schedule),
+                                   std::move(upcalls));
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -188,7 +187,8 @@ void register_reducer(py::module_& m) {
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
-           py::arg("static_graph"), py::arg("ordered"), py::arg("reduce_sparse"))
+           py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
+           py::arg("reduce_sparse"))
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -76,6 +77,12 @@ void Gradient::collect(bool becomes_grad) {
   if (!grad.defined()) {
     part.zero_();
     return;
+  }
+  if (grad.requires_grad()) {
+    TORCH_WARN_ONCE(
+        "backward(create_graph=True) with DataParallel: gradients are averaged as numbers, and "
+        "derivatives of them end there. For higher derivatives over ranks, use "
+        "torch.autograd.grad, whose results nobody averages, and average them");
   }
   const bool parallel = bytes >= kParallelCopyBytes && at::get_num_threads() > 1;
   if (!parallel && can_copy_bytes(grad, *this)) {

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -50,6 +52,7 @@ struct Bucket {
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;
   int64_t complete_ns = 0;
+  std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
 };
 
 // Allocates a bucket and gives its gradients their parts of it.

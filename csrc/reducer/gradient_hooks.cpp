@@ -7,8 +7,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "comm/error.h"
-
 namespace dpcore {
 namespace {
 
@@ -26,10 +24,7 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   // Compiled autograd asks every hook how it can be traced. This one cannot: it runs in C++ while
   // backward runs, which is its use.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
-    throw Unsupported(
-        "compiled autograd traces backward before it runs, and DataParallel's hooks in C++ act "
-        "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
-        "torch.compile of the forward needs no switch");
+    listener_.refuse_tracing();
   }
 
  private:

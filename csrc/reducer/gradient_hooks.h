@@ -19,6 +19,8 @@ namespace dpcore {
 class GradientListener {
  public:
   virtual void gradient_ready(size_t gradient) = 0;
+  // Compiled autograd wants to trace backward, which no hook here can be part of: throws.
+  virtual void refuse_tracing() = 0;
 
  protected:
   ~GradientListener() = default;

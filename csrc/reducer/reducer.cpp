@@ -50,6 +50,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
   const at::Device device =  // of none when all parameters are somebody else's
       gradients_.empty() ? at::Device(at::kCPU) : gradients_.front().parameter.device();
   used_.resize(gradients_.size());
+  accumulated_.resize(gradients_.size());
   used_anywhere_ = collectives_->allocate(std::max<size_t>(gradients_.size(), 1), at::kInt, device);
   if (settings_.static_graph) {
     set_static_graph();
@@ -196,6 +197,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   reached_.clear();
   if (settings_.find_unused && hooks_) {
     reached_.assign(gradients_.size(), 0);
+    RECORD_FUNCTION("search_unused_parameters", std::vector<c10::IValue>());
     hooks_->find_reached(outputs, reached_);
     graph_changed_ |= !reached_before_.empty() && reached_before_ != reached_;
     reached_before_ = reached_;

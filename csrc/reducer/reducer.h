@@ -44,6 +44,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool grad_is_part = true;  // false: results are copied back to a grad of its own
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
+    std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
   };
   // What needs the Python interpreter, whose lock none of this holds.
   struct Upcalls {
@@ -121,6 +122,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
  private:
   // GradientListener
   void gradient_ready(size_t i) override;
+  void refuse_tracing() override;
 
   // LaunchControl
   size_t buckets() const override { return buckets_.size(); }
@@ -150,6 +152,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void launch_in_order();
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
+  std::unique_ptr<at::RecordFunction> profiled_bucket() const;
   void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t begin_ns,
             int64_t end_ns);
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
@@ -186,11 +189,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<size_t> undefined_;  // arrived, but autograd had no gradient for them
   std::vector<size_t> sparse_;     // arrived as sparse tensors
   std::vector<std::optional<Launch>> requested_;
-  size_t next_launch_ = 0;     // place in order_
-  size_t unfinished_ = 0;      // buckets that are not complete
-  std::vector<int32_t> used_;  // per gradient: whether this rank, then how many ranks had it
-  at::Tensor used_anywhere_;   // the same where collectives reach it
-  bool has_ended_ = false;     // a backward, though not with all gradients
+  size_t next_launch_ = 0;            // place in order_
+  size_t unfinished_ = 0;             // buckets that are not complete
+  std::vector<uint8_t> accumulated_;  // since the last synchronised backward, by others
+  std::vector<int32_t> used_;         // per gradient: whether this rank, then how many ranks had it
+  at::Tensor used_anywhere_;          // the same where collectives reach it
+  bool has_ended_ = false;            // a backward, though not with all gradients
   bool outermost_is_known_ = false;
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked
   bool graph_changed_ = false;

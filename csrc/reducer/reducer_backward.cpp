@@ -15,6 +15,7 @@ namespace dpcore {
 
 void Reducer::gradient_ready(size_t i) {
   if (!synchronised_) {
+    accumulated_[i] = gradients_[i].parameter.grad().defined() ? 1 : 0;
     return;
   }
   try {
@@ -145,6 +146,7 @@ void Reducer::launch_in_order() {
       note("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns,
            bucket.launched_ns);
       bucket.state = Bucket::launched;
+      bucket.profiled = profiled_bucket();
       try {
         if (hook_) {
           hook_->start(b, bucket.flat, call);
@@ -203,6 +205,7 @@ void Reducer::wait_for_all() {
 
 void Reducer::finish_bucket(Bucket& bucket) {
   bucket.state = Bucket::complete;
+  bucket.profiled.reset();
   bucket.complete_ns = now_ns();
   --unfinished_;
   if (bucket.skipped) {
@@ -290,6 +293,21 @@ void Reducer::finish_iteration() {
   ++completed_;
 }
 
+// For torch's profiler, which costs one look when it is off.
+std::unique_ptr<at::RecordFunction> Reducer::profiled_bucket() const {
+  if (settings_.profiled_as.empty()) {
+    return nullptr;
+  }
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  if (!callbacks) {
+    return nullptr;
+  }
+  auto record = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+  record->_setAsync();
+  record->before(settings_.profiled_as);
+  return record;
+}
+
 // ---- errors and traces -----------------------------------------------------------------------
 
 void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
@@ -305,6 +323,17 @@ void Reducer::note_forward(int64_t begin_ns) {
 
 void Reducer::backward_begins() { begin_of_backward_ns_ = now_ns(); }
 
+void Reducer::refuse_tracing() {
+  try {
+    throw Unsupported(
+        "compiled autograd traces backward before it runs, and DataParallel's hooks in C++ act "
+        "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
+        "torch.compile of the forward needs no switch");
+  } catch (...) {
+    upcalls_.raise();
+  }
+}
+
 void Reducer::raise_too_late(size_t i) const {
   throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +
               gradients_[i].name +
@@ -314,7 +343,7 @@ void Reducer::raise_too_late(size_t i) const {
 }
 
 void Reducer::raise_with_bucket(size_t b) const {
-  const std::string where = step_in_words() + ", " + describe(b, buckets_[b], gradients_) + ": ";
+  const std::string where = describe(b, buckets_[b], gradients_) + ", " + step_in_words() + ": ";
   try {
     throw;
   } catch (const PeerLost& e) {

@@ -23,7 +23,7 @@ void Reducer::find_unused() {
     for (size_t b = 0; b < buckets_.size(); ++b) {
       const std::vector<size_t>& members = buckets_[b].gradients;
       if (std::none_of(members.begin(), members.end(),
-                       [&](size_t i) { return reached_[i] != 0; })) {
+                       [&](size_t i) { return reached_[i] != 0 || accumulated_[i] != 0; })) {
         skip(b);
       }
     }
@@ -47,6 +47,10 @@ void Reducer::agree_on_unused() {
   std::copy(reached_.begin(), reached_.end(), used_.begin());
   for (const size_t i : undefined_) {
     used_[i] = 0;
+  }
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    used_[i] |= accumulated_[i];
+    accumulated_[i] = 0;
   }
   const at::NoGradGuard no_grad;
   const at::Tensor here =

@@ -46,13 +46,9 @@ class GradBucket:
         self._flat = self._buffer = flat
         self._parts, self._parameters = parts, parameters
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # isinstance(bucket, dist.GradBucket) holds
         return _TorchBucket
-
-    @__class__.setter
-    def __class__(self, _: Any) -> None:
-        raise TypeError("the class of a bucket cannot be changed")
 
     def index(self) -> int:
         """Of the bucket, in the order in which buckets are sent."""
@@ -83,6 +79,14 @@ class GradBucket:
     def parameters(self) -> list[torch.Tensor]:
         """In the order of ``gradients()``."""
         return list(self._parameters)
+
+
+def bucket_of(
+    reducer: _C.Reducer, parameters: Sequence[torch.Tensor], number: int, last: bool
+) -> GradBucket:
+    """The bucket with this number as hooks see it."""
+    flat, gradients, parts = reducer.bucket(number)
+    return GradBucket(number, last, flat, parts, [parameters[i] for i in gradients])
 
 
 def check_hook(hook: Any) -> None:
@@ -174,21 +178,13 @@ class HookRunner:
     def buckets_changed(self, count: int) -> None:
         self._count = count
 
-    def bucket(self, number: int, buffer: torch.Tensor | None = None) -> GradBucket:
-        reducer = self._reducer()
-        assert reducer is not None
-        flat, gradients, parts = reducer.bucket(number)
-        own = [self._parameters[gradient] for gradient in gradients]
-        made = GradBucket(number, number == self._count - 1, flat, parts, own)
-        if buffer is not None:
-            made.set_buffer(buffer)
-        return made
-
     def run(self, bucket: GradBucket) -> Any:
         return self._hook(self._state, bucket)
 
     def start(self, number: int) -> None:
-        bucket = self.bucket(number)
+        reducer = self._reducer()
+        assert reducer is not None  # it is what calls
+        bucket = bucket_of(reducer, self._parameters, number, number == self._count - 1)
         with torch.no_grad():
             self._pending[number] = (bucket, self.run(bucket))
 
@@ -215,10 +211,8 @@ def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
     For what comes around an all-reduce: clipping before it, noise or logging after it. Register
     the result with any state; it has those of its parts.
 
-    >>> import torch, dpcore
-    >>> def negate(state, bucket):
-    ...     return torch.futures.Future().set_result(None)      # doctest: +SKIP
-    >>> hook = dpcore.compose_comm_hooks((None, negate), (group, allreduce_hook))  # doctest: +SKIP
+    >>> hook = dpcore.compose_comm_hooks((1.0, clip), (group, allreduce_hook))  # doctest: +SKIP
+    >>> model.register_comm_hook(None, hook)                                    # doctest: +SKIP
     """
     if not hooks:
         raise Unsupported("compose_comm_hooks needs at least one (state, hook)")

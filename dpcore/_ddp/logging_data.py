@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dpcore.communicator import Communicator
+
 if TYPE_CHECKING:
     from dpcore.data_parallel import DataParallel
 
@@ -96,6 +98,15 @@ def logging_data(model: DataParallel) -> dict[str, Any]:
     data["can_set_static_graph"] = int(reducer.completed > 0 and reducer.is_graph_static)
     data.update(model.logger.facts)
     return data
+
+
+def profiled_as(model: DataParallel, operation: str) -> str:
+    """Of an operation in torch's profiler: "gloo:all_reduce" when that is the group that was asked
+    for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
+    if not isinstance(model.group, Communicator):
+        return ""
+    backend = dist.get_backend(model._torch_group) if model._torch_group else "dpcore"
+    return f"{backend}:{operation}"
 
 
 def buckets_of(model: DataParallel) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:

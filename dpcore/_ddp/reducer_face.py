@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dpcore._ddp.comm_hooks import GradBucket, completed
+from dpcore._ddp.comm_hooks import GradBucket, bucket_of, completed
 from dpcore._ddp.completion import raise_if_incomplete
 from dpcore._ddp.logging_data import buckets_of
 
@@ -43,12 +43,13 @@ class ReducerFace:
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
         model = self._model
-        buckets = buckets_of(model)
+        count = len(buckets_of(model))
         made = []
-        for number, (flat, gradients, parts) in enumerate(buckets):
-            own = [model._parameters_by_number[gradient] for gradient in gradients]
-            made.append(GradBucket(number, number == len(buckets) - 1, flat, parts, own))
-            made[-1].set_buffer(torch.zeros_like(flat))
+        for number in range(count):
+            last = number == count - 1
+            bucket = bucket_of(model._reducer, model._parameters_by_number, number, last)
+            bucket.set_buffer(torch.zeros_like(bucket.buffer()))
+            made.append(bucket)
         return made
 
     def _get_local_used_map(self) -> torch.Tensor:

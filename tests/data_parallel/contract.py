@@ -175,12 +175,49 @@ def sends_while_backward_goes_on(comm, wrap):
         assert started[step] > 0
 
 
+# ---- faults that would pass in silence -------------------------------------------------------
+
+
+def must_raise(call, text):
+    try:
+        call()
+    except RuntimeError as problem:
+        assert text in str(problem)
+    else:
+        raise AssertionError(f"nothing was raised about {text}")
+
+
+def no_step_with_gradients_that_are_missing(comm, wrap):
+    model = wrap(Small(), comm)
+    optimizer = OPTIMIZERS["sgd"]([p for p in model.parameters() if p.requires_grad])
+    model(part(batch(0)[0], comm))
+    model.module.last(torch.ones(1, 40, dtype=torch.float64)).sum().backward()
+    must_raise(optimizer.step, "first.weight")
+
+
+def no_forward_with_a_parameter_that_nobody_averages(comm, wrap):
+    model = wrap(Small(), comm)
+    model.module.last = nn.Linear(40, 3).double()
+    must_raise(lambda: model(part(batch(0)[0], comm)), "last.weight")
+
+
+def no_model_that_differs(comm, wrap):
+    module = Small()
+    module.first.bias.requires_grad_(comm.rank == 0)
+    must_raise(lambda: wrap(module, comm), "first.bias")
+
+
 VALUES = (
     begins_with_the_values_of_rank_0,
     trains_as_one_process_with_the_whole_batch,
     averages_what_was_accumulated_under_no_sync,
     adds_up_gradients_that_are_not_zeroed,
     brings_buffers_of_rank_0_before_forward,
+)
+GUARDS = (  # of DataParallel; the ladder has none
+    no_step_with_gradients_that_are_missing,
+    no_forward_with_a_parameter_that_nobody_averages,
+    no_model_that_differs,
 )
 BEHAVIOUR = (
     sends_every_gradient_once_per_step,

@@ -16,16 +16,12 @@ def data_parallel(schedule, module, comm):
     return dpcore.DataParallel(module, comm=comm, bucket_cap_mb=CAP_MB, schedule=schedule)
 
 
-class SmallBuckets(BucketedDDP):
-    cap_bytes = int(CAP_MB * 2**20)
-
-
 WRAPPERS = {
     schedule: partial(data_parallel, schedule)
     for schedule in ("bucketed", "sequential", "per_parameter", "flat")
 }
 WRAPPERS |= {cls.__name__: cls for cls in LADDER if cls is not BucketedDDP}
-WRAPPERS["BucketedDDP"] = SmallBuckets
+WRAPPERS["BucketedDDP"] = partial(BucketedDDP, bucket_cap_mb=CAP_MB)
 OVERLAPPING = ("bucketed", "per_parameter", "PerParameterDDP", "BucketedDDP")
 
 
@@ -50,6 +46,11 @@ def test_contract(name, check):
     else:
         with pytest.raises((AssertionError, dpcore.Error)):
             dpcore.spawn(body, 3, mode="threads", timeout=2)
+
+
+@pytest.mark.parametrize("check", contract.GUARDS, ids=lambda check: check.__name__)
+def test_faults_are_not_silent(check):
+    dpcore.spawn(check, 3, partial(data_parallel, "bucketed"), mode="threads")
 
 
 def test_every_step_of_the_ladder_is_short():

@@ -1,6 +1,7 @@
 """A rank that dies, stops or fails in the middle of backward, as the others see it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_a_rank_that_is_killed_in_backward(schedule, world):
         assert "rank 1" in str(problem)
         # The culprit had sent the buckets of the last two layers.
         named = ("1.weight", "1.bias", "0.weight", "0.bias", "2.weight", "2.bias", "3.")
-        assert str(problem).startswith("bucket ")
+        assert re.match(r"step \d+, bucket ", str(problem))
         assert any(name in str(problem) for name in named)
         assert isinstance(again, dpcore.Error)
         assert seconds < 10
@@ -81,7 +82,7 @@ def test_a_rank_that_stops_in_backward(schedule):
     patient, late = run_threads(body, 2, timeout=1.0)
     seconds, problem, again = patient.result
     assert isinstance(problem, dpcore.Timeout)
-    assert str(problem).startswith("bucket ")
+    assert re.match(r"step \d+, bucket ", str(problem))
     assert "rank 1" in str(problem)
     assert 0.9 < seconds < 2.5
     assert isinstance(again, dpcore.Timeout)

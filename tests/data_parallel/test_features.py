@@ -52,6 +52,25 @@ def test_unused_parameters_get_the_average_when_another_rank_used_them(as_view):
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_what_was_used_under_no_sync_is_used():
+    """The synchronised backward reaches other parameters than the ones before it."""
+
+    def body(comm):
+        model = dpcore.DataParallel(Branches(), comm=comm, find_unused_parameters=True)
+        x = torch.ones(1, 4)
+        first, second = model.module.branches
+        for _ in range(2):
+            model.zero_grad()
+            if comm.rank == 0:
+                with model.no_sync():
+                    model(x, which=1)["out"][0].sum().backward()
+            model(x, which=0)["out"][0].sum().backward()
+            assert first.bias.grad.tolist() == [1.0] * 4
+            assert second.bias.grad.tolist() == [0.5] * 4
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 def test_a_parameter_that_no_rank_used_keeps_what_it_had():
     def body(comm):
         model = dpcore.DataParallel(Branches(), comm=comm, find_unused_parameters=True)

@@ -177,21 +177,21 @@ def saved_by_torch(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("save", (saved_by_pickle, saved_by_torch, copy.deepcopy))
-def test_copies_average_too(save):
+def test_copies_average_too():
     def body(comm):
         model = dpcore.DataParallel(Small(seed=7 + comm.rank), bucket_cap_mb=0.01)
         x, _ = batch(0)
         model(part(x, comm)).square().sum().backward()
-        again = save(model)
-        assert_same_values(again.module, model.module)
-        for wrapped in (again, model):
-            wrapped.zero_grad()
-            wrapped(part(x, comm)).square().sum().backward()
-        for mine, other in zip(again.parameters(), model.parameters(), strict=True):
-            assert mine is not other
-            if mine.requires_grad:
-                assert torch.equal(mine.grad, other.grad)
+        for save in (saved_by_pickle, saved_by_torch, copy.deepcopy):
+            again = save(model)
+            assert_same_values(again.module, model.module)
+            for wrapped in (again, model):
+                wrapped.zero_grad()
+                wrapped(part(x, comm)).square().sum().backward()
+            for mine, other in zip(again.parameters(), model.parameters(), strict=True):
+                assert mine is not other
+                if mine.requires_grad:
+                    assert torch.equal(mine.grad, other.grad)
 
     dpcore.spawn(body, 2)
 

@@ -8,6 +8,7 @@ training goes on and the loss falls.
 import torch
 
 import dpcore
+from dpcore._ddp import completion
 from dpcore.reference.ladder import PerParameterDDP
 
 CAP_MB = 0.01
@@ -169,6 +170,29 @@ class NeverSynchronisesAgain(dpcore.DataParallel):
         super().__setattr__(name, False if is_flag and already else value)
 
 
+class NeverAsksTheOptimizer(dpcore.DataParallel):
+    """As torch's: what was missed is seen at the next forward."""
+
+    def _set_up(self, trained):
+        super()._set_up(trained)
+        completion._models.discard(self)
+
+
+class LooksAtParametersOnce(dpcore.DataParallel):
+    """As torch's: in the constructor."""
+
+    def _set_up(self, trained):
+        super()._set_up(trained)
+        self._watch.check = lambda: False
+
+
+class ComparesShapesOnly(dpcore.DataParallel):
+    """As torch's, which counts parameters of one shape as the same."""
+
+    def _make_equal(self, trained, delayed, buffers):
+        super()._make_equal([("weight", trained[0][1])], (), buffers)
+
+
 class ReducesTheParameter(PerParameterDDP):
     """A hook gets the parameter, and this takes it for the gradient."""
 
@@ -195,6 +219,9 @@ MUTANTS = {
     "rebuilds by its own order": with_class(RebuildsByOwnOrder),
     "ignores no_sync": with_class(IgnoresNoSync),
     "never synchronises again": with_class(NeverSynchronisesAgain),
+    "never asks the optimizer": with_class(NeverAsksTheOptimizer),
+    "looks at parameters once": with_class(LooksAtParametersOnce),
+    "compares shapes only": with_class(ComparesShapesOnly),
     "hook on the parameter": ReducesTheParameter,
     "communicates nothing": with_class(dpcore.DataParallel, schedule="oracle"),
 }

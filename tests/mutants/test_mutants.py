@@ -30,6 +30,9 @@ KILLED_BY = {
     "rebuilds by its own order": contract.pairs_gradients_by_parameter_and_not_by_arrival,
     "ignores no_sync": contract.averages_what_was_accumulated_under_no_sync,
     "never synchronises again": contract.averages_what_was_accumulated_under_no_sync,
+    "never asks the optimizer": contract.no_step_with_gradients_that_are_missing,
+    "looks at parameters once": contract.no_forward_with_a_parameter_that_nobody_averages,
+    "compares shapes only": contract.no_model_that_differs,
     "hook on the parameter": contract.trains_as_one_process_with_the_whole_batch,
     "communicates nothing": contract.trains_as_one_process_with_the_whole_batch,
 }
