@@ -1,7 +1,6 @@
 """A rank that dies, stops or fails in the middle of backward, as the others see it."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -68,7 +67,7 @@ def test_a_rank_that_is_killed_in_backward(schedule, world):
         assert "rank 1" in str(problem)
         # The culprit had sent the buckets of the last two layers.
         named = ("1.weight", "1.bias", "0.weight", "0.bias", "2.weight", "2.bias", "3.")
-        assert re.match(r"step \d+, bucket ", str(problem))
+        assert str(problem).startswith("bucket ")
         assert any(name in str(problem) for name in named)
         assert isinstance(again, dpcore.Error)
         assert seconds < 10
@@ -82,7 +81,7 @@ def test_a_rank_that_stops_in_backward(schedule):
     patient, late = run_threads(body, 2, timeout=1.0)
     seconds, problem, again = patient.result
     assert isinstance(problem, dpcore.Timeout)
-    assert re.match(r"step \d+, bucket ", str(problem))
+    assert str(problem).startswith("bucket ")
     assert "rank 1" in str(problem)
     assert 0.9 < seconds < 2.5
     assert isinstance(again, dpcore.Timeout)
@@ -115,11 +114,15 @@ def test_ctrl_c_at_the_end_of_backward(schedule):
     def body(comm):
         if comm.rank == 1:
             return in_backward(comm, 1, lambda: time.sleep(4.0), schedule)[1:]
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        begin = time.monotonic()
+        begun = []
+
+        def press_soon():
+            begun.append(time.monotonic())
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
         with pytest.raises(KeyboardInterrupt):
-            in_backward(comm, 1, None, schedule)
-        return time.monotonic() - begin
+            in_backward(comm, 0, press_soon, schedule)
+        return time.monotonic() - begun[0]
 
     seconds, (problem, again) = dpcore.spawn(body, 2)
     assert seconds < 3
