@@ -51,7 +51,7 @@ def without_devices(ddp: type) -> type:
 
 
 class _NoStream:
-    """A stream on which everything has happened already."""
+    """A stream, or an event, on which everything has happened already."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
@@ -67,6 +67,11 @@ class _NoStream:
 
     synchronize = wait_event = record_event = wait_stream
 
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    wait = record
+
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.device):
@@ -74,6 +79,11 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, str) and value.split(":")[0] == "cuda":
         return "cpu"
     return value
+
+
+def _device_on_cpu(value: Any) -> Any:
+    """Where a device is meant, an integer is the number of a GPU."""
+    return _CPU if type(value) is int else _on_cpu(value)
 
 
 class _CudaIsCpu(TorchFunctionMode):
@@ -84,18 +94,31 @@ class _CudaIsCpu(TorchFunctionMode):
         if function is torch.Tensor.cuda:
             return args[0]
         if "device" in kwargs:
-            device = kwargs["device"]
-            kwargs["device"] = _CPU if isinstance(device, int) else _on_cpu(device)
+            kwargs["device"] = _device_on_cpu(kwargs["device"])
         if function is torch.Tensor.to:
-            # An integer in the place of the device means a GPU there.
-            args = (args[0], *(_CPU if type(a) is int else _on_cpu(a) for a in args[1:]))
+            args = (args[0], *map(_device_on_cpu, args[1:]))
         return function(*args, **kwargs)
+
+
+_module_to = torch.nn.Module.to
+
+
+def _module_to_cpu(module: Any, *args: Any, **kwargs: Any) -> Any:
+    if "device" in kwargs:
+        kwargs["device"] = _device_on_cpu(kwargs["device"])
+    return _module_to(module, *map(_device_on_cpu, args), **kwargs)
 
 
 @contextlib.contextmanager
 def cuda_is_cpu() -> Iterator[None]:
     nothing = {"set_device": lambda device: None, "synchronize": lambda device=None: None}
     streams = {"Stream": _NoStream, "stream": _NoStream, "device": _NoStream}
-    current = {"current_stream": _NoStream}
-    with mock.patch.multiple(torch.cuda, **nothing, **streams, **current), _CudaIsCpu():
+    current = {"current_stream": _NoStream, "current_device": lambda: 0}
+    with (
+        mock.patch.multiple(torch.cuda, **nothing, **streams, **current),
+        mock.patch.multiple(torch, Stream=_NoStream, Event=_NoStream),
+        mock.patch.object(torch.accelerator, "current_stream", _NoStream),
+        mock.patch.object(torch.nn.Module, "to", _module_to_cpu),
+        _CudaIsCpu(),
+    ):
         yield
