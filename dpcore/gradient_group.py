@@ -19,6 +19,7 @@ from dpcore.communicator import Communicator
 from dpcore.errors import Error, Unsupported
 from dpcore.group_meeting import places_of
 from dpcore.torch_backend import communicator_of
+from dpcore.torch_communicator import TorchCommunicator as TorchGroup
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
 
@@ -132,35 +133,7 @@ def _timeout_of(group: Any) -> timedelta:
     return timeout if isinstance(timeout, timedelta) else _DEFAULT_TIMEOUT
 
 
-class TorchGroup:
-    """A process group of torch, used as it is."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.rank: int = dist.get_rank(group)
-        self.world_size: int = dist.get_world_size(group)
-        self.backend = f"torch {dist.get_backend(group)}"
-
-    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
-        operator = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
-        work = dist.all_reduce(tensor, operator, group=self._group, async_op=True)
-        pending = _DividedWhenDone(work, tensor, self.world_size if op == "mean" else 1)
-        if async_op:
-            return pending
-        pending.wait()
-        return None
-
-    def broadcast(self, tensor: Any, root: int) -> None:
-        dist.broadcast(tensor, dist.get_global_rank(self._group, root), group=self._group)
-
-    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> None:
-        lengths = list(sizes) if sizes is not None else [input.numel()] * self.world_size
-        widest = max(lengths)
-        padded = torch.zeros(widest, dtype=input.dtype, device=input.device)
-        padded[: input.numel()] = input.reshape(-1)
-        parts = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(parts, padded, group=self._group)
-        output.copy_(torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)]))
+# ---- MPI -------------------------------------------------------------------------------------
 
 
 class _DividedWhenDone:
@@ -174,9 +147,6 @@ class _DividedWhenDone:
         if self._divisor > 1:
             with torch.no_grad():
                 self._tensor.div_(self._divisor)
-
-
-# ---- MPI -------------------------------------------------------------------------------------
 
 
 class MpiGroup:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicator import Communicator
 
+_BACKENDS = ("native", "torch")
 _TRANSPORTS = ("auto", "shm", "tcp", "inproc")
 
 _instances = InstanceCounter()
@@ -44,6 +45,9 @@ def init(
 ) -> Communicator:
     """Meets the other ranks and returns the communicator of all of them.
 
+    ``backend``   "native" is dpcore's own core. "torch" uses the default group of torch.distributed
+                  as it is, and leaves the arguments below aside; the result then is a
+                  ``dpcore.torch_communicator.TorchCommunicator``, with the same methods.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
     ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
@@ -65,8 +69,8 @@ def init(
     1
     >>> dpcore.finalize()
     """
-    if backend != "native":
-        raise Unsupported(f"backend {backend!r} does not exist; there is 'native'")
+    if backend not in _BACKENDS:
+        raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
     current_one = _current()
@@ -75,6 +79,8 @@ def init(
             "init() was called before and its communicator is still open; call finalize() first, "
             "or make further groups with split()"
         )
+    if backend == "torch":
+        return _over_torch()
     place = find_place(rank, world_size, init_method)
 
     if transport == "auto":
@@ -97,6 +103,21 @@ def init(
         )
     _set_current(communicator, transport == "inproc")
     return communicator
+
+
+def _over_torch() -> Communicator:
+    import torch.distributed as dist
+
+    from dpcore.torch_communicator import TorchCommunicator
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise Unsupported(
+            "backend='torch' uses the group of torch.distributed: call "
+            "torch.distributed.init_process_group() first"
+        )
+    communicator: Any = TorchCommunicator()  # has its methods, though it is none
+    _set_current(communicator, False)
+    return communicator  # type: ignore[no-any-return]
 
 
 def connect(

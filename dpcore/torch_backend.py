@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from dpcore._autoload import register
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["communicator_of", "create", "flight_record", "register", "write_flight_record"]
 
-# By the name of the group. Kept here, since only the compiled backend holds the core of one.
-_communicators: dict[str, Communicator] = {}
-_backends: weakref.WeakSet[Any] = weakref.WeakSet()
+# By the name of the group. torch keeps the compiled backend alone, not these objects of Python;
+# they go when another group is made, or asked for, after theirs was destroyed.
+_groups: dict[str, tuple[Communicator, Any]] = {}
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -38,28 +37,33 @@ def create(options: Any, backend_options: Any) -> Any:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout = options.timeout.total_seconds()
     communicator = meet(options.store, options.group_rank, options.group_size, timeout)
-    for name in [name for name, old in _communicators.items() if old.closed]:
-        del _communicators[name]
-    _communicators[options.group_id] = communicator
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     backend = _C.make_torch_backend(
         communicator._native, options.store, timeout, options.group_id, ranks
     )
-    _backends.add(backend)
+    _forget_closed()
+    _groups[options.group_id] = (communicator, backend)
     return backend
+
+
+def _forget_closed() -> None:
+    for name in [name for name, (communicator, _) in _groups.items() if communicator.closed]:
+        del _groups[name]
 
 
 def communicator_of(group: Any) -> Communicator | None:
     """The communicator behind a process group with the backend dpcore; None of others."""
-    communicator = _communicators.get(group.group_name)
-    return None if communicator is None or communicator.closed else communicator
+    _forget_closed()
+    communicator, _ = _groups.get(group.group_name, (None, None))
+    return communicator
 
 
 @atexit.register
 def _shut_down() -> None:
     """Callbacks of futures need the interpreter: they end before it does."""
-    for backend in list(_backends):
+    for _, backend in list(_groups.values()):
         backend.shutdown()
+    _groups.clear()
 
 
 # ---- flight recorder -------------------------------------------------------------------------
@@ -116,6 +120,6 @@ def _entry(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group(name: str, description: str) -> dict[str, str]:
-    communicator = _communicators.get(name)
+    communicator, _ = _groups.get(name, (None, None))
     ranks = list(range(communicator.world_size)) if communicator is not None else []
     return {"name": name, "desc": description, "ranks": str(ranks)}

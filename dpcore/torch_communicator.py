@@ -40,6 +40,9 @@ class TorchWork:
         """Returns when the result is there; raises torch's error otherwise."""
         if self._work is not None:
             self._work.wait(*([] if timeout is None else [timedelta(seconds=timeout)]))
+        self._complete()
+
+    def _complete(self) -> None:
         if self._finish is not None:
             finish, self._finish = self._finish, None
             with torch.no_grad():
@@ -58,8 +61,8 @@ class TorchWork:
         """A torch future whose value is the list of result tensors."""
 
         def finished(future: Any) -> list[Any]:
-            future.wait()
-            self.wait()
+            future.wait()  # raises its error; the work itself may not be complete before us
+            self._complete()
             return self._result
 
         chained: torch.futures.Future[list[Any]] = self._work.get_future().then(finished)

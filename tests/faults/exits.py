@@ -122,21 +122,24 @@ def run_case(case, meeting):
     return ends
 
 
-def main():
+def run_all(cases):
+    """The ends of the ranks of every case; None in a rank, which then has to end by itself."""
     torch.set_num_threads(1)
     gc.freeze()  # what all ranks share need not be looked through at the end of each
     report = {}
-    for name, (case, times) in CASES.items():
+    for name, (case, times) in cases.items():
         if case is session_inherited:
             import dpcore.session  # noqa: F401
         report[name] = []
         for time_ in range(times):
             ends = run_case(case, f"exits-{os.getpid()}-{name}-{time_}")
             if ends is None:
-                return
+                return None
             report[name] += ends
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":
-    main()
+    report = run_all(CASES)
+    if report is not None:
+        print(json.dumps(report))

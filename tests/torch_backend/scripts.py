@@ -1,75 +1,82 @@
-"""Programs that end without destroy_process_group, as `test_exits.py` runs them.
+"""Programs that end without destroy_process_group, as `test_exits.py` runs them: see
+`tests/faults/exits.py` for how.
 
-python tests/torch_backend/scripts.py CASE STORE RANK WORLD
+    python tests/torch_backend/scripts.py FOLDER ROUNDS
 """
 
+import json
 import sys
 import threading
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-import dpcore  # noqa: F401  (from the source tree: its entry point may not be installed)
 from dpcore._autoload import register
+from tests.faults.exits import WORLD, run_all
 
 
-def nothing_left():
-    dist.all_reduce(torch.ones(1000))
+def start(rank, meeting):
+    register()
+    store = Path(sys.argv[1]) / meeting
+    dist.init_process_group("dpcore", init_method=f"file://{store}", rank=rank, world_size=WORLD)
 
 
-def in_flight():
+def in_flight(rank, meeting):
+    start(rank, meeting)
     return [dist.all_reduce(torch.ones(1 << 16), async_op=True) for _ in range(4)]
 
 
-def in_flight_and_forgotten():
-    in_flight()
+def nothing_left(rank, meeting):
+    start(rank, meeting)
+    dist.all_reduce(torch.ones(1000))
 
 
-def kept_by_the_module():
+def in_flight_and_forgotten(rank, meeting):
+    in_flight(rank, meeting)
+
+
+def kept_by_the_module(rank, meeting):
     global kept
-    kept = in_flight()
+    kept = in_flight(rank, meeting)
     kept.append(kept)
 
 
-def in_an_exception():
-    works = in_flight()
+def in_an_exception(rank, meeting):
+    works = in_flight(rank, meeting)
     raise KeyError(f"{len(works)} in flight")
 
 
-def by_sys_exit():
-    works = in_flight()
+def by_sys_exit(rank, meeting):
+    works = in_flight(rank, meeting)
     sys.exit(2 + len(works))
 
 
-def with_a_callback():
+def with_a_callback(rank, meeting):
     """It asks for the interpreter's lock while the interpreter wants to end."""
     done = threading.Event()
-    return [work.get_future().then(lambda future: done.set()) for work in in_flight()]
+    works = in_flight(rank, meeting)
+    return [work.get_future().then(lambda future: done.set()) for work in works]
 
 
-def one_rank_gave_up():
-    if dist.get_rank() == 1:
+def one_rank_gave_up(rank, meeting):
+    start(rank, meeting)
+    if rank == 1:
         raise ValueError("no more data")
     dist.all_reduce(torch.ones(4))
 
 
-CASES = {
-    case.__name__: case
-    for case in (
-        nothing_left,
-        in_flight_and_forgotten,
-        kept_by_the_module,
-        in_an_exception,
-        by_sys_exit,
-        with_a_callback,
-        one_rank_gave_up,
-    )
-}
+CASES = (
+    nothing_left,
+    in_flight_and_forgotten,
+    kept_by_the_module,
+    in_an_exception,
+    by_sys_exit,
+    with_a_callback,
+    one_rank_gave_up,
+)
 
 if __name__ == "__main__":
-    name, store, rank, world = sys.argv[1:]
-    register()
-    dist.init_process_group(
-        "dpcore", init_method=f"file://{store}", rank=int(rank), world_size=int(world)
-    )
-    CASES[name]()
+    report = run_all({case.__name__: (case, int(sys.argv[2])) for case in CASES})
+    if report is not None:
+        print(json.dumps(report))

@@ -1,40 +1,34 @@
 """Programs over the backend "dpcore" that end in every way but the tidy one."""
 
+import json
 import os
-import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("scripts.py")
-WORLD = 2
-ROUNDS = 15 if os.environ.get("DPCORE_TEST_FULL") else 1  # 7 cases: 105 programs
-
+ROUNDS = 100 if os.environ.get("DPCORE_TEST_FULL") else 2
 STATUS = {"in_an_exception": 1, "by_sys_exit": 6, "one_rank_gave_up": 1}
 
 
-def end_of(case, folder):
-    store = folder / uuid.uuid4().hex
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), case, str(store), str(rank), str(WORLD)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        return [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.poll() is None and rank.send_signal(signal.SIGKILL)
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    run = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("scripts.py")),
+            str(tmp_path_factory.mktemp("stores")),
+            str(ROUNDS),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +43,10 @@ def end_of(case, folder):
         "one_rank_gave_up",
     ],
 )
-def test_programs_end_as_they_say(case, tmp_path):
-    for _ in range(ROUNDS):
-        for errors, status in end_of(case, tmp_path):
-            assert status == STATUS.get(case, 0), errors
-            assert "terminate called" not in errors and "Fatal Python error" not in errors
-            if case == "one_rank_gave_up":
-                assert "no more data" in errors
+def test_programs_end_as_they_say(ends, case):
+    assert len(ends[case]) == 2 * ROUNDS
+    for status, errors in ends[case]:
+        assert status == STATUS.get(case, 0), errors
+        assert "terminate called" not in errors and "Fatal Python error" not in errors
+        if case == "one_rank_gave_up":
+            assert "no more data" in errors

@@ -62,6 +62,22 @@ def test_the_backend_counts_its_collectives():
     in_group(body, 2)
 
 
+def test_a_group_that_is_split_off():
+    """Through torch's compiled part: its function in Python asks for a device."""
+
+    def body():
+        rank = dist.get_rank()
+        part = dist.group.WORLD.split_group([0, 2], group_name="even", group_desc="even ranks")
+        if rank == 1:
+            assert part is None
+            return
+        tensor = torch.tensor([float(rank)])
+        part.allreduce([tensor]).wait()
+        assert tensor.item() == 2 and part.size() == 2 and part.rank() == rank // 2
+
+    in_group(body, 3)
+
+
 def test_the_name_stands_for_one_device_among_others():
     """Where there is no GPU the part for it has to stay unused, as with "cpu:gloo,cuda:nccl"."""
 

@@ -75,7 +75,8 @@ def every_method(comm):
 @pytest.mark.parametrize("backend", ("gloo", "dpcore"))
 def test_every_method_over_a_group_of_torch(backend):
     def body():
-        comm = TorchCommunicator()
+        comm = dpcore.init(backend="torch")
+        assert isinstance(comm, TorchCommunicator) and dpcore.current() is comm
         assert comm.backend == f"torch {backend}"
         every_method(comm)
         comm.close()
@@ -83,6 +84,11 @@ def test_every_method_over_a_group_of_torch(backend):
             comm.barrier()
 
     in_group(body, 2, backend=backend)
+
+
+def test_without_a_group_of_torch_there_is_nothing_to_use():
+    with pytest.raises(dpcore.Unsupported, match="init_process_group"):
+        dpcore.init(backend="torch")
 
 
 def test_it_has_every_method_of_the_communicator():
