@@ -26,8 +26,9 @@ def know(model: DataParallel) -> None:
 
 
 def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries for ``otherData``: ``transport``, ``paths`` and ``models``.
+    """The entries for ``otherData``: ``transport``, ``link``, ``paths`` and ``models``.
 
+    ``link``: the words of an emulated one, else nothing.
     ``paths``: by collective, how many operations ran over which path since ``stats_before``.
     ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
     """
@@ -35,6 +36,7 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
         mine = [model for model in _models if model.group is comm]
     return {
         "transport": comm.transport,
+        "link": comm._link,
         "paths": _paths_since(stats_before, comm.stats()),
         "models": [_describe(model) for model in mine],
     }

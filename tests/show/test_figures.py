@@ -103,7 +103,7 @@ def test_the_numbers_are_those_of_the_trace(tmp_path):
         return t.exposed_ms, t.communication_ms, t.by_wait()
 
     path = tmp_path / "run.json"
-    said = dp.spawn(body, 2, path, mode="threads")
+    said = dp.spawn(body, 2, path, mode="threads", link="10gbit,20us")
     run = read_run(path)
     figures = figures_of(run)
     for rank, (exposed_ms, communication_ms, by_wait) in zip(figures.ranks, said, strict=True):
@@ -112,7 +112,7 @@ def test_the_numbers_are_those_of_the_trace(tmp_path):
         assert 0 <= rank.overlap <= 1
         waits = {e.name for e in run.ranks[rank.rank].waits}
         assert waits == set(by_wait)
-    assert run.transport == "inproc"
+    assert (run.transport, run.link) == ("inproc", "10gbit,20us")
     assert sum(run.paths["all_reduce"].values()) == 12
     assert figures.steps == 0
     assert covered_ms(run.ranks[0].exposed) == pytest.approx(said[0][0], abs=1e-3)
