@@ -13,6 +13,7 @@ from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
 from dpcore.show.intervals import union_of_spans
 from dpcore.show.schedules import algorithm_taken, schedules_for, steps_of_schedule
+from dpcore.trace_facts import _paths_since
 from dpcore.trace_file import covered_ms
 
 from .traces import MS, model_of, write_trace
@@ -178,7 +179,8 @@ def test_the_stepper_begins_with_the_algorithm_of_the_run(run, tmp_path):
     assert entry["taken"] == "two_shot"
     assert set(entry["algorithms"]) >= {"ring", "one_shot", "two_shot"}
     path = write_trace(tmp_path / "one.json", paths={"all_reduce": {"one_shot/stage": 6}})
-    assert algorithm_taken(read_run(path), "all_reduce") == "one_shot"
+    assert algorithm_taken(read_run(path), "all_reduce") == ("one_shot", True)
+    assert algorithm_taken(run, "all_reduce") == ("two_shot", False)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -215,3 +217,14 @@ def test_show_explains_mistakes(tmp_path, capsys, monkeypatch, arguments, messag
     write_trace(tmp_path / "run.json")
     assert main(["show", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_what_is_no_operation_is_no_path():
+    before = {"all_reduce": {"moves": {"operations": 2}}, "arena": {"bytes": 1, "used": 1}}
+    now = {
+        "all_reduce": {"moves": {"operations": 5}, "one_shot/stage": {"operations": 0}},
+        "barrier": {"barrier": {"operations": 1}},
+        "arena": {"bytes": 2, "used": 2},
+        "sent": {"memory": 7, "network": 0},
+    }
+    assert _paths_since(before, now) == {"all_reduce": {"moves": 3}, "barrier": {"barrier": 1}}
