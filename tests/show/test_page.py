@@ -216,3 +216,20 @@ def test_a_run_without_steps_is_drawn_whole(browser, tmp_path, communicates):
     browser.run("page.timelines[0].canvas.focus()")
     browser.press("s", "ArrowDown", "ArrowRight", "Enter", "0", "1", "-", "Escape")
     assert browser.problems == []
+
+
+@needs_browser
+def test_a_million_events_are_drawn_with_a_stroke_per_pixel(browser, tmp_path):
+    """What lets long traces open and move at once: the cost of a frame is that of its pixels."""
+    browser.open(page_of(tmp_path, write_trace(tmp_path / "run.json")))
+    strokes, share = browser.run("""(() => {
+      const n = 1e6, column = (value) => new Uint32Array(n).fill(value);
+      const lane = new Lane({ count: n }, 1000, [column(4), column(1), column(0), column(0)]);
+      const painter = page.timelines[0].painter, shades = [];
+      painter.context.fillRect = () => shades.push(painter.context.globalAlpha);
+      const scale = { left: 92, right: 1272, begin: 0, end: lane.end[n - 1] };
+      painter.lane(scale, lane, 0, 10, () => "#000");
+      delete painter.context.fillRect;
+      return [shades.length, shades[600]]; })()""")
+    assert strokes == 1180
+    assert share == pytest.approx(0.15 + 0.85 / 4, abs=0.01)  # a quarter of the time is covered
