@@ -11,6 +11,7 @@ and predicts all others.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -138,7 +139,7 @@ def main() -> None:
                     f"{line['measured_ms']:>11.1f}{ratio:>8.2f}",
                     flush=True,
                 )
-            append(options.json, [facts | line for line in lines])
+            append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
 
 
 if __name__ == "__main__":

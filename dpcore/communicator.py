@@ -37,9 +37,10 @@ Sizes = Sequence[int] | None
 class Communicator:
     """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
 
-    def __init__(self, native: _C.Communicator, transport: str) -> None:
+    def __init__(self, native: _C.Communicator, transport: str, link: str = "") -> None:
         self._native = native
         self._transport = transport
+        self._link = link
         self.rank: int = native.rank
         self.world_size: int = native.world_size
 
@@ -292,7 +293,7 @@ class Communicator:
         if color is not None and color < 0:
             raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
-        return None if native is None else Communicator(native, self._transport)
+        return None if native is None else Communicator(native, self._transport, self._link)
 
     def stats(self) -> dict[str, Any]:
         """What ran so far, by collective and path: operations, bytes, bytes read from and written

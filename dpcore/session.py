@@ -149,7 +149,7 @@ def connect(
         algorithm=algorithm,
         deterministic=deterministic,
     )
-    communicator = Communicator(native, transport)
+    communicator = Communicator(native, transport, link or "")
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()

@@ -26,8 +26,9 @@ def know(model: DataParallel) -> None:
 
 
 def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries for ``otherData``: ``transport``, ``paths`` and ``models``.
+    """The entries for ``otherData``: ``transport``, ``link``, ``paths`` and ``models``.
 
+    ``link``: the words of an emulated one, else nothing.
     ``paths``: by collective, how many operations ran over which path since ``stats_before``.
     ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
     """
@@ -35,6 +36,7 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
         mine = [model for model in _models if model.group is comm]
     return {
         "transport": comm.transport,
+        "link": comm._link,
         "paths": _paths_since(stats_before, comm.stats()),
         "models": [_describe(model) for model in mine],
     }
@@ -43,9 +45,9 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
 def _paths_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     result: dict[str, dict[str, int]] = {}
     for collective, by_path in now.items():
-        if collective == "arena":
-            continue
         for path, counters in by_path.items():
+            if not isinstance(counters, dict):
+                break  # the arena's size and the like: no operations
             earlier = before.get(collective, {}).get(path, {}).get("operations", 0)
             if counters["operations"] > earlier:
                 result.setdefault(collective, {})[path] = counters["operations"] - earlier
@@ -53,15 +55,17 @@ def _paths_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 
 
 def _describe(model: DataParallel) -> dict[str, Any]:
-    trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
-    number_of = {name: number for number, (name, _) in enumerate(trained)}
+    trained = model._parameters_by_number
+    name_of = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    names = [name_of.get(id(parameter), "") for parameter in trained]
+    number_of = {name: number for number, name in enumerate(names)}
     return {
         "schedule": model.schedule,
-        "parameters": [name for name, _ in trained],
-        "parameter_bytes": [p.numel() * p.element_size() for _, p in trained],
+        "parameters": names,
+        "parameter_bytes": [p.numel() * p.element_size() for p in trained],
         "buckets": [
             {
-                "gradients": [number_of[name] for name in line.parameters],
+                "gradients": [number_of[name] for name in line.parameters if name in number_of],
                 "bytes": line.bytes,
                 "dtype": line.dtype,
             }

@@ -51,6 +51,14 @@ def colours(code: str, language: str, _attributes: str = "") -> str:
     return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
 
 
+def _colours_of_code() -> str:
+    light, dark = (
+        str(HtmlFormatter(style=name).get_style_defs(["pre code", ".highlight"]))
+        for name in ("default", "github-dark")
+    )
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
+
+
 def title_of(path: Path) -> str:
     first = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return first[1] if first else path.stem
@@ -112,7 +120,7 @@ class Site:
     def write(self, path: Path, title: str, body: str) -> None:
         target = self.page_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        style = STYLE.read_text() + HtmlFormatter().get_style_defs(".highlight, pre code")
+        style = _colours_of_code() + STYLE.read_text()
         head = "" if "<h1>" in body else f"<h1>{html.escape(title)}</h1>"
         target.write_text(
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'

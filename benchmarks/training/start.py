@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,9 @@ from benchmarks.harness.contenders import ROOT
 from benchmarks.training.worker import Job
 from tests.faults import hosts as namespaces
 
-PORT = 29541
+PORT = 29541  # within a namespace, which has nobody else; on this host one that is free
 RAW_PORT = 29542
+_LAST_WORDS_SECONDS = 60.0
 
 
 class RankFailed(RuntimeError):
@@ -39,12 +41,8 @@ def run_job(
     job: Job, on_line: Callable[[dict[str, Any]], None], hosts: namespaces.Hosts | None = None
 ) -> dict[str, Any]:
     """The result of rank 0. `on_line` gets what it says in between."""
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "MASTER_PORT": str(PORT),
-        "OMP_NUM_THREADS": "1",
-    }
+    port = PORT if hosts is not None else _free_port()
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     if hosts is not None:
         environment |= {"MASTER_ADDR": hosts.address(0), "RANK_1_ADDR": hosts.address(1)}
@@ -69,8 +67,10 @@ def run_job(
                     line = json.loads(text)
                     result = line.get("result", result)
                     on_line(line)
-            for rank in ranks:
-                rank.wait(timeout=60)
+            # Rank 0 has said its last word, or died; the other one may wait for it for a long time.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                for rank in ranks:
+                    rank.wait(timeout=_LAST_WORDS_SECONDS)
         finally:
             for rank in ranks:
                 if rank.poll() is None:
@@ -80,3 +80,9 @@ def run_job(
             complaints.seek(0)
             raise RankFailed(complaints.read()[-4000:])
     return result
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ take turns, a few steps each. Both use torch's rendezvous; dpcore connects throu
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import socket
@@ -29,6 +30,7 @@ from benchmarks.training.torch_trace import TorchTrace
 
 _RAW_BYTES = 16 << 20
 _TRACED_STEPS = 4
+_PATIENCE_SECONDS = 120.0  # a rank that does not come at all is an error, too
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class Contender:
 
 def run(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    comm = dp.init(timeout=60, **job.init)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
+    comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
     text = Text()
     contenders = [Contender(job, name, comm, text) for name in job.contenders]
     for contender in contenders:

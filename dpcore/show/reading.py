@@ -57,6 +57,7 @@ class Run:
     version: str
     machine: Mapping[str, Any]
     transport: str
+    link: str  # the words of an emulated one, or nothing
     error: str  # what ended the run, or nothing
     paths: Mapping[str, Mapping[str, int]]  # operations by collective and path
     models: list[Mapping[str, Any]]
@@ -122,6 +123,7 @@ def _read(path: Path) -> Run:
         version=str(other.get("version", "")),
         machine=other.get("machine", {}),
         transport=str(other.get("transport", "")),
+        link=str(other.get("link", "")),
         error=str(other.get("error", "")),
         paths=other.get("paths", {}),
         models=list(other.get("models", [])),

@@ -30,20 +30,20 @@ def schedules_for(runs: Iterable[Run]) -> dict[str, Any]:
             entry = result.setdefault(str(world), {}).setdefault(collective, {"algorithms": {}})
             for name in reference.algorithms_of(collective):
                 entry["algorithms"].setdefault(name, steps_of_schedule(name, collective, world))
-            entry["taken"] = algorithm_taken(run, collective)
+            entry["taken"], entry["is_known"] = algorithm_taken(run, collective)
     return result
 
 
-def algorithm_taken(run: Run, collective: str) -> str:
-    """The algorithm behind the path that most operations took; "moves" is what the core sends by
-    messages unless another one was asked for."""
+def algorithm_taken(run: Run, collective: str) -> tuple[str, bool]:
+    """The algorithm behind the path that most operations took, and whether the path tells: "moves"
+    are messages of any algorithm, by default of the one with the fewest bytes and steps."""
     paths = run.paths.get(collective, {})
     path = max(paths, key=lambda name: paths[name]) if paths else "moves"
-    name = path.partition("/")[0]
     known = reference.algorithms_of(collective)
-    if name in known:
-        return name
-    return _BY_MESSAGES.get(collective, known[0])
+    named = next((part for part in path.split("/") if part in known), None)
+    if named is not None:
+        return named, True
+    return _BY_MESSAGES.get(collective, known[0]), False
 
 
 def steps_of_schedule(algorithm: str, collective: str, world: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
 from dpcore.show.intervals import union_of_spans
 from dpcore.show.schedules import algorithm_taken, schedules_for, steps_of_schedule
+from dpcore.trace_facts import _paths_since
 from dpcore.trace_file import covered_ms
 
 from .traces import MS, model_of, write_trace
@@ -103,7 +104,7 @@ def test_the_numbers_are_those_of_the_trace(tmp_path):
         return t.exposed_ms, t.communication_ms, t.by_wait()
 
     path = tmp_path / "run.json"
-    said = dp.spawn(body, 2, path, mode="threads")
+    said = dp.spawn(body, 2, path, mode="threads", link="10gbit,20us")
     run = read_run(path)
     figures = figures_of(run)
     for rank, (exposed_ms, communication_ms, by_wait) in zip(figures.ranks, said, strict=True):
@@ -112,7 +113,7 @@ def test_the_numbers_are_those_of_the_trace(tmp_path):
         assert 0 <= rank.overlap <= 1
         waits = {e.name for e in run.ranks[rank.rank].waits}
         assert waits == set(by_wait)
-    assert run.transport == "inproc"
+    assert (run.transport, run.link) == ("inproc", "10gbit,20us")
     assert sum(run.paths["all_reduce"].values()) == 12
     assert figures.steps == 0
     assert covered_ms(run.ranks[0].exposed) == pytest.approx(said[0][0], abs=1e-3)
@@ -178,7 +179,8 @@ def test_the_stepper_begins_with_the_algorithm_of_the_run(run, tmp_path):
     assert entry["taken"] == "two_shot"
     assert set(entry["algorithms"]) >= {"ring", "one_shot", "two_shot"}
     path = write_trace(tmp_path / "one.json", paths={"all_reduce": {"one_shot/stage": 6}})
-    assert algorithm_taken(read_run(path), "all_reduce") == "one_shot"
+    assert algorithm_taken(read_run(path), "all_reduce") == ("one_shot", True)
+    assert algorithm_taken(run, "all_reduce") == ("two_shot", False)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -215,3 +217,14 @@ def test_show_explains_mistakes(tmp_path, capsys, monkeypatch, arguments, messag
     write_trace(tmp_path / "run.json")
     assert main(["show", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_what_is_no_operation_is_no_path():
+    before = {"all_reduce": {"moves": {"operations": 2}}, "arena": {"bytes": 1, "used": 1}}
+    now = {
+        "all_reduce": {"moves": {"operations": 5}, "one_shot/stage": {"operations": 0}},
+        "barrier": {"barrier": {"operations": 1}},
+        "arena": {"bytes": 2, "used": 2},
+        "sent": {"memory": 7, "network": 0},
+    }
+    assert _paths_since(before, now) == {"all_reduce": {"moves": 3}, "barrier": {"barrier": 1}}

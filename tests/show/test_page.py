@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import dpcore as dp
 from dpcore.show import figures_of, read_run, write_page
 from dpcore.show.page import page_text
 
@@ -188,3 +190,46 @@ def test_show_needs_no_compiled_code():
     code = "import sys, dpcore.show, dpcore.show.command; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "dpcore._C", "matplotlib"} & set(out.stdout.split())
+
+
+@needs_browser
+@pytest.mark.parametrize("communicates", [True, False])
+def test_a_run_without_steps_is_drawn_whole(browser, tmp_path, communicates):
+    """What any program leaves that does not train: operations and spans, or spans only."""
+
+    def body(comm, path):
+        with dp.trace(path, comm=comm) as t:
+            with t.span("thinking"):
+                np.ones(1000).sum()
+            t.mark("done")
+            if communicates:
+                comm.all_reduce(np.ones(1000))
+                comm.barrier()
+
+    path = tmp_path / "run.json"
+    dp.spawn(body, 2, path, mode="threads")
+    browser.open(page_of(tmp_path, path))
+    heading = browser.text("h1")
+    assert ("per step" not in heading) and ("overlap" in heading) == communicates
+    assert communicates or heading == "no communication was recorded"
+    assert browser.run("page.view.end - page.view.begin") >= read_run(path).end_ns
+    browser.run("page.timelines[0].canvas.focus()")
+    browser.press("s", "ArrowDown", "ArrowRight", "Enter", "0", "1", "-", "Escape")
+    assert browser.problems == []
+
+
+@needs_browser
+def test_a_million_events_are_drawn_with_a_stroke_per_pixel(browser, tmp_path):
+    """What lets long traces open and move at once: the cost of a frame is that of its pixels."""
+    browser.open(page_of(tmp_path, write_trace(tmp_path / "run.json")))
+    strokes, share = browser.run("""(() => {
+      const n = 1e6, column = (value) => new Uint32Array(n).fill(value);
+      const lane = new Lane({ count: n }, 1000, [column(4), column(1), column(0), column(0)]);
+      const painter = page.timelines[0].painter, shades = [];
+      painter.context.fillRect = () => shades.push(painter.context.globalAlpha);
+      const scale = { left: 92, right: 1272, begin: 0, end: lane.end[n - 1] };
+      painter.lane(scale, lane, 0, 10, () => "#000");
+      delete painter.context.fillRect;
+      return [shades.length, shades[600]]; })()""")
+    assert strokes == 1180
+    assert share == pytest.approx(0.15 + 0.85 / 4, abs=0.01)  # a quarter of the time is covered

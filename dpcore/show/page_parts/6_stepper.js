@@ -41,7 +41,7 @@ class Stepper {
     const { world, collective, algorithm } = this.parts;
     const entry = this.schedules[world.value][collective.value];
     algorithm.replaceChildren(...Object.keys(entry.algorithms).map((name) =>
-      new Option(name === entry.taken ? `${name} (this run)` : name, name)));
+      new Option(name === entry.taken && entry.is_known ? `${name} (this run)` : name, name)));
     algorithm.value = entry.taken;
     this.begin();
   }

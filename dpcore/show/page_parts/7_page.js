@@ -159,7 +159,7 @@ function headline(run) {
       `${run.step_count ? " per step" : ""}, `, element("em", { textContent: `overlap ${run.overlap}` }));
   }
   const step = run.step === null ? "" : `, ${run.step_count} steps of ${run.step} ms`;
-  const about = [`${run.world_size} ranks over ${run.transport || run.backend}${step}`, run.about].filter(Boolean).join(" · ");
+  const about = [`${run.world_size} ranks over ${run.network}${step}`, run.about].filter(Boolean).join(" · ");
   made.append(title, element("p", {}, element("span", { className: "name", textContent: run.name }), ` · ${about}`));
   if (run.error) made.append(element("p", { className: "trouble", textContent: `The run ended with ${run.error}` }));
   if (run.dropped) made.append(element("p", { className: "trouble", textContent: `${run.dropped} oldest events are missing: the ring was full. dpcore.trace(capacity=...) keeps more.` }));
