@@ -2,6 +2,7 @@
 #include "comm/schedule.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -70,6 +71,13 @@ bool has_root(Collective collective) {
          collective == Collective::gather || collective == Collective::scatter;
 }
 
+// Within one host, or with a host for every rank, there are no two levels: everything is added at
+// once, but for a root, whose own contribution comes last.
+bool has_one_level(Collective collective, const std::vector<int>& hosts) {
+  const size_t count = std::set<int>(hosts.begin(), hosts.end()).size();
+  return count == 1 || (count == hosts.size() && collective != Collective::reduce);
+}
+
 const Entry& find_entry(std::string_view name, Collective collective) {
   for (const Entry& entry : kEntries) {
     if (entry.collective == collective && entry.name == name) return entry;
@@ -100,9 +108,15 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
     throw Unsupported("hosts are given for " + std::to_string(hosts.size()) + " ranks of " +
                       std::to_string(world) + "; name one for every rank");
   }
-  const std::vector<int> one_host(hosts.empty() ? static_cast<size_t>(world) : 0);
-  Plan plan = entry.over_hosts != nullptr ? entry.over_hosts(hosts.empty() ? one_host : hosts, root)
-                                          : entry.algorithm(world, root);
+  Plan plan;
+  bool ordered = entry.adds_all_at_once || world <= 2;  // two can only be added at once
+  if (entry.over_hosts != nullptr) {
+    const std::vector<int> known = hosts.empty() ? std::vector<int>(world) : hosts;
+    plan = entry.over_hosts(known, root);
+    ordered = ordered || has_one_level(collective, known);
+  } else {
+    plan = entry.algorithm(world, root);
+  }
   // Which order moves of the same step stand in has no meaning. A fixed one makes two lists
   // comparable, and changes readable in a diff.
   std::sort(plan.moves.begin(), plan.moves.end(), [](const Move& a, const Move& b) {
@@ -113,8 +127,7 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
           .world = world,
           .chunks = plan.chunks,
           .root = has_root(collective) ? root : 0,
-          // Two contributions can only be added at once, whatever the algorithm.
-          .ordered = entry.adds_all_at_once || world <= 2,
+          .ordered = ordered,
           .moves = std::move(plan.moves)};
 }
 

@@ -116,12 +116,15 @@ def make_schedule(
     if hosts and len(hosts) != world:
         raise ValueError(f"hosts are given for {len(hosts)} ranks of {world}")
     entry = ALGORITHMS[collective][algorithm]
-    if hosts and isinstance(entry, OverHosts):
-        plan = entry.algorithm(hosts, root)
-    else:
-        plan = entry(world, root)
     # Two contributions can only be added at once, and without a reduction there is no order.
     ordered = algorithm in ADDS_ALL_AT_ONCE or collective not in REDUCING or world <= 2
+    if isinstance(entry, OverHosts):
+        plan = entry.algorithm(hosts or [0] * world, root)
+        # Without two levels all is added at once, but for a root, whose own comes last.
+        count = len(set(hosts)) or 1
+        ordered = ordered or count == 1 or (count == world and collective != "reduce")
+    else:
+        plan = entry(world, root)
     return Schedule(
         algorithm=algorithm,
         collective=collective,

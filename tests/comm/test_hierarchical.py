@@ -7,7 +7,7 @@ import pytest
 from dpcore import _C, reference
 from dpcore.reference import hosts_of
 
-from .test_schedules import assert_right, is_proved, roots
+from .test_schedules import REDUCING, assert_right, is_proved, roots
 
 COLLECTIVES = [
     kind for kind, names in reference.ALGORITHMS.items() if "hierarchical" in names
@@ -39,6 +39,7 @@ def test_compiled_list_equals_its_twin_and_is_proved(collective, hosts):
         compiled = _C.schedule("hierarchical", collective, len(hosts), root, hosts)
         assert fields(compiled) == fields(plan)
         assert compiled.ordered == plan.ordered
+        assert collective not in REDUCING or compiled.ordered == _C.is_ordered(compiled)
         assert is_proved(plan)
         assert_right(plan, seed=root)
         steps = [move.step for move in plan.moves]
