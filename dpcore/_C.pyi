@@ -57,8 +57,10 @@ class Schedule:
     def moves(self) -> list[_Move]:
         """The moves (step, src, dst, chunk, reduce), sorted by step."""
 
-def schedule(algorithm: str, collective: str, world: int, root: int = 0) -> Schedule:
-    """The moves of a known algorithm."""
+def schedule(
+    algorithm: str, collective: str, world: int, root: int = 0, hosts: Sequence[int] = ()
+) -> Schedule:
+    """The moves of a known algorithm. hosts: equal numbers for ranks that share one."""
 
 def algorithms_of(collective: str) -> list[str]:
     """The names that schedule() takes for a collective."""
@@ -90,6 +92,9 @@ def chunk_range(count: int, chunks: int, index: int) -> tuple[int, int]:
 
 # ---- communicators ---------------------------------------------------------------------------
 
+def default_costs() -> list[float]:
+    """Of a machine that nobody has measured, in the order of start()."""
+
 def start(
     job: str,
     rank: int,
@@ -100,6 +105,7 @@ def start(
     link: Link | None,
     algorithm: str,
     deterministic: bool,
+    costs: Sequence[float],
 ) -> Communicator:
     """Meets the other ranks under the name of the job."""
 
@@ -134,9 +140,21 @@ class TcpPlace:
     """How ranks that share no memory meet."""
 
     def __init__(
-        self, root: str, listener: TcpListener | None, interface: str, secret: str, sockets: int
+        self,
+        root: str,
+        listener: TcpListener | None,
+        interface: str,
+        secret: str,
+        sockets: int,
+        shares_memory: bool = False,
+        host_label: str = "",
     ) -> None:
-        """root: where rank 0 listens; listener: rank 0's own; sockets for data, per peer."""
+        """root: where rank 0 listens; listener: rank 0's own; sockets for data, per peer;
+        whether ranks of one host share memory, and what keeps ranks of one host apart."""
+
+    @property
+    def root(self) -> str:
+        """Where rank 0 listens."""
 
 class Link:
     """A network card that is emulated."""
@@ -240,6 +258,21 @@ class Communicator:
 
     def close(self) -> None:
         """Waits for what is in flight and leaves."""
+
+    @property
+    def transport(self) -> str:
+        """How the members reach each other."""
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank: equal numbers for ranks that share memory."""
+
+    @property
+    def costs(self) -> list[float]:
+        """The constants of the cost model that the ranks agreed on, in the order of start()."""
+
+    def explain(self, collective: str, nbytes: int) -> dict[str, Any]:
+        """Which algorithm "auto" is, and what the model expects of all."""
 
     def stats(self) -> dict[str, Any]:
         """Counters by collective and path."""

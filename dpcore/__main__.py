@@ -16,6 +16,7 @@ examples:
   dpcore bench --world 4 --sizes 1K:16M:4 --algorithm auto,ring,two_shot
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
+  dpcore bench --calibrate                             once per machine: see Communicator.explain
   torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
 
 The columns are those of nccl-tests: size is the larger side of the operation, algbw = size / time,
@@ -133,6 +134,12 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--seconds", type=float, default=0.2, metavar="S", help="to measure each row (default: 0.2)"
     )
     bench.add_argument("--json", action="store_true", help="one JSON object per line, no table")
+    bench.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure what algorithms are chosen by (memory, loopback; behind a launcher on "
+        "several hosts, the network), and keep it in the user's cache",
+    )
 
 
 def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -215,8 +222,10 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from dpcore import bench
+    from dpcore import bench, calibrate
 
+    if options.calibrate:
+        return calibrate.run(options.json, options.seconds)
     plan = bench.Plan(
         collectives=bench.parse_collectives(options.collective),
         sizes=bench.parse_sizes(options.sizes),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from dpcore import _C
+    from dpcore.explain import Explanation
 
 Algorithm = Any  # str | dpcore.Schedule | None
 Sizes = Sequence[int] | None
@@ -37,9 +38,9 @@ Sizes = Sequence[int] | None
 class Communicator:
     """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
 
-    def __init__(self, native: _C.Communicator, transport: str, link: str = "") -> None:
+    def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
         self._native = native
-        self._transport = transport
+        self._costs_source = costs_source
         self._link = link
         self.rank: int = native.rank
         self.world_size: int = native.world_size
@@ -293,13 +294,25 @@ class Communicator:
         if color is not None and color < 0:
             raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
-        return None if native is None else Communicator(native, self._transport, self._link)
+        if native is None:
+            return None
+        return Communicator(native, self._costs_source, self._link)
 
     def stats(self) -> dict[str, Any]:
         """What ran so far, by collective and path: operations, bytes, bytes read from and written
-        to other ranks' memory; and the size of the arena."""
+        to other ranks' memory; the bytes sent as messages by memory and by the network; and the
+        size of the arena."""
         result: dict[str, Any] = self._native.stats()
         return result
+
+    def explain(self, nbytes: int) -> Explanation:
+        """Which algorithm would run for each collective of ``nbytes``, and why. Print it.
+
+        Bytes of the whole buffer; of all ranks' parts, where there is one per rank.
+        """
+        from dpcore.explain import explain
+
+        return explain(self._native, nbytes, self._costs_source)
 
     def abort(self, reason: str) -> None:
         """Gives up: the waits of all ranks end with ``PeerLost`` and this text."""
@@ -321,8 +334,14 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """``"shm"`` (ranks share memory), ``"tcp"`` or ``"inproc"`` (ranks are threads)."""
-        return self._transport
+        """How its ranks reach each other: ``"shm"`` (all share memory), ``"tcp"``, ``"shm+tcp"``
+        (memory within a host, TCP between hosts) or ``"inproc"`` (ranks are threads)."""
+        return self._native.transport
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank: equal numbers for ranks that share memory."""
+        return self._native.hosts
 
     def _latency_loop(self, nbytes: int, iterations: int) -> float:
         """Seconds per all-reduce in the arena, measured without Python in between."""
@@ -339,4 +358,4 @@ class Communicator:
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
-        return f"<Communicator rank {self.rank} of {self.world_size}, {self._transport}{state}>"
+        return f"<Communicator rank {self.rank} of {self.world_size}, {self.transport}{state}>"

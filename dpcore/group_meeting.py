@@ -28,15 +28,17 @@ def places_of(store: Any, rank: int, world_size: int) -> tuple[str, list[str]]:
 
 
 def meet(store: Any, rank: int, world_size: int, timeout: float) -> Communicator:
-    """Over mapped memory when all share a host, otherwise over TCP."""
+    """Over mapped memory within a host, over TCP between hosts."""
     job, hosts = places_of(store, rank, world_size)
     place = Place(rank, world_size, job)
     with contextlib.ExitStack() as meeting:
         transport, tcp = "shm", None
         if len(set(hosts)) > 1:
-            transport = "tcp"
+            transport = "shm+tcp"
             at = TorchStore(store, "the process group's store")
-            tcp = meeting.enter_context(tcp_place(place, job, None, timeout, at=at))
+            tcp = meeting.enter_context(
+                tcp_place(place, job, None, timeout, at=at, shares_memory=True)
+            )
         return session.connect(job, rank, world_size, timeout=timeout, transport=transport, tcp=tcp)
 
 

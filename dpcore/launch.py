@@ -78,10 +78,40 @@ def spans_hosts(world_size: int, environment: Mapping[str, str] | None = None) -
     (True, False)
     """
     env = os.environ if environment is None else environment
+    return _launcher_spans_hosts(world_size, env) or False
+
+
+def may_span_hosts(
+    world_size: int, init_method: str | None = None, environment: Mapping[str, str] | None = None
+) -> bool:
+    """The same, and where no launcher says it, whether other hosts can reach the meeting place.
+
+    >>> plain = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    >>> may_span_hosts(4, None, plain), may_span_hosts(4, "tcp://127.0.0.1:29500", plain)
+    (True, False)
+    """
+    env = os.environ if environment is None else environment
+    if env.get("DPCORE_PRETEND_HOSTS"):
+        return world_size > 1
+    said = _launcher_spans_hosts(world_size, env)
+    if said is not None or world_size == 1:
+        return bool(said)
+    if init_method is not None and init_method.startswith("tcp://"):
+        host = init_method.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    elif init_method in (None, "env://") and "MASTER_PORT" in env:
+        host = env.get("MASTER_ADDR", "localhost").strip("[]")
+    else:  # a name that only means something on this host
+        return False
+    return not (host in ("localhost", "::1") or host.startswith("127."))
+
+
+def _launcher_spans_hosts(world_size: int, env: Mapping[str, str]) -> bool | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in env:
             return int(env[name]) < world_size
-    return "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
+    if "SLURM_STEP_ID" in env:
+        return int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
+    return None
 
 
 def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:

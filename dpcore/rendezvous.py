@@ -36,10 +36,13 @@ def tcp_place(
     timeout: float,
     environment: Mapping[str, str] | None = None,
     at: Store | None = None,
+    *,
+    shares_memory: bool = False,
 ) -> Iterator[_C.TcpPlace | None]:
     """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts.
 
     ``at``: where rank 0 leaves its address, whatever the launcher says.
+    ``shares_memory``: ranks that find out that they share a host use its memory.
     """
     from dpcore import _C
 
@@ -67,7 +70,18 @@ def tcp_place(
         if not secret and not _C.is_loopback(address):
             _warn_once(address)
         sockets = _number(env, "DPCORE_TCP_SOCKETS", _SOCKETS)
-        yield _C.TcpPlace(address, listener, interface, secret, sockets)
+        host = pretended_host(place.rank, env)
+        yield _C.TcpPlace(address, listener, interface, secret, sockets, shares_memory, host)
+
+
+def pretended_host(rank: int, env: Mapping[str, str]) -> str:
+    """DPCORE_PRETEND_HOSTS: a list by rank, which begins again when it is too short.
+
+    >>> [pretended_host(rank, {"DPCORE_PRETEND_HOSTS": "a,a,b"}) for rank in range(4)]
+    ['a', 'a', 'b', 'a']
+    """
+    names = env.get("DPCORE_PRETEND_HOSTS", "").split(",")
+    return names[rank % len(names)].strip()
 
 
 def _own_host(place: Place, env: Mapping[str, str]) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dpcore import costs
 from dpcore.errors import Error, Unsupported
-from dpcore.launch import InstanceCounter, find_place, spans_hosts
-from dpcore.link import make_link
+from dpcore.launch import InstanceCounter, find_place, may_span_hosts
+from dpcore.link import make_link, speeds
 from dpcore.rendezvous import tcp_place
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dpcore.communicator import Communicator
 
 _BACKENDS = ("native", "torch")
-_TRANSPORTS = ("auto", "shm", "tcp", "inproc")
+_TRANSPORTS = ("auto", "shm", "tcp", "shm+tcp", "inproc")
 
 _instances = InstanceCounter()
 _all: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -54,13 +55,17 @@ def init(
                   ranks of one host, any text that is the same on all of them and on no other
                   job; defaults to what the launcher left, MASTER_ADDR and MASTER_PORT first.
     ``transport``  "shm": ranks are processes of this host, over mapped memory; no port is opened.
-                  "tcp": over the network, also within a host. "inproc": ranks are threads of
-                  this process. "auto": "tcp" when the launcher says that it started ranks on
-                  several hosts, otherwise "shm".
+                  "tcp": over the network, also within a host. "shm+tcp": ranks find out which of
+                  them share a host; mapped memory within a host, TCP between hosts. "auto": "shm"
+                  when the launcher says that all ranks are on this host, or they meet at a
+                  loopback address, otherwise "shm+tcp". "inproc": ranks are threads of this
+                  process.
     ``timeout``   seconds after which a wait for another rank (also here) raises.
     ``link``      be as slow as a network: "10gbit,50us" (bandwidth, latency), see ``dpcore.link``.
                   Any transport; all data then travels as messages.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
+                  "auto" is what DPCORE_ALGORITHM says, or else chosen for each size by expected
+                  time, see ``Communicator.explain``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
 
     >>> import dpcore
@@ -83,13 +88,18 @@ def init(
         return _over_torch()
     place = find_place(rank, world_size, init_method)
 
+    if algorithm == "auto":
+        algorithm = os.environ.get("DPCORE_ALGORITHM", "auto")
     if transport == "auto":
-        transport = "tcp" if spans_hosts(place.world_size) else "shm"
+        transport = "shm+tcp" if may_span_hosts(place.world_size, init_method) else "shm"
     job = _instances.next(place.job)
     with contextlib.ExitStack() as meeting:
         tcp = None
-        if transport == "tcp":
-            tcp = meeting.enter_context(tcp_place(place, job, init_method, timeout))
+        if transport in ("tcp", "shm+tcp"):
+            shares = transport == "shm+tcp"
+            tcp = meeting.enter_context(
+                tcp_place(place, job, init_method, timeout, shares_memory=shares)
+            )
         communicator = connect(
             job,
             place.rank,
@@ -138,6 +148,7 @@ def connect(
     from dpcore import _C
     from dpcore.communicator import Communicator
 
+    known = _costs(rank, world_size, tcp, link)
     native = _C.start(
         job,
         rank,
@@ -148,12 +159,25 @@ def connect(
         link=None if link is None else make_link(link, rank, world_size),
         algorithm=algorithm,
         deterministic=deterministic,
+        costs=known.as_list(),
     )
-    communicator = Communicator(native, transport, link or "")
+    source = known.source if rank == 0 else "those of rank 0"
+    communicator = Communicator(native, source, link or "")
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()
     return communicator
+
+
+def _costs(rank: int, world_size: int, tcp: _C.TcpPlace | None, link: str | None) -> costs.Costs:
+    """What algorithms are chosen by; those of rank 0 count."""
+    from dpcore import _C
+
+    is_near = tcp is not None and _C.is_loopback(tcp.root)
+    known = costs.load("loopback" if is_near else "network")
+    if link is None or world_size == 1:
+        return known
+    return costs.over_link(known, speeds(link, world_size)[rank][(rank + 1) % world_size])
 
 
 def current() -> Communicator:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import dpcore
-from dpcore.launch import find_place, is_launched, slurm_address, spans_hosts
+from dpcore.launch import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
 from dpcore.pmi import Pmi
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
@@ -87,6 +87,32 @@ def test_one_argument_of_two():
 )
 def test_whether_the_job_spans_hosts(environment, expected):
     assert spans_hosts(4, environment) is expected
+    if environment.keys() - {"SLURM_STEP_NUM_NODES"}:  # a launcher knows it
+        assert may_span_hosts(4, "tcp://node0:1", environment) is expected
+
+
+BY_HAND = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("init_method", "environment", "expected"),
+    [
+        (None, BY_HAND, True),
+        (None, {**BY_HAND, "MASTER_ADDR": "localhost"}, False),
+        ("env://", {**BY_HAND, "MASTER_ADDR": "127.0.1.1"}, False),
+        ("tcp://[::1]:29500", BY_HAND, False),
+        ("tcp://[fd77::1]:29500", {}, True),
+        ("tcp://10.0.0.1:29500", {}, True),
+        ("a name of this host", BY_HAND, False),
+        ("a name of this host", {"DPCORE_PRETEND_HOSTS": "a,b"}, True),
+        (None, {}, False),
+    ],
+)
+def test_whether_ranks_that_nobody_launched_may_be_on_several_hosts(
+    init_method, environment, expected
+):
+    assert may_span_hosts(2, init_method, environment) is expected
+    assert not may_span_hosts(1, init_method, environment)
 
 
 @pytest.mark.parametrize(

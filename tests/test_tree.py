@@ -19,10 +19,21 @@ CSRC = ROOT / "csrc"
 # begins the file's name decides: schedule_program belongs to the executor, schedule_ring does not.
 LEVELS = {
     0: ["types", "error"],
-    1: ["clock", "fault", "fork_guard", "reduce", "schedule", "sha256", "trace"],
+    1: [
+        "algorithm_names",
+        "clock",
+        "cost_model",
+        "fault",
+        "fork_guard",
+        "reduce",
+        "schedule",
+        "sha256",
+        "trace",
+    ],
     2: [
         "arena",
         "control",
+        "descriptor",
         "doorbell",
         "link",
         "rendezvous",

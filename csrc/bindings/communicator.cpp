@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/costs.h"
 #include "bindings/observe.h"
 #include "bindings/py_work.h"
 
@@ -20,7 +21,7 @@ namespace {
 std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
                                       bool threads, std::shared_ptr<TcpPlace> tcp,
                                       std::shared_ptr<Link> link, const std::string& algorithm,
-                                      bool deterministic) {
+                                      bool deterministic, const CostList& costs) {
   Options options;
   options.job = job;
   options.rank = rank;
@@ -31,6 +32,7 @@ std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int worl
   options.link = std::move(link);
   options.algorithm = algorithm;
   options.deterministic = deterministic;
+  options.costs = costs_of(costs);
   options.interrupt = check_signals;
   auto comm = std::make_shared<PyCommunicator>();
   const py::gil_scoped_release no_gil;
@@ -47,6 +49,10 @@ void register_communicator(py::module_& m) {
   type.def_property_readonly("rank", [](const PyCommunicator& c) { return c.core->rank(); })
       .def_property_readonly("world_size", [](const PyCommunicator& c) { return c.core->world(); })
       .def_property_readonly("closed", [](const PyCommunicator& c) { return c.core->closed(); })
+      .def_property_readonly("transport",
+                             [](const PyCommunicator& c) { return c.core->group().transport(); })
+      .def_property_readonly("hosts",
+                             [](const PyCommunicator& c) { return c.core->group().hosts(); })
       .def_property_readonly("failed",
                              [](const PyCommunicator& c) { return c.core->group().failed(); })
       .def("empty",
@@ -74,6 +80,9 @@ void register_communicator(py::module_& m) {
              const py::gil_scoped_release no_gil;
              comm.core->close();
            })
+      .def_property_readonly(
+          "costs", [](const PyCommunicator& c) { return list_of(c.core->endpoint().costs()); })
+      .def("explain", explanation_of, py::arg("collective"), py::arg("nbytes"))
       .def("stats", stats_of)
       .def("start_trace", [](PyCommunicator& comm,
                              size_t capacity) { comm.core->endpoint().trace().start(capacity); })
@@ -82,9 +91,10 @@ void register_communicator(py::module_& m) {
         const py::gil_scoped_release no_gil;
         return latency_loop(comm, bytes, iterations);
       });
+  m.def("default_costs", [] { return list_of({}); });
   m.def("start", start, py::arg("job"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
         py::arg("threads"), py::arg("tcp").none(true), py::arg("link").none(true),
-        py::arg("algorithm"), py::arg("deterministic"));
+        py::arg("algorithm"), py::arg("deterministic"), py::arg("costs"));
 }
 
 }  // namespace dpcore

@@ -68,17 +68,21 @@ void register_network(py::module_& m) {
       });
   py::class_<TcpPlace, std::shared_ptr<TcpPlace>>(m, "TcpPlace")
       .def(py::init([](const std::string& root, const PyListener* listener,
-                       const std::string& interface, const std::string& secret, int sockets) {
+                       const std::string& interface, const std::string& secret, int sockets,
+                       bool shares_memory, const std::string& host_label) {
              auto place = std::make_shared<TcpPlace>();
              place->root = root;
              place->listener = listener == nullptr ? nullptr : listener->socket;
              place->interface = interface;
              place->secret = secret;
              place->lines = sockets + 1;
+             place->shares_memory = shares_memory;
+             place->host_label = host_label;
              return place;
            }),
            py::arg("root"), py::arg("listener").none(true), py::arg("interface"), py::arg("secret"),
-           py::arg("sockets"));
+           py::arg("sockets"), py::arg("shares_memory") = false, py::arg("host_label") = "")
+      .def_readonly("root", &TcpPlace::root);
   py::class_<Link, std::shared_ptr<Link>>(m, "Link").def(
       py::init([](int rank, const std::vector<std::array<double, 4>>& to, double ingress,
                   uint64_t seed) {

@@ -32,6 +32,11 @@ py::dict stats_of(PyCommunicator& comm) {
       result[py::str(std::string(name_of(static_cast<Collective>(kind))))] = paths;
     }
   }
+  const Transport::Sent sent = comm.core->shared().sent();
+  py::dict ways;
+  ways["memory"] = sent.memory;
+  ways["network"] = sent.network;
+  result["sent"] = ways;
   py::dict arena;
   arena["bytes"] = comm.core->endpoint().arena().size();
   arena["used"] = comm.core->endpoint().arena().used_bytes();

@@ -93,11 +93,13 @@ void register_schedule(py::module_& m) {
 
   m.def(
       "schedule",
-      [](const std::string& algorithm, const std::string& collective, int world, int root) {
-        return make_schedule(algorithm, parse_collective(collective), world, root);
+      [](const std::string& algorithm, const std::string& collective, int world, int root,
+         const std::vector<int>& hosts) {
+        return make_schedule(algorithm, parse_collective(collective), world, root, hosts);
       },
       py::arg("algorithm"), py::arg("collective"), py::arg("world"), py::arg("root") = 0,
-      "The moves of a known algorithm.");
+      py::arg("hosts") = std::vector<int>(),
+      "The moves of a known algorithm. hosts: equal numbers for ranks that share one.");
   m.def(
       "algorithms_of",
       [](const std::string& collective) { return algorithms_of(parse_collective(collective)); },

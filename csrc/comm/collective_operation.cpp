@@ -16,14 +16,14 @@ CollectiveOperation::~CollectiveOperation() {
   }
 }
 
-namespace {
-
-size_t bytes_of(const Request& request, int world) {
+size_t CollectiveOperation::bytes_of(const Request& request, int world) {
   const bool per_rank = request.collective != Collective::all_reduce &&
                         request.collective != Collective::broadcast &&
                         request.collective != Collective::reduce;
   return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
 }
+
+namespace {
 
 bool announces_parts(const Request& request) {
   return request.collective == Collective::all_to_all && !request.input_parts.empty();

@@ -75,6 +75,11 @@ class CollectiveOperation final : public Operation {
 
   // Whether the operation is so small that its data goes with the word that a rank has entered.
   static bool is_small(const Request& request, int world);
+  // Of the whole buffer; of all ranks' parts, where there is one per rank.
+  static size_t bytes_of(const Request& request, int world);
+  // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
+  // wait instead of two.
+  static constexpr size_t kSmallBytes = 16384;
 
   // The coroutine of a body.
   struct Steps {
@@ -100,9 +105,6 @@ class CollectiveOperation final : public Operation {
 
   // From here on outputs that are not read again bypass the cache.
   static constexpr size_t kStreamingBytes = size_t{4} << 20;
-  // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
-  // wait instead of two.
-  static constexpr size_t kSmallBytes = 16384;
   // From here on the ranks of a rooted collective share the copying.
   static constexpr size_t kSharedBytes = size_t{64} << 10;
   // Unit of work between two looks at other operations.

@@ -1,16 +1,12 @@
-// Numbering, pooling, choice of algorithm, waiting, groups and the end.
+// Numbering, pooling, waiting and the end. What runs: communicator_choice.cpp.
 #include "comm/communicator.h"
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <set>
 #include <thread>
 
-#include "comm/algorithm_choice.h"
+#include "comm/algorithm_names.h"
 #include "comm/clock.h"
 #include "comm/error.h"
-#include "comm/schedule_check.h"
 
 namespace dpcore {
 namespace {
@@ -19,41 +15,6 @@ constexpr int64_t kClosePatienceNs = 5'000'000'000;
 constexpr int64_t kReturnPatienceNs = 30'000'000;
 
 constexpr int64_t kSettlePatienceNs = 200'000'000;  // of a communicator that failed
-
-constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
-
-std::string without_suffix(const std::string& name) {
-  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
-}
-
-bool is_algorithm_of(Collective collective, const std::string& name) {
-  const std::vector<std::string> known = algorithms_of(collective);
-  return std::find(known.begin(), known.end(), name) != known.end();
-}
-
-void check_algorithm_name(const std::string& name) {
-  std::set<std::string> known;
-  for (int kind = 0; kind < kCollectiveCount; ++kind) {
-    for (const std::string& algorithm : algorithms_of(static_cast<Collective>(kind))) {
-      known.insert(algorithm);
-    }
-  }
-  if (name != "auto" && !known.contains(without_suffix(name))) {
-    std::string list = "auto";
-    for (const std::string& algorithm : known) {
-      list += ", " + algorithm;
-    }
-    throw Unsupported("algorithm '" + name + "' does not exist; there are " + list);
-  }
-}
-
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  }
-  return hash;
-}
 
 }  // namespace
 
@@ -78,6 +39,7 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
   place.world = options.world;
   place.deadline_ns = now_ns() + to_ns(options.timeout_s);
   place.interrupted = options.interrupt;
+  place.costs = options.costs;
   auto endpoint = Endpoint::meet(
       options.threads ? Meeting::threads : Meeting::processes, place, options.tcp.get(),
       Group::control_bytes(options.world),
@@ -100,7 +62,8 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
     : options_(std::move(options)),
       context_(std::move(context)),
       group_(std::move(group)),
-      shared_(std::make_shared<SharedState>(group_, options_.link)) {
+      shared_(std::make_shared<SharedState>(group_, options_.link)),
+      choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic) {
   if (options_.link) {
     context_->engine().sleep_early();
   }
@@ -149,67 +112,6 @@ int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const
   operation.timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
   operation.deadline_ns = now_roughly_ns() + to_ns(operation.timeout_s);
   return operation.deadline_ns;
-}
-
-void Communicator::choose_algorithm(Request& request, const std::string& name) {
-  // Where data has to travel as messages. A small operation over TCP needs none, unless a link
-  // is to hold it back.
-  const bool by_messages = group_->remote() != nullptr || options_.link;
-  const bool uneven_exchange =
-      request.collective == Collective::all_to_all && !request.input_parts.empty();
-  if (uneven_exchange && (request.program || (!name.empty() && name != "auto"))) {
-    throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
-  }
-  if (uneven_exchange) {
-    request.program = by_messages ? program_for(request, "direct") : nullptr;
-    return;
-  }
-  if (request.program) {  // the user's own schedule
-    check_deterministic(request.program->schedule);
-    request.algorithm = request.program->hash;
-    return;
-  }
-  if (request.collective == Collective::barrier) {
-    return;
-  }
-  const std::string& wanted = name.empty() ? options_.algorithm : name;
-  const bool literal = by_messages || wanted.ends_with(kLiteral);
-  const std::string base = without_suffix(wanted);
-  // The communicator's own choice is for the collectives that have it.
-  if (wanted == "auto" || (name.empty() && !is_algorithm_of(request.collective, base))) {
-    if (by_messages && (options_.link || !CollectiveOperation::is_small(request, world()))) {
-      request.program = program_for(request, algorithm_by_messages(request.collective, world()));
-    }
-    return;
-  }
-  request.algorithm = hash_of(wanted);
-  if (!literal && base == "direct" && request.collective != Collective::all_reduce) {
-    return;
-  }
-  if (!literal && request.collective == Collective::all_reduce &&
-      (base == "one_shot" || base == "two_shot")) {
-    request.force = base == "one_shot" ? Path::stage : Path::two_shot_push;
-    return;
-  }
-  request.program = program_for(request, base);
-  check_deterministic(request.program->schedule);
-}
-
-std::shared_ptr<const Program> Communicator::program_for(const Request& request,
-                                                         const std::string& algorithm) {
-  auto& program = programs_[{algorithm, {static_cast<int>(request.collective), request.root}}];
-  if (!program) {
-    program = compile(make_schedule(algorithm, request.collective, world(), request.root), rank());
-  }
-  return program;
-}
-
-void Communicator::check_deterministic(const Schedule& schedule) const {
-  if (options_.deterministic && !schedule.ordered && !is_ordered(schedule)) {
-    throw Unsupported("algorithm '" + schedule.algorithm +
-                      "' adds in an order that depends on the layout; deterministic=True allows "
-                      "one_shot, two_shot and direct");
-  }
 }
 
 std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule) {

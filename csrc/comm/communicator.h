@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/algorithm_choice.h"
 #include "comm/collective_operation.h"
 #include "comm/engine.h"
 #include "comm/message_operation.h"
@@ -31,7 +32,17 @@ struct Options {
   std::shared_ptr<Link> link;     // when given: holds messages back, see link.h
   std::string algorithm = "auto";
   bool deterministic = false;  // only algorithms whose result does not depend on the layout
+  CostConstants costs;         // of this machine; those of rank 0 count
   Engine::Interrupt interrupt;
+};
+
+// What would run for a collective of so many bytes, and why.
+struct Explanation {
+  enum class Way { alone, memory, entry, messages };
+  Way way = Way::alone;
+  std::string algorithm;  // where it is one of a list: asked for, or chosen
+  bool asked = false;
+  std::vector<AlgorithmChoice::Candidate> candidates;
 };
 
 // Endpoint and engine of one init(), and the memory of closed communicators that peers may
@@ -111,11 +122,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string& reason);
   // Waits for operations in flight, then leaves. Later calls raise.
   void close();
+  Explanation explain(Collective collective, size_t bytes);
   bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }
 
  private:
   Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
   void choose_algorithm(Request& request, const std::string& algorithm);
+  std::vector<int> hosts_for_costs() const;
+  // Where data has to travel as messages.
+  bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }
   void check_deterministic(const Schedule& schedule) const;
   std::shared_ptr<const Program> program_for(const Request& request, const std::string& algorithm);
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
@@ -139,6 +154,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::shared_ptr<CollectiveOperation>> pool_;
   std::vector<std::shared_ptr<MessageOperation>> message_pool_;
   size_t pool_at_ = 0;
+  AlgorithmChoice choice_;
   std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
 };
 

@@ -43,11 +43,14 @@ struct alignas(64) Doorbell {
     futex_wake_all(rings);
   }
 
-  // To be called after publishing with release stores and fence_before_look().
-  void ring_if_asleep() {
-    if (is_anybody_asleep()) {
-      ring();
-    }
+  // To be asked after publishing with release stores and fence_before_look().
+  bool is_anybody_asleep() {
+#if defined(__SANITIZE_THREAD__)
+    // The thread sanitizer does not know fences; a read-modify-write says the same.
+    return asleep.fetch_add(0, std::memory_order_seq_cst) != 0;
+#else
+    return asleep.load(std::memory_order_relaxed) != 0;
+#endif
   }
 
   static void fence_before_look() {
@@ -61,16 +64,6 @@ struct alignas(64) Doorbell {
     return rings.load(std::memory_order_seq_cst);
   }
   void withdraw() { asleep.fetch_sub(1, std::memory_order_relaxed); }
-
- private:
-  bool is_anybody_asleep() {
-#if defined(__SANITIZE_THREAD__)
-    // The thread sanitizer does not know fences; a read-modify-write says the same.
-    return asleep.fetch_add(0, std::memory_order_seq_cst) != 0;
-#else
-    return asleep.load(std::memory_order_relaxed) != 0;
-#endif
-  }
 };
 
 }  // namespace dpcore

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/error.h"
@@ -52,74 +53,73 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   if (place.world == 1) {
     present.resize(1);
   } else if (tcp != nullptr) {
-    self->connect(place, *tcp, present);
+    self->connect(how, place, *tcp, present);
   } else {
     present = how == Meeting::threads ? meet_inproc(place, self->arena_)
                                       : meet_unix(place, *self->arena_);
   }
-  std::vector<Neighbour> neighbours(place.world);
-  self->neighbours_.swap(neighbours);
+  self->costs_ = place.world == 1 ? place.costs : present[0].costs;
+  if (self->neighbours_.empty()) {
+    self->neighbours_ = std::vector<Neighbour>(place.world);
+  }
   try {
     for (int r = 0; r < place.world; ++r) {
       self->take_in(r, present[r]);
     }
   } catch (...) {  // no addresses left, say
-    for (const Presence& other : present) {
-      for (const int fd : {other.memfd, other.pidfd}) {
-        if (fd >= 0) {
-          close(fd);
-        }
-      }
-    }
+    std::for_each(present.begin(), present.end(), close_all);
     throw;
   }
   return self;
 }
 
-void Endpoint::connect(const MeetingPlace& place, const TcpPlace& tcp,
+void Endpoint::connect(Meeting how, const MeetingPlace& place, const TcpPlace& tcp,
                        std::vector<Presence>& present) {
-  std::vector<TcpPresence> peers = meet_tcp(place, tcp);
-  present.resize(peers.size());
-  const auto host_of = [](const std::string& address) {
+  Descriptor wake_event = Network::make_wake_event();
+  std::vector<TcpPresence> peers = meet_tcp(place, tcp, [&](const MeetingPlace& mates) {
+    return how == Meeting::threads ? meet_inproc(mates, arena_, wake_event.get())
+                                   : meet_unix(mates, *arena_, wake_event.get());
+  });
+  const auto machine_of = [](const std::string& address) {
     return address.substr(0, address.rfind(':'));
   };
-  int on_this_host = 0;
+  present.resize(peers.size());
+  neighbours_ = std::vector<Neighbour>(peers.size());
+  int on_this_machine = 0;
+  bool needs_network = false;
   for (size_t r = 0; r < peers.size(); ++r) {
-    present[r].rank = static_cast<int>(r);
+    present[r] = std::exchange(peers[r].memory, {});
     present[r].process = peers[r].process;
-    on_this_host += host_of(peers[r].address) == host_of(peers[rank_].address) ? 1 : 0;
+    present[r].costs = peers[r].costs;
+    neighbours_[r].host = peers[r].host;
+    needs_network |= peers[r].is_remote();
+    // Ranks that do not share memory here may share processors all the same.
+    on_this_machine += machine_of(peers[r].address) == machine_of(peers[rank_].address) ? 1 : 0;
   }
-  oversubscribed_ = on_this_host > usable_processors();
-  network_ = std::make_unique<Network>(rank_, std::move(peers));
+  oversubscribed_ = on_this_machine > usable_processors();
+  if (needs_network) {
+    network_ = std::make_unique<Network>(rank_, std::move(peers), std::move(wake_event));
+  }
 }
 
 // What is taken over is removed from `present`.
 void Endpoint::take_in(int r, Presence& present) {
   Neighbour& neighbour = neighbours_[r];
   neighbour.process = r == rank_ ? getpid() : present.process;
-  if (is_remote(r)) {
-    neighbour.bell = &bell_of_remote_;
-    return;
-  }
+  neighbour.wake_event = Descriptor(std::exchange(present.wake_event, -1));
   if (r == rank_) {
     neighbour.view = ArenaView::of(arena_);
   } else if (present.local) {
     neighbour.view = ArenaView::of(present.local);
-  } else {
-    neighbour.pidfd = std::exchange(present.pidfd, -1);
-    fork_guard::add_descriptor(neighbour.pidfd);
+  } else if (present.memfd >= 0) {
+    neighbour.pidfd = Descriptor(std::exchange(present.pidfd, -1));
     neighbour.view = ArenaView::map(std::exchange(present.memfd, -1), present.reserve);
+  } else {  // remote
+    neighbour.bell = &bell_of_remote_;
+    return;
   }
   neighbour.base = neighbour.view->base();
   neighbour.bell = &reinterpret_cast<ArenaHeader*>(neighbour.base)->bell;
-}
-
-Endpoint::~Endpoint() {
-  for (const Neighbour& neighbour : neighbours_) {
-    if (neighbour.pidfd >= 0) {
-      fork_guard::close_descriptor(neighbour.pidfd);
-    }
-  }
 }
 
 uint64_t Endpoint::root_control_offset_of(int r) const {
@@ -145,8 +145,8 @@ void Endpoint::look_for_deaths() {
     filled = 0;
   };
   for (int r = 0; r < world(); ++r) {
-    if (neighbours_[r].pidfd >= 0 && !dead(r)) {
-      entries[filled] = {neighbours_[r].pidfd, POLLIN, 0};
+    if (neighbours_[r].pidfd && !dead(r)) {
+      entries[filled] = {neighbours_[r].pidfd.get(), POLLIN, 0};
       ranks[filled] = r;
       if (++filled == kBatch) {
         ask();
@@ -165,6 +165,14 @@ std::string Endpoint::how_it_ended(int r) const {
   return is_remote(r) ? "died or is out of reach (" + network_->problem_of(r) + ", " +
                             network_->address_of(r) + ")"
                       : "died";
+}
+
+void Endpoint::ring(int r) const {
+  const Neighbour& neighbour = neighbours_[r];
+  neighbour.bell->ring();
+  if (neighbour.wake_event) {
+    Network::wake(neighbour.wake_event.get(), 1);
+  }
 }
 
 void Endpoint::sleep(uint32_t seen, int64_t nanoseconds) {

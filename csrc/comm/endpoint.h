@@ -1,5 +1,9 @@
 // One rank's presence among the others: its arena, the mapped arenas of its host, its network
-// connections to ranks that it shares no memory with, its doorbell, and who is still alive.
+// connections to ranks of other hosts, its doorbell, and who is still alive.
+//
+// A rank that has connections sleeps on them (epoll) and on an eventfd, of which its mates, the
+// ranks of its host, have a copy: they ring by both, the word in memory and the eventfd.
+//
 // Communicators (the one of init() and all that are split from it) share the endpoint; it lives as
 // long as any of them or of their operations.
 //
@@ -14,6 +18,7 @@
 
 #include "comm/arena.h"
 #include "comm/control.h"
+#include "comm/descriptor.h"
 #include "comm/network.h"
 #include "comm/rendezvous.h"
 #include "comm/trace.h"
@@ -25,12 +30,12 @@ enum class Meeting { processes, threads };
 class Endpoint {
  public:
   // Meets the other ranks. `control_bytes` are set aside for the first communicator and made
-  // ready by `prepare_control` before any peer can see them. With `tcp` the ranks share no
-  // memory, even where they could.
+  // ready by `prepare_control` before any peer can see them. With `tcp` ranks may be on several
+  // hosts; TcpPlace says whether those of one host share memory.
   static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place, const TcpPlace* tcp,
                                         size_t control_bytes,
                                         const std::function<void(std::byte*)>& prepare_control);
-  ~Endpoint();
+  ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -45,7 +50,11 @@ class Endpoint {
 
   // nullptr when every rank is reached through memory.
   Network* network() const { return network_.get(); }
-  bool is_remote(int r) const { return network_ && r != rank_; }
+  bool is_remote(int r) const { return !neighbours_[r].view; }
+  // What the ranks agreed to expect of machine and network.
+  const CostConstants& costs() const { return costs_; }
+  // The lowest rank of r's host: equal for mates.
+  int host_of(int r) const { return neighbours_[r].host; }
 
   // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
   // what announce_sleep() said.
@@ -55,7 +64,14 @@ class Endpoint {
 
   // Of a rank that shares memory with this one.
   std::byte* base_of(int r) const { return neighbours_[r].base; }
-  Doorbell& bell_of(int r) const { return *neighbours_[r].bell; }
+  // Wakes r; remote ranks are woken by frames. What r is to find is published, and
+  // Doorbell::fence_before_look() was called.
+  void ring_if_asleep(int r) const {
+    if (neighbours_[r].bell->is_anybody_asleep()) {
+      ring(r);
+    }
+  }
+  void ring(int r) const;
   int32_t process_of(int r) const { return neighbours_[r].process; }
   uint64_t root_control_offset_of(int r) const;
 
@@ -73,20 +89,24 @@ class Endpoint {
  private:
   Endpoint() = default;
   void take_in(int r, Presence& present);
-  void connect(const MeetingPlace& place, const TcpPlace& tcp, std::vector<Presence>& present);
+  void connect(Meeting how, const MeetingPlace& place, const TcpPlace& tcp,
+               std::vector<Presence>& present);
 
   struct Neighbour {
     std::shared_ptr<ArenaView> view;
     std::byte* base = nullptr;
     Doorbell* bell = nullptr;
-    int pidfd = -1;
+    Descriptor pidfd;
+    Descriptor wake_event;
     int32_t process = 0;
+    int host = 0;
     std::atomic<bool> dead{false};
   };
 
   int rank_ = 0;
   bool oversubscribed_ = false;
   bool shares_process_ = false;
+  CostConstants costs_;
   uint64_t fork_generation_ = 0;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<std::byte> header_block_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <new>
 
 #include "comm/clock.h"
@@ -38,6 +39,33 @@ Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int r
   }
 }
 
+const char* Group::transport() const {
+  if (remote_ == nullptr) {
+    return endpoint_->shares_process() ? "inproc" : "shm";
+  }
+  const std::vector<int> all = hosts();
+  return *std::max_element(all.begin(), all.end()) + 1 < world() ? "shm+tcp" : "tcp";
+}
+
+bool Group::has_mates() const {
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_ && !is_remote(r)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<int> Group::hosts() const {
+  std::map<int, int> numbers;  // by the endpoint's name of the host
+  std::vector<int> hosts;
+  for (const int member : members_) {
+    hosts.push_back(numbers.emplace(endpoint_->host_of(member), static_cast<int>(numbers.size()))
+                        .first->second);
+  }
+  return hosts;
+}
+
 std::unique_ptr<RemoteMembers> Group::meet_remote(const Endpoint& endpoint,
                                                   const std::vector<int>& members, int rank,
                                                   uint64_t id) {
@@ -68,7 +96,7 @@ void Group::ring_others() const {
   Doorbell::fence_before_look();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
-      endpoint_->bell_of(members_[r]).ring_if_asleep();
+      endpoint_->ring_if_asleep(members_[r]);
     }
   }
   if (remote_) {
@@ -104,7 +132,7 @@ void Group::fail(ErrorKind kind, int culprit, const std::string& reason) {
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
-      endpoint_->bell_of(members_[r]).ring();
+      endpoint_->ring(members_[r]);
     }
   }
 }
@@ -139,7 +167,7 @@ void Group::leave() {
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && !is_remote(r)) {
-      endpoint_->bell_of(members_[r]).ring();
+      endpoint_->ring(members_[r]);
       control(r).departed.fetch_add(1, std::memory_order_acq_rel);
     }
   }

@@ -66,6 +66,13 @@ class Group {
   // The members that share no memory with this rank; nullptr when there are none.
   RemoteMembers* remote() const { return remote_.get(); }
   bool is_remote(int r) const { return remote_ && remote_->contains(r); }
+  // How its members reach each other: "inproc", "shm", "tcp", or "shm+tcp" where some share a host.
+  const char* transport() const;
+  // Whether another member is on the same host.
+  bool has_mates() const;
+  // By rank: the same number for members that share memory, and the smaller one for the host
+  // whose first member has the smaller rank.
+  std::vector<int> hosts() const;
 
   // Makes r look at what was published: frames to it leave, or its bell rings if it sleeps.
   void ring(int r) const {
@@ -74,7 +81,7 @@ class Group {
       return;
     }
     Doorbell::fence_before_look();
-    endpoint_->bell_of(members_[r]).ring_if_asleep();
+    endpoint_->ring_if_asleep(members_[r]);
   }
   void ring_others() const;
 

@@ -16,7 +16,6 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
-#include "comm/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -34,6 +33,11 @@ bool is_unacknowledged(int fd) {
   return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 && ::poll(&entry, 1, 0) == 0;
 }
 
+[[noreturn]] Descriptor no_descriptor() {
+  throw RendezvousError(std::string("no descriptor for epoll: ") + std::strerror(errno) +
+                        "; raise `ulimit -n`");
+}
+
 void sleep_ns(int64_t nanoseconds) {
   const timespec time{0, nanoseconds};
   nanosleep(&time, nullptr);
@@ -41,18 +45,21 @@ void sleep_ns(int64_t nanoseconds) {
 
 }  // namespace
 
-Network::Network(int rank, std::vector<TcpPresence> peers)
-    : rank_(rank), scratch_(std::make_unique<std::byte[]>(TcpLine::kScratchBytes)) {
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
-  if (epoll_ < 0 || wake_event_ < 0) {
-    throw RendezvousError(std::string("no descriptor for epoll: ") + std::strerror(errno) +
-                          "; raise `ulimit -n`");
+Descriptor Network::make_wake_event() {
+  Descriptor event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
+  return event ? std::move(event) : no_descriptor();
+}
+
+Network::Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event)
+    : rank_(rank),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_event_(std::move(wake_event)),
+      scratch_(std::make_unique<std::byte[]>(TcpLine::kScratchBytes)) {
+  if (!epoll_) {
+    no_descriptor();
   }
-  fork_guard::add_descriptor(epoll_);
-  fork_guard::add_descriptor(wake_event_);
   for (size_t r = 0; r < peers.size(); ++r) {
-    if (static_cast<int>(r) == rank) {
+    if (!peers[r].is_remote()) {
       peers_.push_back(nullptr);
       continue;
     }
@@ -70,19 +77,11 @@ Network::Network(int rank, std::vector<TcpPresence> peers)
   }
 }
 
-Network::~Network() {
-  for (const int fd : {epoll_, wake_event_}) {
-    if (fd >= 0) {
-      fork_guard::close_descriptor(fd);
-    }
-  }
-}
-
 void Network::watch(int fd, uint64_t name) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.u64 = name;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     throw RendezvousError(std::string("epoll_ctl failed: ") + std::strerror(errno));
   }
 }
@@ -145,7 +144,7 @@ void Network::poll() {
   epoll_event events[kEvents];
   int count = 0;
   do {
-    count = epoll_wait(epoll_, events, kEvents, 0);
+    count = epoll_wait(epoll_.get(), events, kEvents, 0);
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[i].data.u64;
       const uint32_t what = events[i].events;
@@ -241,18 +240,18 @@ void Network::look_for_broken_lines() {
 }
 
 void Network::sleep(int64_t nanoseconds) {
-  pollfd entries[2] = {{epoll_, POLLIN, 0}, {wake_event_, POLLIN, 0}};
+  pollfd entries[2] = {{epoll_.get(), POLLIN, 0}, {wake_event_.get(), POLLIN, 0}};
   const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   if (ppoll(entries, 2, &limit, nullptr) > 0 && entries[1].revents != 0) {
     uint64_t token = 0;
-    (void)!read(wake_event_, &token, sizeof(token));
+    (void)!read(wake_event_.get(), &token, sizeof(token));
   }
 }
 
-void Network::wake(uint32_t sleepers) {
+void Network::wake(int wake_event, uint32_t sleepers) {
   const uint64_t tokens = sleepers;
   if (tokens > 0) {
-    (void)!write(wake_event_, &tokens, sizeof(tokens));
+    (void)!write(wake_event, &tokens, sizeof(tokens));
   }
 }
 

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/descriptor.h"
 #include "comm/rendezvous_tcp.h"
 #include "comm/spin_lock.h"
 #include "comm/tcp_frame.h"
@@ -50,8 +51,10 @@ class Network {
   };
   using Aside = std::map<std::pair<uint64_t, MessageTag>, std::vector<Fragment>>;
 
-  Network(int rank, std::vector<TcpPresence> peers);
-  ~Network();
+  // `wake_event`, from make_wake_event(), is what sleep() listens to besides the connections; the
+  // ranks of this host have copies of it. Peers without connections are none of the network's.
+  Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event);
+  static Descriptor make_wake_event();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
@@ -71,7 +74,8 @@ class Network {
   // Until something happens on a connection, wake() is called, or the time is over.
   void sleep(int64_t nanoseconds);
   // So many sleepers; a token that comes too late wakes the next one.
-  void wake(uint32_t sleepers);
+  void wake(uint32_t sleepers) { wake(wake_event_.get(), sleepers); }
+  static void wake(int wake_event, uint32_t sleepers);
 
   // A peer one of whose data connections broke is lost as well, once it has been heard out.
   void look_for_broken_lines();
@@ -125,9 +129,9 @@ class Network {
   void forget_closed_groups();
 
   int rank_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for the own
-  int epoll_ = -1;
-  int wake_event_ = -1;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
+  Descriptor epoll_;
+  Descriptor wake_event_;
   SpinLock groups_lock_;
   std::vector<std::pair<uint64_t, Target*>> groups_;
   std::atomic<bool> groups_closed_{false};  // and what was set aside for them is of no use

@@ -66,54 +66,48 @@ void RemoteMembers::for_each(F&& call) const {
   }
 }
 
+FrameHeader RemoteMembers::frame_of(FrameKind kind, uint64_t operation) const {
+  FrameHeader frame;
+  frame.kind = kind;
+  frame.group = group_;
+  frame.operation = operation;
+  return frame;
+}
+
+void RemoteMembers::send_to_all(const FrameHeader& frame, const void* body, size_t body_bytes) {
+  for_each([&](int peer) {
+    network_.queue(peer, frame, body, body_bytes);
+    network_.flush(peer);
+  });
+}
+
 void RemoteMembers::tell_post(int r, const OperationSlot& slot, uint64_t bytes,
                               const std::byte* stage, size_t stage_offset, size_t stage_bytes) {
-  FrameHeader frame;
-  frame.kind = FrameKind::post;
-  frame.group = group_;
-  frame.operation = slot.posted.load(std::memory_order_relaxed) - 1;
+  FrameHeader frame = frame_of(FrameKind::post, slot.posted.load(std::memory_order_relaxed) - 1);
   frame.offset = stage_offset;
   const PostBody body{slot.fingerprint, slot.prescale, bytes};
   network_.queue(members_[r], frame, &body, sizeof(body), stage + stage_offset, stage_bytes);
+  posted_bytes_.fetch_add(stage_bytes, std::memory_order_relaxed);
 }
 
 void RemoteMembers::tell_finished(uint64_t number) {
-  FrameHeader frame;
-  frame.kind = FrameKind::finished;
-  frame.group = group_;
-  frame.operation = number;
+  const FrameHeader frame = frame_of(FrameKind::finished, number);
   for_each([&](int peer) { network_.queue(peer, frame); });
 }
 
 void RemoteMembers::tell_failure(const AbortRecord& record) {
-  FrameHeader frame;
-  frame.kind = FrameKind::failed;
-  frame.group = group_;
   FailedBody body;
   body.kind = record.kind;
   body.culprit = record.culprit;
   body.age_ns = now_ns() - record.when_ns;
   std::memcpy(body.reason, record.reason, sizeof(body.reason));
-  for_each([&](int peer) {
-    network_.queue(peer, frame, &body, sizeof(body));
-    network_.flush(peer);
-  });
+  send_to_all(frame_of(FrameKind::failed), &body, sizeof(body));
 }
 
-void RemoteMembers::tell_left() {
-  FrameHeader frame;
-  frame.kind = FrameKind::left;
-  frame.group = group_;
-  for_each([&](int peer) {
-    network_.queue(peer, frame);
-    network_.flush(peer);
-  });
-}
+void RemoteMembers::tell_left() { send_to_all(frame_of(FrameKind::left)); }
 
 void RemoteMembers::tell_alive() {
-  FrameHeader frame;
-  frame.kind = FrameKind::alive;
-  frame.group = group_;
+  const FrameHeader frame = frame_of(FrameKind::alive);
   for_each([&](int peer) {
     if (network_.has_room(peer)) {
       network_.queue(peer, frame);

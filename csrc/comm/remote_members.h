@@ -42,6 +42,8 @@ class RemoteMembers final : public Network::Target {
   void tell_failure(const AbortRecord& record);
   void tell_left();
   void tell_alive();
+  // Of user data, sent with posts so far.
+  uint64_t posted_bytes() const { return posted_bytes_.load(std::memory_order_relaxed); }
   void flush(int r) { network_.flush(members_[r]); }
   void flush_all();
 
@@ -62,6 +64,8 @@ class RemoteMembers final : public Network::Target {
   void take_failure(int r, const std::byte* payload);
   template <class F>
   void for_each(F&& call) const;
+  FrameHeader frame_of(FrameKind kind, uint64_t operation = 0) const;
+  void send_to_all(const FrameHeader& frame, const void* body = nullptr, size_t body_bytes = 0);
 
   Network& network_;
   uint64_t group_;
@@ -69,6 +73,7 @@ class RemoteMembers final : public Network::Target {
   std::vector<int> rank_of_;  // by endpoint rank
   std::vector<Mirror> mirrors_;
   std::atomic<bool> given_up_{false};
+  std::atomic<uint64_t> posted_bytes_{0};
 };
 
 }  // namespace dpcore

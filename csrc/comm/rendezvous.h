@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/arena.h"
+#include "comm/cost_model.h"
 
 namespace dpcore {
 
@@ -26,6 +27,12 @@ struct MeetingPlace {
   int world = 1;
   int64_t deadline_ns = 0;
   std::function<void()> interrupted;  // called now and then; throws to give up (Ctrl-C)
+  CostConstants costs = {};           // of this machine: all take those of rank 0
+  std::vector<int> members = {};      // ranks in the world, where not all of it meets here
+
+  std::string name_of(int r) const {
+    return "rank " + std::to_string(members.empty() ? r : members[static_cast<size_t>(r)]);
+  }
 };
 
 struct Presence {
@@ -34,11 +41,18 @@ struct Presence {
   uint64_t reserve = 0;
   int memfd = -1;                // owned by whoever receives the presence
   int pidfd = -1;                // likewise; -1 for ranks of this process
+  int wake_event = -1;           // likewise; of a rank that sleeps on a network as well
   std::shared_ptr<Arena> local;  // instead of memfd for ranks of this process
+  CostConstants costs;
 };
 
-// Both return world entries; the own one is empty but for its rank.
-std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena);
-std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena);
+// Both return world entries; the own one is empty but for its rank and costs. `wake_event` (an
+// eventfd) goes to the others with the arena; -1: this rank has none, and so have the others.
+std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena,
+                                  int wake_event = -1);
+std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena, int wake_event = -1);
+
+// Closes the descriptors that nobody took over.
+void close_all(Presence& presence);
 
 }  // namespace dpcore

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "comm/clock.h"
+#include "comm/descriptor.h"
 #include "comm/error.h"
 #include "comm/rendezvous.h"
 
@@ -20,6 +21,8 @@ struct Meeting {
   int arrived = 0;
   bool failed = false;
   std::vector<std::shared_ptr<Arena>> arenas;
+  std::vector<CostConstants> costs;
+  std::vector<Descriptor> wake_events;  // copies, and copied for every rank that needs one
 };
 
 std::mutex table_mutex;
@@ -41,13 +44,16 @@ std::string missing_ranks(const Meeting& meeting) {
 
 }  // namespace
 
-std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena) {
+std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena,
+                                  int wake_event) {
   std::unique_lock<std::mutex> lock(table_mutex);
   auto& entry = table()[place.name];
   if (!entry) {
     entry = std::make_shared<Meeting>();
     entry->world = place.world;
     entry->arenas.resize(place.world);
+    entry->costs.resize(place.world);
+    entry->wake_events.resize(place.world);
   }
   const std::shared_ptr<Meeting> meeting = entry;
   if (meeting->world != place.world) {
@@ -60,6 +66,8 @@ std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Are
                           "'; give every thread a rank of its own");
   }
   meeting->arenas[place.rank] = std::move(arena);
+  meeting->costs[place.rank] = place.costs;
+  meeting->wake_events[place.rank] = Descriptor(wake_event < 0 ? -1 : dup(wake_event));
   ++meeting->arrived;
   ++meeting->inside;
   table_changed.notify_all();
@@ -100,8 +108,11 @@ std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Are
   for (int r = 0; r < place.world; ++r) {
     peers[r].rank = r;
     peers[r].process = getpid();
+    peers[r].costs = meeting->costs[r];
     if (r != place.rank) {
       peers[r].local = meeting->arenas[r];
+      const Descriptor& event = meeting->wake_events[r];
+      peers[r].wake_event = event ? dup(event.get()) : -1;
     }
   }
   leave();

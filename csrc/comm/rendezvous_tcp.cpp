@@ -1,4 +1,5 @@
-// Phases: gather (all ranks at rank 0), link (all pairs), and the word to go.
+// Phases: gather (all ranks at rank 0), hosts (who shares one), link (all pairs), and the word to
+// go.
 #include "comm/rendezvous_tcp.h"
 
 #include <poll.h>
@@ -6,9 +7,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "comm/rendezvous_hosts.h"
 #include "comm/tcp_handshake.h"
 
 namespace dpcore {
@@ -28,21 +31,30 @@ struct Notice {
 struct Entry {  // one rank in the list that rank 0 hands out
   int32_t process = 0;
   char address[64] = {};
+  CostConstants costs;  // of rank 0
 };
 
 std::string name_of_rank(int r) { return "rank " + std::to_string(r); }
 
 class TcpMeeting {
  public:
-  TcpMeeting(const MeetingPlace& place, const TcpPlace& net)
+  TcpMeeting(const MeetingPlace& place, const TcpPlace& net, const MeetMates& meet_mates)
       : place_(place),
         net_(net),
-        own_{place.name, net.secret, place.rank, place.world, net.lines},
+        meet_mates_(meet_mates),
+        own_{place.name, net.secret, place.rank, place.world, net.lines, net.shares_memory},
         present_(place.world) {
-    for (int r = 0; r < place.world; ++r) {
-      present_[r].lines.resize(r == place.rank ? 0 : net.lines);
+    if (net.shares_memory) {
+      mark_.emplace(place, net.host_label);
     }
   }
+  ~TcpMeeting() {
+    for (TcpPresence& peer : present_) {
+      close_all(peer.memory);
+    }
+  }
+  TcpMeeting(const TcpMeeting&) = delete;
+  TcpMeeting& operator=(const TcpMeeting&) = delete;
 
   std::vector<TcpPresence> run() {
     if (place_.rank == 0) {
@@ -78,7 +90,8 @@ class TcpMeeting {
     try {
       gather(guests);
       hand_out(guests);
-      accept_lines(*net_.listener);
+      share_hosts(guests);
+      link(*net_.listener);
       hear_from_all(guests);
     } catch (const RendezvousError& problem) {
       tell_all(guests, problem.what());
@@ -122,6 +135,7 @@ class TcpMeeting {
       }
     }
     present_[0].process = getpid();
+    present_[0].costs = place_.costs;
     present_[0].address = net_.listener->local_address().text();
   }
 
@@ -129,18 +143,37 @@ class TcpMeeting {
     std::vector<Entry> list(place_.world);
     for (int r = 0; r < place_.world; ++r) {
       list[r].process = present_[r].process;
+      list[r].costs = place_.costs;
       present_[r].address.copy(list[r].address, sizeof(Entry::address) - 1);
     }
+    give_all(guests, list.data(), list.size() * sizeof(Entry));
+  }
+
+  // What everybody waits for at the end of a phase, after a notice that all is well.
+  void give_all(std::vector<TcpSocket>& guests, const void* data, size_t bytes) {
     Notice complete;
     complete.all_well = 1;
     for (int r = 1; r < place_.world; ++r) {
       if (!guests[r].send_all(&complete, sizeof(complete), place_.deadline_ns,
                               place_.interrupted) ||
-          !guests[r].send_all(list.data(), list.size() * sizeof(Entry), place_.deadline_ns,
-                              place_.interrupted)) {
+          !guests[r].send_all(data, bytes, place_.deadline_ns, place_.interrupted)) {
         throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
       }
     }
+  }
+
+  // Hears from all whom they reach, and tells all.
+  void share_hosts(std::vector<TcpSocket>& guests) {
+    std::vector<int32_t> hosts(place_.world);
+    hosts[0] = 0;
+    for (int r = 1; r < place_.world; ++r) {
+      if (!guests[r].receive_all(&hosts[r], sizeof(hosts[r]), place_.deadline_ns,
+                                 place_.interrupted)) {
+        throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
+      }
+    }
+    give_all(guests, hosts.data(), hosts.size() * sizeof(hosts[0]));
+    learn_hosts(hosts);
   }
 
   void hear_from_all(std::vector<TcpSocket>& guests) {
@@ -188,29 +221,39 @@ class TcpMeeting {
         root = std::move(line);
       }
     }
-    await_notice(root);
     std::vector<Entry> list(place_.world);
-    if (!root.receive_all(list.data(), list.size() * sizeof(Entry), place_.deadline_ns + kGraceNs,
-                          place_.interrupted)) {
-      throw RendezvousError(who() + "rank 0 went away while the ranks were meeting");
-    }
+    take_given(root, list.data(), list.size() * sizeof(Entry));
     for (int r = 0; r < place_.world; ++r) {
       present_[r].process = list[r].process;
+      present_[r].costs = list[r].costs;
       present_[r].address =
           std::string(list[r].address, strnlen(list[r].address, sizeof(Entry::address)));
     }
+    find_own_host(root);
     Notice linked;
     try {
-      for (int r = 0; r < place_.rank; ++r) {
-        connect_lines(r);
-      }
-      accept_lines(*listener);
+      link(*listener);
       linked.all_well = 1;
     } catch (const RendezvousError& problem) {
       std::string(problem.what()).copy(linked.reason, sizeof(linked.reason) - 1);
     }
     root.send_all(&linked, sizeof(linked), place_.deadline_ns + kGraceNs, place_.interrupted);
     await_notice(root);
+  }
+
+  void find_own_host(TcpSocket& root) {
+    const int32_t host = mark_ ? mark_->lowest_in_reach() : place_.rank;
+    std::vector<int32_t> hosts(place_.world);
+    root.send_all(&host, sizeof(host), place_.deadline_ns + kGraceNs, place_.interrupted);
+    take_given(root, hosts.data(), hosts.size() * sizeof(hosts[0]));
+    learn_hosts(hosts);
+  }
+
+  void take_given(TcpSocket& root, void* data, size_t bytes) {
+    await_notice(root);
+    if (!root.receive_all(data, bytes, place_.deadline_ns + kGraceNs, place_.interrupted)) {
+      throw RendezvousError(who() + "rank 0 went away while the ranks were meeting");
+    }
   }
 
   void await_notice(TcpSocket& root) {
@@ -229,6 +272,34 @@ class TcpMeeting {
       notice.reason[sizeof(notice.reason) - 1] = '\0';
       throw RendezvousError(who() + "told by rank 0: " + notice.reason);
     }
+  }
+
+  // ---- all ----
+
+  void learn_hosts(const std::vector<int32_t>& hosts) {
+    hosts_ = hosts;
+    for (int r = 0; r < place_.world; ++r) {
+      present_[r].host = hosts_[r];
+      present_[r].lines.resize(hosts_[r] == hosts_[place_.rank] ? 0 : net_.lines);
+    }
+  }
+
+  // Memory first: mates need nobody else for it, so nobody waits in a circle.
+  void link(TcpSocket& listener) {
+    check_hosts(hosts_);
+    const MeetingPlace mates = place_of_mates(place_, hosts_);
+    if (mates.world > 1) {
+      std::vector<Presence> memory = meet_mates_(mates);
+      for (int i = 0; i < mates.world; ++i) {
+        present_[mates.members[i]].memory = std::move(memory[i]);
+      }
+    }
+    for (int r = 0; r < place_.rank; ++r) {
+      if (present_[r].is_remote()) {
+        connect_lines(r);
+      }
+    }
+    accept_lines(listener);
   }
 
   // Tries all addresses of a rank until one answers or the deadline is over.
@@ -265,10 +336,13 @@ class TcpMeeting {
   }
 
   void accept_lines(TcpSocket& listener) {
-    int missing = (place_.world - 1 - place_.rank) * net_.lines;
+    int missing = 0;
+    for (int r = place_.rank + 1; r < place_.world; ++r) {
+      missing += static_cast<int>(present_[r].lines.size());
+    }
     Lobby lobby(listener, own_, [&](const Greeting& greeting) -> std::string {
       const bool belongs = greeting.purpose == static_cast<uint32_t>(Purpose::line) &&
-                           greeting.rank > place_.rank &&
+                           greeting.rank > place_.rank && present_[greeting.rank].is_remote() &&
                            !present_[greeting.rank].lines[greeting.line];
       return belongs ? ""
                      : name_of_rank(greeting.rank) +
@@ -279,7 +353,7 @@ class TcpMeeting {
       if (now_ns() > place_.deadline_ns) {
         std::string late;
         for (int r = place_.rank + 1; r < place_.world; ++r) {
-          const bool complete = static_cast<bool>(present_[r].lines.back());
+          const bool complete = !present_[r].is_remote() || present_[r].lines.back();
           late += complete ? "" : (late.empty() ? "" : ", ") + name_of_rank(r);
         }
         throw RendezvousError(who() + "waited in vain at " + listener.local_address().text() +
@@ -296,18 +370,22 @@ class TcpMeeting {
 
   const MeetingPlace& place_;
   const TcpPlace& net_;
+  const MeetMates& meet_mates_;
   Credentials own_;
+  std::optional<HostMark> mark_;  // until the end: mates look for it at different times
+  std::vector<int> hosts_;
   std::vector<TcpPresence> present_;
 };
 
 }  // namespace
 
-std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net) {
+std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net,
+                                  const MeetMates& meet_mates) {
   if (net.lines < kMinLines || net.lines > kMaxLines) {
     throw RendezvousError("DPCORE_TCP_SOCKETS: " + std::to_string(net.lines - 1) +
                           " sockets for data; choose 1.." + std::to_string(kMaxLines - 1));
   }
-  return TcpMeeting(place, net).run();
+  return TcpMeeting(place, net, meet_mates).run();
 }
 
 }  // namespace dpcore

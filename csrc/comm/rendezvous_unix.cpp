@@ -1,8 +1,10 @@
 // Processes of one host meet at rank 0's abstract socket.
 //
-//   rank r -> 0   Hello {magic, version, sizes, world, rank, process, reserve} + memfd + pidfd
+//   rank r -> 0   Hello {magic, version, sizes, world, rank, process, reserve} + descriptors
 //   rank 0 -> r   Verdict {ok} or {refused, text}
-//   rank 0 -> r   for every rank: Hello + memfd + pidfd
+//   rank 0 -> r   for every rank: Hello + descriptors
+//
+// The descriptors are memfd, pidfd and, of ranks that have a network as well, an eventfd.
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
@@ -10,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -35,6 +38,7 @@ struct Hello {
   int32_t process = 0;
   uint32_t word_order = 0x01020304;
   uint64_t reserve = 0;
+  CostConstants costs;
 };
 
 struct Verdict {
@@ -71,11 +75,12 @@ Hello own_hello(const MeetingPlace& place, const Arena& arena) {
   hello.rank = place.rank;
   hello.process = getpid();
   hello.reserve = arena.reserve();
+  hello.costs = place.costs;
   return hello;
 }
 
 std::string refusal(const Hello& hello, const MeetingPlace& place,
-                    const std::vector<Presence>& present, size_t descriptors) {
+                    const std::vector<Presence>& present, size_t descriptors, bool has_event) {
   const Hello expected;
   if (hello.magic != expected.magic || hello.version != expected.version ||
       hello.control_bytes != expected.control_bytes || hello.word_order != expected.word_order) {
@@ -90,21 +95,22 @@ std::string refusal(const Hello& hello, const MeetingPlace& place,
            std::to_string(place.world);
   }
   if (present[hello.rank].memfd >= 0) {
-    return "rank " + std::to_string(hello.rank) + " is there already (process " +
+    return place.name_of(hello.rank) + " is there already (process " +
            std::to_string(present[hello.rank].process) + "); two processes claim the same rank";
   }
-  if (descriptors != 2) {
-    return "no arena came with the greeting of rank " + std::to_string(hello.rank) +
-           "; raise `ulimit -n` on rank 0";
+  if (descriptors != (has_event ? 3 : 2)) {
+    return "no arena came with the greeting of " + place.name_of(hello.rank) +
+           "; raise `ulimit -n` on " + place.name_of(0);
   }
   return "";
 }
 
-std::string missing_ranks(const std::vector<Presence>& present) {
+std::string missing_ranks(const std::vector<Presence>& present, const MeetingPlace& place) {
   std::string list;
   for (size_t r = 1; r < present.size(); ++r) {
     if (present[r].memfd < 0) {
-      list += (list.empty() ? "" : ", ") + std::to_string(r);
+      const int member = place.members.empty() ? static_cast<int>(r) : place.members[r];
+      list += (list.empty() ? "" : ", ") + std::to_string(member);
     }
   }
   return list;
@@ -117,21 +123,39 @@ void send_verdict(UnixSocket& to, const std::string& problem, const MeetingPlace
   to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, place.interrupted);
 }
 
-void close_all(std::vector<Presence>& peers) {
-  for (Presence& peer : peers) {
-    for (int* fd : {&peer.memfd, &peer.pidfd}) {
-      if (*fd >= 0) {
-        close(std::exchange(*fd, -1));
-      }
-    }
+std::vector<int> handles_of(const Presence& rank) {
+  std::vector<int> handles = {rank.memfd, rank.pidfd};
+  if (rank.wake_event >= 0) {
+    handles.push_back(rank.wake_event);
   }
+  return handles;
 }
 
-std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena) {
+std::vector<int> own_handles(const Arena& arena, int pidfd, int wake_event) {
+  Presence self;
+  self.memfd = arena.fd();
+  self.pidfd = pidfd;
+  self.wake_event = wake_event;
+  return handles_of(self);
+}
+
+Presence presence_of(const Hello& hello, Descriptors& handles) {
+  Presence rank;
+  rank.rank = hello.rank;
+  rank.process = hello.process;
+  rank.reserve = hello.reserve;
+  rank.costs = hello.costs;
+  rank.memfd = handles.take(0);
+  rank.pidfd = handles.take(1);
+  rank.wake_event = handles.list.size() > 2 ? handles.take(2) : -1;
+  return rank;
+}
+
+std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena, int wake_event) {
   UnixSocket listener = UnixSocket::listen_at(place.name);
   if (!listener) {
-    throw RendezvousError("rank 0: another process is already rank 0 of '" + place.name +
-                          "'; choose another MASTER_PORT or init_method");
+    throw RendezvousError(place.name_of(0) + ": another process is already rank 0 of '" +
+                          place.name + "'; choose another MASTER_PORT or init_method");
   }
   std::vector<Presence> present(place.world);
   std::vector<UnixSocket> lines(place.world);
@@ -144,14 +168,14 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
       }
       if (now_ns() > place.deadline_ns) {
         const std::string text = std::to_string(arrived) + " of " + std::to_string(place.world) +
-                                 " ranks came; missing: " + missing_ranks(present) +
+                                 " ranks came; missing: " + missing_ranks(present, place) +
                                  (last_refusal.empty() ? "" : "; refused: " + last_refusal);
         for (UnixSocket& line : lines) {
           if (line) {
             send_verdict(line, text, place);
           }
         }
-        throw RendezvousError("rank 0: " + text);
+        throw RendezvousError(place.name_of(0) + ": " + text);
       }
       UnixSocket line = listener.accept(kAcceptSliceMs);
       if (!line || !line.same_user()) {
@@ -167,13 +191,12 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
       } catch (const RendezvousError&) {
         continue;  // a connection that said nothing is not a rank
       }
-      last_refusal = refusal(hello, place, present, descriptors.list.size());
+      last_refusal = refusal(hello, place, present, descriptors.list.size(), wake_event >= 0);
       if (!last_refusal.empty()) {
         send_verdict(line, last_refusal, place);
         continue;
       }
-      present[hello.rank] = {hello.rank,          hello.process,       hello.reserve,
-                             descriptors.take(0), descriptors.take(1), nullptr};
+      present[hello.rank] = presence_of(hello, descriptors);
       lines[hello.rank] = std::move(line);
       ++arrived;
     }
@@ -183,13 +206,14 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
       send_verdict(lines[to], "", place);
       for (int r = 0; r < place.world; ++r) {
         Hello hello = own_hello(place, arena);
-        std::vector<int> handles = {arena.fd(), own.list[0]};
         if (r != 0) {
           hello.rank = r;
           hello.process = present[r].process;
           hello.reserve = present[r].reserve;
-          handles = {present[r].memfd, present[r].pidfd};
+          hello.costs = present[r].costs;
         }
+        const std::vector<int> handles =
+            r == 0 ? own_handles(arena, own.list[0], wake_event) : handles_of(present[r]);
         // A rank that is gone already is no reason to let the others down: everybody holds its
         // pidfd, and the first operation names it.
         if (!lines[to].send(&hello, sizeof(hello), handles, place.deadline_ns, place.interrupted)) {
@@ -198,47 +222,49 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
       }
     }
   } catch (...) {
-    close_all(present);
+    std::for_each(present.begin(), present.end(), close_all);
     throw;
   }
   present[0].process = getpid();
+  present[0].costs = place.costs;
   return present;
 }
 
-std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena) {
-  const std::string who = "rank " + std::to_string(place.rank) + ": ";
+std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena, int wake_event) {
+  const std::string who = place.name_of(place.rank) + ": ";
+  const std::string host = place.name_of(0);
   UnixSocket line;
   while (!(line = UnixSocket::connect_to(place.name))) {
     if (place.interrupted) {
       place.interrupted();
     }
     if (now_ns() > place.deadline_ns) {
-      throw RendezvousError(who + "rank 0 did not come to '" + place.name +
+      throw RendezvousError(who + host + " did not come to '" + place.name +
                             "'; is it running, with the same MASTER_ADDR and MASTER_PORT?");
     }
     usleep(2000);
   }
   if (!line.same_user()) {
-    throw RendezvousError(who + "the process that listens as rank 0 belongs to another user");
+    throw RendezvousError(who + "the process that listens as " + host + " belongs to another user");
   }
   const Hello hello = own_hello(place, arena);
   Descriptors own;
   own.list = {own_pidfd()};
+  const std::vector<int> handles = own_handles(arena, own.list[0], wake_event);
   Verdict verdict;
   bool answered = false;
   try {
-    answered = line.send(&hello, sizeof(hello), {arena.fd(), own.list[0]}, place.deadline_ns,
-                         place.interrupted) &&
+    answered = line.send(&hello, sizeof(hello), handles, place.deadline_ns, place.interrupted) &&
                // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
                line.receive(&verdict, sizeof(verdict), nullptr,
                             place.deadline_ns + kHelloPatienceNs / 5, place.interrupted);
   } catch (const RendezvousError&) {
-    throw RendezvousError(who + "rank 0 listens at '" + place.name +
+    throw RendezvousError(who + host + " listens at '" + place.name +
                           "' but did not answer before the deadline; is it stopped, or is the "
                           "name taken by another program?");
   }
   if (!answered) {
-    throw RendezvousError(who + "rank 0 went away while the ranks were meeting");
+    throw RendezvousError(who + host + " went away while the ranks were meeting");
   }
   verdict.text[sizeof(verdict.text) - 1] = '\0';
   if (verdict.accepted != 1) {
@@ -252,19 +278,18 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
       if (!line.receive(&peer, sizeof(peer), &descriptors.list, place.deadline_ns,
                         place.interrupted) ||
           peer.rank != i) {
-        throw RendezvousError(who + "rank 0 went away while it handed over the arenas");
+        throw RendezvousError(who + host + " went away while it handed over the arenas");
       }
-      if (descriptors.list.size() != 2) {
-        throw RendezvousError(who + "no descriptor is free for the arena of rank " +
-                              std::to_string(i) + "; raise `ulimit -n`");
+      if (descriptors.list.size() != handles.size()) {
+        throw RendezvousError(who + "no descriptor is free for the arena of " + place.name_of(i) +
+                              "; raise `ulimit -n`");
       }
       if (i != place.rank) {
-        present[i] = {i,      peer.process, peer.reserve, descriptors.take(0), descriptors.take(1),
-                      nullptr};
+        present[i] = presence_of(peer, descriptors);
       }
     }
   } catch (...) {
-    close_all(present);
+    std::for_each(present.begin(), present.end(), close_all);
     throw;
   }
   present[place.rank].rank = place.rank;
@@ -274,8 +299,17 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
 
 }  // namespace
 
-std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena) {
-  return place.rank == 0 ? host_meeting(place, arena) : join_meeting(place, arena);
+std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena, int wake_event) {
+  return place.rank == 0 ? host_meeting(place, arena, wake_event)
+                         : join_meeting(place, arena, wake_event);
+}
+
+void close_all(Presence& presence) {
+  for (int* fd : {&presence.memfd, &presence.pidfd, &presence.wake_event}) {
+    if (*fd >= 0) {
+      close(std::exchange(*fd, -1));
+    }
+  }
 }
 
 }  // namespace dpcore

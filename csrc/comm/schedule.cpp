@@ -2,6 +2,7 @@
 #include "comm/schedule.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,13 +14,15 @@ namespace dpcore {
 namespace {
 
 using algorithms::Algorithm;
+using algorithms::HostAlgorithm;
 using algorithms::Plan;
 
 struct Entry {
   Collective collective;
   std::string_view name;
   Algorithm algorithm;
-  bool adds_all_at_once;  // says nothing where there is no reduction
+  bool adds_all_at_once;               // says nothing where there is no reduction
+  HostAlgorithm over_hosts = nullptr;  // instead of `algorithm`
 };
 
 // The order is the one in which algorithms_of answers.
@@ -31,21 +34,27 @@ constexpr Entry kEntries[] = {
      false},
     {Collective::all_reduce, "halving_doubling", algorithms::halving_doubling_all_reduce, false},
     {Collective::all_reduce, "tree", algorithms::tree_all_reduce, false},
+    {Collective::all_reduce, "hierarchical", nullptr, false, algorithms::hierarchical_all_reduce},
     {Collective::reduce_scatter, "direct", algorithms::direct_reduce_scatter, true},
     {Collective::reduce_scatter, "ring", algorithms::ring_reduce_scatter, false},
     {Collective::reduce_scatter, "halving_doubling", algorithms::halving_doubling_reduce_scatter,
      false},
+    {Collective::reduce_scatter, "hierarchical", nullptr, false,
+     algorithms::hierarchical_reduce_scatter},
     {Collective::all_gather, "direct", algorithms::direct_all_gather, true},
     {Collective::all_gather, "ring", algorithms::ring_all_gather, true},
     {Collective::all_gather, "recursive_doubling", algorithms::recursive_doubling_all_gather, true},
     {Collective::all_gather, "bruck", algorithms::bruck_all_gather, true},
+    {Collective::all_gather, "hierarchical", nullptr, true, algorithms::hierarchical_all_gather},
     {Collective::broadcast, "direct", algorithms::direct_broadcast, true},
     {Collective::broadcast, "two_shot", algorithms::two_shot_broadcast, true},
     {Collective::broadcast, "ring", algorithms::ring_broadcast, true},
     {Collective::broadcast, "tree", algorithms::tree_broadcast, true},
+    {Collective::broadcast, "hierarchical", nullptr, true, algorithms::hierarchical_broadcast},
     {Collective::reduce, "direct", algorithms::direct_reduce, true},
     {Collective::reduce, "two_shot", algorithms::two_shot_reduce, true},
     {Collective::reduce, "tree", algorithms::tree_reduce, false},
+    {Collective::reduce, "hierarchical", nullptr, false, algorithms::hierarchical_reduce},
     {Collective::gather, "direct", algorithms::direct_gather, true},
     {Collective::gather, "tree", algorithms::tree_gather, true},
     {Collective::scatter, "direct", algorithms::direct_scatter, true},
@@ -60,6 +69,13 @@ constexpr int kLargestWorld = 32768;
 bool has_root(Collective collective) {
   return collective == Collective::broadcast || collective == Collective::reduce ||
          collective == Collective::gather || collective == Collective::scatter;
+}
+
+// Within one host, or with a host for every rank, there are no two levels: everything is added at
+// once, but for a root, whose own contribution comes last.
+bool has_one_level(Collective collective, const std::vector<int>& hosts) {
+  const size_t count = std::set<int>(hosts.begin(), hosts.end()).size();
+  return count == 1 || (count == hosts.size() && collective != Collective::reduce);
 }
 
 const Entry& find_entry(std::string_view name, Collective collective) {
@@ -77,7 +93,8 @@ const Entry& find_entry(std::string_view name, Collective collective) {
 
 }  // namespace
 
-Schedule make_schedule(std::string_view algorithm, Collective collective, int world, int root) {
+Schedule make_schedule(std::string_view algorithm, Collective collective, int world, int root,
+                       const std::vector<int>& hosts) {
   const Entry& entry = find_entry(algorithm, collective);
   if (world < 1 || world > kLargestWorld) {
     throw Unsupported("a schedule for " + std::to_string(world) +
@@ -87,7 +104,19 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
     throw Unsupported("root " + std::to_string(root) + " is no rank of a world of " +
                       std::to_string(world) + "; choose 0 to " + std::to_string(world - 1));
   }
-  Plan plan = entry.algorithm(world, root);
+  if (!hosts.empty() && hosts.size() != static_cast<size_t>(world)) {
+    throw Unsupported("hosts are given for " + std::to_string(hosts.size()) + " ranks of " +
+                      std::to_string(world) + "; name one for every rank");
+  }
+  Plan plan;
+  bool ordered = entry.adds_all_at_once || world <= 2;  // two can only be added at once
+  if (entry.over_hosts != nullptr) {
+    const std::vector<int> known = hosts.empty() ? std::vector<int>(world) : hosts;
+    plan = entry.over_hosts(known, root);
+    ordered = ordered || has_one_level(collective, known);
+  } else {
+    plan = entry.algorithm(world, root);
+  }
   // Which order moves of the same step stand in has no meaning. A fixed one makes two lists
   // comparable, and changes readable in a diff.
   std::sort(plan.moves.begin(), plan.moves.end(), [](const Move& a, const Move& b) {
@@ -98,8 +127,7 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
           .world = world,
           .chunks = plan.chunks,
           .root = has_root(collective) ? root : 0,
-          // Two contributions can only be added at once, whatever the algorithm.
-          .ordered = entry.adds_all_at_once || world <= 2,
+          .ordered = ordered,
           .moves = std::move(plan.moves)};
 }
 

@@ -48,7 +48,9 @@ struct Schedule {
 
 // Throws Unsupported, listing the algorithms there are, when this one does not exist for
 // the collective. world >= 1, 0 <= root < world.
-Schedule make_schedule(std::string_view algorithm, Collective collective, int world, int root = 0);
+// `hosts` says which ranks share one (equal numbers), for algorithms that care; empty: all do.
+Schedule make_schedule(std::string_view algorithm, Collective collective, int world, int root = 0,
+                       const std::vector<int>& hosts = {});
 
 // The algorithms known for a collective, in a fixed order.
 std::vector<std::string> algorithms_of(Collective collective);

@@ -21,6 +21,9 @@ struct Plan {
 // Collectives without a root ignore the second argument.
 using Algorithm = Plan (*)(int world, int root);
 
+// The same for algorithms that look at who shares a host: equal numbers do.
+using HostAlgorithm = Plan (*)(const std::vector<int>& hosts, int root);
+
 // schedule_direct.cpp: one step, every pair of ranks that has something to say talks at once.
 Plan one_shot_all_reduce(int world, int root);
 Plan direct_reduce_scatter(int world, int root);
@@ -60,6 +63,13 @@ Plan tree_scatter(int world, int root);
 // schedule_bruck.cpp: rotations by 1, 2, 4, ...
 Plan bruck_all_gather(int world, int root);
 Plan bruck_all_to_all(int world, int root);
+
+// schedule_hierarchical.cpp: within each host first, then between hosts.
+Plan hierarchical_all_reduce(const std::vector<int>& hosts, int root);
+Plan hierarchical_reduce_scatter(const std::vector<int>& hosts, int root);
+Plan hierarchical_all_gather(const std::vector<int>& hosts, int root);
+Plan hierarchical_broadcast(const std::vector<int>& hosts, int root);
+Plan hierarchical_reduce(const std::vector<int>& hosts, int root);
 
 // Folding makes an algorithm for powers of two work for any number of ranks. The first `core`
 // ranks, the largest power of two that fits, run the algorithm; each of the `extra` others hands

@@ -4,6 +4,7 @@
 
 #include "comm/transport_mapped.h"
 #include "comm/transport_paced.h"
+#include "comm/transport_routed.h"
 #include "comm/transport_tcp.h"
 
 namespace dpcore {
@@ -46,6 +47,16 @@ SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> lin
     has_link_ = true;
     transport_ = std::make_unique<PacedTransport>(std::move(transport_), std::move(link), *group_);
   }
+  if (group_->remote() != nullptr && group_->has_mates()) {
+    transport_ = std::make_unique<RoutedTransport>(
+        *group_, std::make_unique<MappedTransport>(*group_), std::move(transport_));
+  }
+}
+
+Transport::Sent SharedState::sent() const {
+  Transport::Sent sent = transport_->sent();
+  sent.network += group_->remote() == nullptr ? 0 : group_->remote()->posted_bytes();
+  return sent;
 }
 
 std::byte* SharedState::stage(uint64_t number) {

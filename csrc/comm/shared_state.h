@@ -59,6 +59,8 @@ class SharedState {
   std::shared_ptr<Group> group_ptr() const { return group_; }
   Transport& transport() const { return *transport_; }
   bool has_link() const { return has_link_; }
+  // Bytes of user data that went to others as messages, and by the network with a rank's entry.
+  Transport::Sent sent() const;
   // The memory behind the stage of an operation, made at first use, and who used it before the
   // operation; under the engine's seat.
   std::byte* stage(uint64_t number);

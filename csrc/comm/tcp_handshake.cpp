@@ -17,7 +17,7 @@ namespace dpcore {
 namespace {
 
 constexpr uint64_t kGreetingMagic = 0x31'70'63'74'70'64'0d'0aull;  // no text protocol begins so
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 constexpr uint32_t kWordOrder = 0x01020304;
 constexpr int64_t kPatienceNs = 5'000'000'000;
 constexpr size_t kMaxVisitors = 256;
@@ -93,6 +93,7 @@ Greeting greeting_of(const Credentials& own, Purpose purpose, int line,
   greeting.rank = own.rank;
   greeting.line = line;
   greeting.lines = own.lines;
+  greeting.shares_memory = own.shares_memory ? 1 : 0;
   greeting.process = getpid();
   greeting.job = Sha256().add(own.job).finish();
   greeting.nonce = random_digest();
@@ -222,6 +223,12 @@ std::string Lobby::problem_of(const Greeting& greeting) const {
     return std::to_string(greeting.lines) + " connections per peer on rank " + rank + ", " +
            std::to_string(own.lines) + " on rank " + std::to_string(own.rank) +
            "; DPCORE_TCP_SOCKETS must be the same everywhere";
+  }
+  if (greeting.shares_memory != own.shares_memory) {
+    const auto name = [](uint32_t shares) { return shares != 0 ? "'auto'" : "'tcp'"; };
+    return std::string("transport ") + name(greeting.shares_memory) + " on rank " + rank + ", " +
+           name(own.shares_memory) + " on rank " + std::to_string(own.rank) +
+           "; it must be the same everywhere";
   }
   return "";
 }

@@ -39,7 +39,7 @@ struct Greeting {
   int32_t line = 0;   // which of the connections of this pair of ranks
   int32_t lines = 0;  // how many a pair has
   int32_t process = 0;
-  uint32_t unused = 0;
+  uint32_t shares_memory = 0;  // with ranks of its host
   Digest job{};
   Digest nonce{};
   char address[64] = {};  // where this rank listens
@@ -51,6 +51,7 @@ struct Credentials {
   int rank = 0;
   int world = 1;
   int lines = 1;
+  bool shares_memory = false;
 };
 
 Greeting greeting_of(const Credentials& own, Purpose purpose, int line, const std::string& address);

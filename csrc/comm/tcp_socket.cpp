@@ -13,7 +13,6 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
-#include "comm/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -58,36 +57,14 @@ int new_socket(int family) {
 
 }  // namespace
 
-TcpSocket::TcpSocket(int fd) : fd_(fd) {
-  if (fd_ >= 0) {
-    fork_guard::add_descriptor(fd_);
-  }
-}
-
-TcpSocket::~TcpSocket() {
-  if (fd_ >= 0) {
-    fork_guard::close_descriptor(fd_);
-  }
-}
-
-TcpSocket& TcpSocket::operator=(TcpSocket&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) {
-      fork_guard::close_descriptor(fd_);
-    }
-    fd_ = other.fd_;
-    other.fd_ = -1;
-  }
-  return *this;
-}
-
 TcpSocket TcpSocket::listen_at(const TcpAddress& address) {
   TcpSocket socket(new_socket(address.family()));
-  set_option(socket.fd_, SOL_SOCKET, SO_REUSEADDR, 1);
+  set_option(socket.fd_.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.family() == AF_INET6) {
-    set_option(socket.fd_, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    set_option(socket.fd_.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
   }
-  if (bind(socket.fd_, address.get(), address.length()) != 0 || listen(socket.fd_, kBacklog) != 0) {
+  if (bind(socket.fd_.get(), address.get(), address.length()) != 0 ||
+      listen(socket.fd_.get(), kBacklog) != 0) {
     const int problem = errno;
     std::string advice;
     if (problem == EADDRINUSE) {
@@ -104,14 +81,14 @@ TcpSocket TcpSocket::listen_at(const TcpAddress& address) {
 TcpSocket TcpSocket::connect_to(const TcpAddress& address, int64_t deadline_ns,
                                 const Interrupt& interrupted, std::string* problem) {
   TcpSocket socket(new_socket(address.family()));
-  int error = connect(socket.fd_, address.get(), address.length()) == 0 ? 0 : errno;
+  int error = connect(socket.fd_.get(), address.get(), address.length()) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
-    if (!is_ready(socket.fd_, POLLOUT, deadline_ns, interrupted)) {
+    if (!is_ready(socket.fd_.get(), POLLOUT, deadline_ns, interrupted)) {
       *problem = "nothing answers";
       return {};
     }
     socklen_t length = sizeof(error);
-    getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+    getsockopt(socket.fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
   if (error != 0) {
     *problem = std::strerror(error);
@@ -126,41 +103,41 @@ TcpSocket TcpSocket::connect_to(const TcpAddress& address, int64_t deadline_ns,
 }
 
 TcpSocket TcpSocket::accept() {
-  return TcpSocket(accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  return TcpSocket(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
 TcpAddress TcpSocket::local_address() const {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+  getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length);
   return {reinterpret_cast<sockaddr*>(&address), length};
 }
 
 TcpAddress TcpSocket::peer_address() const {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  getpeername(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+  getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length);
   return {reinterpret_cast<sockaddr*>(&address), length};
 }
 
 void TcpSocket::prepare_for_frames() {
-  set_option(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(fd_, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd_, IPPROTO_TCP, TCP_KEEPIDLE, kQuietSeconds);
-  set_option(fd_, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
-  set_option(fd_, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kQuietSeconds);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, kProbes);
 }
 
 bool TcpSocket::send_all(const void* data, size_t bytes, int64_t deadline_ns,
                          const Interrupt& interrupted) {
   const auto* from = static_cast<const std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t sent = ::send(fd_, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = ::send(fd_.get(), from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       from += sent;
       bytes -= static_cast<size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!is_ready(fd_, POLLOUT, deadline_ns, interrupted)) {
+      if (!is_ready(fd_.get(), POLLOUT, deadline_ns, interrupted)) {
         give_up();
       }
     } else if (errno != EINTR) {
@@ -172,7 +149,7 @@ bool TcpSocket::send_all(const void* data, size_t bytes, int64_t deadline_ns,
 
 ptrdiff_t TcpSocket::receive_some(void* data, size_t bytes) {
   while (true) {
-    const ssize_t received = ::recv(fd_, data, bytes, MSG_DONTWAIT);
+    const ssize_t received = ::recv(fd_.get(), data, bytes, MSG_DONTWAIT);
     if (received > 0) {
       return received;
     }
@@ -193,7 +170,7 @@ bool TcpSocket::receive_all(void* data, size_t bytes, int64_t deadline_ns,
     if (received < 0) {
       return false;
     }
-    if (received == 0 && !is_ready(fd_, POLLIN, deadline_ns, interrupted)) {
+    if (received == 0 && !is_ready(fd_.get(), POLLIN, deadline_ns, interrupted)) {
       give_up();
     }
     to += received;

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/descriptor.h"
+
 namespace dpcore {
 
 class TcpAddress {
@@ -43,10 +45,7 @@ class TcpSocket {
   using Interrupt = std::function<void()>;
 
   TcpSocket() = default;
-  explicit TcpSocket(int fd);
-  ~TcpSocket();
-  TcpSocket(TcpSocket&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  TcpSocket& operator=(TcpSocket&& other) noexcept;
+  explicit TcpSocket(int fd) : fd_(fd) {}
 
   // Throws RendezvousError with the address and the reason.
   static TcpSocket listen_at(const TcpAddress& address);
@@ -56,8 +55,8 @@ class TcpSocket {
   // The next connection, or an empty socket when there is none now.
   TcpSocket accept();
 
-  explicit operator bool() const { return fd_ >= 0; }
-  int fd() const { return fd_; }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  int fd() const { return fd_.get(); }
   TcpAddress local_address() const;
   TcpAddress peer_address() const;
 
@@ -71,7 +70,7 @@ class TcpSocket {
   ptrdiff_t receive_some(void* data, size_t bytes);
 
  private:
-  int fd_ = -1;
+  Descriptor fd_;
 };
 
 }  // namespace dpcore

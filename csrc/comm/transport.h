@@ -77,6 +77,12 @@ class Transport {
   virtual size_t segment_bytes() const = 0;
   // How much has to be on its way at a time to keep the connection busy.
   virtual size_t window_bytes() const { return 0; }
+  // Bytes of messages that have left, by memory and by the network.
+  struct Sent {
+    uint64_t memory = 0;
+    uint64_t network = 0;
+  };
+  virtual Sent sent() const = 0;
   // Memory that peers may still look at after this transport is gone.
   virtual std::vector<std::shared_ptr<std::byte>> take_blocks() = 0;
 };

@@ -57,6 +57,7 @@ MappedTransport::Mailbox* MappedTransport::incoming(int peer) {
 size_t MappedTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   const size_t total = message.total;
   Mailbox& box = *outgoing(peer);
+  const size_t before = from;
   const uint64_t first = box.written.load(std::memory_order_relaxed);
   uint64_t written = first;
   while (from < total && written - box.taken.load(std::memory_order_acquire) < kCells) {
@@ -71,6 +72,7 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
     box.written.store(++written, std::memory_order_release);
   }
   if (written != first) {
+    sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
     group_.ring(peer);
   }
   return from;

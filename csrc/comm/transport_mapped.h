@@ -23,6 +23,7 @@ class MappedTransport : public Transport {
   size_t push(int peer, const Message& message, const std::byte* data, size_t from) override;
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
+  Sent sent() const override { return {sent_.load(std::memory_order_relaxed), 0}; }
   size_t segment_bytes() const override { return kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return std::move(owned_); }
 
@@ -46,6 +47,7 @@ class MappedTransport : public Transport {
   std::vector<Mailbox*> outgoing_;
   std::vector<Mailbox*> incoming_;
   std::vector<std::shared_ptr<std::byte>> owned_;
+  std::atomic<uint64_t> sent_{0};                                   // one writer: the seat
   std::vector<std::map<MessageTag, std::vector<Fragment>>> aside_;  // by peer
 };
 

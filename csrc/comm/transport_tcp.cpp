@@ -28,6 +28,7 @@ TcpLine* TcpTransport::line_for(std::vector<TcpLine>& lines, const Message& mess
 size_t TcpTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   RemoteMembers& remote = *group_.remote();
   std::vector<TcpLine>& lines = remote.network().data_lines(remote.peer_of(peer));
+  const size_t before = from;
   while (from < message.total) {
     TcpLine* line = line_for(lines, message);
     if (line == nullptr) {
@@ -48,6 +49,7 @@ size_t TcpTransport::push(int peer, const Message& message, const std::byte* dat
     frame.offset = from;
     from += line->start(frame, data + from);
   }
+  sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
   return from;
 }
 

@@ -22,6 +22,7 @@ class TcpTransport final : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
   void give_up() override;
+  Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   size_t segment_bytes() const override { return kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
 
@@ -32,6 +33,7 @@ class TcpTransport final : public Transport {
 
   Group& group_;
   size_t next_line_ = 0;
+  std::atomic<uint64_t> sent_{0};  // one writer: the seat
 };
 
 }  // namespace dpcore

@@ -12,7 +12,6 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
-#include "comm/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -54,40 +53,17 @@ void wait_for(int fd, short events, int64_t deadline_ns, const UnixSocket::Inter
 
 }  // namespace
 
-UnixSocket::UnixSocket(int fd) : fd_(fd) {
-  if (fd_ >= 0) {
-    fork_guard::add_descriptor(fd_);
-  }
-}
-
-UnixSocket::~UnixSocket() {
-  if (fd_ >= 0) {
-    fork_guard::close_descriptor(fd_);
-  }
-}
-
-UnixSocket& UnixSocket::operator=(UnixSocket&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) {
-      fork_guard::close_descriptor(fd_);
-    }
-    fd_ = other.fd_;
-    other.fd_ = -1;
-  }
-  return *this;
-}
-
 UnixSocket UnixSocket::listen_at(const std::string& name) {
   UnixSocket listener(new_socket());
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
-  if (bind(listener.fd_, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  if (bind(listener.fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     if (errno == EADDRINUSE) {
       return UnixSocket();
     }
     throw RendezvousError(std::string("cannot bind a Unix socket: ") + std::strerror(errno));
   }
-  if (listen(listener.fd_, 1024) != 0) {
+  if (listen(listener.fd_.get(), 1024) != 0) {
     throw RendezvousError(std::string("cannot listen on a Unix socket: ") + std::strerror(errno));
   }
   return listener;
@@ -97,18 +73,18 @@ UnixSocket UnixSocket::connect_to(const std::string& name) {
   UnixSocket socket(new_socket());
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
-  if (connect(socket.fd_, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  if (connect(socket.fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     return UnixSocket();
   }
   return socket;
 }
 
 UnixSocket UnixSocket::accept(int wait_ms) {
-  pollfd entry{fd_, POLLIN, 0};
+  pollfd entry{fd_.get(), POLLIN, 0};
   if (poll(&entry, 1, wait_ms) <= 0) {
     return UnixSocket();
   }
-  const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
+  const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
     throw RendezvousError(std::string("cannot accept the other ranks: ") + std::strerror(errno) +
                           "; raise `ulimit -n`");
@@ -119,7 +95,7 @@ UnixSocket UnixSocket::accept(int wait_ms) {
 bool UnixSocket::same_user() const {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
-  return getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+  return getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
          credentials.uid == geteuid();
 }
 
@@ -128,7 +104,7 @@ bool UnixSocket::send(const void* data, size_t bytes, const std::vector<int>& de
   const auto* from = static_cast<const char*>(data);
   size_t sent = 0;
   while (sent < bytes) {
-    wait_for(fd_, POLLOUT, deadline_ns, interrupted);
+    wait_for(fd_.get(), POLLOUT, deadline_ns, interrupted);
     iovec part{const_cast<char*>(from + sent), bytes - sent};
     msghdr message{};
     message.msg_iov = &part;
@@ -144,7 +120,7 @@ bool UnixSocket::send(const void* data, size_t bytes, const std::vector<int>& de
       header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
       std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
     }
-    const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       sent += static_cast<size_t>(n);
     } else if (errno != EAGAIN && errno != EINTR) {
@@ -160,14 +136,14 @@ bool UnixSocket::receive(void* data, size_t bytes, std::vector<int>* descriptors
   size_t received = 0;
   std::vector<char> control(CMSG_SPACE(kMaxDescriptors * sizeof(int)));
   while (received < bytes) {
-    wait_for(fd_, POLLIN, deadline_ns, interrupted);
+    wait_for(fd_.get(), POLLIN, deadline_ns, interrupted);
     iovec part{to + received, bytes - received};
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control.data();
     message.msg_controllen = control.size();
-    const ssize_t n = recvmsg(fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const ssize_t n = recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
       return false;
     }

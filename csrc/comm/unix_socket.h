@@ -7,15 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "comm/descriptor.h"
+
 namespace dpcore {
 
 class UnixSocket {
  public:
   UnixSocket() = default;
-  explicit UnixSocket(int fd);
-  ~UnixSocket();
-  UnixSocket(UnixSocket&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  UnixSocket& operator=(UnixSocket&& other) noexcept;
+  explicit UnixSocket(int fd) : fd_(fd) {}
 
   // Listens at an abstract name. An empty socket when the name is taken.
   static UnixSocket listen_at(const std::string& name);
@@ -24,8 +23,8 @@ class UnixSocket {
   // The next connection, or an empty socket when none came within `wait_ms`.
   UnixSocket accept(int wait_ms);
 
-  explicit operator bool() const { return fd_ >= 0; }
-  int fd() const { return fd_; }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  int fd() const { return fd_.get(); }
   bool same_user() const;
 
   // Both return false when the other side is gone, and throw RendezvousError at the deadline.
@@ -37,7 +36,7 @@ class UnixSocket {
                const Interrupt& interrupted);
 
  private:
-  int fd_ = -1;
+  Descriptor fd_;
 };
 
 }  // namespace dpcore

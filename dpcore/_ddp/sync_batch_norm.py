@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcore.gradient_group import GradientGroup, TorchGroup
+from dpcore.gradient_group import GradientGroup
+from dpcore.torch_communicator import TorchCommunicator
 
 
 class _OverRanks(torch.autograd.Function):
@@ -130,4 +131,4 @@ def take_over(module: nn.Module, group: GradientGroup) -> None:
             if type(layer) is nn.SyncBatchNorm:
                 layer.__class__ = SyncBatchNorm
             own = layer.process_group
-            vars(layer)["_group"] = group if own is None else TorchGroup(own)
+            vars(layer)["_group"] = group if own is None else TorchCommunicator(own)

@@ -16,7 +16,13 @@ A new algorithm is a function ``(world, root) -> Plan``; make a ``Schedule`` of 
 
 from dpcore.reference.collectives import ScheduleError, check, run
 from dpcore.reference.moves import Move, Plan, Schedule
-from dpcore.reference.schedules import ALGORITHMS, algorithms_of, describe, make_schedule
+from dpcore.reference.schedules import (
+    ALGORITHMS,
+    algorithms_of,
+    describe,
+    hosts_of,
+    make_schedule,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -27,6 +33,7 @@ __all__ = [
     "algorithms_of",
     "check",
     "describe",
+    "hosts_of",
     "make_schedule",
     "run",
 ]

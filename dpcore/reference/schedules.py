@@ -1,22 +1,45 @@
 """The table of contents: which algorithms there are for which collective.
 
 ``make_schedule("ring", "all_reduce", 4)`` gives the list of moves, and ``describe`` prints it. The
-algorithms themselves are in ``algorithms_linear`` and ``algorithms_logarithmic``; each is the twin
-of one function in ``csrc/comm``, and a test holds both to the same list, move by move.
+algorithms themselves are in the files ``algorithms_*``; each is the twin of one function in
+``csrc/comm``, and a test holds both to the same list, move by move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
+from dpcore.reference import algorithms_hierarchical as hierarchical
 from dpcore.reference import algorithms_linear as linear
 from dpcore.reference import algorithms_logarithmic as logarithmic
+from dpcore.reference.algorithms_hierarchical import HostAlgorithm
 from dpcore.reference.moves import Move, Plan, Schedule
 
-__all__ = ["ALGORITHMS", "Move", "Plan", "Schedule", "algorithms_of", "describe", "make_schedule"]
+__all__ = [
+    "ALGORITHMS",
+    "Move",
+    "Plan",
+    "Schedule",
+    "algorithms_of",
+    "describe",
+    "hosts_of",
+    "make_schedule",
+]
 
 Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
+
+
+@dataclass(frozen=True)
+class OverHosts:
+    """An algorithm that looks at who shares a host, not only at how many ranks there are."""
+
+    algorithm: HostAlgorithm
+
+    def __call__(self, world: int, root: int) -> Plan:
+        return self.algorithm([0] * world, root)  # all on one host
+
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
@@ -26,28 +49,33 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "recursive_doubling": logarithmic.recursive_doubling_all_reduce,
         "halving_doubling": logarithmic.halving_doubling_all_reduce,
         "tree": logarithmic.tree_all_reduce,
+        "hierarchical": OverHosts(hierarchical.hierarchical_all_reduce),
     },
     "reduce_scatter": {
         "direct": linear.direct_reduce_scatter,
         "ring": linear.ring_reduce_scatter,
         "halving_doubling": logarithmic.halving_doubling_reduce_scatter,
+        "hierarchical": OverHosts(hierarchical.hierarchical_reduce_scatter),
     },
     "all_gather": {
         "direct": linear.direct_all_gather,
         "ring": linear.ring_all_gather,
         "recursive_doubling": logarithmic.recursive_doubling_all_gather,
         "bruck": logarithmic.bruck_all_gather,
+        "hierarchical": OverHosts(hierarchical.hierarchical_all_gather),
     },
     "broadcast": {
         "direct": linear.direct_broadcast,
         "two_shot": linear.two_shot_broadcast,
         "ring": linear.ring_broadcast,
         "tree": logarithmic.tree_broadcast,
+        "hierarchical": OverHosts(hierarchical.hierarchical_broadcast),
     },
     "reduce": {
         "direct": linear.direct_reduce,
         "two_shot": linear.two_shot_reduce,
         "tree": logarithmic.tree_reduce,
+        "hierarchical": OverHosts(hierarchical.hierarchical_reduce),
     },
     "gather": {
         "direct": linear.direct_gather,
@@ -73,16 +101,30 @@ def algorithms_of(collective: str) -> list[str]:
     return list(ALGORITHMS.get(collective, {}))
 
 
-def make_schedule(algorithm: str, collective: str, world: int, root: int = 0) -> Schedule:
-    """The moves of a known algorithm, sorted so that equal plans are equal lists."""
+def make_schedule(
+    algorithm: str, collective: str, world: int, root: int = 0, hosts: Sequence[int] = ()
+) -> Schedule:
+    """The moves of a known algorithm, sorted so that equal plans are equal lists.
+
+    ``hosts`` says which ranks share one (equal numbers); without it all do.
+    """
     if algorithm not in algorithms_of(collective):
         known = ", ".join(algorithms_of(collective)) or "none"
         raise ValueError(f"no algorithm {algorithm!r} for {collective}; choose one of: {known}")
     if world < 1 or not 0 <= root < world:
         raise ValueError(f"root {root} is no rank of a world of {world}")
-    plan = ALGORITHMS[collective][algorithm](world, root)
+    if hosts and len(hosts) != world:
+        raise ValueError(f"hosts are given for {len(hosts)} ranks of {world}")
+    entry = ALGORITHMS[collective][algorithm]
     # Two contributions can only be added at once, and without a reduction there is no order.
     ordered = algorithm in ADDS_ALL_AT_ONCE or collective not in REDUCING or world <= 2
+    if isinstance(entry, OverHosts):
+        plan = entry.algorithm(hosts or [0] * world, root)
+        # Without two levels all is added at once, but for a root, whose own comes last.
+        count = len(set(hosts)) or 1
+        ordered = ordered or count == 1 or (count == world and collective != "reduce")
+    else:
+        plan = entry(world, root)
     return Schedule(
         algorithm=algorithm,
         collective=collective,
@@ -92,6 +134,15 @@ def make_schedule(algorithm: str, collective: str, world: int, root: int = 0) ->
         ordered=ordered,
         moves=tuple(sorted(plan.moves)),
     )
+
+
+def hosts_of(layout: str) -> list[int]:
+    """The host of each rank, from how many there are on each.
+
+    >>> hosts_of("3+1")
+    [0, 0, 0, 1]
+    """
+    return [host for host, n in enumerate(layout.split("+")) for _ in range(int(n))]
 
 
 def describe(schedule: Schedule) -> str:

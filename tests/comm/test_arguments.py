@@ -280,7 +280,7 @@ def test_stats_tell_what_ran_how_often_and_how_much(mode):
         comm.all_gather(torch.empty(30), ONES(10))
         comm.barrier()
         stats = comm.stats()
-        assert set(stats) == {"all_reduce", "all_gather", "barrier", "arena"}
+        assert set(stats) == {"all_reduce", "all_gather", "barrier", "sent", "arena"}
         by_path = stats["all_reduce"]
         assert {path: entry["operations"] for path, entry in by_path.items()} == {
             "two_shot/push": 3,
@@ -296,7 +296,7 @@ def test_stats_tell_what_ran_how_often_and_how_much(mode):
         del mapped
         assert comm.stats()["arena"]["used"] == used - 40_000 // 64 * 64
         group = comm.split(0)
-        assert set(group.stats()) == {"arena"}  # counts for itself
+        assert set(group.stats()) == {"sent", "arena"}  # counts for itself
 
     dpcore.spawn(body, 3, mode=mode)
 

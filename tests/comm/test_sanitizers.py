@@ -3,6 +3,7 @@
 There is no suppression file: what they report is a fault.
 """
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -37,8 +38,10 @@ def run_program(flavour, name, *arguments):
     return run.stdout
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("world", "transport"),
+    [*itertools.product([1, 2, 3, 5], ["inproc", "tcp"]), (3, "hosts"), (5, "hosts")],
+)
 def test_random_operations_of_ranks_as_threads(flavour, world, transport):
     rounds, seeds = (400, range(8)) if FULL else (60, range(2))
     for seed in seeds:

@@ -57,7 +57,7 @@ struct Line {
       }
       peers[kPeer].lines.push_back(std::move(accepted));
     }
-    network = std::make_unique<Network>(0, std::move(peers));
+    network = std::make_unique<Network>(0, std::move(peers), Network::make_wake_event());
     network->add_group(kGroup, &recorder);
   }
   std::vector<TcpSocket> other;

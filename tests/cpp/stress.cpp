@@ -1,11 +1,12 @@
 // Ranks as threads do random operations: every collective and path, synchronous and not, with
 // priorities, several in flight, from the same seed on all ranks, with results checked.
 //
-//   stress WORLD SEED ROUNDS inproc|tcp
+//   stress WORLD SEED ROUNDS inproc|tcp|hosts
 //
 // Built under the address, undefined-behaviour and thread sanitizers. Ranks share nothing but
 // what ranks that are processes share (arenas and control blocks), so a race that is found
-// here is a race between processes, too. Over TCP they share nothing at all.
+// here is a race between processes, too. Over TCP they share nothing at all; with "hosts" even and
+// odd ranks are on two hosts, and share memory with their mates only.
 #include <memory>
 #include <random>
 #include <string>
@@ -99,7 +100,8 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
                               Collective::broadcast,  Collective::barrier};
   const size_t sizes[] = {0, 1, 3, 100, 2500, 40000, 140000};
   const char* algorithms[] = {
-      "auto", "auto", "auto", "ring", "two_shot", "one_shot/moves", "recursive_doubling"};
+      "auto",        "auto", "auto", "ring", "two_shot", "one_shot/moves", "recursive_doubling",
+      "hierarchical"};
   std::vector<std::unique_ptr<Pending>> pending;
   for (int round = 0; round < rounds; ++round) {
     Request request;
@@ -114,7 +116,7 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
       request.root = static_cast<int>(shared() % world);
     }
     const std::string algorithm =
-        request.collective == Collective::all_reduce ? algorithms[shared() % 7] : "auto";
+        request.collective == Collective::all_reduce ? algorithms[shared() % 8] : "auto";
     const bool asynchronous = shared() % 2 == 0;
     const bool in_arena = local() % 2 == 0;
 
@@ -206,7 +208,8 @@ int main(int argc, char** argv) {
   const int world = std::atoi(argv[1]);
   const auto seed = static_cast<unsigned>(std::atoi(argv[2]));
   const int rounds = std::atoi(argv[3]);
-  const bool over_tcp = std::string(argv[4]) == "tcp";
+  const bool on_hosts = std::string(argv[4]) == "hosts";
+  const bool over_tcp = std::string(argv[4]) == "tcp" || on_hosts;
   auto listener = std::make_shared<TcpSocket>();
   std::string address;
   if (over_tcp && world > 1) {
@@ -217,8 +220,8 @@ int main(int argc, char** argv) {
   for (int rank = 0; rank < world; ++rank) {
     std::shared_ptr<TcpPlace> tcp;
     if (over_tcp) {
-      tcp = std::make_shared<TcpPlace>(
-          TcpPlace{address, rank == 0 ? listener : nullptr, "", "a secret", 3});
+      tcp = std::make_shared<TcpPlace>(TcpPlace{address, rank == 0 ? listener : nullptr, "",
+                                                "a secret", 3, on_hosts, std::to_string(rank % 2)});
     }
     ranks.emplace_back(run_rank, rank, world, seed, rounds, tcp);
   }

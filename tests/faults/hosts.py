@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 
 def ip(*words: str) -> None:
@@ -43,15 +44,36 @@ class Hosts:
     def inside(self, host: int, *command: str) -> list[str]:
         return ["ip", "netns", "exec", self.names[host], *command]
 
-    def start(self, host: int, script: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    def start(
+        self, host: int, script: str, environment: dict[str, str], **more: Any
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.inside(host, sys.executable, "-c", script), env={**os.environ, **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
         )  # fmt: skip
 
     def cable(self, host: int, state: str) -> None:
         """Pulls the plug of a host ("down") or puts it back ("up")."""
         ip("-n", self.switch, "link", "set", f"p{host}", state)
+
+    def deafen(self, host: int) -> None:
+        """What others send to a host gets lost; what it sends arrives."""
+        command = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", "root", "tbf"]
+        subprocess.run(
+            [*command, "rate", "8bit", "burst", "10", "limit", "10"],
+            check=True,
+            capture_output=True,
+        )
+
+    def busiest_port(self, host: int) -> str:
+        """Of the host's connections, the local port of the one with the most waiting to leave."""
+        listed = subprocess.run(
+            self.inside(host, "ss", "-Htn", "state", "established"),
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
+        return most[2].rpartition(":")[2]
 
     def shape(self, rate: str, burst: str = "64kb") -> None:
         """What leaves a host goes no faster than this. The burst has to hold what a fast link

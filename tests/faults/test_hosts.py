@@ -19,7 +19,7 @@ REDUCE = (
     WARN_NOT
     + """
 import time, torch, dpcore as dp
-comm = dp.init(transport="tcp", timeout={timeout}, init_method={method!r})
+comm = dp.init(transport={transport!r}, timeout={timeout}, init_method={method!r})
 print("met", flush=True)
 {steps}
 dp.finalize()
@@ -49,8 +49,10 @@ except dp.Error as error:
 class Job:
     """A rank per entry of ``places``, each the number of its host."""
 
-    def __init__(self, made, places, steps, method, timeout=10.0, environment=None):
-        script = REDUCE.format(timeout=timeout, steps=steps, method=method)
+    def __init__(
+        self, made, places, steps, method, timeout=10.0, environment=None, transport="tcp"
+    ):
+        script = REDUCE.format(timeout=timeout, steps=steps, method=method, transport=transport)
         self.ranks = [
             made.start(
                 host, script,
