@@ -381,8 +381,22 @@ def _reduce(
     post: float = 1.0,
     pre: Sequence[float] | None = None,
     streaming: bool = False,
+    workers: int = 0,
 ) -> None:
-    """Reduces `count` elements at the addresses `inputs` into `outputs`."""
+    """Reduces `count` elements at the addresses `inputs` into `outputs`; with workers > 0 as
+    kernels on a GPU do, by so many threads, but on the host."""
+
+def _copy_parts(
+    parts: Sequence[tuple[int, int, int]],
+    part_type: str,
+    flat: int,
+    flat_type: str,
+    to_flat: bool,
+    factor: float = 1.0,
+    workers: int = 1,
+) -> int:
+    """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host;
+    returns how many launches it would take."""
 
 def _copy_bytes(dst: int, src: int, n: int, streaming: bool = False) -> None:
     """Copies n bytes between two addresses."""
