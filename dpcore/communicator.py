@@ -282,7 +282,7 @@ class Communicator:
         if color is not None and color < 0:
             raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
-        return None if native is None else Communicator(native, self._transport)
+        return None if native is None else type(self)(native, self._transport)
 
     def stats(self) -> dict[str, Any]:
         """What ran so far, by collective and path: operations, bytes, bytes read from and written

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicator import Communicator
 
+_BACKENDS = ("native", "nccl", "cupy")
 _TRANSPORTS = ("auto", "shm", "tcp", "inproc")
 
 _instances = InstanceCounter()
@@ -40,9 +41,12 @@ def init(
     link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
+    device: Any = None,
 ) -> Communicator:
     """Meets the other ranks and returns the communicator of all of them.
 
+    ``backend``   "native": tensors on the CPU, dpcore's own core. "nccl": tensors on GPUs, see
+                  ``dpcore.device_communicator``. "cupy": the same through CuPy.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
     ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
@@ -57,6 +61,7 @@ def init(
                   Any transport; all data then travels as messages.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
+    ``device``    of the tensors, for backends on GPUs; by default torch's current one.
 
     >>> import dpcore
     >>> comm = dpcore.init(rank=0, world_size=1)
@@ -64,8 +69,10 @@ def init(
     1
     >>> dpcore.finalize()
     """
-    if backend != "native":
-        raise Unsupported(f"backend {backend!r} does not exist; there is 'native'")
+    if backend not in _BACKENDS:
+        raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
+    if device is not None and backend == "native":
+        raise Unsupported(f"device={device!r}: backend 'native' works on the CPU; pass 'nccl'")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
     current_one = _current()
@@ -91,9 +98,21 @@ def init(
             transport=transport,
             tcp=tcp,
             link=link,
+            algorithm=algorithm if backend == "native" else "auto",
+            deterministic=deterministic and backend == "native",
+        )
+    if backend != "native":
+        from dpcore.device_communicator import on_device
+
+        communicator = on_device(
+            communicator,
+            backend,
+            device,
+            timeout=timeout,
             algorithm=algorithm,
             deterministic=deterministic,
         )
+        _all.add(communicator)
     _set_current(communicator, transport == "inproc")
     return communicator
 

@@ -1,0 +1,128 @@
+// A GPU as a Device, over the CUDA runtime that is linked into the module.
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <string>
+
+#include "comm/error.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "cuda/probe.h"
+
+namespace dpcore {
+namespace {
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index) {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+    char text[2 * sizeof(properties.uuid.bytes) + 1];
+    for (size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
+      std::snprintf(text + 2 * i, 3, "%02x", static_cast<unsigned char>(properties.uuid.bytes[i]));
+    }
+    uuid_ = text;
+  }
+
+  std::string name() const override { return "cuda:" + std::to_string(index_); }
+  std::string uuid() const override { return uuid_; }
+  void attach() override { check(cudaSetDevice(index_), "cudaSetDevice"); }
+
+  Stream make_stream() override {
+    int least = 0;
+    int greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    // Non-blocking: not ordered after the legacy default stream, only where events say so.
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+          "cudaStreamCreateWithPriority");
+    return stream;
+  }
+  // Returns at once; CUDA lets go of the stream when its work is done. Errors have no one to tell.
+  void destroy_stream(Stream stream) override { cudaStreamDestroy(as_stream(stream)); }
+
+  Event make_event() override {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    return event;
+  }
+  void destroy_event(Event event) override { cudaEventDestroy(as_event(event)); }
+  void record(Event event, Stream stream) override {
+    check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
+  }
+  void wait(Stream stream, Event event) override {
+    check(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0), "cudaStreamWaitEvent");
+  }
+  bool has_happened(Event event) override {
+    // Asked by a thread of its own, also while the program captures a graph on another.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    const cudaError_t answer = cudaEventQuery(as_event(event));
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (answer == cudaErrorNotReady) {
+      cudaGetLastError();  // an answer, not an error to be found by the next call
+      return false;
+    }
+    check(answer, "cudaEventQuery");
+    return true;
+  }
+  void synchronize(Stream stream) override {
+    check(cudaStreamSynchronize(as_stream(stream)), "cudaStreamSynchronize");
+  }
+  bool is_caller(Stream) const override { return false; }
+  bool is_capturing(Stream stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  std::byte* allocate(size_t bytes) override {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes");
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory) override { cudaFree(memory); }
+
+  void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
+              std::span<void* const> out, size_t count) override {
+    launch(reduce_job(spec, in, out, count), stream);
+  }
+  void copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, as_stream(stream)),
+          "cudaMemcpyAsync");
+  }
+  void copy_parts(Stream stream, const PartList& list) override { launch(list, stream); }
+
+ private:
+  static cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
+  static cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event); }
+
+  void check(cudaError_t error, const std::string& call) const {
+    if (error != cudaSuccess) {
+      throw Error(name() + ": " + call + ": " + cudaGetErrorName(error) + " (" +
+                  cudaGetErrorString(error) +
+                  "). If an earlier kernel of the program caused it, CUDA_LAUNCH_BLOCKING=1 shows "
+                  "which one");
+    }
+  }
+
+  int index_;
+  std::string uuid_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> cuda_device(int index) {
+  const CudaProbe probe = probe_cuda();
+  if (!probe.problem.empty()) throw Unsupported("no GPU can be used: " + probe.problem);
+  if (index < 0 || index >= probe.devices) {
+    throw Unsupported("cuda:" + std::to_string(index) + " does not exist: this process sees " +
+                      std::to_string(probe.devices) +
+                      " GPUs (CUDA_VISIBLE_DEVICES); pass torch.device('cuda', local_rank)");
+  }
+  auto device = std::make_shared<CudaDevice>(index);
+  device->attach();
+  return device;
+}
+
+}  // namespace dpcore
