@@ -11,6 +11,7 @@ STAMPS := $(VENV)/.stamps
 JOBS   ?= $(shell nproc)
 
 COMM    := $(wildcard csrc/comm/*.cpp)
+CUDA    := $(wildcard csrc/cuda/*.cpp)
 SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.inl)
 
 .DEFAULT_GOAL := help
@@ -149,6 +150,10 @@ build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile
 	@mkdir -p $$(@D)
 	$$(call CPP_COMPILE,$(1))
 
+build/cpp/$(1)/cuda/%.o: csrc/cuda/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$$(call CPP_COMPILE,$(1))
+
 build/cpp/$(1)/tests/%.o: tests/cpp/%.cpp Makefile
 	@mkdir -p $$(@D)
 	$$(call CPP_COMPILE,$(1))
@@ -156,7 +161,10 @@ build/cpp/$(1)/tests/%.o: tests/cpp/%.cpp Makefile
 $(addprefix build/cpp/$(1)/,$(CPP_PROGRAMS)): build/cpp/$(1)/%: build/cpp/$(1)/tests/%.o $(COMM:csrc/%.cpp=build/cpp/$(1)/%.o)
 	$(CXX) $(CPP_FLAGS_$(1)) -pthread $$^ -o $$@.$$$$$$$$ && mv $$@.$$$$$$$$ $$@
 
+# The part for GPUs that needs no GPU.
+build/cpp/$(1)/streams: $(CUDA:csrc/%.cpp=build/cpp/$(1)/%.o)
+
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
--include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/tests/*.d)
+-include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/cuda/*.d build/cpp/$(1)/tests/*.d)
 endef
 $(foreach flavour,$(CPP_FLAVOURS),$(eval $(call cpp_flavour,$(flavour))))

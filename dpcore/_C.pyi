@@ -294,6 +294,16 @@ def start_nccl(
     """Meets the ranks of `control` over NCCL. Device "host" is one without a GPU, for tests; `uuid`
     is what it says to be."""
 
+def start_mapped(
+    control: Communicator,
+    device: str,
+    timeout: float,
+    algorithm: str,
+    deterministic: bool,
+    uuid: str = "",
+) -> StreamCommunicator:
+    """Meets the ranks of `control`, which map each other's device memory."""
+
 def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
     """path, version and found_by of the NCCL that this process uses."""
 

@@ -64,7 +64,7 @@ class DeviceCommunicator(Communicator):
 
     @property
     def backend(self) -> str:
-        """Who moves the bytes: ``"nccl"``."""
+        """Who moves the bytes: ``"nccl"`` or ``"cuda"``."""
         return self._native.backend
 
     @property
@@ -103,13 +103,13 @@ def on_device(
             if algorithm != "auto" or deterministic:
                 raise Unsupported("backend='cupy' has no algorithms to choose of; use 'nccl'")
             return start_cupy(control, torch.device(name))
-        native = _C.start_nccl(
-            control._native, name, timeout, algorithm, deterministic, wheel_libraries()
-        )
+        settings = (control._native, name, timeout, algorithm, deterministic)
+        if backend == "cuda":
+            return DeviceCommunicator(_C.start_mapped(*settings), control.transport)
+        return DeviceCommunicator(_C.start_nccl(*settings, wheel_libraries()), control.transport)
     except BaseException:
         control.close()
         raise
-    return DeviceCommunicator(native, control.transport)
 
 
 def _name_of(device: Any, backend: str) -> str:

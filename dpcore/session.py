@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicator import Communicator
 
-_BACKENDS = ("native", "nccl", "cupy")
+_BACKENDS = ("native", "nccl", "cupy", "cuda")
 _TRANSPORTS = ("auto", "shm", "tcp", "inproc")
 
 _instances = InstanceCounter()
@@ -46,7 +46,8 @@ def init(
     """Meets the other ranks and returns the communicator of all of them.
 
     ``backend``   "native": tensors on the CPU, dpcore's own core. "nccl": tensors on GPUs, see
-                  ``dpcore.device_communicator``. "cupy": the same through CuPy.
+                  ``dpcore.device_communicator``. "cupy": the same through CuPy. "cuda":
+                  without NCCL, on one host, also several ranks on one GPU.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
     ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for

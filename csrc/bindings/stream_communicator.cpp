@@ -8,6 +8,7 @@
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/error.h"
+#include "cuda/mapped_communicator.h"
 #include "cuda/nccl_communicator.h"
 
 namespace py = pybind11;
@@ -29,6 +30,16 @@ Comm start_nccl(const PyCommunicator& control, const std::string& place, double 
   return comm;
 }
 
+Comm start_mapped(const PyCommunicator& control, const std::string& place, double timeout,
+                  const std::string& algorithm, bool deterministic, const std::string& uuid) {
+  auto comm = std::make_shared<PyStreamCommunicator>();
+  comm->place = place == "host" ? "cpu" : place;
+  const py::gil_scoped_release no_gil;
+  comm->core = MappedCommunicator::start(control.core, device_named(place, uuid),
+                                         {timeout, algorithm, deterministic, check_signals});
+  return comm;
+}
+
 py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Works work,
                   bool asynchronous, std::vector<py::object> buffers) {
   if (asynchronous) {
@@ -39,9 +50,11 @@ py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicato
     return py::cast(std::move(held));
   }
   const Device::Stream current = comm.current_stream();
-  const py::gil_scoped_release no_gil;
-  comm.core->order(work, current);
-  return py::none();
+  {
+    const py::gil_scoped_release no_gil;
+    comm.core->order(work, current);
+  }
+  return py::none();  // a reference is counted with the GIL
 }
 
 py::object object_of(py::handle handle) { return py::reinterpret_borrow<py::object>(handle); }
@@ -220,6 +233,8 @@ void register_stream_communicator(py::module_& m) {
       .def("when_complete", when_complete, arg("call"));
   m.def("start_nccl", start_nccl, arg("control"), arg("device"), arg("timeout"), arg("algorithm"),
         arg("deterministic"), arg("libraries"), arg("uuid") = "");
+  m.def("start_mapped", start_mapped, arg("control"), arg("device"), arg("timeout"),
+        arg("algorithm"), arg("deterministic"), arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
 }
 

@@ -20,6 +20,15 @@
 
 namespace dpcore {
 
+// Memory of a device as another rank can find it, in this process or in another one of the host.
+struct MemoryHandle {
+  int32_t process = 0;
+  int32_t device = 0;
+  uint64_t address = 0;  // in that process
+  uint64_t offset = 0;   // from where the handle leads
+  unsigned char handle[64] = {};
+};
+
 class Device {
  public:
   // Null: the stream in which work runs that names none. On the host that is the caller itself.
@@ -52,6 +61,19 @@ class Device {
   virtual std::byte* allocate(size_t bytes) = 0;
   // No work in any stream may still use it.
   virtual void release(std::byte* memory) = 0;
+
+  // For other ranks of the host: a handle of allocated memory, and the memory of a handle.
+  virtual MemoryHandle share_memory(std::byte* memory) = 0;
+  virtual std::byte* map_memory(const MemoryHandle& handle) = 0;
+  virtual void forget_memory(std::byte* memory) = 0;  // what map_memory gave
+  // Pages of the host where the device can read and write; their address there.
+  virtual void* map_host(void* pages, size_t bytes) = 0;
+  virtual void forget_host(void* pages) = 0;
+
+  // Into the stream, on flags in such pages: the stream goes on when the flag is `number` or up to
+  // 2^31 - 1 more, counted around; the flag becomes `number` when all before is done and visible.
+  virtual void wait_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
+  virtual void raise_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
 
   // Into the stream:
   virtual void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,

@@ -1,7 +1,12 @@
 // A GPU as a Device, over the CUDA runtime that is linked into the module.
 #include <cuda_runtime.h>
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstring>
+#include <map>
+#include <set>
 #include <string>
 
 #include "comm/error.h"
@@ -83,6 +88,71 @@ class CudaDevice final : public Device {
   }
   void release(std::byte* memory) override { cudaFree(memory); }
 
+  MemoryHandle share_memory(std::byte* memory) override {
+    MemoryHandle handle;
+    handle.process = getpid();
+    handle.device = index_;
+    handle.address = reinterpret_cast<uint64_t>(memory);
+    // The handle leads to the beginning of the allocation that the memory is a part of.
+    unsigned long long base = 0;
+    size_t bytes = 0;
+    check_driver(driver_.address_range(&base, &bytes, handle.address), "cuMemGetAddressRange");
+    handle.offset = handle.address - base;
+    cudaIpcMemHandle_t ipc{};
+    static_assert(sizeof(ipc) == sizeof(handle.handle));
+    check(cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(base)), "cudaIpcGetMemHandle");
+    std::memcpy(handle.handle, &ipc, sizeof(ipc));
+    return handle;
+  }
+  std::byte* map_memory(const MemoryHandle& handle) override {
+    if (handle.process == getpid()) {
+      enable_peer(handle.device);
+      return reinterpret_cast<std::byte*>(handle.address);
+    }
+    cudaIpcMemHandle_t ipc;
+    std::memcpy(&ipc, handle.handle, sizeof(ipc));
+    void* base = nullptr;
+    check(cudaIpcOpenMemHandle(&base, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    auto* memory = static_cast<std::byte*>(base) + handle.offset;
+    opened_[memory] = base;
+    return memory;
+  }
+  void forget_memory(std::byte* memory) override {
+    const auto found = opened_.find(memory);
+    if (found == opened_.end()) return;
+    cudaIpcCloseMemHandle(found->second);
+    opened_.erase(found);
+  }
+  void* map_host(void* pages, size_t bytes) override {
+    const cudaError_t error =
+        cudaHostRegister(pages, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (error == cudaErrorHostMemoryAlreadyRegistered) {
+      cudaGetLastError();  // by another rank of this process
+    } else {
+      check(error, "cudaHostRegister");
+      registered_.insert(pages);
+    }
+    void* on_device = nullptr;
+    check(cudaHostGetDevicePointer(&on_device, pages, 0), "cudaHostGetDevicePointer");
+    return on_device;
+  }
+  void forget_host(void* pages) override {
+    if (registered_.erase(pages) > 0) cudaHostUnregister(pages);
+  }
+
+  void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ, which compares around 2^32
+    check_driver(
+        driver_.wait_value(as_stream(stream), reinterpret_cast<uint64_t>(flag), number, kAtLeast),
+        "cuStreamWaitValue32");
+  }
+  void raise_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    constexpr unsigned kFenced = 0;  // CU_STREAM_WRITE_VALUE_DEFAULT: what came before is visible
+    check_driver(
+        driver_.write_value(as_stream(stream), reinterpret_cast<uint64_t>(flag), number, kFenced),
+        "cuStreamWriteValue32");
+  }
+
   void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
               std::span<void* const> out, size_t count) override {
     launch(reduce_job(spec, in, out, count), stream);
@@ -106,14 +176,64 @@ class CudaDevice final : public Device {
     }
   }
 
+  void check_driver(int result, const char* call) const {
+    if (result != 0) {
+      throw Error(name() + ": " + call + " answers CUresult " + std::to_string(result));
+    }
+  }
+
+  // Devices of one process reach each other's memory when they are told to.
+  void enable_peer(int other) {
+    if (other == index_) return;
+    const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+      return;
+    }
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      throw Unsupported(name() + " can't reach the memory of cuda:" + std::to_string(other) + " (" +
+                        cudaGetErrorString(error) + "): use backend='nccl'");
+    }
+  }
+
+  // Calls that only the driver has; asked for by name, so that nothing is linked against it.
+  struct Driver {
+    int (*wait_value)(cudaStream_t, unsigned long long, uint32_t, unsigned) = nullptr;
+    int (*write_value)(cudaStream_t, unsigned long long, uint32_t, unsigned) = nullptr;
+    int (*address_range)(unsigned long long*, size_t*, unsigned long long) = nullptr;
+
+    Driver() {
+      find("cuStreamWaitValue32", wait_value);
+      find("cuStreamWriteValue32", write_value);
+      find("cuMemGetAddressRange", address_range);
+    }
+    template <class Function>
+    static void find(const char* name, Function& function) {
+      constexpr unsigned kVersion = 12000;
+      void* address = nullptr;
+      cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+      const cudaError_t error =
+          cudaGetDriverEntryPointByVersion(name, &address, kVersion, cudaEnableDefault, &found);
+      if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+        throw Unsupported(std::string("the NVIDIA driver lacks ") + name +
+                          ": install one for CUDA 12.0 or newer");
+      }
+      function = reinterpret_cast<Function>(address);
+    }
+  };
+
   int index_;
   std::string uuid_;
+  Driver driver_;
+  std::map<std::byte*, void*> opened_;
+  std::set<void*> registered_;
 };
 
 }  // namespace
 
 std::shared_ptr<Device> cuda_device(int index) {
-  const CudaProbe probe = probe_cuda();
+  const CudaProbe probe = probe_cuda(index);
   if (!probe.problem.empty()) throw Unsupported("no GPU can be used: " + probe.problem);
   if (index < 0 || index >= probe.devices) {
     throw Unsupported("cuda:" + std::to_string(index) + " does not exist: this process sees " +

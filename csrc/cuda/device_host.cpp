@@ -1,8 +1,13 @@
 // See device_host.h.
 #include "cuda/device_host.h"
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstring>
 #include <new>
+
+#include "comm/error.h"
 
 #include "cuda/reduce_job.h"
 
@@ -10,7 +15,8 @@ namespace dpcore {
 namespace {
 
 constexpr std::align_val_t kAlignment{256};  // what cudaMalloc promises
-constexpr size_t kWorkers = 3;               // a small number that does not divide much
+constexpr auto kFlagNap = std::chrono::microseconds(20);
+constexpr size_t kWorkers = 3;  // a small number that does not divide much
 
 // How often it was recorded, and how many of these recordings have happened.
 class HostEvent {
@@ -78,6 +84,32 @@ class HostDevice final : public Device {
     return static_cast<std::byte*>(::operator new(bytes, kAlignment));
   }
   void release(std::byte* memory) override { ::operator delete(memory, kAlignment); }
+
+  // Ranks that are threads see each other's memory.
+  MemoryHandle share_memory(std::byte* memory) override {
+    return {getpid(), 0, reinterpret_cast<uint64_t>(memory), 0, {}};
+  }
+  std::byte* map_memory(const MemoryHandle& handle) override {
+    if (handle.process != getpid()) {
+      throw Unsupported("devices of the host share memory within a process only");
+    }
+    return reinterpret_cast<std::byte*>(handle.address);
+  }
+  void forget_memory(std::byte*) override {}
+  void* map_host(void* pages, size_t) override { return pages; }
+  void forget_host(void*) override {}
+
+  void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    add(stream, [=] {
+      const std::atomic_ref<uint32_t> value(*flag);
+      while (static_cast<int32_t>(value.load(std::memory_order_acquire) - number) < 0) {
+        std::this_thread::sleep_for(kFlagNap);
+      }
+    });
+  }
+  void raise_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    add(stream, [=] { std::atomic_ref<uint32_t>(*flag).store(number, std::memory_order_release); });
+  }
 
   void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
               std::span<void* const> out, size_t count) override {

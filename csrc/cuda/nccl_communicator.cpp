@@ -12,7 +12,6 @@
 #include "comm/algorithm_choice.h"
 #include "comm/clock.h"
 #include "comm/error.h"
-#include "comm/schedule_check.h"
 #include "cuda/nccl_types.h"
 
 namespace dpcore {
@@ -89,6 +88,12 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::start(std::shared_ptr<Commun
                                                           std::shared_ptr<Device> device,
                                                           Options options,
                                                           const std::vector<std::string>& wheels) {
+  const std::string& algorithm = options.algorithm;
+  if (algorithm != "auto" && environment_of(algorithm, 0).empty() &&
+      !algorithm.ends_with("/moves")) {
+    throw Unsupported("algorithm '" + algorithm + "': NCCL has 'auto', 'ring' and 'tree'; '" +
+                      algorithm + "/moves' is dpcore's own over NCCL's messages, if it exists");
+  }
   const nccl::Library& library = nccl::library(wheels);
   std::shared_ptr<NcclCommunicator> comm(
       new NcclCommunicator(std::move(control), std::move(device), std::move(options), library));
@@ -221,7 +226,7 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
     }
     group().endpoint().look_for_deaths();
     for (int r = 0; r < world(); ++r) {
-      if (r != rank() && group().is_dead(r)) {
+      if (r != rank() && group().is_dead(r) && !group().has_left(r)) {
         watch_->fail(ErrorKind::peer_lost, r,
                      "rank " + std::to_string(r) + " " +
                          group().endpoint().how_it_ended(group().member(r)) + " during " + call);
@@ -266,11 +271,14 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
   if (library_.CommRegister == nullptr || library_.CommDeregister == nullptr || bytes == 0) {
     return nullptr;
   }
+  // It only saves time: memory that NCCL can't register is used as it is.
   void* handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(calls_);
     device_->attach();
-    check(library_.CommRegister(comm_, memory, bytes, &handle), "ncclCommRegister");
+    const int result = library_.CommRegister(comm_, memory, bytes, &handle);
+    if (result != nccl::kSuccess && result != nccl::kInProgress) return nullptr;
+    check(result, "ncclCommRegister");
   }
   const auto deregister = [me = weak_from_this()](void* handle) {
     const auto alive = std::static_pointer_cast<NcclCommunicator>(me.lock());
@@ -284,33 +292,27 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
 // ---- which algorithm -------------------------------------------------------------------------
 
 void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
-  const bool moves_only =
-      request.collective == Collective::broadcast || request.collective == Collective::all_gather ||
-      request.collective == Collective::gather || request.collective == Collective::scatter ||
-      request.collective == Collective::all_to_all;
-  if (request.program) {
-    request.algorithm = request.program->hash;
-  } else {
-    constexpr std::string_view kLiteral = "/moves";
-    const std::string wanted = algorithm.empty() ? options_.algorithm : algorithm;
-    if (wanted.ends_with(kLiteral)) {
-      request.program = program_for(request, wanted.substr(0, wanted.size() - kLiteral.size()));
-      request.algorithm = request.program->hash;
+  if (request.collective == Collective::barrier) return;
+  if (!request.program) {
+    bool literal = false;
+    const std::string wanted = algorithm_of(request, algorithm, literal);
+    const bool reduces = request.collective == Collective::all_reduce ||
+                         request.collective == Collective::reduce ||
+                         request.collective == Collective::reduce_scatter;
+    if (literal) {
+      request.program = program_for(request, wanted);
     } else if (wanted != "auto" && wanted != options_.algorithm) {
-      throw Unsupported("algorithm '" + wanted + "': NCCL takes 'ring' or 'tree' when the " +
-                        "communicator is made (dpcore.init(algorithm=...)), or chooses itself " +
-                        "('auto'); '" + wanted + "/moves' is dpcore's own over NCCL's messages");
-    } else if (!moves_only && (options_.deterministic ||
-                               !nccl::reduction_of(request.dtype, request.op).has_value())) {
+      throw Unsupported("algorithm '" + wanted +
+                        "': NCCL takes 'ring' or 'tree' when the communicator is made "
+                        "(dpcore.init(algorithm=...)), or chooses itself ('auto'); '" +
+                        wanted + "/moves' is dpcore's own over NCCL's messages");
+    } else if (reduces && (options_.deterministic ||
+                           !nccl::reduction_of(request.dtype, request.op).has_value())) {
       request.program = program_for(request, algorithm_by_messages(request.collective, world()));
     }
   }
-  if (options_.deterministic && request.program && !request.program->schedule.ordered &&
-      !is_ordered(request.program->schedule)) {
-    throw Unsupported("algorithm '" + request.program->schedule.algorithm +
-                      "' adds in an order that depends on the layout; deterministic=True allows "
-                      "one_shot, two_shot and direct");
-  }
+  if (request.program) request.algorithm = request.program->hash;
+  check_deterministic(request);
 }
 
 }  // namespace dpcore

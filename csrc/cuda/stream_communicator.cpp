@@ -7,6 +7,7 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "comm/schedule_check.h"
 
 namespace dpcore {
 namespace {
@@ -15,6 +16,28 @@ constexpr int64_t kFailedPatienceNs = 5'000'000'000;
 constexpr size_t kPoolLooks = 4;
 constexpr auto kFirstNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(1000);
+
+constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
+
+std::string without_suffix(const std::string& name) {
+  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
+}
+
+bool is_algorithm_of(Collective collective, const std::string& name) {
+  const std::vector<std::string> known = algorithms_of(collective);
+  return std::find(known.begin(), known.end(), name) != known.end();
+}
+
+void check_name(const std::string& name) {
+  const std::string base = without_suffix(name);
+  for (int kind = 0; kind < kCollectiveCount; ++kind) {
+    if (is_algorithm_of(static_cast<Collective>(kind), base)) return;
+  }
+  if (name != "auto") {
+    throw Unsupported("algorithm '" + name + "' does not exist; dpcore.algorithms_of(collective) " +
+                      "lists those of dpcore, '" + std::string(kLiteral) + "' goes behind them");
+  }
+}
 
 Fingerprint fingerprint_of(const Request& request) {
   Fingerprint what;
@@ -33,6 +56,7 @@ Fingerprint fingerprint_of(const Request& request) {
 StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
                                        std::shared_ptr<Device> device, Options options)
     : control_(std::move(control)), device_(std::move(device)), options_(std::move(options)) {
+  check_name(options_.algorithm);
   device_->attach();
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
@@ -154,6 +178,24 @@ std::shared_ptr<const Program> StreamCommunicator::program_for(const Request& re
     program = compile(make_schedule(name, request.collective, world(), request.root), rank());
   }
   return program;
+}
+
+std::string StreamCommunicator::algorithm_of(const Request& request, const std::string& asked,
+                                             bool& literal) const {
+  std::string name = asked.empty() ? options_.algorithm : asked;
+  if (asked.empty() && !is_algorithm_of(request.collective, without_suffix(name))) name = "auto";
+  literal = name.ends_with(kLiteral);
+  return without_suffix(name);
+}
+
+void StreamCommunicator::check_deterministic(const Request& request) const {
+  if (!options_.deterministic || !request.program) return;
+  const Schedule& schedule = request.program->schedule;
+  if (!schedule.ordered && !is_ordered(schedule)) {
+    throw Unsupported("algorithm '" + schedule.algorithm +
+                      "' adds in an order that depends on the layout; deterministic=True allows "
+                      "one_shot, two_shot and direct");
+  }
 }
 
 std::byte* StreamCommunicator::scratch(size_t bytes) {

@@ -89,6 +89,11 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // When nothing is in flight any more; not after stop().
   virtual void release() = 0;
 
+  // The algorithm of a call: its own or the communicator's, which is for the collectives that have
+  // it. `literal`: whether "/moves" stood behind the name, which is cut off.
+  std::string algorithm_of(const Request& request, const std::string& asked, bool& literal) const;
+  // Refuses a schedule whose results depend on the layout where that is not wanted.
+  void check_deterministic(const Request& request) const;
   // Starts to watch; by the subclass when it can answer.
   void watch();
   std::shared_ptr<const Program> program_for(const Request& request, const std::string& name);

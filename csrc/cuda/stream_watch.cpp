@@ -102,7 +102,11 @@ void StreamWatch::add(std::shared_ptr<StreamWork> work) {
 // ---- looking ---------------------------------------------------------------------------------
 
 void StreamWatch::run() {
-  device_->attach();
+  try {
+    device_->attach();
+  } catch (const Error& problem) {
+    fail(ErrorKind::other, group().rank(), problem.what());
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closing_) {
     if (in_flight_.empty()) {
@@ -162,13 +166,15 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
   group.endpoint().look_for_deaths();
   for (int r = 0; r < group.world(); ++r) {
     if (r == group.rank()) continue;
-    if (group.is_dead(r)) {
+    // Who has left and done its part may end while this rank still waits for its device.
+    const bool has_left = group.has_left(r);
+    if (group.is_dead(r) && !has_left) {
       fail(ErrorKind::peer_lost, r,
            "rank " + std::to_string(r) + " " + group.endpoint().how_it_ended(group.member(r)) +
                " while " + waiting.describe() + " was in flight on " + device_->name());
       return;
     }
-    if (group.has_left(r) && has_not_called(r, waiting)) {
+    if (has_left && has_not_called(r, waiting)) {
       fail(ErrorKind::peer_lost, r,
            "rank " + std::to_string(r) + " left (finalized) before " + waiting.describe());
       return;
@@ -226,7 +232,11 @@ void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
 }
 
 void StreamWatch::stop_once() {
-  if (!stopped_.exchange(true)) upcalls_.stop();
+  if (stopped_.exchange(true)) return;
+  try {
+    upcalls_.stop();
+  } catch (const Error&) {  // the device itself is broken: nothing runs there any more
+  }
 }
 
 void StreamWatch::close(int64_t deadline_ns) {

@@ -1,7 +1,12 @@
 """Tests that need a GPU: the bodies of tests/comm and tests/cuda_host, on one."""
 
+import os
+
 import pytest
 import torch
+
+# Ranks that are threads of one process: their streams must not queue behind each other's waits.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -5,12 +5,28 @@ from dpcore import _C
 from dpcore.device_communicator import DeviceCommunicator
 
 
-def on_devices(body, world, *args, algorithm="auto", deterministic=False, timeout=30.0, uuids=None):
-    """Calls ``body(comm, *args)`` on every rank over NCCL's stand-in; the results in rank order."""
+def start(backend, control, settings, uuid):
+    """ "nccl": over the stand-in, which has to be loaded (fixture ``fake``)."""
+    if backend == "cuda":
+        return _C.start_mapped(control._native, "host", *settings, uuid)
+    return _C.start_nccl(control._native, "host", *settings, [], uuid)
+
+
+def on_devices(
+    body,
+    world,
+    *args,
+    backend="nccl",
+    algorithm="auto",
+    deterministic=False,
+    timeout=30.0,
+    uuids=None,
+):
+    """Calls ``body(comm, *args)`` on every rank; the results in rank order."""
 
     def rank_main(control):
         uuid = f"gpu {control.rank}" if uuids is None else uuids[control.rank]
-        native = _C.start_nccl(control._native, "host", timeout, algorithm, deterministic, [], uuid)
+        native = start(backend, control, (timeout, algorithm, deterministic), uuid)
         comm = DeviceCommunicator(native, "inproc")
         try:
             result = body(comm, *args)
@@ -23,6 +39,18 @@ def on_devices(body, world, *args, algorithm="auto", deterministic=False, timeou
         return result
 
     return dpcore.spawn(rank_main, world, mode="threads", timeout=30.0)
+
+
+def errors_of(body, world, **options):
+    """What each rank raises, or what it returns."""
+
+    def guarded(comm):
+        try:
+            return body(comm)
+        except dpcore.Error as error:
+            return error
+
+    return on_devices(guarded, world, **options)
 
 
 def calls(fake, rank=0):

@@ -25,8 +25,11 @@ def test_contract(check, schedule):
 
 
 def train(comm, **options):
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 3))
+    generator = torch.Generator().manual_seed(0)  # torch's own is shared by ranks that are threads
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
     model = dpcore.DataParallel(module, comm=comm, bucket_cap_mb=0.001, **options)
     for step in range(3):
         model.zero_grad()
@@ -47,6 +50,12 @@ def test_one_operation_per_bucket_and_registered_memory(fake):
     assert buckets > 1 and len(averages) == 3 * buckets
     registered = [call for call in own if call.startswith("CommRegister")]
     assert len(registered) == sum(call == "CommDeregister" for call in own) >= buckets
+
+
+def test_memory_that_the_library_does_not_register_is_used_all_the_same(fake):
+    fake.fake_nccl_fail(b"CommRegister", 4)
+    first, second = on_devices(lambda comm: train(comm)[1], 2)
+    assert torch.equal(first, second)
 
 
 def test_deterministic_has_the_bits_of_the_processor():

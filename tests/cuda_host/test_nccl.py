@@ -252,3 +252,17 @@ def test_a_library_that_answers_in_progress(fake):
         return x
 
     assert all(torch.equal(x, torch.full((10,), 4.0)) for x in on_devices(body, 2))
+
+
+def test_an_algorithm_of_the_communicator_is_for_those_that_have_it(fake):
+    def body(comm):
+        comm.all_reduce(torch.ones(4))
+        comm.gather(torch.zeros(8) if comm.rank == 0 else None, torch.ones(4))
+        comm.barrier()
+
+    on_devices(body, 2, algorithm="ring/moves")
+    assert [call for call in calls(fake) if call.startswith("All")] == ["AllReduce 1 x 0 op 0"]
+    with pytest.raises(dpcore.Unsupported, match="'two_shot/moves' is dpcore's own over NCCL"):
+        on_devices(body, 2, algorithm="two_shot")
+    with pytest.raises(dpcore.Unsupported, match="'nonsense/moves' does not exist"):
+        on_devices(body, 2, algorithm="nonsense/moves")

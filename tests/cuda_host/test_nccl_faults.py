@@ -8,21 +8,9 @@ import torch
 
 import dpcore
 from dpcore import _C
-from tests.cuda_host.ranks import calls, on_devices
+from tests.cuda_host.ranks import calls, errors_of, on_devices
 
 pytestmark = pytest.mark.usefixtures("fake")
-
-
-def errors_of(body, world, **options):
-    """What each rank raises, or what it returns."""
-
-    def guarded(comm):
-        try:
-            return body(comm)
-        except dpcore.Error as error:
-            return error
-
-    return on_devices(guarded, world, **options)
 
 
 def test_a_call_that_fails_breaks_it_for_all(fake):
