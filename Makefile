@@ -11,11 +11,12 @@ STAMPS := $(VENV)/.stamps
 JOBS   ?= $(shell nproc)
 
 COMM    := $(wildcard csrc/comm/*.cpp)
+CUDA    := $(wildcard csrc/cuda/*.cpp)
 SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.inl)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-full conformance conformance-ddp lint format bench compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-full conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -96,8 +97,18 @@ conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpc
 	$(PY) -m tests.conformance --ddp dpcore --world 2
 	$(PY) -m tests.conformance --ddp dpcore --world 2 --shim
 
+# For a machine with a GPU and a Python that has torch: no environment is made, nothing is installed.
+GPU_RESULT ?= build/gpu.json
+
+gpu-check: ## on a machine with a GPU: build with its Python, tests/cuda, figures to GPU_RESULT
+	@mkdir -p build
+	DPCORE_CUDA=1 DPCORE_CUDA_ARCHS="$${DPCORE_CUDA_ARCHS:-$$($(PYTHON) -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')}" \
+		$(PYTHON) setup.py build_ext --inplace >build/gpu.log 2>&1 || { tail -n 40 build/gpu.log; exit 1; }
+	$(PYTHON) -m pytest tests/cuda tests/test_cuda_probe.py
+	$(PYTHON) -m benchmarks.gpu --out $(GPU_RESULT)
+
 PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
-CPP_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES = $(shell find csrc tests/cpp tests/cuda_host -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 lint: $(STAMPS)/extra-dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PYTHON_FILES)
@@ -144,8 +155,18 @@ CPP_COMPILE = $(CPP_CCACHE) $(CXX) $(CPP_FLAGS) $(CPP_FLAGS_$(1)) \
 cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
 	@$(MAKE) --no-print-directory -j$(JOBS) $(foreach f,$(CPP_FLAVOURS),$(addprefix build/cpp/$(f)/,$(CPP_PROGRAMS)))
 
+# A stand-in for NCCL that tests/cuda_host loads and steers.
+build/cpp/libfake_nccl.so: $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h csrc/cuda/*.h) Makefile
+	@mkdir -p $(@D)
+	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) -fPIC -fvisibility=hidden -c tests/cuda_host/fake_nccl.cpp -o $@.$$$$.o \
+		&& $(CXX) -shared -Wl,-soname,libnccl.so.2 -pthread $@.$$$$.o -o $@.$$$$ && mv $@.$$$$ $@ && rm $@.$$$$.o
+
 define cpp_flavour
 build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$$(call CPP_COMPILE,$(1))
+
+build/cpp/$(1)/cuda/%.o: csrc/cuda/%.cpp Makefile
 	@mkdir -p $$(@D)
 	$$(call CPP_COMPILE,$(1))
 
@@ -156,7 +177,10 @@ build/cpp/$(1)/tests/%.o: tests/cpp/%.cpp Makefile
 $(addprefix build/cpp/$(1)/,$(CPP_PROGRAMS)): build/cpp/$(1)/%: build/cpp/$(1)/tests/%.o $(COMM:csrc/%.cpp=build/cpp/$(1)/%.o)
 	$(CXX) $(CPP_FLAGS_$(1)) -pthread $$^ -o $$@.$$$$$$$$ && mv $$@.$$$$$$$$ $$@
 
+# The part for GPUs that needs no GPU.
+build/cpp/$(1)/streams: $(CUDA:csrc/%.cpp=build/cpp/$(1)/%.o)
+
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
--include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/tests/*.d)
+-include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/cuda/*.d build/cpp/$(1)/tests/*.d)
 endef
 $(foreach flavour,$(CPP_FLAVOURS),$(eval $(call cpp_flavour,$(flavour))))

@@ -212,7 +212,8 @@ def compile_cuda(nvcc: str, host: str | None, sources: list[Path], directory: Pa
     optimise = ["-O1", "-g"] if os.environ.get("DPCORE_DEBUG") == "1" else ["-O3"]
     common = [nvcc, "-std=c++20", *optimise, "-cudart", "static", "-DDPCORE_WITH_CUDA=1"]
     common += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall", "-I", str(ROOT / "csrc")]
-    common += gencode_flags(nvcc)
+    # As -ffp-contract=off for the host: the same bits as on CPUs.
+    common += ["-fmad=false", *gencode_flags(nvcc)]
     if host:
         common += ["-ccbin", host]
 
@@ -264,7 +265,7 @@ def extension_arguments() -> dict[str, Any]:
     objects = ROOT / "build" / "objects"
     tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-{flavour}"
     torch_includes = cpp_extension.include_paths()
-    folders = ("comm", "reducer", "torch_backend", "bindings")
+    folders = ("comm", "cuda", "reducer", "torch_backend", "bindings")
     sources = sorted(path for folder in folders for path in (ROOT / "csrc" / folder).glob("*.cpp"))
     kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
     link_flags = ["-Wl,--exclude-libs,ALL"]  # keeps the static CUDA runtime's symbols to ourselves

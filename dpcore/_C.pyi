@@ -308,6 +308,54 @@ class Work:
     def when_complete(self, call: Callable[[], object]) -> None:
         """Calls once it is complete, on the thread that completes it, or at once."""
 
+class StreamCommunicator(Communicator):
+    """A group of ranks with a device each; work is ordered by streams, see csrc/cuda."""
+
+    @property
+    def backend(self) -> str:
+        """Who moves the bytes."""
+
+    @property
+    def device(self) -> str:
+        """Where: "cuda:0"."""
+
+    @property
+    def library(self) -> str:
+        """With what: version and path."""
+
+    def messages(
+        self, messages: Sequence[tuple[bool, Any, int]], timeout: float, asynchronous: bool, /
+    ) -> StreamWork | None:
+        """(sends, tensor, peer) each; they travel at the same time."""
+
+class StreamWork(Work):
+    """An asynchronous operation on a device."""
+
+def start_nccl(
+    control: Communicator,
+    device: str,
+    timeout: float,
+    algorithm: str,
+    deterministic: bool,
+    libraries: Sequence[str],
+    uuid: str = "",
+) -> StreamCommunicator:
+    """Meets the ranks of `control` over NCCL. Device "host" is one without a GPU, for tests; `uuid`
+    is what it says to be."""
+
+def start_mapped(
+    control: Communicator,
+    device: str,
+    timeout: float,
+    algorithm: str,
+    deterministic: bool,
+    uuid: str = "",
+) -> StreamCommunicator:
+    """Meets the ranks of `control`, which map each other's device memory."""
+
+def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
+    """path, version and found_by of the NCCL that this process uses."""
+
 # ---- data parallel training ------------------------------------------------------------------
 
 class LaunchControl:
@@ -486,8 +534,24 @@ def _reduce(
     post: float = 1.0,
     pre: Sequence[float] | None = None,
     streaming: bool = False,
+    workers: int = 0,
+    place: str = "",
 ) -> None:
-    """Reduces `count` elements at the addresses `inputs` into `outputs`."""
+    """Reduces `count` elements at the addresses `inputs` into `outputs`; with workers > 0 as
+    kernels on a GPU do, by so many threads, but on the host; with a place ("cuda:0") there."""
+
+def _copy_parts(
+    parts: Sequence[tuple[int, int, int]],
+    part_type: str,
+    flat: int,
+    flat_type: str,
+    to_flat: bool,
+    factor: float = 1.0,
+    workers: int = 1,
+    place: str = "",
+) -> int:
+    """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host, or
+    at a place ("cuda:0"); returns how many launches it takes."""
 
 def _copy_bytes(dst: int, src: int, n: int, streaming: bool = False) -> None:
     """Copies n bytes between two addresses."""

@@ -294,8 +294,10 @@ class Communicator:
         if color is not None and color < 0:
             raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
-        if native is None:
-            return None
+        return None if native is None else self._beside(native)
+
+    def _beside(self, native: Any) -> Communicator:
+        """Another group of the same kind."""
         return Communicator(native, self._costs_source, self._link)
 
     def stats(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicator import Communicator
 
-_BACKENDS = ("native", "torch")
+_BACKENDS = ("native", "torch", "nccl", "cupy", "cuda")
 _TRANSPORTS = ("auto", "shm", "tcp", "shm+tcp", "inproc")
 
 _instances = InstanceCounter()
@@ -43,12 +43,15 @@ def init(
     link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
+    device: Any = None,
 ) -> Communicator:
     """Meets the other ranks and returns the communicator of all of them.
 
-    ``backend``   "native" is dpcore's own core. "torch" uses the default group of torch.distributed
-                  as it is, and leaves the arguments below aside; the result then is a
-                  ``dpcore.torch_communicator.TorchCommunicator``, with the same methods.
+    ``backend``   "native": tensors on the CPU, dpcore's own core. "torch" uses the default group of
+                  torch.distributed as it is, and leaves the arguments below aside; the result
+                  then is a ``dpcore.torch_communicator.TorchCommunicator``, with the same methods.
+                  "nccl": tensors on GPUs, see ``dpcore.device_communicator``. "cupy": the same
+                  through CuPy. "cuda": without NCCL, on one host, also several ranks on one GPU.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
     ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
@@ -67,6 +70,7 @@ def init(
                   "auto" is what DPCORE_ALGORITHM says, or else chosen for each size by expected
                   time, see ``Communicator.explain``.
     ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
+    ``device``    of the tensors, for backends on GPUs; by default torch's current one.
 
     >>> import dpcore
     >>> comm = dpcore.init(rank=0, world_size=1)
@@ -76,6 +80,8 @@ def init(
     """
     if backend not in _BACKENDS:
         raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
+    if device is not None and backend in ("native", "torch"):
+        raise Unsupported(f"device={device!r}: backend {backend!r} has none; pass 'nccl'")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
     current_one = _current()
@@ -108,9 +114,21 @@ def init(
             transport=transport,
             tcp=tcp,
             link=link,
+            algorithm=algorithm if backend == "native" else "auto",
+            deterministic=deterministic and backend == "native",
+        )
+    if backend != "native":
+        from dpcore.device_communicator import on_device
+
+        communicator = on_device(
+            communicator,
+            backend,
+            device,
+            timeout=timeout,
             algorithm=algorithm,
             deterministic=deterministic,
         )
+        _all.add(communicator)
     _set_current(communicator, transport == "inproc")
     return communicator
 

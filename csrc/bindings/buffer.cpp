@@ -2,6 +2,8 @@
 #include "bindings/buffer.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -15,6 +17,8 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
+constexpr std::string_view kCpu = "cpu";
+
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = "[";
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -23,11 +27,19 @@ std::string shape_text(const at::Tensor& tensor) {
   return text + "]";
 }
 
-Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role) {
-  if (!tensor.device().is_cpu()) {
-    throw Unsupported(std::string(role) + ": the tensor is on " + tensor.device().str() +
-                      ", this communicator works on the CPU; move it with .cpu()");
+void check_place(const at::Tensor& tensor, const char* role, std::string_view place) {
+  if (place == kCpu ? tensor.device().is_cpu() : tensor.device().str() == place) {
+    return;
   }
+  throw Unsupported(
+      std::string(role) + ": the tensor is on " + tensor.device().str() +
+      ", this communicator works on " +
+      (place == kCpu ? "the CPU; move it with .cpu()"
+                     : std::string(place) + "; move it with .to('" + std::string(place) + "')"));
+}
+
+Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view place) {
+  check_place(tensor, role, place);
   if (tensor.layout() != at::kStrided) {
     throw Unsupported(std::string(role) + ": sparse tensors are not supported; use .to_dense()");
   }
@@ -108,15 +120,32 @@ at::ScalarType scalar_type_of(py::handle torch_dtype) {
 
 }  // namespace
 
-Buffer buffer_of(py::handle object, const char* role, Access access) {
+Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view place) {
   if (THPVariable_Check(object.ptr())) {
-    return buffer_of_tensor(THPVariable_Unpack(object.ptr()), role);
+    return buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, place);
   }
-  if (PyObject_CheckBuffer(object.ptr())) {
+  if (place == kCpu && PyObject_CheckBuffer(object.ptr())) {
     return buffer_of_array(object, role, access);
   }
-  throw py::type_error(std::string(role) + ": expected a torch tensor or a numpy array, not " +
-                       Py_TYPE(object.ptr())->tp_name);
+  throw py::type_error(std::string(role) + ": expected a torch tensor" +
+                       (place == kCpu ? " or a numpy array" : " on " + std::string(place)) +
+                       ", not " + Py_TYPE(object.ptr())->tp_name);
+}
+
+void* current_stream_of(std::string_view place) {
+  if (place == kCpu) {
+    return nullptr;
+  }
+  const at::Device device{std::string(place)};
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+py::object empty_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype,
+                        std::string_view place) {
+  bytes_of_tensor(shape, torch_dtype);  // checks both
+  const auto options =
+      at::TensorOptions().dtype(scalar_type_of(torch_dtype)).device(std::string(place));
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::empty(shape, options)));
 }
 
 size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype) {

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/call.h"
 #include "bindings/call_arguments.h"
+#include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/collective_parts.h"
 #include "comm/error.h"
@@ -19,21 +21,29 @@
 namespace py = pybind11;
 
 namespace dpcore {
+
+void check_program(const Program& program, const Request& request, int world) {
+  const Schedule& schedule = program.schedule;
+  if (schedule.collective != request.collective) {
+    throw Unsupported("this schedule is for " + std::string(name_of(schedule.collective)) +
+                      ", not for " + std::string(name_of(request.collective)));
+  }
+  if (schedule.world != world) {
+    throw Unsupported("this schedule is for a world of " + std::to_string(schedule.world));
+  }
+  if (schedule.root != request.root) {
+    throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +
+                      ", not for root " + std::to_string(request.root));
+  }
+}
+
 namespace {
 
 constexpr size_t kShortBytes = 16384;
 constexpr int kLooksWithGil = 32;
 
-struct Call {  // the optional arguments that all collectives share
-  std::string algorithm;
-  std::shared_ptr<const Program> program;
-  int priority = 0;
-  double timeout = 0;
-  uint64_t layout = 0;
-  bool asynchronous = false;
-};
-
-Call call_of(PyCommunicator& comm, CallArguments& arguments) {
+template <class Comm>
+Call call_of(Comm& comm, CallArguments& arguments) {
   Call call;
   const py::handle algorithm = arguments.object();
   call.priority = arguments.integer("priority");
@@ -52,21 +62,6 @@ Call call_of(PyCommunicator& comm, CallArguments& arguments) {
                          Py_TYPE(algorithm.ptr())->tp_name);
   }
   return call;
-}
-
-void check_program(const Program& program, const Request& request, int world) {
-  const Schedule& schedule = program.schedule;
-  if (schedule.collective != request.collective) {
-    throw Unsupported("this schedule is for " + std::string(name_of(schedule.collective)) +
-                      ", not for " + std::string(name_of(request.collective)));
-  }
-  if (schedule.world != world) {
-    throw Unsupported("this schedule is for a world of " + std::to_string(schedule.world));
-  }
-  if (schedule.root != request.root) {
-    throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +
-                      ", not for root " + std::to_string(request.root));
-  }
 }
 
 void run_and_wait(Communicator& core, Request&& request, const std::string& algorithm) {
@@ -156,13 +151,14 @@ void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t 
 }
 
 // all_reduce, broadcast, reduce: one shape everywhere. `input` None: in place.
-py::object whole(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+template <class Comm>
+py::object whole(Comm& comm, py::handle self, CallArguments& arguments) {
   Request request;
   request.collective = parse_collective(arguments.text("collective"));
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
-  const Buffer out = buffer_of(output, "tensor", Access::write);
-  const Buffer in = input.is_none() ? out : buffer_of(input, "input", Access::read);
+  const Buffer out = comm.buffer(output, "tensor", Access::write);
+  const Buffer in = input.is_none() ? out : comm.buffer(input, "input", Access::read);
   if (in.dtype != out.dtype) {
     throw Unsupported("input is " + std::string(name_of(in.dtype)) + ", output is " +
                       std::string(name_of(out.dtype)));
@@ -192,7 +188,8 @@ py::object all_reduce_now(PyCommunicator& comm, py::handle, CallArguments& argum
 }
 
 // The others: a part per rank. On ranks without an input or output it is None.
-py::object parted(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+template <class Comm>
+py::object parted(Comm& comm, py::handle self, CallArguments& arguments) {
   const auto world = static_cast<size_t>(comm.core->world());
   const auto rank = static_cast<size_t>(comm.core->rank());
   Request request;
@@ -207,12 +204,12 @@ py::object parted(PyCommunicator& comm, py::handle self, CallArguments& argument
   std::optional<Buffer> in;
   std::optional<Buffer> out;
   if (!input.is_none() || kind != Collective::scatter) {
-    in = buffer_of(input, "input", Access::read);
+    in = comm.buffer(input, "input", Access::read);
     request.input = in->data;
     request.dtype = in->dtype;
   }
   if (!output.is_none() || kind != Collective::gather) {
-    out = buffer_of(output, "output", Access::write);
+    out = comm.buffer(output, "output", Access::write);
     request.output = out->data;
     request.dtype = out->dtype;
   }
@@ -296,8 +293,11 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
       return core.submit_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout);
     });
   }
-  const py::gil_scoped_release no_gil;
-  core.run_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout, check_signals);
+  {
+    const py::gil_scoped_release no_gil;
+    core.run_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout,
+                     check_signals);
+  }
   return py::none();
 }
 
@@ -305,10 +305,15 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
 
 void define_collectives(py::handle type) {
   define_quick_method<PyCommunicator, all_reduce_now>(type, "all_reduce_now");
-  define_quick_method<PyCommunicator, whole>(type, "whole");
-  define_quick_method<PyCommunicator, parted>(type, "parted");
+  define_quick_method<PyCommunicator, whole<PyCommunicator>>(type, "whole");
+  define_quick_method<PyCommunicator, parted<PyCommunicator>>(type, "parted");
   define_quick_method<PyCommunicator, barrier>(type, "barrier");
   define_quick_method<PyCommunicator, message>(type, "message");
+}
+
+void define_stream_collectives(py::handle type) {
+  define_quick_method<PyStreamCommunicator, whole<PyStreamCommunicator>>(type, "whole");
+  define_quick_method<PyStreamCommunicator, parted<PyStreamCommunicator>>(type, "parted");
 }
 
 }  // namespace dpcore

@@ -16,6 +16,7 @@ void register_reduce(py::module_& m);
 void register_cuda_probe(py::module_& m);
 void register_communicator(py::module_& m);
 void register_work(py::module_& m);
+void register_stream_communicator(py::module_& m);
 void register_inspect(py::module_& m);
 void register_launch_control(py::module_& m);
 void register_reducer(py::module_& m);
@@ -68,6 +69,7 @@ PYBIND11_MODULE(_C, m) {
   register_work(m);
   register_network(m);
   register_communicator(m);
+  register_stream_communicator(m);
   register_inspect(m);
   register_launch_control(m);
   register_reducer(m);

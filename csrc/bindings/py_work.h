@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/buffer.h"
 #include "comm/communicator.h"
 
 namespace dpcore {
@@ -20,6 +21,10 @@ struct PyCommunicator {
     std::vector<pybind11::object> buffers;
   };
   std::vector<Orphan> orphans;  // with the GIL
+
+  Buffer buffer(pybind11::handle object, const char* role, Access access) const {
+    return buffer_of(object, role, access);
+  }
 
   void let_go_of_completed() {
     std::erase_if(orphans, [](const Orphan& orphan) { return orphan.operation->is_complete(); });

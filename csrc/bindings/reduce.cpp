@@ -7,20 +7,26 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/error.h"
 #include "comm/types.h"
+#include "cuda/device.h"
+#include "cuda/part_copy.h"
+#include "cuda/reduce_job.h"
 
 namespace dpcore {
 namespace {
 
 namespace py = pybind11;
 
+// `workers`: 0 for the kernels of processors, else the functions of GPU kernels, by so many.
+// `place`: a GPU ("cuda:0") that does it, with addresses of its memory.
 void reduce_arrays(const std::string& dtype, const std::string& op,
                    const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
                    size_t count, double post, const std::optional<std::vector<double>>& pre,
-                   bool streaming) {
+                   bool streaming, size_t workers, const std::string& place) {
   if (pre && pre->size() != inputs.size()) {
     throw Unsupported(std::to_string(pre->size()) + " factors for " +
                       std::to_string(inputs.size()) + " inputs: give one per input");
@@ -34,7 +40,40 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
                         .post = post,
                         .pre = pre ? pre->data() : nullptr,
                         .streaming = streaming};
-  reduce(spec, in, out, count);
+  if (!place.empty()) {
+    const auto device = device_named(place);
+    device->reduce(nullptr, spec, in, out, count);
+    device->synchronize(nullptr);
+  } else if (workers == 0) {
+    reduce(spec, in, out, count);
+  } else {
+    run_on_host(reduce_job(spec, in, out, count), workers);
+  }
+}
+
+// (address, offset in the flat buffer in bytes, elements)
+using Part = std::tuple<uintptr_t, uint64_t, uint64_t>;
+
+size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, uintptr_t flat,
+                  const std::string& flat_type, bool to_flat, double factor, size_t workers,
+                  const std::string& place) {
+  std::vector<FlatPart> list;
+  for (const auto& [address, offset, elements] : parts) {
+    list.push_back({reinterpret_cast<void*>(address), offset, elements});
+  }
+  const std::vector<PartList> launches =
+      part_lists(list, parse_dtype(part_type), reinterpret_cast<void*>(flat),
+                 parse_dtype(flat_type), to_flat, factor);
+  const auto device = place.empty() ? nullptr : device_named(place);
+  for (const PartList& launch : launches) {
+    if (device) {
+      device->copy_parts(nullptr, launch);
+    } else {
+      copy_on_host(launch, workers);
+    }
+  }
+  if (device) device->synchronize(nullptr);
+  return launches.size();
 }
 
 void copy_addresses(uintptr_t dst, uintptr_t src, size_t n, bool streaming) {
@@ -48,9 +87,13 @@ void register_reduce(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> without_gil;
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("streaming") = false,
-        without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
+        arg("workers") = 0, arg("place") = "", without_gil,
+        "Reduces `count` elements at the addresses `inputs` into `outputs`.");
   m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("streaming") = false,
         without_gil, "Copies n bytes between two addresses.");
+  m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),
+        arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("place") = "", without_gil,
+        "Copies tensors into flat memory or back; the number of launches it would take.");
   m.def("simd_level", &simd_level,
         "The instruction set of the reduction kernels: avx512, avx2 or portable.");
 }

@@ -14,6 +14,7 @@
 #include "bindings/python_collectives.h"
 #include "bindings/python_hook.h"
 #include "bindings/python_schedule.h"
+#include "bindings/stream_collectives.h"
 #include "bindings/translate.h"
 #include "reducer/collectives_native.h"
 
@@ -53,6 +54,10 @@ std::shared_ptr<Collectives> collectives_of(const py::object& group, bool ordere
   if (py::isinstance<PyCommunicator>(group)) {
     return std::make_shared<NativeCollectives>(group.cast<std::shared_ptr<PyCommunicator>>()->core,
                                                ordered, check_signals);
+  }
+  if (py::isinstance<PyStreamCommunicator>(group)) {
+    const auto& comm = group.cast<const PyStreamCommunicator&>();
+    return std::make_shared<StreamCollectives>(comm.core, comm.place, ordered);
   }
   return std::make_shared<PythonCollectives>(group);
 }

@@ -6,23 +6,17 @@
 #include <algorithm>
 
 #include "comm/collective_operation.h"
+#include "comm/collective_places.h"
 #include "comm/error.h"
 
 namespace dpcore {
 
 uint64_t CollectiveOperation::part(const std::vector<uint64_t>& parts, int r) const {
-  return parts.empty() ? request_.count : parts[r];
+  return part_of(request_, parts, r);
 }
 
 uint64_t CollectiveOperation::part_begin(const std::vector<uint64_t>& parts, int r) const {
-  if (parts.empty()) {
-    return request_.count * static_cast<uint64_t>(r);
-  }
-  uint64_t begin = 0;
-  for (int i = 0; i < r; ++i) {
-    begin += parts[i];
-  }
-  return begin;
+  return part_begin_of(request_, parts, r);
 }
 
 CollectiveOperation::Piece CollectiveOperation::outgoing(int to) const {

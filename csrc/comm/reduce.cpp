@@ -8,6 +8,7 @@
 
 #include "comm/error.h"
 #include "comm/reduce_dispatch.h"
+#include "comm/reduce_lowering.h"
 
 namespace dpcore {
 namespace {
@@ -47,24 +48,11 @@ struct Entry {
 };
 
 Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
-  const auto entry = [&kernels](DType dtype, ReduceOp op, size_t width) {
-    return Entry{kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)], width,
-                 is_valid(ReduceOp::mean, dtype)};
-  };
-  if (op == ReduceOp::mean || op == ReduceOp::premul_sum) op = ReduceOp::sum;
-  if (dtype == DType::boolean) {
-    if (op == ReduceOp::sum || op == ReduceOp::max) op = ReduceOp::bor;
-    if (op == ReduceOp::prod || op == ReduceOp::min) op = ReduceOp::band;
-    return entry(dtype, op, 1);
-  }
-  // Bits do not care about the width of the integer they are in.
-  if (op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor) {
-    return entry(DType::u8, op, size_of(dtype));
-  }
-  if (dtype != DType::c64 && dtype != DType::c128) return entry(dtype, op, 1);
-  // The sum of complex numbers is the sum of their parts, since the factors are real.
-  if (op == ReduceOp::sum) dtype = dtype == DType::c64 ? DType::f32 : DType::f64;
-  return entry(dtype, op, 2);
+  const Lowered to = lowered(dtype, op);
+  // Kernels of complex products count the parts.
+  const bool is_complex = to.dtype == DType::c64 || to.dtype == DType::c128;
+  return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)],
+               is_complex ? 2 : to.width, is_valid(ReduceOp::mean, to.dtype)};
 }
 
 struct Dispatch {

@@ -57,7 +57,7 @@ std::string problem_of_device(int device) {
 
 }  // namespace
 
-CudaProbe probe_cuda() {
+CudaProbe probe_cuda(int only) {
   CudaProbe probe;
   cudaRuntimeGetVersion(&probe.runtime_version);
   // Answers 0, without an error, where there is no driver.
@@ -88,7 +88,7 @@ CudaProbe probe_cuda() {
   int current = 0;
   cudaGetDevice(&current);
   for (int device = 0; device < probe.devices && probe.problem.empty(); ++device) {
-    probe.problem = problem_of_device(device);
+    if (only < 0 || device == only) probe.problem = problem_of_device(device);
   }
   cudaGetLastError();
   cudaSetDevice(current);

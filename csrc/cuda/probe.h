@@ -15,9 +15,9 @@ struct CudaProbe {
   std::string problem;  // empty when a kernel ran; otherwise what is missing and what to do
 };
 
-// Runs a kernel of one thread on every visible device and reads its answer back: a device that is
-// counted can still lack code for its architecture. Never throws. Leaves a context on each device,
-// so ask for it in processes that are going to use CUDA or that end soon.
-CudaProbe probe_cuda();
+// Runs a kernel of one thread on every visible device, or on one, and reads its answer back: a
+// device that is counted can still lack code for its architecture. Never throws. Leaves a context
+// on each device that it has tried, so ask in processes that are going to use it or that end soon.
+CudaProbe probe_cuda(int only = -1);
 
 }  // namespace dpcore

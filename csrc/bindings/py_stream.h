@@ -1,0 +1,64 @@
+// A communicator for a device, and its operations, as Python holds them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/buffer.h"
+#include "cuda/stream_communicator.h"
+
+namespace dpcore {
+
+struct PyStreamCommunicator {
+  PyStreamCommunicator() = default;
+  PyStreamCommunicator(const PyStreamCommunicator&) = delete;
+  PyStreamCommunicator& operator=(const PyStreamCommunicator&) = delete;
+  // With the GIL, which is let go while the core waits for what is in flight.
+  ~PyStreamCommunicator() {
+    const pybind11::gil_scoped_release no_gil;
+    core.reset();
+  }
+
+  std::shared_ptr<StreamCommunicator> core;
+  std::string place;  // of its tensors, as torch writes it: "cuda:0", "cpu"
+
+  Buffer buffer(pybind11::handle object, const char* role, Access access) const {
+    return buffer_of(object, role, access, place);
+  }
+  // The stream that torch's work of this thread goes to now.
+  Device::Stream current_stream() const { return current_stream_of(place); }
+
+  // Buffers of works that nobody holds any more, until they are complete. With the GIL.
+  struct Orphan {
+    StreamCommunicator::Works work;
+    std::vector<pybind11::object> buffers;
+  };
+  std::vector<Orphan> orphans;
+  void let_go_of_completed() {
+    std::erase_if(orphans, [](const Orphan& orphan) { return orphan.work->is_complete(); });
+  }
+};
+
+struct PyStreamWork {
+  std::shared_ptr<PyStreamCommunicator> communicator;
+  StreamCommunicator::Works work;
+  std::vector<pybind11::object> buffers;
+
+  ~PyStreamWork() {
+    if (work && !work->is_complete()) {
+      communicator->orphans.push_back({std::move(work), std::move(buffers)});
+    }
+  }
+};
+
+// Adds whole() and parted(), whose arguments collectives.cpp reads for both kinds.
+void define_stream_collectives(pybind11::handle type);
+
+struct Call;
+pybind11::object perform(PyStreamCommunicator& comm, pybind11::handle self, Request&& request,
+                         const Call& call, pybind11::handle output, pybind11::handle input);
+
+}  // namespace dpcore

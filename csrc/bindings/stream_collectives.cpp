@@ -1,0 +1,64 @@
+// See stream_collectives.h.
+#include "bindings/stream_collectives.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/error.h"
+#include "reducer/tensor_memory.h"
+
+namespace dpcore {
+
+StreamCollectives::StreamCollectives(std::shared_ptr<StreamCommunicator> communicator,
+                                     std::string place, bool ordered)
+    : communicator_(std::move(communicator)),
+      place_(std::move(place)),
+      algorithm_(ordered ? "two_shot/moves" : "") {}
+
+at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
+  if (place_ == "cpu" ? !device.is_cpu() : device.str() != place_) {
+    throw Unsupported("the communicator works on " + place_ + ", the parameters are on " +
+                      device.str() + "; move the module with .to('" + place_ + "')");
+  }
+  const at::Tensor memory =
+      at::zeros({static_cast<int64_t>(elements)}, at::TensorOptions().dtype(type).device(device));
+  auto registration = communicator_->register_memory(
+      static_cast<std::byte*>(memory.mutable_data_ptr()), memory.nbytes());
+  if (!registration) {
+    return memory;
+  }
+  // The registration ends before the memory goes back to torch.
+  return at::from_blob(
+      memory.mutable_data_ptr(), memory.sizes(),
+      [keep = memory, registration](void*) mutable {
+        registration.reset();
+        keep.reset();
+      },
+      memory.options(), device);
+}
+
+void StreamCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = dtype_of(bucket.scalar_type(), "bucket");
+  request.op = call.op;
+  request.output = static_cast<std::byte*>(bucket.mutable_data_ptr());
+  request.input = request.output;
+  request.count = static_cast<size_t>(bucket.numel());
+  request.layout = call.layout;
+  works_[slot] = communicator_->submit(std::move(request), algorithm_, current_stream_of(place_));
+}
+
+void StreamCollectives::wait(size_t slot) {
+  communicator_->order(works_[slot], current_stream_of(place_));
+  works_[slot].reset();  // back to the pool
+}
+
+void StreamCollectives::abandon(size_t slot, const at::Tensor& bucket) {
+  if (works_[slot]) {
+    works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
+  }
+  works_[slot].reset();
+}
+
+}  // namespace dpcore

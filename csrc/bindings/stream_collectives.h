@@ -1,0 +1,42 @@
+// The reducer's collectives over a communicator for devices. Here, because neither the reducer nor
+// csrc/cuda knows the other.
+//
+// start() is ordered after the stream that backward runs in, so a bucket leaves when its gradients
+// are computed, not when they are asked for; wait() makes that stream wait, and not the thread. The
+// host is never blocked, the device not longer than the result needs.
+//
+// Memory: buckets are torch's, registered with the library where it wants to know them in advance.
+// Threads: see reducer/collectives.h; the GIL is not needed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bindings/py_stream.h"
+#include "reducer/collectives.h"
+
+namespace dpcore {
+
+class StreamCollectives final : public Collectives {
+ public:
+  // `ordered`: only algorithms whose result does not depend on how gradients are put together.
+  StreamCollectives(std::shared_ptr<StreamCommunicator> communicator, std::string place,
+                    bool ordered);
+
+  int rank() const override { return communicator_->rank(); }
+  int world() const override { return communicator_->world(); }
+  void check_usable() override { communicator_->check_usable(); }
+  at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
+  void reserve(size_t slots) override { works_.resize(slots); }
+  void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
+  void wait(size_t slot) override;
+  void abandon(size_t slot, const at::Tensor& bucket) override;
+
+ private:
+  std::shared_ptr<StreamCommunicator> communicator_;
+  std::string place_;
+  std::string algorithm_;
+  std::vector<StreamCommunicator::Works> works_;
+};
+
+}  // namespace dpcore

@@ -1,0 +1,241 @@
+// dpcore._C.StreamCommunicator and its Work: communicators for devices, with the methods of
+// dpcore._C.Communicator. Work is ordered after what the calling thread has given to torch so far,
+// and waiting for it orders what comes after; the GIL is let go whenever a call could block.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/call.h"
+#include "bindings/py_stream.h"
+#include "bindings/py_work.h"
+#include "comm/error.h"
+#include "cuda/mapped_communicator.h"
+#include "cuda/nccl_communicator.h"
+
+namespace py = pybind11;
+
+namespace dpcore {
+namespace {
+
+using Comm = std::shared_ptr<PyStreamCommunicator>;
+
+Comm start_nccl(const PyCommunicator& control, const std::string& place, double timeout,
+                const std::string& algorithm, bool deterministic,
+                const std::vector<std::string>& libraries, const std::string& uuid) {
+  auto comm = std::make_shared<PyStreamCommunicator>();
+  comm->place = place == "host" ? "cpu" : place;
+  const py::gil_scoped_release no_gil;
+  comm->core =
+      NcclCommunicator::start(control.core, device_named(place, uuid),
+                              {timeout, algorithm, deterministic, check_signals}, libraries);
+  return comm;
+}
+
+Comm start_mapped(const PyCommunicator& control, const std::string& place, double timeout,
+                  const std::string& algorithm, bool deterministic, const std::string& uuid) {
+  auto comm = std::make_shared<PyStreamCommunicator>();
+  comm->place = place == "host" ? "cpu" : place;
+  const py::gil_scoped_release no_gil;
+  comm->core = MappedCommunicator::start(control.core, device_named(place, uuid),
+                                         {timeout, algorithm, deterministic, check_signals});
+  return comm;
+}
+
+py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Works work,
+                  bool asynchronous, std::vector<py::object> buffers) {
+  if (asynchronous) {
+    auto held = std::make_shared<PyStreamWork>();
+    held->communicator = self.cast<Comm>();
+    held->work = std::move(work);
+    held->buffers = std::move(buffers);
+    return py::cast(std::move(held));
+  }
+  const Device::Stream current = comm.current_stream();
+  {
+    const py::gil_scoped_release no_gil;
+    comm.core->order(work, current);
+  }
+  return py::none();  // a reference is counted with the GIL
+}
+
+py::object object_of(py::handle handle) { return py::reinterpret_borrow<py::object>(handle); }
+
+py::object all_reduce_now(const py::object& self, py::handle tensor, const std::string& op) {
+  auto& comm = self.cast<PyStreamCommunicator&>();
+  const Buffer buffer = comm.buffer(tensor, "tensor", Access::write);
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = buffer.dtype;
+  request.op = parse_reduce_op(op);
+  request.input = request.output = buffer.data;
+  request.count = buffer.elements;
+  return perform(comm, self, std::move(request), {}, tensor, tensor);
+}
+
+py::object barrier(const py::object& self, double timeout, bool asynchronous) {
+  auto& comm = self.cast<PyStreamCommunicator&>();
+  StreamCommunicator::Works work;
+  const Device::Stream current = comm.current_stream();
+  {
+    const py::gil_scoped_release no_gil;
+    Request request;
+    request.timeout_s = timeout;
+    work = comm.core->submit(std::move(request), {}, current);
+    // The one operation whose result is that time has passed.
+    if (!asynchronous) comm.core->wait(work, 0, check_signals);
+  }
+  return asynchronous ? finish(comm, self, std::move(work), true, {}) : py::none();
+}
+
+// (sends, tensor, peer) each; all travel at the same time.
+py::object messages(const py::object& self,
+                    const std::vector<std::tuple<bool, py::object, int>>& list, double timeout,
+                    bool asynchronous) {
+  auto& comm = self.cast<PyStreamCommunicator&>();
+  comm.let_go_of_completed();
+  std::vector<StreamMessage> wanted;
+  std::vector<py::object> buffers;
+  for (const auto& [sends, tensor, peer] : list) {
+    const Buffer buffer = comm.buffer(tensor, "tensor", sends ? Access::read : Access::write);
+    wanted.push_back({sends, peer, buffer.data, buffer.elements * size_of(buffer.dtype)});
+    buffers.push_back(tensor);
+  }
+  StreamCommunicator::Works work;
+  const Device::Stream current = comm.current_stream();
+  {
+    const py::gil_scoped_release no_gil;
+    work = comm.core->submit(wanted, timeout, current);
+  }
+  return finish(comm, self, std::move(work), asynchronous, std::move(buffers));
+}
+
+py::object message(const py::object& self, bool sends, py::object tensor, int peer, uint64_t tag,
+                   double timeout, bool asynchronous) {
+  if (tag != 0) {
+    throw Unsupported("messages over " + self.cast<PyStreamCommunicator&>().core->describe() +
+                      " have no tags: they meet in the order of the calls; leave tag out");
+  }
+  return messages(self, {{sends, std::move(tensor), peer}}, timeout, asynchronous);
+}
+
+void wait_for(PyStreamWork& held, double timeout) {
+  const Device::Stream current = held.communicator->current_stream();
+  const py::gil_scoped_release no_gil;
+  if (timeout > 0) held.communicator->core->wait(held.work, timeout, check_signals);
+  held.communicator->core->order(held.work, current);
+}
+
+py::object failure_of(PyStreamWork& held) {
+  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) return py::none();
+  const Failure failure = held.communicator->core->group().failure();
+  return py::make_tuple(name_of(failure.kind), failure.message);
+}
+
+void when_complete(PyStreamWork& held, py::function call) {
+  // Called by the thread that looks after the device, which does not hold the GIL.
+  auto shared = std::make_shared<py::function>(std::move(call));
+  const auto run = [shared]() mutable {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*shared)();
+    } catch (py::error_already_set& problem) {
+      problem.discard_as_unraisable("dpcore.Work.when_complete");
+    }
+    shared.reset();
+  };
+  const py::gil_scoped_release no_gil;
+  held.work->when_complete(run);
+}
+
+py::dict library_of(const std::vector<std::string>& libraries) {
+  const nccl::Library& library = nccl::library(libraries);
+  py::dict result;
+  result["path"] = library.path;
+  result["version"] = library.version;
+  result["found_by"] = library.found_by;
+  return result;
+}
+
+template <auto Method, class... Arguments>
+auto without_gil() {
+  return [](PyStreamCommunicator& comm, Arguments... arguments) {
+    const py::gil_scoped_release no_gil;
+    return ((*comm.core).*Method)(arguments...);
+  };
+}
+
+}  // namespace
+
+py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& request, const Call& call,
+                   py::handle output, py::handle input) {
+  comm.let_go_of_completed();
+  request.timeout_s = call.timeout;
+  request.layout ^= call.layout;
+  if (call.program) {
+    check_program(*call.program, request, comm.core->world());
+    request.program = call.program;
+  }
+  StreamCommunicator::Works work;
+  const Device::Stream current = comm.current_stream();
+  {
+    const py::gil_scoped_release no_gil;
+    work = comm.core->submit(std::move(request), call.algorithm, current);
+  }
+  return finish(comm, self, std::move(work), call.asynchronous,
+                {object_of(output), object_of(input)});
+}
+
+void register_stream_communicator(py::module_& m) {
+  using py::arg;
+  py::class_<PyStreamCommunicator, Comm> type(m, "StreamCommunicator");
+  define_stream_collectives(type);
+  type.def_property_readonly("rank", [](const PyStreamCommunicator& c) { return c.core->rank(); })
+      .def_property_readonly("world_size",
+                             [](const PyStreamCommunicator& c) { return c.core->world(); })
+      .def_property_readonly("closed",
+                             [](const PyStreamCommunicator& c) { return c.core->closed(); })
+      .def_property_readonly("failed",
+                             [](const PyStreamCommunicator& c) { return c.core->group().failed(); })
+      .def_property_readonly("backend",
+                             [](const PyStreamCommunicator& c) { return c.core->backend(); })
+      .def_property_readonly("device",
+                             [](const PyStreamCommunicator& c) { return c.core->device().name(); })
+      .def_property_readonly("library",
+                             [](const PyStreamCommunicator& c) { return c.core->describe(); })
+      .def("all_reduce_now", all_reduce_now)
+      .def("barrier", barrier)
+      .def("message", message)
+      .def("messages", messages)
+      .def("empty",
+           [](PyStreamCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
+             comm.core->check_usable();
+             return empty_tensor(shape, dtype, comm.place);
+           })
+      .def("split",
+           [](PyStreamCommunicator& comm, int color, int key) -> Comm {
+             auto part = std::make_shared<PyStreamCommunicator>();
+             part->place = comm.place;
+             {
+               const py::gil_scoped_release no_gil;
+               part->core = comm.core->split(color, key);
+             }
+             return part->core ? part : nullptr;
+           })
+      .def("abort", without_gil<&StreamCommunicator::abort, const std::string&>())
+      .def("close", without_gil<&StreamCommunicator::close>());
+  py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>>(m, "StreamWork")
+      .def("wait", wait_for, arg("timeout") = 0.0)
+      .def("is_completed",
+           [](PyStreamWork& held) {
+             return held.work->is_complete() || held.work->device->has_happened(held.work->event);
+           })
+      .def("failure", failure_of)
+      .def("describe", [](PyStreamWork& held) { return held.work->describe(); })
+      .def("when_complete", when_complete, arg("call"));
+  m.def("start_nccl", start_nccl, arg("control"), arg("device"), arg("timeout"), arg("algorithm"),
+        arg("deterministic"), arg("libraries"), arg("uuid") = "");
+  m.def("start_mapped", start_mapped, arg("control"), arg("device"), arg("timeout"),
+        arg("algorithm"), arg("deterministic"), arg("uuid") = "");
+  m.def("nccl_library", library_of, arg("libraries"));
+}
+
+}  // namespace dpcore

@@ -1,0 +1,91 @@
+// A device as communicators see it: memory, streams of work, and events that order them.
+//
+// Two implementations. On a GPU (device_cuda.cu) a stream is a cudaStream_t. On the host
+// (device_host.h) memory is ordinary and a stream is a thread: there communicators for GPUs run
+// without one, with the same ordering as on one, which is what tests and the thread sanitizer look
+// at. Nobody above this file knows which of the two it has.
+//
+// Memory: streams, events and allocations belong to whoever made them, until the device is gone.
+// Threads: any thread may call; a thread that calls first makes the device current (attach).
+// Nothing here waits for work on the device, except synchronize(). Calls throw Error with the
+// device's name and the call that failed; after an error of the device itself all do.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/reduce.h"
+#include "cuda/part_copy.h"
+
+namespace dpcore {
+
+// Memory of a device as another rank can find it, in this process or in another one of the host.
+struct MemoryHandle {
+  int32_t process = 0;
+  int32_t device = 0;
+  uint64_t address = 0;  // in that process
+  uint64_t offset = 0;   // from where the handle leads
+  unsigned char handle[64] = {};
+};
+
+class Device {
+ public:
+  // Null: the stream in which work runs that names none. On the host that is the caller itself.
+  using Stream = void*;
+  using Event = void*;
+
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;  // "cuda:0", "host"
+  // Identifies the hardware: ranks with equal texts share one GPU.
+  virtual std::string uuid() const = 0;
+  // From here on calls of this thread are for this device.
+  virtual void attach() = 0;
+
+  // Work in it goes first when the device has a choice.
+  virtual Stream make_stream() = 0;
+  virtual void destroy_stream(Stream stream) = 0;
+  virtual Event make_event() = 0;
+  virtual void destroy_event(Event event) = 0;
+  // The event happens when all that is in the stream now is done.
+  virtual void record(Event event, Stream stream) = 0;
+  // What comes into the stream from now on waits for the event as recorded last.
+  virtual void wait(Stream stream, Event event) = 0;
+  virtual bool has_happened(Event event) = 0;
+  virtual void synchronize(Stream stream) = 0;
+  // Work in the stream runs at once, on the thread that puts it there.
+  virtual bool is_caller(Stream stream) const = 0;
+  // Work is recorded into a graph instead of running: events can't be asked.
+  virtual bool is_capturing(Stream stream) = 0;
+
+  virtual std::byte* allocate(size_t bytes) = 0;
+  // No work in any stream may still use it.
+  virtual void release(std::byte* memory) = 0;
+
+  // For other ranks of the host: a handle of allocated memory, and the memory of a handle.
+  virtual MemoryHandle share_memory(std::byte* memory) = 0;
+  virtual std::byte* map_memory(const MemoryHandle& handle) = 0;
+  virtual void forget_memory(std::byte* memory) = 0;  // what map_memory gave
+  // Pages of the host where the device can read and write; their address there.
+  virtual void* map_host(void* pages, size_t bytes) = 0;
+  virtual void forget_host(void* pages) = 0;
+
+  // Into the stream, on flags in such pages: the stream goes on when the flag is `number` or up to
+  // 2^31 - 1 more, counted around; the flag becomes `number` when all before is done and visible.
+  virtual void wait_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
+  virtual void raise_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
+
+  // Into the stream:
+  virtual void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
+                      std::span<void* const> out, size_t count) = 0;
+  virtual void copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+  virtual void copy_parts(Stream stream, const PartList& list) = 0;
+};
+
+// "cuda:1", or "host": the device of device_host.h, which says to be the hardware `uuid`.
+std::shared_ptr<Device> device_named(const std::string& place, const std::string& uuid = "");
+
+// The GPU with this number. Throws Unsupported, saying what is missing, where it can't be used.
+std::shared_ptr<Device> cuda_device(int index);
+
+}  // namespace dpcore

@@ -1,0 +1,144 @@
+// See device_host.h.
+#include "cuda/device_host.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <new>
+
+#include "comm/error.h"
+
+#include "cuda/reduce_job.h"
+
+namespace dpcore {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};  // what cudaMalloc promises
+constexpr auto kFlagNap = std::chrono::microseconds(20);
+constexpr size_t kWorkers = 3;  // a small number that does not divide much
+
+// How often it was recorded, and how many of these recordings have happened.
+class HostEvent {
+ public:
+  uint64_t next_recording() { return recorded_.fetch_add(1) + 1; }
+  uint64_t last_recording() const { return recorded_.load(); }
+  void happens(uint64_t recording) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (recording > happened_) happened_ = recording;
+    changed_.notify_all();
+  }
+  void wait_for(uint64_t recording) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return happened_ >= recording; });
+  }
+  bool has_happened() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return happened_ >= recorded_.load();
+  }
+
+ private:
+  std::atomic<uint64_t> recorded_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t happened_ = 0;
+};
+
+// Held by the work that will make it happen, so that it may be destroyed before, as on a GPU.
+using SharedEvent = std::shared_ptr<HostEvent>;
+
+class HostDevice final : public Device {
+ public:
+  explicit HostDevice(std::string uuid) : uuid_(std::move(uuid)) {}
+
+  std::string name() const override { return "host"; }
+  std::string uuid() const override { return uuid_; }
+  void attach() override {}
+
+  Stream make_stream() override { return new HostStream; }
+  void destroy_stream(Stream stream) override { delete static_cast<HostStream*>(stream); }
+  Event make_event() override { return new SharedEvent(std::make_shared<HostEvent>()); }
+  void destroy_event(Event event) override { delete static_cast<SharedEvent*>(event); }
+
+  void record(Event event, Stream stream) override {
+    const SharedEvent& of = *static_cast<SharedEvent*>(event);
+    add(stream, [of, recording = of->next_recording()] { of->happens(recording); });
+  }
+  void wait(Stream stream, Event event) override {
+    const SharedEvent& of = *static_cast<SharedEvent*>(event);
+    add(stream, [of, recording = of->last_recording()] { of->wait_for(recording); });
+  }
+  bool has_happened(Event event) override {
+    return (*static_cast<SharedEvent*>(event))->has_happened();
+  }
+  void synchronize(Stream stream) override {
+    HostEvent done;
+    const uint64_t recording = done.next_recording();
+    add(stream, [&] { done.happens(recording); });
+    done.wait_for(recording);
+  }
+  bool is_caller(Stream stream) const override { return stream == nullptr; }
+  bool is_capturing(Stream) override { return false; }
+
+  std::byte* allocate(size_t bytes) override {
+    return static_cast<std::byte*>(::operator new(bytes, kAlignment));
+  }
+  void release(std::byte* memory) override { ::operator delete(memory, kAlignment); }
+
+  // Ranks that are threads see each other's memory.
+  MemoryHandle share_memory(std::byte* memory) override {
+    return {getpid(), 0, reinterpret_cast<uint64_t>(memory), 0, {}};
+  }
+  std::byte* map_memory(const MemoryHandle& handle) override {
+    if (handle.process != getpid()) {
+      throw Unsupported("devices of the host share memory within a process only");
+    }
+    return reinterpret_cast<std::byte*>(handle.address);
+  }
+  void forget_memory(std::byte*) override {}
+  void* map_host(void* pages, size_t) override { return pages; }
+  void forget_host(void*) override {}
+
+  void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    add(stream, [=] {
+      const std::atomic_ref<uint32_t> value(*flag);
+      while (static_cast<int32_t>(value.load(std::memory_order_acquire) - number) < 0) {
+        std::this_thread::sleep_for(kFlagNap);
+      }
+    });
+  }
+  void raise_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    add(stream, [=] { std::atomic_ref<uint32_t>(*flag).store(number, std::memory_order_release); });
+  }
+
+  void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
+              std::span<void* const> out, size_t count) override {
+    // Checked and copied now, as the arguments of a kernel are.
+    add(stream, [job = reduce_job(spec, in, out, count)] { run_on_host(job, kWorkers); });
+  }
+  void copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    add(stream, [=] { std::memmove(to, from, bytes); });
+  }
+  void copy_parts(Stream stream, const PartList& list) override {
+    add(stream, [list] { copy_on_host(list, kWorkers); });
+  }
+
+ private:
+  static void add(Stream stream, std::function<void()> work) {
+    if (stream == nullptr) {
+      work();
+    } else {
+      static_cast<HostStream*>(stream)->add(std::move(work));
+    }
+  }
+
+  std::string uuid_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> host_device(std::string uuid) {
+  return std::make_shared<HostDevice>(std::move(uuid));
+}
+
+}  // namespace dpcore

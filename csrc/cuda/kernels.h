@@ -1,0 +1,14 @@
+// Kernels on a stream of the GPU. No CUDA header, so that files compiled without nvcc can call
+// them; `stream` is a cudaStream_t. Each returns when the kernel is in the stream's queue and
+// throws Error when it could not be put there.
+#pragma once
+
+#include "cuda/part_copy.h"
+#include "cuda/reduce_job.h"
+
+namespace dpcore {
+
+void launch(const DeviceReduction& job, void* stream);
+void launch(const PartList& list, void* stream);
+
+}  // namespace dpcore

@@ -1,0 +1,128 @@
+// Collectives in the order of a stream: what communicators for devices have in common.
+//
+// A call puts work into the communication stream and returns: the stream waits for what the
+// caller's stream holds so far, and the caller's stream waits for the result when it is asked to
+// (order). No thread waits for a device. What runs in the communication stream, and over which
+// wires, is a subclass's matter: NCCL (nccl_communicator.h) or our own kernels.
+//
+// Beside the device there is a communicator on the host over the same ranks, `control`: over it
+// the ranks meet, it knows who is alive, and its groups hold the black box.
+//
+// Captured into a graph, a call is recorded like any other work; it is not watched, since a graph
+// runs when nobody calls, and it has no deadline.
+//
+// Memory: buffers belong to the caller until the operation is complete; works are pooled. Threads:
+// any may call, one at a time enters (calls_); a watching thread ends what cannot complete.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "cuda/stream_watch.h"
+
+namespace dpcore {
+
+struct StreamMessage {
+  bool sends = false;
+  int peer = 0;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicator> {
+ public:
+  struct Options {
+    double timeout_s = 30.0;
+    std::string algorithm = "auto";
+    bool deterministic = false;
+    Engine::Interrupt interrupt;
+  };
+
+  virtual ~StreamCommunicator();
+
+  int rank() const { return control_->rank(); }
+  int world() const { return control_->world(); }
+  Device& device() const { return *device_; }
+  Group& group() const { return watch_->group(); }
+  virtual std::string backend() const = 0;
+  // "NCCL 2.27.3 (/.../libnccl.so.2)"
+  virtual std::string describe() const = 0;
+
+  using Works = std::shared_ptr<StreamWork>;
+  Works submit(Request request, const std::string& algorithm, Device::Stream current);
+  // Several messages travel at the same time: none waits for one before it.
+  Works submit(const std::vector<StreamMessage>& messages, double timeout_s,
+               Device::Stream current);
+  std::shared_ptr<const Program> program_of(const Schedule& schedule);
+
+  // What comes into `current` from now on waits for the result; the caller does not (but where the
+  // caller is the stream).
+  void order(const Works& work, Device::Stream current);
+  // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
+  void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt);
+
+  // Memory that will often be used: what the wires need to know of it in advance.
+  virtual std::shared_ptr<void> register_memory(std::byte* memory, size_t bytes) = 0;
+  // Ranks with the same color, as in Communicator::split; null for a negative one.
+  virtual std::shared_ptr<StreamCommunicator> split(int color, int key) = 0;
+
+  void check_usable() const;
+  void abort(const std::string& reason);
+  void close();
+  bool closed() const { return closed_.load() || control_->closed(); }
+
+ protected:
+  StreamCommunicator(std::shared_ptr<Communicator> control, std::shared_ptr<Device> device,
+                     Options options);
+
+  // For subclasses, in this order, with calls_ held and the device attached:
+  // Throws Unsupported while nothing has happened yet; may set request.program.
+  virtual void plan(Request& request, const std::string& algorithm) = 0;
+  virtual void enqueue(const Request& request) = 0;
+  virtual void enqueue(const std::vector<StreamMessage>& messages) = 0;
+  // By the watching thread:
+  virtual std::string trouble() = 0;
+  virtual void stop() = 0;
+  // When nothing is in flight any more; not after stop().
+  virtual void release() = 0;
+
+  // The algorithm of a call: its own or the communicator's, which is for the collectives that have
+  // it. `literal`: whether "/moves" stood behind the name, which is cut off.
+  std::string algorithm_of(const Request& request, const std::string& asked, bool& literal) const;
+  // Refuses a schedule whose results depend on the layout where that is not wanted.
+  void check_deterministic(const Request& request) const;
+  // Starts to watch; by the subclass when it can answer.
+  void watch();
+  std::shared_ptr<const Program> program_for(const Request& request, const std::string& name);
+  // Device memory of at least so many bytes, the same for every call: the stream keeps the order.
+  std::byte* scratch(size_t bytes);
+  std::shared_ptr<Communicator> split_control(int color, int key);
+
+  std::shared_ptr<Communicator> control_;
+  std::shared_ptr<Device> device_;
+  Options options_;
+  Device::Stream stream_ = nullptr;
+  std::mutex calls_;
+  std::unique_ptr<StreamWatch> watch_;
+
+ private:
+  template <class Enqueue>
+  Works run(const Fingerprint& what, uint64_t bytes, std::string message, double timeout_s,
+            Device::Stream current, Enqueue enqueue);
+  Works take_work();
+
+  std::shared_ptr<Communicator> black_box_;
+  Device::Event entry_ = nullptr;
+  uint64_t next_number_ = 0;
+  std::vector<Works> pool_;
+  size_t pool_at_ = 0;
+  std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
+  std::vector<std::byte*> scratch_;  // the last one is in use, earlier ones may still be
+  size_t scratch_bytes_ = 0;
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace dpcore

@@ -1,0 +1,49 @@
+"""``OnGpu``: a communicator for GPUs that takes CPU tensors, so that the CPU's bodies run over it.
+
+Views stay views: the whole storage of a tensor goes to the GPU and comes back."""
+
+import torch
+
+
+class OnGpu:
+    def __init__(self, comm):
+        self._comm = comm
+        self.rank, self.world_size = comm.rank, comm.world_size
+
+    def empty(self, *shape, dtype=None):
+        return torch.empty(*shape, dtype=dtype)
+
+    def __getattr__(self, name):
+        method = getattr(self._comm, name)
+
+        def call(*arguments, **options):
+            moved = {}
+            work = method(*(self._moved(x, moved) for x in arguments), **options)
+            if work is None:
+                self._bring_back(moved)
+            return work if work is None else _Pending(self, work, moved)
+
+        return call
+
+    def _moved(self, value, moved):
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        key = storage.data_ptr()
+        if key not in moved:
+            moved[key] = (storage, storage.to(device=self._comm.device))
+        on_gpu = torch.empty(0, dtype=value.dtype, device=self._comm.device)
+        return on_gpu.set_(moved[key][1], value.storage_offset(), value.shape, value.stride())
+
+    def _bring_back(self, moved):
+        for on_host, on_gpu in moved.values():
+            on_host.copy_(on_gpu)
+
+
+class _Pending:
+    def __init__(self, owner, work, moved):
+        self._owner, self._work, self._moved = owner, work, moved
+
+    def wait(self, timeout=None):
+        self._work.wait(timeout)
+        self._owner._bring_back(self._moved)

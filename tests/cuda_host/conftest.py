@@ -1,0 +1,35 @@
+"""Ranks as threads on devices of the host, over a stand-in for NCCL that the tests steer."""
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = ROOT / "build" / "cpp" / "libfake_nccl.so"
+
+
+@pytest.fixture(scope="session")
+def stand_in():
+    """The library, steered through ctypes. This process uses it from here on."""
+    subprocess.run(["make", "-s", "build/cpp/libfake_nccl.so"], cwd=ROOT, check=True, timeout=600)
+    before = os.environ.get("DPCORE_NCCL_LIBRARY")
+    os.environ["DPCORE_NCCL_LIBRARY"] = str(STAND_IN)
+    from dpcore.nccl import nccl_library
+
+    assert nccl_library()["path"] == str(STAND_IN)
+    if before is None:
+        del os.environ["DPCORE_NCCL_LIBRARY"]
+    library = ctypes.CDLL(str(STAND_IN))
+    library.fake_nccl_log.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture
+def fake(stand_in):
+    """The same, with everything as it was."""
+    stand_in.fake_nccl_reset()
+    yield stand_in
+    stand_in.fake_nccl_reset()

@@ -1,0 +1,172 @@
+"""backend="cupy" up to the first call of CUDA: what CuPy's communicator is called with."""
+
+import importlib.util
+import threading
+
+import pytest
+import torch
+
+import dpcore
+from dpcore.cupy_communicator import CupyCommunicator
+
+
+class Streams:
+    """Notes in which order things are asked for."""
+
+    address = 77
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def begin(self):
+        self.notes.append("begin")
+
+    def end(self):
+        self.notes.append("end")
+        return "event"
+
+    def wait(self, event):
+        assert event == "event"
+        self.notes.append("wait")
+
+
+class Nccl:
+    """The module cupy.cuda.nccl, of which every call is a note."""
+
+    def __init__(self):
+        self.notes = []
+        outer = self
+
+        class NcclCommunicator:
+            def __init__(self, size, identity, rank):
+                assert len(identity) == 128 and all(-128 <= number < 128 for number in identity)
+                outer.notes.append(("NcclCommunicator", size, identity, rank))
+
+            def __getattr__(self, name):
+                return lambda *arguments: outer.notes.append((name, *arguments))
+
+        self.NcclCommunicator = NcclCommunicator
+
+    def get_unique_id(self):
+        return tuple(number % 256 - 128 for number in range(0, 384, 3))
+
+    def groupStart(self):  # noqa: N802
+        self.notes.append("groupStart")
+
+    def groupEnd(self):  # noqa: N802
+        self.notes.append("groupEnd")
+
+
+def notes_of(body, world=2):
+    """What rank 1 has called while it ran ``body``."""
+    results = {}
+    lock = threading.Lock()
+
+    def rank_main(control):
+        nccl = Nccl()
+        comm = CupyCommunicator(control, nccl, torch.device("cpu"), Streams(nccl.notes))
+        identity = nccl.notes[0][2]
+        del nccl.notes[:]
+        body(comm)
+        with lock:
+            results[comm.rank] = (identity, nccl.notes)
+
+    dpcore.spawn(rank_main, world, mode="threads")
+    identities = {identity for identity, _ in results.values()}
+    assert len(identities) == 1, "the ranks meet under one name"
+    return results[1][1]
+
+
+def test_reductions():
+    x, y = torch.zeros(6), torch.zeros(3)
+    at, to = x.data_ptr(), y.data_ptr()
+    b = torch.zeros(4, dtype=torch.bfloat16)
+    flags = torch.zeros(4, dtype=torch.bool)
+
+    def body(comm):
+        comm.all_reduce(x, "mean")
+        comm.reduce(b, 1, "max")
+        comm.reduce_scatter(y, x)
+        comm.all_reduce(flags, "bor")
+
+    notes = notes_of(body)
+    order = ["begin", None, "end", "wait"]
+    calls = [note for note in notes if isinstance(note, tuple)]
+    assert [n if isinstance(n, str) else None for n in notes] == order * 4
+    assert calls == [
+        ("allReduce", at, at, 6, 7, 4, 77),
+        ("reduce", b.data_ptr(), b.data_ptr(), 4, 9, 2, 1, 77),
+        ("reduceScatter", at, to, 3, 7, 0, 77),
+        ("allReduce", flags.data_ptr(), flags.data_ptr(), 4, 1, 2, 77),
+    ]
+
+
+def test_copies_count_bytes():
+    x, y = torch.zeros(6, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    at, part = x.data_ptr(), y.data_ptr()
+
+    def body(comm):
+        comm.broadcast(y, 0)
+        comm.all_gather(x, y)
+        comm.send(y, 0)
+        comm.recv(y, 0)
+
+    calls = [note for note in notes_of(body) if isinstance(note, tuple)]
+    assert calls == [
+        ("broadcast", part, part, 24, 0, 0, 77),
+        ("allGather", part, at, 24, 0, 77),
+        ("send", part, 24, 0, 0, 77),
+        ("recv", part, 24, 0, 0, 77),
+    ]
+
+
+def test_groups_of_calls():
+    x, y, own = torch.zeros(6), torch.zeros(6), torch.zeros(4)
+    at, to = x.data_ptr(), y.data_ptr()
+
+    def body(comm):
+        comm.all_to_all(y, x)
+        comm.all_gather(y, own[: 4 if comm.rank else 2], sizes=[2, 4])
+
+    assert notes_of(body) == [
+        "begin", "groupStart",
+        ("send", at, 12, 0, 0, 77), ("recv", to, 12, 0, 0, 77),
+        ("send", at + 12, 12, 0, 1, 77), ("recv", to + 12, 12, 0, 1, 77),
+        "groupEnd", "end", "wait",
+        "begin", "groupStart",
+        ("broadcast", to, to, 8, 0, 0, 77), ("broadcast", own.data_ptr(), to + 8, 16, 0, 1, 77),
+        "groupEnd", "end", "wait",
+    ]  # fmt: skip
+
+
+def test_asynchronous_work_waits_when_it_is_told_to():
+    def body(comm):
+        work = comm.all_reduce(torch.zeros(2), async_op=True)
+        with pytest.raises(dpcore.Unsupported, match="no deadlines"):
+            work.wait(timeout=1)
+        work.wait()
+
+    assert [note for note in notes_of(body) if isinstance(note, str)] == ["begin", "end", "wait"]
+
+
+def test_what_is_refused():
+    def body(comm):
+        with pytest.raises(dpcore.Unsupported, match="mean of int64 is nothing that NCCL"):
+            comm.all_reduce(torch.zeros(2, dtype=torch.int64), "mean")
+        with pytest.raises(dpcore.Unsupported, match="not contiguous"):
+            comm.broadcast(torch.zeros(3, 3).t())
+        with pytest.raises(dpcore.Unsupported, match="output has 3 elements, 4 are needed"):
+            comm.all_gather(torch.zeros(3), torch.zeros(2))
+        with pytest.raises(dpcore.Unsupported, match=r"on meta, this communicator works on cpu"):
+            comm.all_reduce(torch.zeros(2, device="meta"))
+        comm.close()
+        with pytest.raises(dpcore.Error, match="finalized"):
+            comm.all_reduce(torch.zeros(2))
+
+    assert notes_of(body) == [("destroy",)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_without_cupy_it_says_what_to_install():
+    with pytest.raises(dpcore.Unsupported, match=r"needs CuPy .*cupy-cuda13x"):
+        dpcore.init("cupy", rank=0, world_size=1)

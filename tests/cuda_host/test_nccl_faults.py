@@ -1,0 +1,172 @@
+"""backend="nccl" when a call, a rank or a device fails: who raises what, and that nobody hangs."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import dpcore
+from dpcore import _C
+from tests.cuda_host.ranks import calls, errors_of, on_devices
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+
+def test_a_call_that_fails_breaks_it_for_all(fake):
+    fake.fake_nccl_fail(b"AllGather", 4)  # for the rank that comes first
+
+    def body(comm):
+        comm.barrier()
+        comm.all_gather(torch.zeros(4), torch.zeros(2))
+
+    for error in errors_of(body, 2):
+        assert "operation 1 (all_gather of 2 x float32) failed on rank" in str(error)
+        assert "ncclAllGather: invalid argument: the stand-in was told to fail" in str(error)
+    assert "CommAbort" in calls(fake, 0) and "CommAbort" in calls(fake, 1)
+    assert "CommDestroy" not in calls(fake, 0)
+
+
+def test_an_error_that_comes_later_names_the_library(fake):
+    fake.fake_nccl_hang(0)
+
+    def body(comm):
+        work = comm.all_reduce(torch.ones(3), async_op=True)
+        if comm.rank == 0:
+            fake.fake_nccl_async_error(6)
+        work.wait()
+
+    for error in errors_of(body, 2):
+        assert isinstance(error, dpcore.Error)
+        assert "on rank" in str(error) and "NCCL 2.27.3" in str(error)
+        assert "reports: unhandled stand-in error" in str(error)
+
+
+def test_a_stuck_device_is_a_timeout(fake):
+    fake.fake_nccl_hang(1)
+
+    def body(comm):
+        comm.all_reduce(torch.ones(3))
+
+    began = time.monotonic()
+    for error in errors_of(body, 2, timeout=1.0):
+        assert isinstance(error, dpcore.Timeout)
+        assert "operation 0 (all_reduce of 3 x float32, sum) was not complete on host 1 s" in str(
+            error
+        )
+        assert "all ranks have called it" in str(error)
+    assert time.monotonic() - began < 20
+
+
+def test_a_rank_that_does_not_come_is_named():
+    gone_on = threading.Event()
+
+    def body(comm):
+        if comm.rank == 1:
+            gone_on.wait(20)
+            return
+        try:
+            comm.all_reduce(torch.ones(3))
+        finally:
+            gone_on.set()
+
+    error, _ = errors_of(body, 2, timeout=1.0)
+    assert isinstance(error, dpcore.Timeout)
+    assert "rank 1 has not called it (it has called no operation yet)" in str(error)
+
+
+def test_a_rank_that_leaves_is_named():
+    def body(comm):
+        if comm.rank == 0:
+            comm.all_reduce(torch.ones(3))
+
+    error, _ = errors_of(body, 2)
+    assert isinstance(error, dpcore.PeerLost)
+    assert "rank 1 left (finalized) before operation 0 (all_reduce" in str(error)
+
+
+def test_ranks_that_call_different_things_are_told(fake):
+    """Before anything is started on the rank that comes later."""
+    posted = threading.Event()
+
+    def body(comm):
+        if comm.rank == 0:
+            work = comm.all_reduce(torch.ones(3), async_op=True)
+            posted.set()
+            work.wait()
+        else:
+            assert posted.wait(20)
+            comm.all_reduce(torch.ones(4))
+
+    for error in errors_of(body, 2):
+        assert isinstance(error, dpcore.Mismatch)
+        assert "rank 1 calls operation 0 (all_reduce of 4 x float32, sum), rank 0" in str(error)
+        assert "all_reduce of 3 x float32" in str(error)
+    assert "AllReduce" not in " ".join(calls(fake, 1))
+
+
+def test_abort_and_what_comes_after():
+    def body(comm):
+        if comm.rank == 1:
+            comm.abort("no more money")
+        else:
+            comm.all_reduce(torch.ones(3))
+
+    error, _ = errors_of(body, 2)
+    assert isinstance(error, dpcore.PeerLost) and "gave up: no more money" in str(error)
+
+    def after(comm):
+        comm.close()
+        comm.close()
+        comm.all_reduce(torch.ones(3))
+
+    with pytest.raises(dpcore.Error, match="finalized"):
+        on_devices(after, 1)
+
+
+def test_ranks_on_one_gpu_are_refused():
+    with pytest.raises(dpcore.Unsupported, match=r"ranks 0 and 2 are on one GPU, which NCCL 2\.27"):
+        on_devices(lambda comm: None, 3, uuids=["a", "b", "a"])
+
+
+def test_a_start_that_fails_names_the_rank(fake):
+    fake.fake_nccl_fail(b"CommInitRankConfig", 4)
+    with pytest.raises(dpcore.Error, match=r"ncclCommInitRankConfig: invalid argument"):
+        on_devices(lambda comm: None, 2, timeout=5.0)
+
+
+def test_arguments_are_checked_before_anything_happens(fake):
+    def body(comm):
+        with pytest.raises(dpcore.Unsupported, match="band has no meaning for float32"):
+            comm.all_reduce(torch.ones(3), "band")
+        with pytest.raises(dpcore.Unsupported, match="not contiguous"):
+            comm.all_reduce(torch.ones(3, 3).t())
+        with pytest.raises(dpcore.Unsupported, match="the output has 3 elements, 4 are needed"):
+            comm.all_gather(torch.ones(3), torch.ones(2))
+        comm.all_reduce(torch.ones(3))
+
+    on_devices(body, 2)
+    assert [call for call in calls(fake) if "AllReduce" in call] == ["AllReduce 3 x 7 op 0"]
+
+
+# ---- without a GPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_says_so():
+    with pytest.raises(dpcore.Unsupported, match=r"GPU|built without CUDA"):
+        dpcore.init("nccl", rank=0, world_size=1)
+    assert dpcore.init(rank=0, world_size=1).world_size == 1  # nothing is left open
+    dpcore.finalize()
+    with pytest.raises(dpcore.Unsupported, match="backend='nccl' is for GPUs"):
+        dpcore.init("nccl", rank=0, world_size=1, device="cpu")
+    with pytest.raises(dpcore.Unsupported, match="works on the CPU; pass 'nccl'"):
+        dpcore.init(rank=0, world_size=1, device="cuda")
+
+
+def test_a_device_that_does_not_exist():
+    def body(control):
+        with pytest.raises(dpcore.Unsupported, match="'tpu': communicators for devices work on"):
+            _C.start_nccl(control._native, "tpu", 5.0, "auto", False, [])
+
+    dpcore.spawn(body, 1, mode="threads")

@@ -1,0 +1,74 @@
+"""Where NCCL is looked for, and what is said when it is not there. Each case in a process of its
+own, since a process keeps the library that it found first."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.cuda_host.conftest import ROOT, STAND_IN
+
+ASK = "import json; from dpcore.nccl import nccl_library; print(json.dumps(nccl_library()))"
+
+
+def answer(code=ASK, path=(), **environment):
+    env = {name: value for name, value in os.environ.items() if name != "DPCORE_NCCL_LIBRARY"}
+    env |= {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]), **environment}
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_environment_wins():
+    found = answer(DPCORE_NCCL_LIBRARY=str(STAND_IN))
+    expected = {"path": str(STAND_IN), "version": "2.27.3", "found_by": "DPCORE_NCCL_LIBRARY"}
+    assert found == {**expected, "problem": ""}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_library_that_is_loaded_already_goes_before_a_wheel(tmp_path):
+    for name in ("wheel", "loaded"):
+        folder = tmp_path / name / "nvidia" / "nccl" / "lib"
+        folder.mkdir(parents=True)
+        shutil.copy(STAND_IN, folder / "libnccl.so.2")
+    wheel = tmp_path / "wheel" / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    loaded = tmp_path / "loaded" / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    found = answer(path=[tmp_path / "wheel"])
+    assert (found["path"], found["found_by"]) == (str(wheel), "a wheel of NCCL")
+    first = f"import ctypes; held = ctypes.CDLL({str(loaded)!r}); {ASK}"
+    again = answer(first, path=[tmp_path / "wheel"])
+    assert (again["path"], again["found_by"]) == (str(loaded), "already loaded")
+
+
+def test_without_any_every_place_is_named():
+    found = answer(DPCORE_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    assert found["path"] is None
+    assert found["problem"].startswith("NCCL was not found:\n  /nowhere/libnccl.so.2 (DPCORE_NCCL")
+    assert "cannot open shared object file" in found["problem"]
+    assert "nvidia-nccl-cu13" in found["problem"]
+
+
+def test_a_library_that_is_something_else():
+    other = next((ROOT / "dpcore").glob("_C*.so"))
+    code = f"import torch; {ASK}"
+    found = answer(code, DPCORE_NCCL_LIBRARY=str(other))
+    assert "it lacks ncclGetVersion, ncclGetUniqueId" in found["problem"]
+
+
+def real_wheel():
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec else []
+    return [p for p in places or [] if os.path.exists(f"{p}/nccl/lib/libnccl.so.2")]
+
+
+@pytest.mark.skipif(not real_wheel(), reason="needs the wheel nvidia-nccl-cu13 or -cu12")
+def test_the_real_library_opens_without_a_gpu():
+    found = answer()
+    assert found["problem"] == ""
+    assert tuple(map(int, found["version"].split("."))) >= (2, 14, 0)
+    assert found["path"].endswith("libnccl.so.2")
