@@ -9,7 +9,6 @@
 #include <optional>
 #include <thread>
 
-#include "comm/algorithm_choice.h"
 #include "comm/clock.h"
 #include "comm/error.h"
 #include "cuda/nccl_types.h"
@@ -308,7 +307,7 @@ void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
                         wanted + "/moves' is dpcore's own over NCCL's messages");
     } else if (reduces && (options_.deterministic ||
                            !nccl::reduction_of(request.dtype, request.op).has_value())) {
-      request.program = program_for(request, algorithm_by_messages(request.collective, world()));
+      request.program = program_for(request, algorithm_of_fewest_bytes(request.collective, world()));
     }
   }
   if (request.program) request.algorithm = request.program->hash;

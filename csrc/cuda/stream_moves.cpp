@@ -104,6 +104,12 @@ struct Execution {
 
 }  // namespace
 
+std::string algorithm_of_fewest_bytes(Collective collective, int world) {
+  if (collective == Collective::all_reduce) return "two_shot";
+  const bool has_root = collective == Collective::broadcast || collective == Collective::reduce;
+  return has_root && world > 2 ? "two_shot" : "direct";
+}
+
 void run_moves(const Request& request, Device& device, Device::Stream stream,
                StreamMessages& messages, const Scratch& scratch) {
   const Program& program = *request.program;
