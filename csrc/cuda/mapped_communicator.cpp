@@ -156,7 +156,8 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
     bool literal = false;  // there is nothing else
     const std::string wanted = algorithm_of(request, algorithm, literal);
     request.program = program_for(
-        request, wanted == "auto" ? algorithm_of_fewest_bytes(request.collective, world()) : wanted);
+        request,
+        wanted == "auto" ? algorithm_of_fewest_bytes(request.collective, world()) : wanted);
   }
   request.algorithm = request.program->hash;
   check_deterministic(request);

@@ -307,7 +307,8 @@ void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
                         wanted + "/moves' is dpcore's own over NCCL's messages");
     } else if (reduces && (options_.deterministic ||
                            !nccl::reduction_of(request.dtype, request.op).has_value())) {
-      request.program = program_for(request, algorithm_of_fewest_bytes(request.collective, world()));
+      request.program =
+          program_for(request, algorithm_of_fewest_bytes(request.collective, world()));
     }
   }
   if (request.program) request.algorithm = request.program->hash;
