@@ -81,7 +81,7 @@ def init(
     if backend not in _BACKENDS:
         raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
     if device is not None and backend in ("native", "torch"):
-        raise Unsupported(f"device={device!r}: backend {backend!r} has none; pass 'nccl'")
+        raise Unsupported(f"device={device!r}: backend {backend!r} takes none; pass backend='nccl'")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
     current_one = _current()

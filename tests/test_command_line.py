@@ -160,7 +160,12 @@ def hanging_rank():
     """A process whose rank 0 waits in a barrier for rank 1, which waits for a line of text."""
     ranks = []
     for rank in range(2):
-        place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "hang", "MASTER_PORT": os.getpid()}
+        place = {
+            "RANK": rank,
+            "WORLD_SIZE": 2,
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": os.getpid(),
+        }
         environment = os.environ | {key: str(value) for key, value in place.items()}
         command = [sys.executable, "-c", WAITING_RANK]
         ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True))

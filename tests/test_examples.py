@@ -53,6 +53,13 @@ def test_overlap(tmp_path):
     assert len(steps) == 2 * 5
 
 
+def test_see_overlap(tmp_path):
+    run_example("see_overlap.py", str(tmp_path))
+    for schedule in ("bucketed", "sequential"):
+        events = json.loads((tmp_path / f"{schedule}.json").read_text())["traceEvents"]
+        assert {event.get("cat") for event in events} >= {"compute", "operation", "exposed"}
+
+
 def test_reverse_order():
     lines = run_example("reverse_order.py", "2").splitlines()
     assert len(lines) == 2

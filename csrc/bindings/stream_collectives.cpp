@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/error.h"
+#include "reducer/collectives_native.h"
 #include "reducer/tensor_memory.h"
 
 namespace dpcore {
@@ -38,15 +39,8 @@ at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at:
 }
 
 void StreamCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
-  Request request;
-  request.collective = Collective::all_reduce;
-  request.dtype = dtype_of(bucket.scalar_type(), "bucket");
-  request.op = call.op;
-  request.output = static_cast<std::byte*>(bucket.mutable_data_ptr());
-  request.input = request.output;
-  request.count = static_cast<size_t>(bucket.numel());
-  request.layout = call.layout;
-  works_[slot] = communicator_->submit(std::move(request), algorithm_, current_stream_of(place_));
+  works_[slot] =
+      communicator_->submit(all_reduce_of(bucket, call), algorithm_, current_stream_of(place_));
 }
 
 void StreamCollectives::wait(size_t slot) {

@@ -39,7 +39,8 @@ class NarrowHook final : public BucketHook {
 
  private:
   bool is_wider(const at::Tensor& bucket) const {
-    return bucket.is_floating_point() && bucket.element_size() > c10::elementSize(type_);
+    return bucket.is_floating_point() &&
+           static_cast<size_t>(bucket.element_size()) > c10::elementSize(type_);
   }
 
   at::ScalarType type_;

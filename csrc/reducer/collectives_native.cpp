@@ -26,7 +26,7 @@ at::Tensor NativeCollectives::allocate(size_t elements, at::ScalarType type, at:
   return tensor_over(std::move(memory), {static_cast<int64_t>(elements)}, type);
 }
 
-void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
   Request request;
   request.collective = Collective::all_reduce;
   request.dtype = dtype_of(bucket.scalar_type(), "bucket");
@@ -36,7 +36,11 @@ void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const Bucke
   request.count = static_cast<size_t>(bucket.numel());
   request.layout = call.layout;
   request.priority = call.priority;
-  works_[slot] = communicator_->submit(std::move(request), algorithm_, call.background);
+  return request;
+}
+
+void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_, call.background);
 }
 
 void NativeCollectives::wait(size_t slot) {

@@ -12,6 +12,9 @@
 
 namespace dpcore {
 
+// What every communicator of ours is asked for: the bucket's mean or sum, in place.
+Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call);
+
 class NativeCollectives final : public Collectives {
  public:
   // `ordered`: only algorithms whose result does not depend on how gradients are put together,

@@ -141,6 +141,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void make_buckets(const std::vector<size_t>& order);
   void open(bool again);
   void begin_backward_if_new();
+  void take(size_t i);  // a gradient that is there, dense or sparse
   void arrive(size_t i);
   void arrive_without_gradient(size_t i);
   bool is_last_of_static_graph(size_t i);

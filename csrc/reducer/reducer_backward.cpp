@@ -38,18 +38,23 @@ void Reducer::gradient_ready(size_t i) {
       gradient.collect(settings_.grad_is_part);
       return;
     }
-    if (gradient.is_sparse) {
-      sparse_.push_back(i);
-    } else {
-      if (!gradient.parameter.grad().defined()) {
-        undefined_.push_back(i);
-      }
-      gradient.collect(settings_.grad_is_part);
-    }
-    arrive(i);
+    take(i);
   } catch (...) {
     upcalls_.raise();
   }
+}
+
+void Reducer::take(size_t i) {
+  Gradient& gradient = gradients_[i];
+  if (gradient.is_sparse) {
+    sparse_.push_back(i);
+  } else {
+    if (!gradient.parameter.grad().defined()) {
+      undefined_.push_back(i);
+    }
+    gradient.collect(settings_.grad_is_part);
+  }
+  arrive(i);
 }
 
 void Reducer::arrive(size_t i) {

@@ -94,16 +94,7 @@ bool Reducer::is_last_of_static_graph(size_t i) {
 void Reducer::arrive_as_recorded() {
   first_gradient_ns_ = now_ns();
   for (const size_t i : static_graph_->finish_recording()) {
-    Gradient& gradient = gradients_[i];
-    if (gradient.is_sparse) {
-      sparse_.push_back(i);
-    } else {
-      if (!gradient.parameter.grad().defined()) {
-        undefined_.push_back(i);
-      }
-      gradient.collect(settings_.grad_is_part);
-    }
-    arrive(i);
+    take(i);
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {
     if (!static_graph_->is_used(i)) {

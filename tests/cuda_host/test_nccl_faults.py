@@ -160,7 +160,9 @@ def test_a_machine_without_a_gpu_says_so():
     dpcore.finalize()
     with pytest.raises(dpcore.Unsupported, match="backend='nccl' is for GPUs"):
         dpcore.init("nccl", rank=0, world_size=1, device="cpu")
-    with pytest.raises(dpcore.Unsupported, match="works on the CPU; pass 'nccl'"):
+    with pytest.raises(
+        dpcore.Unsupported, match="backend 'native' takes none; pass backend='nccl'"
+    ):
         dpcore.init(rank=0, world_size=1, device="cuda")
 
 

@@ -94,7 +94,12 @@ def test_without_a_group_of_torch_there_is_nothing_to_use():
 def test_it_has_every_method_of_the_communicator():
     """Those that are about dpcore's own core apart."""
     methods = {name for name in vars(dpcore.Communicator) if not name.startswith("_")}
-    assert methods - set(dir(TorchCommunicator)) <= {"monitored_barrier", "backend"}
+    assert methods - set(dir(TorchCommunicator)) <= {
+        "monitored_barrier",
+        "backend",
+        "explain",
+        "hosts",
+    }
 
 
 def test_training_over_it_is_exact():
