@@ -14,7 +14,7 @@
 it as well. It holds all ranks on one clock.
 
 Recording writes into a ring of fixed size that is allocated at the start: long runs lose their
-oldest events, never memory or speed. An event costs about 100 ns.
+oldest events, never memory or speed. What it costs is measured by benchmarks/trace_cost.py.
 """
 
 from __future__ import annotations
