@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpcore import __version__
 from dpcore.errors import Error
@@ -95,15 +96,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    **texts: Any,
+) -> argparse.ArgumentParser:
+    """A parser whose examples stand as they are written, and what its command runs."""
+    made = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
+    made.set_defaults(run=run)
+    return made
+
+
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser(
+    bench = _command(
+        commands,
         "bench",
+        _bench,
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=_BENCH_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    bench.set_defaults(run=_bench)
     bench.add_argument(
         "--collective",
         default="all_reduce",
@@ -143,14 +156,14 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    inspect = commands.add_parser(
+    inspect = _command(
+        commands,
         "inspect",
+        _inspect,
         help="show what a running, or hanging, rank does",
         description="Shows the black box of dpcore processes of this host from outside.",
         epilog=_INSPECT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    inspect.set_defaults(run=_inspect)
     inspect.add_argument("pid", type=int, nargs="+", help="process number of a rank")
     inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
 
@@ -158,14 +171,14 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from dpcore.show.command import step_range
 
-    show = commands.add_parser(
+    show = _command(
+        commands,
         "show",
+        _show,
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace has recorded: lanes per rank, exposed time, overlap.",
         epilog=_SHOW_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    show.set_defaults(run=_show)
     show.add_argument("trace", type=Path, nargs="+", help="file of dpcore.trace; several compare")
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
@@ -182,14 +195,14 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    simulate = commands.add_parser(
+    simulate = _command(
+        commands,
         "simulate",
+        _simulate,
         help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=_SIMULATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    simulate.set_defaults(run=_simulate)
     simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
     simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
     simulate.add_argument(
@@ -209,15 +222,15 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    doctor = commands.add_parser(
+    doctor = _command(
+        commands,
         "doctor",
+        _doctor,
         help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
         epilog=_DOCTOR_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    doctor.set_defaults(run=_doctor)
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 
 
