@@ -152,16 +152,10 @@ std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
   return memory_of(whole);
 }
 
-void Staging::copy_back() {
+void Staging::copy_back() const {
   for (const Copy& one : copies_) {
     copy(one.to, one.from);
   }
-  copies_.clear();
-}
-
-void Staging::clear() {
-  copies_.clear();
-  kept_.clear();
 }
 
 }  // namespace dpcore

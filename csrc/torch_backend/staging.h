@@ -33,10 +33,8 @@ class Staging {
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
   bool has_copies() const { return !copies_.empty(); }
-  // Results to where they belong.
-  void copy_back();
-  // Lets go of everything.
-  void clear();
+  // Results to where they belong. Lets go of nothing: that is the destructor's.
+  void copy_back() const;
 
  private:
   struct Copy {

@@ -1,5 +1,6 @@
-// See work.h for who calls what. A future is marked without the lock: what users attached runs
-// within that call.
+// See work.h for who calls what. Without the lock: marking a future, since what users attached runs
+// within that call, and letting go of tensors, since that may take Python's lock, whose holder may
+// be waiting for ours.
 #include "torch_backend/work.h"
 
 #include <ATen/core/jit_type.h>
@@ -26,27 +27,29 @@ void TorchWork::follow(std::vector<dpcore::Work> operations) {
   }
   const auto self = c10::intrusive_ptr<TorchWork>::reclaim_copy(this);
   for (const dpcore::Work& operation : operations_) {
-    operation->when_complete([self] {
+    operation->when_complete([self]() mutable {
       if (self->in_flight_.fetch_sub(1) == 1) {
-        self->arrived();
+        arrived(std::move(self));
       }
     });
   }
 }
 
-void TorchWork::arrived() {
+void TorchWork::arrived(c10::intrusive_ptr<TorchWork> self) {
   bool leave_to_others = false;
   {
-    const std::lock_guard<std::mutex> lock(settling_);
-    has_arrived_.store(true, std::memory_order_release);
-    leave_to_others = future_ != nullptr || staging_.has_copies();
+    const std::lock_guard<std::mutex> lock(self->settling_);
+    self->has_arrived_.store(true, std::memory_order_release);
+    leave_to_others = self->future_ != nullptr || self->staging_.has_copies();
   }
-  if (leave_to_others) {
-    state_->callbacks.run(
-        [self = c10::intrusive_ptr<TorchWork>::reclaim_copy(this)] { self->settle(); });
-  } else {
-    settle();
+  if (!leave_to_others) {
+    self->complete(nullptr);
+    if (self.use_count() > 1) {
+      return;  // a waiter, or whoever drops it, lets go of the tensors
+    }
   }
+  CallbackThreads& callbacks = self->state_->callbacks;
+  callbacks.run([self = std::move(self)] { self->settle(); });
 }
 
 std::exception_ptr TorchWork::failure() const {
@@ -62,20 +65,27 @@ std::exception_ptr TorchWork::failure() const {
   return nullptr;
 }
 
+void TorchWork::complete(std::exception_ptr problem) {
+  const std::lock_guard<std::mutex> lock(settling_);
+  if (settled_) {
+    return;
+  }
+  problem_ = problem ? problem : failure();
+  if (!problem_) {
+    staging_.copy_back();
+  }
+  FlightLog::of_process().complete(what_.flight, problem_ != nullptr);
+  settled_ = true;
+  has_arrived_.store(true, std::memory_order_release);
+  finish(problem_);
+}
+
 void TorchWork::settle(std::exception_ptr problem) {
+  complete(std::move(problem));
   {
+    Staging let_go(state_->communicator);
     const std::lock_guard<std::mutex> lock(settling_);
-    if (!settled_) {
-      problem_ = problem ? problem : failure();
-      if (!problem_) {
-        staging_.copy_back();
-      }
-      staging_.clear();
-      FlightLog::of_process().complete(what_.flight, problem_ != nullptr);
-      settled_ = true;
-      has_arrived_.store(true, std::memory_order_release);
-      finish(problem_);
-    }
+    std::swap(let_go, staging_);
   }
   mark_future();
 }

@@ -2,9 +2,11 @@
 // tensors that torch calls coalesced.
 //
 // Who completes it: the thread that completes the last operation calls arrived(), under the
-// engine's seat. What is left to do then (copies back, marking the future) is settle(), which any
-// thread may do, once: a waiter on its own thread; without one, a callback thread if there are
-// copies or a future, and otherwise the completing thread at once.
+// engine's seat. What is left to do then is settle(), which any thread may do, once: copies back,
+// letting go of the tensors, marking the future. A waiter does it on its own thread; without one, a
+// callback thread if there are copies or a future or nobody else holds the work. The completing
+// thread itself at most notes the end (complete()): it must never wait for Python's lock, which
+// letting go of a tensor may take.
 //
 // Memory: holds the tensors until it is settled, and is held by its operations until then, so
 // dropping it early is safe. Deadlines are those of the operations.
@@ -56,7 +58,8 @@ class TorchWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  void arrived();
+  static void arrived(c10::intrusive_ptr<TorchWork> self);
+  void complete(std::exception_ptr problem);
   void mark_future();
   std::exception_ptr failure() const;
 
@@ -68,7 +71,7 @@ class TorchWork final : public c10d::Work {
   std::atomic<size_t> in_flight_{0};
   std::atomic<bool> has_arrived_{false};
 
-  std::mutex settling_;  // guards what follows
+  std::mutex settling_;  // guards what follows, and staging_ once there are operations
   bool settled_ = false;
   std::exception_ptr problem_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -35,6 +35,22 @@ def test_futures_hold_the_tensors_and_run_callbacks():
     in_group(body, 2)
 
 
+def test_a_work_lets_go_of_tensors_without_its_lock():
+    """The callback thread needs Python's lock for that, which the caller holds in get_future()."""
+
+    def body():
+        for _ in range(500):
+            parts = [torch.empty(2), torch.empty(2)]  # not in a row: copied to when complete
+            work = dist.all_gather(parts, torch.ones(2), async_op=True)
+            work.get_future().wait()
+            work = dist.all_gather(parts, torch.ones(2), async_op=True)
+            del parts
+            while not work.is_completed():
+                pass
+
+    in_group(body, 2)
+
+
 def test_callbacks_that_wait_for_each_other_do_not_starve():
     def body():
         def nested(depth):

@@ -110,6 +110,20 @@ def test_deadlines_of_groups_and_of_waits():
     in_group(body, 2)
 
 
+def test_the_time_limit_of_a_group_can_be_changed():
+    def body():
+        group = dist.new_group(timeout=timedelta(minutes=30))
+        group._get_backend(torch.device("cpu")).set_timeout(timedelta(seconds=0.3))
+        if dist.get_rank() == 0:
+            begin = time.monotonic()
+            with pytest.raises(dpcore.Timeout, match=r"after 0\.3 s; rank 1"):
+                dist.all_reduce(torch.ones(1), group=group)
+            assert time.monotonic() - begin < 20
+        dist.barrier()
+
+    in_group(body, 2)
+
+
 def test_the_monitored_barrier_names_who_is_missing_and_breaks_nothing():
     def body():
         rank = dist.get_rank()
