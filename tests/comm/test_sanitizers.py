@@ -18,6 +18,9 @@ ENVIRONMENT = {
 }
 
 
+pytestmark = pytest.mark.timeout(1800)  # the first of a flavour builds it
+
+
 @pytest.fixture(scope="module", params=sorted(ENVIRONMENT))
 def flavour(request):
     programs = [f"build/cpp/{request.param}/{name}" for name in ("stress", "frames")]

@@ -1,7 +1,8 @@
 // What a network does with bytes that no rank would send: frames that are cut, repeated, too long,
 // of other versions, random, or one byte at a time.
 //
-//   frames SEED ROUNDS
+//   frames SEED ROUNDS     its own random streams
+//   frames streams         streams from standard input (tests/comm/test_frames.py makes them)
 //
 // Whole frames are delivered in order; at the first that is none the connection is given up, with
 // a reason, and no memory was taken for what a header says. Built under the sanitizers.
@@ -218,9 +219,47 @@ void data_round(Dice& dice) {
   }
 }
 
+bool read_bytes(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
+
+// For each stream in the input, sent in the pieces that it says and then cut off: a line that
+// says what was delivered, and why the connection was given up.
+void streams_from_input() {
+  std::printf("%zu %zu\n", sizeof(PostBody), sizeof(FailedBody));
+  std::fflush(stdout);
+  uint32_t pieces = 0;
+  while (read_bytes(&pieces, sizeof(pieces))) {
+    Line line;
+    bool is_open = true;
+    for (uint32_t i = 0; i < pieces; ++i) {
+      uint32_t size = 0;
+      CHECK(read_bytes(&size, sizeof(size)));
+      std::vector<std::byte> piece(size);
+      CHECK(read_bytes(piece.data(), size));
+      is_open = is_open && line.other[0].send_all(piece.data(), size, now_ns() + to_ns(5),
+                                                  [&] { line.network->poll(); });
+      line.network->poll();
+    }
+    line.other[0] = TcpSocket();
+    poll_until_lost(*line.network);
+    for (const Seen& one : line.recorder.seen) {
+      uint64_t sum = 0;
+      for (const std::byte byte : one.payload) {
+        sum = sum * 31 + static_cast<uint64_t>(byte);
+      }
+      std::printf("%lu:%zu:%lu ", one.operation, one.payload.size(), sum);
+    }
+    std::printf("| %s\n", line.network->problem_of(kPeer).c_str());
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "streams") {
+    streams_from_input();
+    return 0;
+  }
   CHECK(argc == 3);
   const auto seed = static_cast<uint64_t>(std::atoll(argv[1]));
   const int rounds = std::atoi(argv[2]);

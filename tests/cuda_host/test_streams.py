@@ -10,6 +10,9 @@ from tests.cuda_host.conftest import ROOT
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 
 
+pytestmark = pytest.mark.timeout(1800)  # the first builds the program
+
+
 @pytest.fixture(scope="module")
 def program():
     subprocess.run(
