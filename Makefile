@@ -96,6 +96,8 @@ docs: $(STAMPS)/extra-none ## the documentation as a site, in build/site
 conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpcore.DataParallel, long
 	$(PY) -m tests.conformance --ddp dpcore --world 2
 	$(PY) -m tests.conformance --ddp dpcore --world 2 --shim
+	$(PY) -m tests.conformance --ddp dpcore --backend dpcore --world 2
+	$(PY) -m tests.conformance --ddp dpcore --backend dpcore --world 2 --shim
 
 # For a machine with a GPU and a Python that has torch: no environment is made, nothing is installed.
 GPU_RESULT ?= build/gpu.json

@@ -101,15 +101,14 @@ _native: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionar
 
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     """The ranks of a process group of torch. When they share a host and the gradients are on the
-    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. A group of the backend
-    dpcore has one already."""
-    if device.type == "cpu" and (own := communicator_of(group)) is not None:
-        return own
-    if device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi"):
+    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. Of a group of the
+    backend dpcore it is a part: a model that fails ends it, and not what the program goes on with."""
+    own = communicator_of(group) if device.type == "cpu" else None
+    if own is None and (device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi")):
         return TorchGroup(group)
     communicator = _native.get(group)
     if communicator is None or communicator.closed or communicator._native.failed:
-        communicator = _native_over(group)
+        communicator = own.split(0) if own is not None else _native_over(group)
         if communicator is None:
             return TorchGroup(group)
         _native[group] = communicator

@@ -13,6 +13,13 @@ STEPS = 5
 _seeding = threading.Lock()  # ranks may be threads, which share torch's generator
 
 
+def seeded(make, seed=7):
+    """What ``make()`` makes, while no other rank takes from the generator."""
+    with _seeding:
+        torch.manual_seed(seed)
+        return make()
+
+
 class Small(nn.Module):
     """Layers of different sizes, a frozen one, one used twice, buffers: in float64."""
 

@@ -12,7 +12,14 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
 
 import dpcore
-from tests.data_parallel.models import OPTIMIZERS, Small, assert_same_values, batch, train_alone
+from tests.data_parallel.models import (
+    OPTIMIZERS,
+    Small,
+    assert_same_values,
+    batch,
+    seeded,
+    train_alone,
+)
 from tests.data_parallel.test_groups import over_gloo
 from tests.data_parallel.test_join import alone as joined_alone
 from tests.data_parallel.test_join import inputs_of, loss_of
@@ -124,7 +131,7 @@ class Branches(nn.Module):
 
 def branches_of_their_own(ranks):
     """Each rank uses another parameter; the fifth is used by none."""
-    model = ranks.wrap(Branches(), find_unused_parameters=True)
+    model = ranks.wrap(seeded(Branches), find_unused_parameters=True)
     for _ in range(2):
         model.zero_grad()
         model(torch.full((1, 2), 1.0 + ranks.rank).double(), ranks.rank).sum().backward()
@@ -137,7 +144,7 @@ def branches_of_their_own(ranks):
 
 def one_left_out(ranks):
     """Without the flag, that is an error with the name of the parameter on every rank."""
-    model = ranks.wrap(Branches())
+    model = ranks.wrap(seeded(Branches))
     model(torch.ones(1, 2).double(), 0).sum().backward()
     with pytest.raises(RuntimeError, match=r"branches\.1\.weight"):
         model(torch.ones(1, 2).double(), 0)
@@ -145,7 +152,9 @@ def one_left_out(ranks):
 
 def narrow_forward(ranks):
     narrow = torch.bfloat16
-    model = ranks.wrap(nn.Linear(3, 2), mixed_precision=_MixedPrecision(narrow, narrow, narrow))
+    model = ranks.wrap(
+        seeded(lambda: nn.Linear(3, 2)), mixed_precision=_MixedPrecision(narrow, narrow, narrow)
+    )
     wide = copy.deepcopy(model.module)
     inputs = [torch.full((2, 3), 1.0 + rank) for rank in range(ranks.world)]
     model(inputs[ranks.rank]).sum().backward()
@@ -210,7 +219,7 @@ def buffers(ranks):
 
 
 def sparse(ranks):
-    module = nn.Embedding(10, 2, sparse=True).double()
+    module = seeded(lambda: nn.Embedding(10, 2, sparse=True).double())
     model = ranks.wrap(module)
     model(torch.tensor([ranks.rank, 9])).sum().backward()
     wanted = torch.zeros(10, 2, dtype=torch.float64)

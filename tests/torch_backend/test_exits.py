@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 100 if os.environ.get("DPCORE_TEST_FULL") else 2
+pytestmark = pytest.mark.timeout(3700 if ROUNDS == 100 else 600)
 STATUS = {"in_an_exception": 1, "by_sys_exit": 6, "one_rank_gave_up": 1}
 
 
@@ -25,7 +26,7 @@ def ends(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=300 if ROUNDS == 2 else 3600,
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

@@ -168,6 +168,28 @@ def test_what_is_not_supported_says_what_to_do():
     in_group(body, 1)
 
 
+def test_a_model_that_fails_leaves_the_group_to_the_program():
+    def body():
+        class Branches(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.left_out = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+            def forward(self, x):
+                return self.used(x)
+
+        for _ in range(2):  # the second gets a communicator that works
+            model = dpcore.DataParallel(Branches())
+            model(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(RuntimeError, match=r"left_out\.weight"):
+                model(torch.ones(1, 2))
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == 2
+
+    in_group(body, 2)
+
+
 def test_groups_after_each_other():
     def body():
         for step in range(5):
