@@ -118,8 +118,26 @@ def table_of_simulated(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
+    """Steps over real links, a row a contender; in brackets the ratio to the bound of the rate."""
+    rates = list(dict.fromkeys(record["rate"] for record in records))
+    cells = {(record["rate"], record["contender"]): record for record in records}
+    bounds = [next(r for r in records if r["rate"] == rate)["bound_s"] for rate in rates]
+    lines = ["| | " + " | ".join(rates) + " |", "|---|" + "---:|" * len(rates)]
+    lines.append("| bound | " + " | ".join(f"{bound * 1e3:.0f} ms" for bound in bounds) + " |")
+    for contender in dict.fromkeys(record["contender"] for record in records):
+        row = [cells[rate, contender] for rate in rates]
+        texts = [f"{cell['step_s'] * 1e3:.0f} ms ({cell['of_bound']:.2f})" for cell in row]
+        lines.append(f"| {contender} | " + " | ".join(texts) + " |")
+    lines += ["", source("shaped_link", records[0], "../")]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
-MORE_TABLES = {"simulated": table_of_simulated}  # of docs/performance.md
+MORE_TABLES = {  # of docs/performance.md
+    "simulated": table_of_simulated,
+    "shaped_link": table_of_shaped_link,
+}
 
 
 def rendered(document: str) -> str:

@@ -35,6 +35,7 @@ from tests.faults import hosts as namespaces
 BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}  # see Hosts.shape
 CONTENDERS = (
     ALONE, "torch", "torch 1", "torch 4", "dpcore bucketed 1", "dpcore bucketed 4",
+    "dpcore bucketed auto",
     "dpcore per_parameter", "dpcore sequential", "dpcore oracle",
 )  # fmt: skip
 PICTURED = ("torch", "torch 1", "dpcore sequential", "dpcore bucketed 1")

@@ -479,8 +479,9 @@ class Reducer:
     def completed(self) -> int:
         """Steps."""
 
-    def rebuild(self, order: Sequence[int], /) -> None:
-        """Plans the buckets anew for gradients that arrive in this order."""
+    def rebuild(self, order: Sequence[int], caps: Sequence[int]) -> None:
+        """Plans the buckets anew for gradients that arrive in this order, with these caps from now
+        on, or none for those that were."""
 
     @property
     def wants_rebuild(self) -> bool:
@@ -493,6 +494,10 @@ class Reducer:
     @property
     def arrival_order(self) -> list[int]:
         """Gradients in the order of the last iteration."""
+
+    @property
+    def arrival_ns(self) -> list[int]:
+        """When they came, until the buckets are rebuilt."""
 
     @property
     def schedule(self) -> str:

@@ -31,6 +31,7 @@ from dpcore._ddp.delayed import DelayedGradients
 from dpcore._ddp.logging_data import Logger, bucket_sizes, profiled_as
 from dpcore._ddp.mixed_precision import MixedPrecision
 from dpcore._ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
+from dpcore._ddp.rebuilding import rebuild
 from dpcore._ddp.reducer_face import ReducerFace
 from dpcore._ddp.torch_surface import TorchSurface, without_torchs_machinery
 from dpcore.bucket_report import BucketReport
@@ -52,7 +53,8 @@ class DataParallel(TorchSurface):
                         In the place of Gloo or MPI on one host, dpcore's communicator is used.
     ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
     ``bucket_cap_mb``   gradients travel together up to this size; by default 25 MiB, the first
-                        bucket 1 MiB.
+                        bucket 1 MiB. "auto": chosen after the first step, by when its gradients
+                        came and how fast the ranks reach each other.
     ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
     ``find_unused_parameters``  when forward does not always use all parameters.
@@ -81,7 +83,7 @@ class DataParallel(TorchSurface):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: Any = None,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: float | str | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
@@ -143,7 +145,9 @@ class DataParallel(TorchSurface):
         self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+        caps, self._chooses_caps = arguments.bucket_caps(
+            bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters and not static_graph
+        )
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps = caps
@@ -174,7 +178,7 @@ class DataParallel(TorchSurface):
     ) -> None:
         """The same model on all ranks, with rank 0's values."""
         options = {
-            "bucket_cap_mb": ", ".join(f"{cap / 2**20:g}" for cap in self._caps),
+            "bucket_cap_mb": arguments.caps_in_words(self._caps, self._chooses_caps),
             "find_unused_parameters": self.find_unused_parameters,
             "static_graph": self.static_graph,
             "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
@@ -314,15 +318,8 @@ class DataParallel(TorchSurface):
         return output
 
     def _rebuild_buckets(self) -> None:
-        """Buckets in the order in which gradients really came, on rank 0, for all."""
-        arrived = self._reducer.arrival_order
-        count = len(self._parameters_by_number)
-        if len(arrived) != count:  # of a rank that had no inputs any more
-            arrived = list(reversed(range(count)))
-        order = torch.tensor(arrived, device=self.device)
-        with torch.profiler.record_function(profiled_as(self, "broadcast") or "order of buckets"):
-            self.group.broadcast(order, 0)
-        self._reducer.rebuild(order.tolist())
+        """Buckets in the order in which gradients really came."""
+        rebuild(self)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

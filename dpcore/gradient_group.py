@@ -102,7 +102,7 @@ _native: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionar
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     """The ranks of a process group of torch. When they share a host and the gradients are on the
     CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. Of a group of the
-    backend dpcore it is a part: a model that fails ends it, and not what the program goes on with."""
+    backend dpcore it is a part: a model that fails ends that, and not what the program uses."""
     own = communicator_of(group) if device.type == "cpu" else None
     if own is None and (device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi")):
         return TorchGroup(group)

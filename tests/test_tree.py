@@ -27,6 +27,7 @@ LEVELS = {
         "fork_guard",
         "reduce",
         "schedule",
+        "fnv",
         "sha256",
         "trace",
     ],

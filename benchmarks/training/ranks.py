@@ -36,9 +36,9 @@ Times = dict[str, list[float]]
 
 
 def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
-    """The model as the contender trains it. A number behind the name is its bucket size in MiB."""
-    kind, size = re.fullmatch(r"(.+?)(?: ([0-9.]+))?", name.removesuffix(TRACED)).groups()
-    cap = {} if size is None else {"bucket_cap_mb": float(size)}
+    """The model as the contender trains it. Behind the name is its bucket size in MiB, or auto."""
+    kind, size = re.fullmatch(r"(.+?)(?: ([0-9.]+|auto))?", name.removesuffix(TRACED)).groups()
+    cap = {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
     if kind == ALONE:
         return model
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):

@@ -220,10 +220,12 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("is_graph_static", &Reducer::is_graph_static)
       .def_property_readonly("used_counts", &Reducer::used_counts)
       .def_property_readonly("completed", &Reducer::completed_iterations)
-      .def("rebuild", &Reducer::rebuild, py::call_guard<py::gil_scoped_release>())
+      .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
       .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)
       .def_property_readonly("arrival_order", &Reducer::arrival_order)
+      .def_property_readonly("arrival_ns", &Reducer::arrival_ns)
       .def_property_readonly("schedule",
                              [](const Reducer& reducer) { return reducer.schedule().name(); })
       .def_property_readonly("is_exact",

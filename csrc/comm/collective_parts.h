@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/collective_operation.h"
+#include "comm/fnv.h"
 
 namespace dpcore {
 
@@ -18,11 +19,11 @@ inline uint64_t sum_of(const Parts& parts) {
 
 // For the fingerprint: ranks that cut differently must not exchange anything. Never 0.
 inline uint64_t layout_of(const Parts& parts) {
-  uint64_t hash = 0xcbf29ce484222325ull;
+  Fnv hash;
   for (const uint64_t part : parts) {
-    hash = (hash ^ part) * 0x100000001b3ull;
+    hash.add(part);
   }
-  return hash | 1;
+  return hash.value() | 1;
 }
 
 // Parts that are the same list on all ranks: of everything but all_to_all.

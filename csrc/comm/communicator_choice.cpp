@@ -4,18 +4,13 @@
 #include "comm/algorithm_names.h"
 #include "comm/communicator.h"
 #include "comm/error.h"
+#include "comm/fnv.h"
 #include "comm/schedule_check.h"
 
 namespace dpcore {
 namespace {
 
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  }
-  return hash;
-}
+uint64_t hash_of(const std::string& text) { return Fnv().add(text).value(); }
 
 }  // namespace
 

@@ -3,28 +3,25 @@
 
 #include <algorithm>
 
+#include "comm/fnv.h"
 #include "comm/schedule_check.h"
 
 namespace dpcore {
 namespace {
 
-void mix(uint64_t& hash, uint64_t value) {
-  hash = (hash ^ value) * 0x100000001b3ull;  // FNV-1a, a word at a time
-}
-
 uint64_t hash_of(const Schedule& schedule) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  mix(hash, static_cast<uint64_t>(schedule.collective));
-  mix(hash, static_cast<uint64_t>(schedule.world));
-  mix(hash, static_cast<uint64_t>(schedule.chunks));
-  mix(hash, static_cast<uint64_t>(schedule.root));
+  Fnv hash;
+  hash.add(static_cast<uint64_t>(schedule.collective));
+  hash.add(static_cast<uint64_t>(schedule.world));
+  hash.add(static_cast<uint64_t>(schedule.chunks));
+  hash.add(static_cast<uint64_t>(schedule.root));
   for (const Move& move : schedule.moves) {
-    mix(hash, static_cast<uint64_t>(move.step));
-    mix(hash, static_cast<uint64_t>(move.src));
-    mix(hash, static_cast<uint64_t>(move.dst));
-    mix(hash, static_cast<uint64_t>(move.chunk) * 2 + (move.reduce ? 1 : 0));
+    hash.add(static_cast<uint64_t>(move.step));
+    hash.add(static_cast<uint64_t>(move.src));
+    hash.add(static_cast<uint64_t>(move.dst));
+    hash.add(static_cast<uint64_t>(move.chunk) * 2 + (move.reduce ? 1 : 0));
   }
-  return hash;
+  return hash.value();
 }
 
 LaneStep& lane_step(std::vector<LaneStep>& lane, int step) {

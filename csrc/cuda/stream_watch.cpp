@@ -7,6 +7,7 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "comm/fnv.h"
 
 namespace dpcore {
 namespace {
@@ -14,14 +15,10 @@ namespace {
 constexpr auto kInterval = std::chrono::milliseconds(20);
 
 uint64_t hash_of(const Fingerprint& what) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };
-  mix(what.collective | what.dtype << 8 | what.op << 16);
-  mix(static_cast<uint64_t>(what.root));
-  mix(what.count);
-  mix(what.layout);
-  mix(what.algorithm);
-  return hash | 1;  // 0 is a slot that nobody has written
+  Fnv hash;
+  hash.add(static_cast<uint64_t>(what.collective | what.dtype << 8 | what.op << 16));
+  hash.add(static_cast<uint64_t>(what.root)).add(what.count).add(what.layout).add(what.algorithm);
+  return hash.value() | 1;  // 0 is a slot that nobody has written
 }
 
 }  // namespace

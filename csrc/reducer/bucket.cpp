@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "comm/fnv.h"
 #include "comm/reduce.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/tensor_memory.h"
@@ -35,19 +36,14 @@ std::vector<int64_t> strides_for(const at::Tensor& parameter) {
   return strides;
 }
 
-uint64_t add_to_hash(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3ull; }
-
-uint64_t hash_of(const Gradient& gradient, uint64_t hash) {
-  for (const char c : gradient.name) {
-    hash = add_to_hash(hash, static_cast<unsigned char>(c));
-  }
+void add_layout(Fnv& hash, const Gradient& gradient) {
+  hash.add(gradient.name);
   for (const int64_t extent : gradient.parameter.sizes()) {
-    hash = add_to_hash(hash, static_cast<uint64_t>(extent));
+    hash.add(static_cast<uint64_t>(extent));
   }
   for (const int64_t stride : gradient.part.strides()) {
-    hash = add_to_hash(hash, static_cast<uint64_t>(stride));
+    hash.add(static_cast<uint64_t>(stride));
   }
-  return hash;
 }
 
 bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
@@ -110,7 +106,7 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
     elements += (own + alignment - 1) / alignment * alignment;
   }
   bucket.flat = collectives.allocate(elements, first.scalar_type(), first.device());
-  bucket.layout = 0xcbf29ce484222325ull;
+  Fnv layout;
   for (size_t at = 0; at < bucket.gradients.size(); ++at) {
     Gradient& gradient = gradients[bucket.gradients[at]];
     gradient.bucket = number;
@@ -121,8 +117,9 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
                          ? static_cast<std::byte*>(gradient.part.mutable_data_ptr())
                          : nullptr;
     bucket.bytes += gradient.bytes;
-    bucket.layout = hash_of(gradient, bucket.layout);
+    add_layout(layout, gradient);
   }
+  bucket.layout = layout.value();
   return bucket;
 }
 

@@ -40,6 +40,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       listens_(schedule_->listens()) {
   settings_.caps = schedule_->caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
+  arrival_ns_.reserve(gradients_.size());
   undefined_.reserve(gradients_.size());
   sparse_.reserve(gradients_.size());
   // Backward reaches what was registered last first, more or less: good enough to overlap in the
@@ -148,7 +149,7 @@ void Reducer::set_static_graph() {
   static_graph_ = std::make_unique<StaticGraph>(gradients_.size());
 }
 
-void Reducer::rebuild(const std::vector<size_t>& order) {
+void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps) {
   if (!is_permutation_of(order, gradients_.size())) {
     throw Mismatch("rank " + std::to_string(collectives_->rank()) + " has " +
                    std::to_string(gradients_.size()) + " gradients, rank 0 sent an order of " +
@@ -156,6 +157,9 @@ void Reducer::rebuild(const std::vector<size_t>& order) {
   }
   if (unfinished_ > 0 && !open_) {
     wait_for_all();
+  }
+  if (!caps.empty()) {
+    settings_.caps = schedule_->caps(std::move(caps));
   }
   make_buckets(order);
   rebuilt_ = true;
@@ -224,6 +228,7 @@ void Reducer::open(bool again) {
   graph_task_ = -1;
   arrived_ = 0;
   arrival_.clear();
+  arrival_ns_.clear();
   undefined_.clear();
   sparse_.clear();
   next_launch_ = 0;

@@ -93,10 +93,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void stop_listening() { hooks_.reset(); }
 
   // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
-  // order is the one that all ranks use.
+  // order is the one that all ranks use. Their moments are noted until then.
   bool wants_rebuild() const { return !rebuilt_ && !settings_.find_unused && completed_ > 0; }
   const std::vector<size_t>& arrival_order() const { return arrival_; }
-  void rebuild(const std::vector<size_t>& order);
+  const std::vector<int64_t>& arrival_ns() const { return arrival_ns_; }
+  // `caps`: other ones from now on; empty: as before.
+  void rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps);
 
   // For traces: whether anybody records, and the two moments that only Python sees.
   bool is_recorded() const {
@@ -186,6 +188,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
   size_t arrived_ = 0;
   std::vector<size_t> arrival_;
+  std::vector<int64_t> arrival_ns_;  // of the same, until buckets are rebuilt
   std::vector<uint8_t> reached_;   // by the outputs of forward; empty: all
   std::vector<size_t> undefined_;  // arrived, but autograd had no gradient for them
   std::vector<size_t> sparse_;     // arrived as sparse tensors

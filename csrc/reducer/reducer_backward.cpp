@@ -61,6 +61,9 @@ void Reducer::arrive(size_t i) {
   Gradient& gradient = gradients_[i];
   gradient.iteration = iteration_;
   arrival_.push_back(i);
+  if (!rebuilt_) {
+    arrival_ns_.push_back(now_ns());
+  }
   ++arrived_;
   if (is_recorded()) {
     const int64_t now = now_ns();

@@ -54,15 +54,32 @@ def buffer_options(
     return wanted, wanted
 
 
-def bucket_caps(bucket_cap_mb: float | None, caps_mb: Sequence[float] | None) -> list[int]:
-    """Bytes of the first bucket, of the second, ...; the last one repeats."""
+def bucket_caps(
+    bucket_cap_mb: float | str | None, caps_mb: Sequence[float] | None, finds_unused: bool
+) -> tuple[list[int], bool]:
+    """Bytes of the first bucket, of the second, ...; the last one repeats. And whether others are
+    to be chosen after the first step."""
+    if isinstance(bucket_cap_mb, str):
+        if bucket_cap_mb != "auto" or caps_mb or finds_unused:
+            raise Unsupported(
+                f'bucket_cap_mb={bucket_cap_mb!r}: a number of MiB, or "auto", which chooses when '
+                "buckets are rebuilt after the first step; not beside bucket_cap_mb_list, and not "
+                "with find_unused_parameters, with which buckets stay as they are"
+            )
+        bucket_cap_mb, chooses = None, True
+    else:
+        chooses = False
     if caps_mb:
         sizes = list(caps_mb)
     elif bucket_cap_mb is not None:
         sizes = [bucket_cap_mb]
     else:
         sizes = [_FIRST_BUCKET_MB, _BUCKET_MB]
-    return [int(size * _MIB) for size in sizes]
+    return [int(size * _MIB) for size in sizes], chooses
+
+
+def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
+    return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
 
 
 def devices(

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conformance import lists
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +27,16 @@ PART = [
 ]
 
 
-def test_a_part_of_torchs_tests_of_ddp():
+@pytest.mark.parametrize("backend", ("gloo", "dpcore"))
+def test_a_part_of_torchs_tests_of_ddp(backend):
     assert set(PART) <= lists.expected(2, True)
-    command = [sys.executable, "-m", "tests.conformance", "--ddp", "dpcore", "--shim", "--only"]
+    command = [sys.executable, "-m", "tests.conformance", "--ddp", "dpcore", "--shim"]
     result = subprocess.run(
-        [*command, *PART], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [*command, "--backend", backend, "--only", *PART],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
 

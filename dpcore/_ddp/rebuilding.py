@@ -1,0 +1,122 @@
+"""Buckets after the first step: in the order in which gradients came, and with "auto" cut by what
+was measured.
+
+What "auto" knows: when each gradient was ready in the first step, on the rank that was last, and
+what an operation costs between these ranks: a latency, and bytes by the bandwidth. Operations run
+one after the other, each once its bucket is ready. Small buckets begin early, large ones pay the
+latency seldom; the choice is the largest size that is over within 1% of the best.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpcore._ddp.logging_data import profiled_as
+from dpcore._ddp.parameters import comes_sparse
+from dpcore.reference.buckets import plan_buckets
+
+if TYPE_CHECKING:
+    from dpcore.data_parallel import DataParallel
+
+CAPS_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
+_MEASURED_BYTES = 1 << 20
+_SLACK = 1.01
+
+
+def rebuild(model: DataParallel) -> None:
+    """All ranks call it. Rank 0's order is the one of all."""
+    reducer = model._reducer
+    count = len(model._parameters_by_number)
+    arrived = list(reducer.arrival_order)
+    is_complete = len(arrived) == count  # else this rank had no inputs any more
+    order = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
+    with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
+        model.group.broadcast(order, 0)
+    caps: list[int] = []
+    if model._chooses_caps:
+        came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
+        caps = _measured_caps(model, order.tolist(), came)
+        model._caps, model.bucket_bytes_cap = caps, caps[-1]
+    reducer.rebuild(order.tolist(), caps)
+
+
+def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int]) -> list[int]:
+    parameters = model._parameters_by_number
+    begin = min(came_ns.values(), default=0)
+    ready = torch.tensor(
+        [(came_ns.get(number, begin) - begin) * 1e-9 for number in range(len(parameters))],
+        dtype=torch.float64,
+        device=model.device,
+    )
+    model.group.all_reduce(ready, "max", async_op=False)
+    latency, bandwidth = measured_speed(model.group, model.device)
+    sparse = comes_sparse(model.module, parameters)
+    types = [parameter.dtype for parameter in parameters]
+    return best_caps(
+        [parameter.nbytes for parameter in parameters],
+        [types.index(kind) for kind in types],
+        [number for number in order if not sparse[number]],
+        ready.tolist(),
+        latency,
+        bandwidth,
+    )
+
+
+def measured_speed(group: Any, device: torch.device) -> tuple[float, float]:
+    """Seconds of an operation beside its bytes, and bytes per second; equal on all ranks."""
+    sizes = (1, _MEASURED_BYTES // 4)
+    small, large = (torch.zeros(size, device=device) for size in sizes)
+    seconds = []
+    for tensor, times in ((small, 7), (large, 3)):
+        taken = []
+        for _ in range(times):
+            group.all_reduce(small, "sum", async_op=False)  # all begin together
+            _finish(device)
+            begin = time.perf_counter()
+            group.all_reduce(tensor, "sum", async_op=False)
+            _finish(device)
+            taken.append(time.perf_counter() - begin)
+        seconds.append(statistics.median(taken))
+    agreed = torch.tensor(seconds, dtype=torch.float64, device=device)
+    group.all_reduce(agreed, "max", async_op=False)
+    latency, whole = agreed.tolist()
+    return latency, _MEASURED_BYTES / max(whole - latency, 1e-9)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def best_caps(
+    sizes: Sequence[int],
+    kinds: Sequence[int],
+    order: Sequence[int],
+    ready: Sequence[float],
+    latency: float,
+    bandwidth: float,
+) -> list[int]:
+    """The cap that ends first. ``ready``: seconds, by the number of the gradient.
+
+    >>> from dpcore._ddp.rebuilding import best_caps
+    >>> sizes, ready = [1 << 20] * 8, [0.01 * number for number in range(8)]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, 1e-4, 1e8)]
+    [1]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, 1e-4, 1e12)]
+    [100]
+    """
+    ends = {}
+    for cap_mb in CAPS_MB:
+        cap = int(cap_mb * (1 << 20))
+        free = 0.0
+        for bucket in plan_buckets(sizes, kinds, order, [cap]):
+            begin = max(free, *(ready[number] for number in bucket))
+            free = begin + latency + sum(sizes[number] for number in bucket) / bandwidth
+        ends[cap] = free
+    enough = min(ends.values()) * _SLACK
+    return [max(cap for cap, end in ends.items() if end <= enough)]

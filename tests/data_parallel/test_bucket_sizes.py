@@ -1,0 +1,86 @@
+"""bucket_cap_mb="auto": which buckets it chooses from what was measured, and that nothing else
+changes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dpcore
+from dpcore._ddp.rebuilding import CAPS_MB, best_caps, measured_speed
+from dpcore.reference.buckets import plan_buckets
+from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
+
+MIB = 1 << 20
+
+
+def end_of(cap, sizes, ready, latency, bandwidth):
+    """Second by second: each bucket is sent when it is ready and the one before it is through."""
+    free = 0.0
+    for bucket in plan_buckets(sizes, [0] * len(sizes), range(len(sizes)), [cap]):
+        ready_at = [ready[number] for number in bucket]
+        free = max([free, *ready_at]) + latency + sum(sizes[n] for n in bucket) / bandwidth
+    return free
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 8 * MIB), st.floats(0, 0.05)), min_size=1, max_size=20),
+    st.floats(1e-6, 1e-2),
+    st.floats(1e6, 1e11),
+)
+def test_no_other_size_is_over_earlier(gradients, latency, bandwidth):
+    sizes = [size for size, _ in gradients]
+    ready = [sum(wait for _, wait in gradients[: i + 1]) for i in range(len(gradients))]
+    kinds, order = [0] * len(sizes), range(len(sizes))
+    (chosen,) = best_caps(sizes, kinds, order, ready, latency, bandwidth)
+    ends = {
+        int(cap * MIB): end_of(int(cap * MIB), sizes, ready, latency, bandwidth) for cap in CAPS_MB
+    }
+    assert ends[chosen] <= min(ends.values()) * 1.01
+    assert all(end > min(ends.values()) * 1.01 for cap, end in ends.items() if cap > chosen)
+
+
+def test_dear_operations_make_large_buckets_and_late_gradients_small_ones():
+    sizes, kinds, order = [MIB] * 16, [0] * 16, range(16)
+    at_once, one_by_one = [0.0] * 16, [0.01 * number for number in range(16)]
+    assert best_caps(sizes, kinds, order, at_once, 1e-3, 1e9) == [100 * MIB]
+    assert best_caps(sizes, kinds, order, one_by_one, 1e-5, 1e8) == [MIB]
+    assert best_caps(sizes, kinds, order, one_by_one, 0.1, 1e8)[0] > 4 * MIB
+
+
+@pytest.mark.parametrize("world", (1, 2, 3))
+@pytest.mark.parametrize("options", ({}, {"static_graph": True, "find_unused_parameters": True}))
+def test_training_is_the_same_and_all_ranks_choose_alike(world, options):
+    def body(comm):
+        model = train(comm, OPTIMIZERS["momentum"], bucket_cap_mb="auto", **options)
+        assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
+        assert model.bucket_report().rebuilt
+        return model.bucket_bytes_cap
+
+    caps = dpcore.spawn(body, world, mode="threads")
+    assert len(set(caps)) == 1 and caps[0] / MIB in CAPS_MB
+
+
+def test_a_slow_link_is_measured_as_such():
+    def body(comm):
+        return measured_speed(comm, nn.Linear(1, 1).weight.device)
+
+    first, second = dpcore.spawn(body, 2, mode="threads", link="200mbit,1ms")
+    assert first == second
+    latency, bandwidth = first
+    assert latency >= 1e-3
+    assert bandwidth <= 1.1 * 200e6 / 8
+
+
+def test_what_auto_does_not_go_with():
+    def body(comm):
+        module = nn.Linear(2, 1)
+        for options, text in (
+            ({"bucket_cap_mb": "automatic"}, "'automatic': a number of MiB"),
+            ({"bucket_cap_mb": "auto", "bucket_cap_mb_list": [1.0]}, "not beside"),
+            ({"bucket_cap_mb": "auto", "find_unused_parameters": True}, "not with find_unused"),
+        ):
+            with pytest.raises(dpcore.Unsupported, match=text):
+                dpcore.DataParallel(module, comm=comm, **options)
+
+    dpcore.spawn(body, 1, mode="threads")
