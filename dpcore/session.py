@@ -84,6 +84,8 @@ def init(
         raise Unsupported(f"device={device!r}: backend {backend!r} takes none; pass backend='nccl'")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
+    if not timeout > 0:
+        raise Unsupported(f"timeout {timeout!r}: a wait for another rank needs more than 0 seconds")
     current_one = _current()
     if current_one is not None and not current_one.closed:
         raise Error(

@@ -37,13 +37,22 @@ class CallArguments {
     }
     return {data, static_cast<size_t>(size)};
   }
-  double real(const char* name) {
-    const pybind11::handle value = object();
+  double real(const char* name) { return real_of(object(), name); }
+  static double real_of(pybind11::handle value, const char* name) {
     const double result = PyFloat_AsDouble(value.ptr());
     if (result == -1.0 && PyErr_Occurred() != nullptr) {
       throw unfit(name, "a number", value);
     }
     return result;
+  }
+  // Seconds; 0 stands for the communicator's.
+  double timeout() {
+    const pybind11::handle value = object();
+    const double seconds = real_of(value, "timeout");
+    if (!(seconds >= 0)) {
+      throw unfit("timeout", "seconds, or 0 for the communicator's", value);
+    }
+    return seconds;
   }
   int integer(const char* name) { return integer_of(object(), name); }
   static int integer_of(pybind11::handle value, const char* name) {

@@ -47,7 +47,7 @@ Call call_of(Comm& comm, CallArguments& arguments) {
   Call call;
   const py::handle algorithm = arguments.object();
   call.priority = arguments.integer("priority");
-  call.timeout = arguments.real("timeout");
+  call.timeout = arguments.timeout();
   call.layout = arguments.natural("layout");
   call.asynchronous = arguments.flag();
   if (algorithm.is_none()) {
@@ -263,7 +263,7 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments) {
 
 py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
   Call call;
-  call.timeout = arguments.real("timeout");
+  call.timeout = arguments.timeout();
   call.asynchronous = arguments.flag();
   return perform(comm, self, Request{}, call, py::none(), py::none());
 }
@@ -276,7 +276,7 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
   const int peer = from_any ? MessageOperation::kAnyRank
                             : CallArguments::integer_of(whom, sends ? "dst" : "src");
   const uint64_t tag = arguments.natural("tag");
-  const double timeout = arguments.real("timeout");
+  const double timeout = arguments.timeout();
   const bool asynchronous = arguments.flag();
   const Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
   Communicator& core = *comm.core;

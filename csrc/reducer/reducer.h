@@ -189,9 +189,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   size_t arrived_ = 0;
   std::vector<size_t> arrival_;
   std::vector<int64_t> arrival_ns_;  // of the same, until buckets are rebuilt
-  std::vector<uint8_t> reached_;   // by the outputs of forward; empty: all
-  std::vector<size_t> undefined_;  // arrived, but autograd had no gradient for them
-  std::vector<size_t> sparse_;     // arrived as sparse tensors
+  std::vector<uint8_t> reached_;     // by the outputs of forward; empty: all
+  std::vector<size_t> undefined_;    // arrived, but autograd had no gradient for them
+  std::vector<size_t> sparse_;       // arrived as sparse tensors
   std::vector<std::optional<Launch>> requested_;
   size_t next_launch_ = 0;            // place in order_
   size_t unfinished_ = 0;             // buckets that are not complete

@@ -2,9 +2,10 @@
 was measured.
 
 What "auto" knows: when each gradient was ready in the first step, on the rank that was last, and
-what an operation costs between these ranks: a latency, and bytes by the bandwidth. Operations run
-one after the other, each once its bucket is ready. Small buckets begin early, large ones pay the
-latency seldom; the choice is the largest size that is over within 1% of the best.
+what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
+the way between the ranks for its share and its bytes, one after the other, once its bucket is
+ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
+the choice is the largest size that is over within 1% of the best.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,9 +24,17 @@ from dpcore.reference.buckets import plan_buckets
 if TYPE_CHECKING:
     from dpcore.data_parallel import DataParallel
 
-CAPS_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
-_MEASURED_BYTES = 1 << 20
+CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
+_LARGE, _FLIGHT = 1 << 20, 8  # bytes of a large operation, small ones in flight
 _SLACK = 1.01
+
+
+class Speed(NamedTuple):
+    """Of the operations of a group: seconds and bytes per second."""
+
+    latency: float  # of a small one
+    share: float  # of a small one among several
+    bandwidth: float
 
 
 def rebuild(model: DataParallel) -> None:
@@ -54,7 +63,6 @@ def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int
         device=model.device,
     )
     model.group.all_reduce(ready, "max", async_op=False)
-    latency, bandwidth = measured_speed(model.group, model.device)
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
     return best_caps(
@@ -62,30 +70,35 @@ def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int
         [types.index(kind) for kind in types],
         [number for number in order if not sparse[number]],
         ready.tolist(),
-        latency,
-        bandwidth,
+        measured_speed(model.group, model.device),
     )
 
 
-def measured_speed(group: Any, device: torch.device) -> tuple[float, float]:
-    """Seconds of an operation beside its bytes, and bytes per second; equal on all ranks."""
-    sizes = (1, _MEASURED_BYTES // 4)
-    small, large = (torch.zeros(size, device=device) for size in sizes)
-    seconds = []
-    for tensor, times in ((small, 7), (large, 3)):
-        taken = []
-        for _ in range(times):
-            group.all_reduce(small, "sum", async_op=False)  # all begin together
-            _finish(device)
-            begin = time.perf_counter()
-            group.all_reduce(tensor, "sum", async_op=False)
-            _finish(device)
-            taken.append(time.perf_counter() - begin)
-        seconds.append(statistics.median(taken))
+def measured_speed(group: Any, device: torch.device) -> Speed:
+    """All ranks call it and get the same."""
+    one = [torch.zeros(1, device=device)]
+    flight = [torch.zeros(1, device=device) for _ in range(_FLIGHT)]
+    large = [torch.zeros(_LARGE // 4, device=device) for _ in range(2)]
+    seconds = [_seconds_of(group, tensors, device) for tensors in (one, flight, large)]
     agreed = torch.tensor(seconds, dtype=torch.float64, device=device)
     group.all_reduce(agreed, "max", async_op=False)
-    latency, whole = agreed.tolist()
-    return latency, _MEASURED_BYTES / max(whole - latency, 1e-9)
+    latency, of_flight, of_large = agreed.tolist()
+    bandwidth = len(large) * _LARGE / max(of_large - latency, 1e-9)
+    return Speed(latency, max(of_flight - latency, 0.0) / (_FLIGHT - 1), bandwidth)
+
+
+def _seconds_of(group: Any, tensors: Sequence[torch.Tensor], device: torch.device) -> float:
+    """All-reduces of the tensors at once; the median of some times."""
+    taken = []
+    for _ in range(5):
+        group.all_reduce(tensors[0], "sum", async_op=False)  # all begin together
+        _finish(device)
+        begin = time.perf_counter()
+        for work in [group.all_reduce(tensor, "sum", async_op=True) for tensor in tensors]:
+            work.wait()
+        _finish(device)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
 
 
 def _finish(device: torch.device) -> None:
@@ -98,16 +111,15 @@ def best_caps(
     kinds: Sequence[int],
     order: Sequence[int],
     ready: Sequence[float],
-    latency: float,
-    bandwidth: float,
+    speed: Speed,
 ) -> list[int]:
     """The cap that ends first. ``ready``: seconds, by the number of the gradient.
 
-    >>> from dpcore._ddp.rebuilding import best_caps
+    >>> from dpcore._ddp.rebuilding import Speed, best_caps
     >>> sizes, ready = [1 << 20] * 8, [0.01 * number for number in range(8)]
-    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, 1e-4, 1e8)]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, Speed(1e-4, 1e-5, 1e8))]
     [1]
-    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, 1e-4, 1e12)]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, Speed(1e-4, 1e-5, 1e12))]
     [100]
     """
     ends = {}
@@ -116,7 +128,7 @@ def best_caps(
         free = 0.0
         for bucket in plan_buckets(sizes, kinds, order, [cap]):
             begin = max(free, *(ready[number] for number in bucket))
-            free = begin + latency + sum(sizes[number] for number in bucket) / bandwidth
-        ends[cap] = free
+            free = begin + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
+        ends[cap] = free + speed.latency
     enough = min(ends.values()) * _SLACK
     return [max(cap for cap, end in ends.items() if end <= enough)]

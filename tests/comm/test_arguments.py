@@ -217,6 +217,18 @@ def test_what_is_not_a_name_or_a_number_is_a_type_error():
         assert_refused(mistake, TypeError, None)
 
 
+def test_deadlines_that_are_none():
+    for mistake in (
+        lambda c: c.all_reduce(ONES(4), timeout=-1.0),
+        lambda c: c.send(ONES(4), others(c), timeout=-1),
+        lambda c: c.barrier(timeout=float("nan")),
+    ):
+        assert_refused(mistake, TypeError, "timeout: expected seconds")
+    for timeout in (0, -1.0, float("nan")):
+        with pytest.raises(dpcore.Unsupported, match="timeout.* more than 0 seconds"):
+            dpcore.init(rank=0, world_size=1, timeout=timeout)
+
+
 def test_a_world_of_one_refuses_the_same_names():
     def body(comm):
         with pytest.raises(dpcore.Unsupported, match="choose one of: one_shot"):

@@ -7,35 +7,34 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dpcore
-from dpcore._ddp.rebuilding import CAPS_MB, best_caps, measured_speed
+from dpcore._ddp.rebuilding import CAPS_MB, Speed, best_caps, measured_speed
 from dpcore.reference.buckets import plan_buckets
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 
 MIB = 1 << 20
 
 
-def end_of(cap, sizes, ready, latency, bandwidth):
+def end_of(cap, sizes, ready, speed):
     """Second by second: each bucket is sent when it is ready and the one before it is through."""
     free = 0.0
     for bucket in plan_buckets(sizes, [0] * len(sizes), range(len(sizes)), [cap]):
         ready_at = [ready[number] for number in bucket]
-        free = max([free, *ready_at]) + latency + sum(sizes[n] for n in bucket) / bandwidth
-    return free
+        free = (
+            max([free, *ready_at]) + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
+        )
+    return free + speed.latency
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 8 * MIB), st.floats(0, 0.05)), min_size=1, max_size=20),
-    st.floats(1e-6, 1e-2),
-    st.floats(1e6, 1e11),
+    st.builds(Speed, st.floats(1e-6, 1e-2), st.floats(0, 1e-2), st.floats(1e6, 1e11)),
 )
-def test_no_other_size_is_over_earlier(gradients, latency, bandwidth):
+def test_no_other_size_is_over_earlier(gradients, speed):
     sizes = [size for size, _ in gradients]
     ready = [sum(wait for _, wait in gradients[: i + 1]) for i in range(len(gradients))]
     kinds, order = [0] * len(sizes), range(len(sizes))
-    (chosen,) = best_caps(sizes, kinds, order, ready, latency, bandwidth)
-    ends = {
-        int(cap * MIB): end_of(int(cap * MIB), sizes, ready, latency, bandwidth) for cap in CAPS_MB
-    }
+    (chosen,) = best_caps(sizes, kinds, order, ready, speed)
+    ends = {int(cap * MIB): end_of(int(cap * MIB), sizes, ready, speed) for cap in CAPS_MB}
     assert ends[chosen] <= min(ends.values()) * 1.01
     assert all(end > min(ends.values()) * 1.01 for cap, end in ends.items() if cap > chosen)
 
@@ -43,9 +42,9 @@ def test_no_other_size_is_over_earlier(gradients, latency, bandwidth):
 def test_dear_operations_make_large_buckets_and_late_gradients_small_ones():
     sizes, kinds, order = [MIB] * 16, [0] * 16, range(16)
     at_once, one_by_one = [0.0] * 16, [0.01 * number for number in range(16)]
-    assert best_caps(sizes, kinds, order, at_once, 1e-3, 1e9) == [100 * MIB]
-    assert best_caps(sizes, kinds, order, one_by_one, 1e-5, 1e8) == [MIB]
-    assert best_caps(sizes, kinds, order, one_by_one, 0.1, 1e8)[0] > 4 * MIB
+    assert best_caps(sizes, kinds, order, at_once, Speed(1e-3, 1e-3, 1e9)) == [100 * MIB]
+    assert best_caps(sizes, kinds, order, one_by_one, Speed(1e-3, 1e-5, 1e8)) == [MIB]
+    assert best_caps(sizes, kinds, order, one_by_one, Speed(0.1, 0.1, 1e8))[0] > 4 * MIB
 
 
 @pytest.mark.parametrize("world", (1, 2, 3))
@@ -67,9 +66,9 @@ def test_a_slow_link_is_measured_as_such():
 
     first, second = dpcore.spawn(body, 2, mode="threads", link="200mbit,1ms")
     assert first == second
-    latency, bandwidth = first
-    assert latency >= 1e-3
-    assert bandwidth <= 1.1 * 200e6 / 8
+    assert first.latency >= 1e-3
+    assert first.share < first.latency
+    assert first.bandwidth <= 1.1 * 200e6 / 8
 
 
 def test_what_auto_does_not_go_with():
