@@ -24,6 +24,7 @@ from tests.data_parallel.test_groups import over_gloo
 from tests.data_parallel.test_join import alone as joined_alone
 from tests.data_parallel.test_join import inputs_of, loss_of
 from tests.data_parallel.test_join import step as plain_step
+from tests.data_parallel.test_precision import Counts
 from tests.data_parallel.test_static_graph import Checkpointed
 
 
@@ -187,17 +188,6 @@ def normalisation(ranks):
         torch.testing.assert_close(mine.grad, other.grad)
     for mine, other in zip(module.buffers(), whole.buffers(), strict=True):
         torch.testing.assert_close(mine, other)
-
-
-class Counts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x):
-        self.count += x.detach()
-        return self.weight * x
 
 
 def buffers(ranks):
