@@ -225,7 +225,7 @@ def test_deadlines_that_are_none():
     ):
         assert_refused(mistake, TypeError, "timeout: expected seconds")
     for timeout in (0, -1.0, float("nan")):
-        with pytest.raises(dpcore.Unsupported, match="timeout.* more than 0 seconds"):
+        with pytest.raises(dpcore.Unsupported, match=r"timeout.* more than 0 seconds"):
             dpcore.init(rank=0, world_size=1, timeout=timeout)
 
 
