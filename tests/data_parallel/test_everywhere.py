@@ -65,6 +65,7 @@ def options_that_change_nothing(ranks):
         {"find_unused_parameters": True},
         {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
         {"bucket_cap_mb": None, "bucket_cap_mb_list": [0.001, 0.005]},
+        {"bucket_cap_mb": "auto"},
         {"schedule": "sequential"},
         {"schedule": "per_parameter"},
         {"schedule": "flat"},
