@@ -169,7 +169,7 @@ def test_ctrl_c_while_waiting_for_the_others():
         return str(caught.value), time.monotonic() - begin
 
     outcomes = run_processes(body, 2)
-    assert outcomes[0].result[1] < 0.5
+    assert outcomes[0].result[1] < 2
     message, seconds = outcomes[1].result
     assert "rank 0 went away while the ranks were meeting" in message
-    assert seconds < 1.5
+    assert seconds < 3
