@@ -137,7 +137,8 @@ clean: ## removes what was built, keeps the environments
 #   make build/cpp/tsan/<name>      builds one, as the tests do
 CPP_FLAVOURS := plain asan tsan
 CPP_PROGRAMS := $(patsubst tests/cpp/%.cpp,%,$(wildcard tests/cpp/*.cpp))
-CPP_CCACHE   := $(shell command -v ccache 2>/dev/null)
+# Every clone finds what another one compiled.
+CPP_CCACHE   := $(if $(shell command -v ccache 2>/dev/null),env CCACHE_NOHASHDIR=1 ccache)
 CPP_FLAGS    := -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -fno-omit-frame-pointer -pthread -Icsrc
 CPP_FLAGS_plain :=
 CPP_FLAGS_asan  := -fsanitize=address,undefined -fno-sanitize-recover=all

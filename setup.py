@@ -109,7 +109,8 @@ def use_ccache(directory: Path) -> None:
     """Compiles through ccache where it is installed.
 
     torch reads one word from CXX, asks it for its version and refuses names that it does not
-    know, so "ccache g++" would fail its check: a script that is called g++ passes.
+    know, so "ccache g++" would fail its check: a script that is called g++ passes. Paths below
+    this folder are hashed as relative ones, so that every clone finds what another one compiled.
     """
     ccache = shutil.which("ccache")
     compiler = shutil.which(os.environ.get("CXX", "g++"))
@@ -117,7 +118,8 @@ def use_ccache(directory: Path) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     wrapper = directory / Path(compiler).name
-    text = f'#!/bin/sh\nexec {shlex.quote(ccache)} {shlex.quote(compiler)} "$@"\n'
+    settings = f"CCACHE_BASEDIR={shlex.quote(str(ROOT))} CCACHE_NOHASHDIR=1"
+    text = f'#!/bin/sh\nexec env {settings} {shlex.quote(ccache)} {shlex.quote(compiler)} "$@"\n'
     # Rewriting it unchanged would make its date newer for nothing.
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.write_text(text)

@@ -33,13 +33,14 @@ void check(const Pending& pending) {
   for (const int32_t value : pending.data) CHECK(value == pending.expected);
 }
 
-Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements) {
+Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
+              bool needs_all_ranks = false) {
   const int world = comm.world();
   Pending pending;
   Request request;
   request.dtype = DType::i32;
   request.count = elements;
-  if (dice() % 3 == 0) {
+  if (!needs_all_ranks && dice() % 3 == 0) {
     request.collective = Collective::broadcast;
     request.root = static_cast<int>(dice() % static_cast<unsigned>(world));
     pending.data.assign(elements, 100 + comm.rank());
@@ -63,7 +64,9 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   options.rank = rank;
   options.world = world;
   options.threads = true;
-  const bool one_stays_away = world > 1 && seed % 2 == 1;
+  // Of two: streams that are let pass carry garbage (mapped_communicator.h), and among more ranks
+  // one would copy out of a mailbox while another copies in.
+  const bool one_stays_away = world == 2 && seed % 2 == 1;
   auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", "one"),
                                         {one_stays_away ? 2.0 : 60.0, "auto", false, nullptr});
   std::mt19937 dice(seed);                                      // the same on all ranks
@@ -89,7 +92,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   }
   in_flight.clear();
   if (one_stays_away && rank > 0) {
-    Pending pending = start(*comm, dice, 100);
+    Pending pending = start(*comm, dice, 100, true);
     bool raised = false;
     try {
       comm->wait(pending.work, 0, nullptr);

@@ -153,7 +153,7 @@ class RebuildsByOwnOrder(dpcore.DataParallel):
     """Of this rank's arrival, not rank 0's."""
 
     def _rebuild_buckets(self):
-        self._reducer.rebuild(self._reducer.arrival_order)
+        self._reducer.rebuild(self._reducer.arrival_order, [])
 
 
 class IgnoresNoSync(dpcore.DataParallel):
