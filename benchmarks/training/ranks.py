@@ -35,10 +35,16 @@ WARM_STEPS = 3  # the first ones rebuild buckets and touch memory
 Times = dict[str, list[float]]
 
 
+def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
+    """What a contender is, and its size of buckets: MiB, or auto behind a schedule."""
+    pattern = r"(.+?)(?: ([0-9.]+|(?<=bucketed )auto))?"
+    kind, size = re.fullmatch(pattern, name.removesuffix(TRACED)).groups()
+    return kind, {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
+
+
 def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
-    """The model as the contender trains it. Behind the name is its bucket size in MiB, or auto."""
-    kind, size = re.fullmatch(r"(.+?)(?: ([0-9.]+|auto))?", name.removesuffix(TRACED)).groups()
-    cap = {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
+    """The model as the contender trains it."""
+    kind, cap = kind_and_cap(name)
     if kind == ALONE:
         return model
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import demo, shaped_link
+from benchmarks.training.ranks import kind_and_cap
 from benchmarks.training.start import RankFailed, run_job
 from benchmarks.training.text import LENGTH, Text
 from benchmarks.training.worker import Job
@@ -49,6 +50,18 @@ def test_batches_are_the_same_for_any_number_of_ranks():
     assert not torch.equal(whole, text.batch(4, 0, 1, 8))
     begin = "".join(text.alphabet[number] for number in text.numbers[:31])
     assert begin == "CHAPTER I. DOWN THE RABBIT-HOLE"
+
+
+def test_names_of_contenders():
+    for name, kind, cap in (
+        ("torch", "torch", None),
+        ("torch 100", "torch", 100.0),
+        ("dpcore auto", "dpcore auto", None),  # the schedule
+        ("dpcore bucketed 0.5", "dpcore bucketed", 0.5),
+        ("dpcore bucketed auto", "dpcore bucketed", "auto"),
+        ("dpcore auto traced", "dpcore auto", None),
+    ):
+        assert kind_and_cap(name) == (kind, {} if cap is None else {"bucket_cap_mb": cap})
 
 
 def test_the_bound_of_a_shaped_link():
