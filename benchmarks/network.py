@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.contenders import STREAM, TCP, peer
+import sys
+
+from benchmarks.harness.contenders import STREAM, TCP, tcp_peer
 from benchmarks.harness.options import options_of, parser
 from benchmarks.harness.report import draw_all
 from benchmarks.harness.session import exit_status, run, start
+from benchmarks.harness.wires import LOOPBACK, NoWireError
 
 DESCRIPTION = """\
-All-reduce (in place, float, sum) through TCP on the loopback interface: dpcore with mapped memory
-turned off beside Gloo, which has nothing else, and beside what the kernel allows: one raw stream
-each way between neighbours, with as many bytes as an all-reduce has to move.
+All-reduce (in place, float, sum) through TCP: dpcore beside Gloo, Open MPI and MPICH, all kept from
+shared memory, and beside what the kernel allows: one raw stream each way between neighbours, with
+as many bytes as an all-reduce has to move. On the loopback interface, and with --links between
+network namespaces behind a link that the kernel shapes (tc tbf), for which one has to be root.
 """
 
 
 def main() -> int:
     made = parser(DESCRIPTION, sizes="8:64M:8x", quick_sizes="8,64K,4M")
-    made.set_defaults(peers="gloo")
-    options = options_of(made, made.parse_args())
-    contenders = (TCP, *map(peer, options.peers), STREAM)
-    runs = run(contenders, ["all_reduce"], options)
-    draw_all(options.plot, runs)
-    return exit_status(runs)
+    made.add_argument(
+        "--links", default=LOOPBACK.name, metavar="NAMES",
+        help="loopback, or what leaves a host per second, as in loopback,100mbit,1gbit",
+    )  # fmt: skip
+    arguments = made.parse_args()
+    options = options_of(made, arguments)
+    contenders = (TCP, *map(tcp_peer, options.peers), STREAM)
+    status, runs = 0, []
+    for link in arguments.links.split(","):
+        print(f"# link: {link}", flush=True)
+        try:
+            runs = run(contenders, ["all_reduce"], options, link)
+        except NoWireError as reason:
+            print(f"benchmarks.network: {reason}", file=sys.stderr)
+            return 1
+        status |= exit_status(runs)
+    draw_all(options.plot, runs)  # of the last link
+    return status
 
 
 if __name__ == "__main__":

@@ -133,10 +133,26 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_network(records: list[dict[str, Any]]) -> str:
+    """All-reduces over TCP, a row a link and size; raw TCP moves as many bytes."""
+    contenders = list(dict.fromkeys(record["contender"] for record in records))
+    lines = ["| link | float32, 2 ranks | " + " | ".join(contenders) + " |"]
+    lines += ["|---|---:|" + "---:|" * len(contenders)]
+    times = {
+        (r["settings"]["link"], r["bytes"], r["contender"]): r.get("median_s") for r in records
+    }
+    for link, size in dict.fromkeys((link, size) for link, size, _ in times):
+        row = [time_text(times[link, size, contender]) for contender in contenders]
+        lines.append(f"| {link} | {size_text(size)} | " + " | ".join(row) + " |")
+    lines += ["", source("network", records[0], "../")]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "simulated": table_of_simulated,
     "shaped_link": table_of_shaped_link,
+    "network": table_of_network,
 }
 
 

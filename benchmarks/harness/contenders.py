@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.wires import LOOPBACK, Wire
+
 ROOT = Path(__file__).resolve().parents[2]
 START = Path(__file__).resolve().parent / "workers" / "start.py"
 PEERS = ("gloo", "openmpi", "mpich")
@@ -37,30 +39,48 @@ OURS = (ARENA, PLAIN)
 BOUNDS = (SCALE, MEMCPY)
 
 
+_NAMES = {"gloo": "Gloo", "openmpi": "Open MPI", "mpich": "MPICH"}
+
+
 def peer(name: str) -> Contender:
-    return Contender({"gloo": "Gloo", "openmpi": "Open MPI", "mpich": "MPICH"}[name], name, "plain",
-                     "peer", "memcpy")  # fmt: skip
+    return Contender(_NAMES[name], name, "plain", "peer", "memcpy")
+
+
+def tcp_peer(name: str) -> Contender:
+    """The same, kept from shared memory. Gloo has none."""
+    group = name if name == "gloo" else f"{name}-tcp"
+    return Contender(_NAMES[name], group, "plain", "peer", "raw TCP")
 
 
 class NotInstalledError(Exception):
     """The environment of a contender is missing; the message says how to get it."""
 
 
-def commands(group: str, world: int, job: str) -> list[list[str]]:
+def commands(group: str, world: int, job: str, wire: Wire = LOOPBACK) -> list[list[str]]:
     """The processes to start: one per rank, or one mpiexec that starts the ranks."""
-    if group in ("openmpi", "mpich"):
-        venv = ROOT / f".venv-{group}"
-        mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
-        if not (mpiexec.exists() and python.exists()):
-            raise NotInstalledError(f"no {venv.name}: `make bench` installs it")
-        options = _OPENMPI_OPTIONS if group == "openmpi" else []
-        if group == "openmpi" and world > _cores():
-            options = [*options, "--oversubscribe"]
-        rank = [str(python), str(START), group, job, str(world), "-1"]
-        return [[str(mpiexec), "-n", str(world), *options, *rank]]
+    if group.removesuffix("-tcp") in ("openmpi", "mpich"):
+        return [_mpiexec(group, world, job, wire)]
     return [
-        [sys.executable, str(START), group, job, str(world), str(rank)] for rank in range(world)
+        wire.at(rank, [sys.executable, str(START), group, job, str(world), str(rank)])
+        for rank in range(world)
     ]
+
+
+def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
+    library, _, tcp = group.partition("-")
+    venv = ROOT / f".venv-{library}"
+    mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
+    if not (mpiexec.exists() and python.exists()):
+        raise NotInstalledError(f"no {venv.name}: `make bench` installs it")
+    options = _OPENMPI_OPTIONS if library == "openmpi" else []
+    if library == "openmpi" and world > _cores():
+        options = [*options, "--oversubscribe"]
+    rank = [str(python), str(START), group, job, str(world), "-1"]
+    command = [str(mpiexec), "-n", str(world), *options]
+    if not tcp:
+        return [*command, *rank]
+    more = wire.openmpi() if library == "openmpi" else wire.mpich()
+    return wire.before_mpiexec(library, [*command, *more, *rank])
 
 
 # With more ranks than cores MPICH spins out whole time slices, 15 ms for 8 bytes, unless told to
@@ -73,7 +93,7 @@ MPICH_OVERSUBSCRIBED = {
 _OPENMPI_OPTIONS = ["--bind-to", "none"]
 
 
-def environment(world: int, folder: str, huge_pages: bool) -> dict[str, str]:
+def environment(world: int, folder: str, huge_pages: bool, interface: str = "lo") -> dict[str, str]:
     """What all groups see. A rank is one core's worth of work, so no library may add threads."""
     inherited = {
         name: value
@@ -87,7 +107,7 @@ def environment(world: int, folder: str, huge_pages: bool) -> dict[str, str]:
         | {
             "TMPDIR": folder,  # whatever a library leaves behind goes with the folder
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": interface,
             "NUMPY_MADVISE_HUGEPAGE": "1" if huge_pages else "0",
             "OMPI_MCA_btl_sm_backing_directory": folder,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",

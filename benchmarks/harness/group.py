@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import contenders
+from benchmarks.harness.wires import LOOPBACK, Wire
 
 START_SECONDS = 90.0
 QUIT_SECONDS = 10.0
@@ -30,15 +31,22 @@ class GroupError(Exception):
 
 
 class RankGroup:
-    def __init__(self, name: str, world: int, folder: Path, huge_pages: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        world: int,
+        folder: Path,
+        huge_pages: bool = False,
+        wire: Wire = LOOPBACK,
+    ) -> None:
         self.name, self.world = name, world
         self.versions: dict[str, str] = {}
         self._job = folder / f"{name}-{time.monotonic_ns():x}"
         self._log = Path(f"{self._job}.log")
         self._channels: list[_Channel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        commands = contenders.commands(name, world, str(self._job))
-        environment = contenders.environment(world, str(folder), huge_pages)
+        commands = contenders.commands(name, world, str(self._job), wire)
+        environment = contenders.environment(world, str(folder), huge_pages, wire.interface)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.bind(f"{self._job}.sock")

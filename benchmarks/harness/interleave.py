@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.contenders import Contender, NotInstalledError
 from benchmarks.harness.group import GroupError, RankGroup
+from benchmarks.harness.wires import LOOPBACK, Wire
 
 MOST_STARTS = 3  # of one group: a library that breaks in one cell may still do the others
 SLOWEST_BYTES_PER_SECOND = 50e6  # what is slower than this counts as hung
@@ -48,12 +49,17 @@ class Field:
     """All groups of one world size, started once and used for every cell."""
 
     def __init__(
-        self, contenders: Sequence[Contender], world: int, folder: Path, huge_pages: bool = False
+        self,
+        contenders: Sequence[Contender],
+        world: int,
+        folder: Path,
+        huge_pages: bool = False,
+        wire: Wire = LOOPBACK,
     ) -> None:
         self.contenders, self.world = tuple(contenders), world
         self.absent: dict[str, str] = {}  # group -> why it takes no part
         self.groups: dict[str, RankGroup] = {}
-        self._folder, self._huge_pages = folder, huge_pages
+        self._start_arguments = (world, folder, huge_pages, wire)
         self._starts: dict[str, int] = {}
         self._busy: dict[str, float] = {}  # processor seconds within own turns
         self._at_start: dict[str, float] = {}
@@ -79,7 +85,7 @@ class Field:
         for name in names:
             self._starts[name] = self._starts.get(name, 0) + 1
             try:
-                self.groups[name] = RankGroup(name, self.world, self._folder, self._huge_pages)
+                self.groups[name] = RankGroup(name, *self._start_arguments)
             except (NotInstalledError, OSError) as reason:
                 self.absent[name] = str(reason)
         for name in names:

@@ -22,12 +22,18 @@ from benchmarks.harness.leftovers import private_folder
 from benchmarks.harness.options import Options
 from benchmarks.harness.records import append, records, run_facts
 from benchmarks.harness.summary import total_wrong
+from benchmarks.harness.wires import LOOPBACK, wire
 
 Run = list[Measurement]  # one cell, all contenders
 AWAKE_LIMIT = 0.05  # cores; more means that an idle group disturbed the others
 
 
-def run(contenders: Sequence[Contender], collectives: Sequence[str], options: Options) -> list[Run]:
+def run(
+    contenders: Sequence[Contender],
+    collectives: Sequence[str],
+    options: Options,
+    link: str = LOOPBACK.name,
+) -> list[Run]:
     """Everything asked for. What is missing is reported, and is not an error."""
     _end_in_order_on_signals()
     console = Console(highlight=False)
@@ -42,10 +48,13 @@ def run(contenders: Sequence[Contender], collectives: Sequence[str], options: Op
     ):
         for world, of_world in cells.items():
             progress.say(f"starting {world} ranks of each contender", kept=False)
-            with Field(contenders, world, folder, options.huge_pages) as field:
+            with (
+                wire(link, world) as between,
+                Field(contenders, world, folder, options.huge_pages, between) as field,
+            ):
                 for group, reason in field.absent.items():
                     progress.say(f"# without {group}: {reason}")
-                facts = run_facts(field.versions(), options.settings())
+                facts = run_facts(field.versions(), options.settings() | {"link": link})
                 for _, group_of in itertools.groupby(of_world, lambda c: c.collective):
                     for number, cell in enumerate(group_of):
                         progress.at(cell)

@@ -6,6 +6,7 @@ flows here, both ways at once, in pieces that stay in the cache; nothing is adde
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -21,10 +22,11 @@ PATIENCE_SECONDS = 30.0
 class StreamBackend(Backend):
     def __init__(self, place: Place) -> None:
         self.rank, self.world = place.rank, place.world
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            _publish(_meeting(place, place.rank), listener.getsockname()[1])
-            right = _port_of(_meeting(place, (place.rank + 1) % place.world))
-            self._out = socket.create_connection(("127.0.0.1", right))
+        here = os.environ.get("BENCH_ADDRESS", "127.0.0.1")
+        with socket.create_server((here, 0)) as listener:
+            _publish(_meeting(place, place.rank), f"{here} {listener.getsockname()[1]}")
+            host, port = _published(_meeting(place, (place.rank + 1) % place.world)).split()
+            self._out = socket.create_connection((host, int(port)))
             self._in, _ = listener.accept()
         for line in (self._out, self._in):
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -81,16 +83,16 @@ def _meeting(place: Place, rank: int) -> Path:
     return Path(f"{place.job}.port{rank}")
 
 
-def _publish(path: Path, port: int) -> None:
+def _publish(path: Path, text: str) -> None:
     draft = path.with_suffix(".draft")
-    draft.write_text(str(port))
+    draft.write_text(text)
     draft.rename(path)
 
 
-def _port_of(path: Path) -> int:
+def _published(path: Path) -> str:
     deadline = monotonic() + PATIENCE_SECONDS
     while not path.exists():
         if monotonic() > deadline:
             raise TimeoutError(f"no neighbour at {path}")
         time.sleep(0.01)
-    return int(path.read_text())
+    return path.read_text()

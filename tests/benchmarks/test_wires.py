@@ -1,0 +1,57 @@
+"""Contenders over TCP: between hosts of their own, and kept from the memory that these share."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.harness.contenders import ROOT, NotInstalledError, commands
+from benchmarks.harness.wires import AGENT, Wire
+from tests.faults.hosts import why_not
+
+
+def test_ranks_of_all_kinds_get_to_hosts_of_their_own():
+    """Where commands run, and what keeps MPI from memory that such hosts share after all."""
+    between = Wire("1gbit", "eth0", ("here", "there"), ("10.0.0.1", "10.0.0.2"))
+    ranks = commands("gloo", 2, "/tmp/job", between)
+    assert [rank[:5] for rank in ranks] == [
+        ["ip", "netns", "exec", host, "env"] for host in ("here", "there")
+    ]
+    assert "BENCH_ADDRESS=10.0.0.2" in ranks[1] and "BENCH_ADDRESS=10.0.0.1" in ranks[0]
+    assert len({word for rank in ranks for word in rank if word.startswith("BENCH_MEETING")}) == 1
+    for group, only_tcp in (("openmpi-tcp", "btl self,tcp"), ("mpich-tcp", "UCX_TLS=tcp,self")):
+        try:
+            (mpiexec,) = commands(group, 2, "/tmp/job", between)
+        except NotInstalledError:
+            continue
+        assert only_tcp in " ".join(mpiexec)
+        assert "BENCH_HOSTS=10.0.0.1=here 10.0.0.2=there" in mpiexec
+        (at_home,) = commands(group, 2, "/tmp/job")
+        assert only_tcp in " ".join(at_home) and "--host" not in at_home
+
+
+def test_the_agent_knows_its_hosts_only():
+    out = subprocess.run(
+        [str(AGENT), "-x", "10.0.0.9", "true"], env=os.environ | {"BENCH_HOSTS": "10.0.0.1=here"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (out.returncode, out.stderr) == (1, "agent.sh: no host has the address 10.0.0.9\n")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_network_over_a_shaped_link(tmp_path):
+    """dpcore, Gloo and a raw stream between two hosts: nothing wrong, nobody beats the link."""
+    kept = tmp_path / "network.jsonl"
+    command = [sys.executable, "-m", "benchmarks.network", "--links", "200mbit", "--sizes", "1M"]
+    command += ["--peers", "gloo", "--quick", "--json", str(kept)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+    records = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [record["contender"] for record in records] == ["dpcore TCP", "Gloo", "raw TCP"]
+    assert not any(record["wrong"] for record in records)
+    for record in records:
+        assert record["settings"]["link"] == "200mbit"
+        # The shaper lets a burst of 64 KiB through at once.
+        assert record["min_s"] > 0.9 * (record["bytes"] - (64 << 10)) / 25e6, record["contender"]
