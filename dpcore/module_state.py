@@ -14,7 +14,7 @@ from dpcore.errors import Mismatch
 from dpcore.gradient_group import GradientGroup
 
 _keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
-_CHUNK_BYTES = 32 << 20  # of one broadcast: bounds the memory that it takes besides the tensors
+_CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
 
 
 def check_same_model(
@@ -70,15 +70,18 @@ def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> s
 
 @torch.no_grad()
 def broadcast_values(group: GradientGroup, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-    """The values of ``root`` everywhere. Once per model: it allocates."""
+    """The values of ``root`` everywhere. Once per model: it allocates, where small tensors share
+    a message, and for what is not contiguous."""
     for chunk in _chunks(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+        pieces = [tensor.detach().reshape(-1) for tensor in chunk]
+        flat = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         group.broadcast(flat, root)
         if group.rank != root:
             for tensor, value in zip(
                 chunk, torch.split(flat, [t.numel() for t in chunk]), strict=True
             ):
-                tensor.copy_(value.view(tensor.shape))
+                if value.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(value.view(tensor.shape))
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -91,6 +94,9 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
             continue
         kind = (tensor.dtype, tensor.device)
         bytes_ = tensor.numel() * tensor.element_size()
+        if bytes_ >= _CHUNK_BYTES:
+            chunks.append([tensor])
+            continue
         if kind not in filling or size[kind] + bytes_ > _CHUNK_BYTES:
             filling[kind], size[kind] = len(chunks), 0
             chunks.append([])

@@ -7,6 +7,7 @@ in all, as fast as the kernel answers; the peaks of the ranks are added up.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from benchmarks.training.ranks import WARM_STEPS, gloo, step_of, wrapped
 
 _STEPS = WARM_STEPS + 5
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glibc's mallopt
 _PAUSE = 0.002  # seconds between two looks
 
 
@@ -44,11 +46,21 @@ def _proportional_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def _give_back_at_once() -> None:
+    """What is freed goes to the kernel, now and from now on. Else malloc keeps some 100 MB for
+    reuse, more or less by chance, which would count as used."""
+    libc = ctypes.CDLL(None)
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        libc.mallopt(option, _KEPT_BYTES)
+    libc.malloc_trim(0)
+
+
 def peak(comm: Any, model: str, contender: str, folder: str) -> int:
     """On a rank: bytes that building and training the model added at most."""
     with gloo(comm, folder):
         first = wrapped(contender, torch.nn.Linear(2, 2), comm)  # modules load what they need
         first(torch.ones(1, 2)).sum().backward()
+        _give_back_at_once()
         comm.barrier()
         with Watcher() as seen:
             step = step_of(contender, model, comm)
