@@ -2,8 +2,9 @@
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
 with dpcore in turn: within this machine, and over a link of 1 Gbit/s (between two network
-namespaces where the system lets us make them; else an emulated one, for dpcore alone). Then: do
-the losses coincide, how long does a step take, what of the communication is exposed.
+namespaces where the system lets us make them; else an emulated one, for dpcore alone). Where there
+are GPUs, on them first: over NCCL with two or more, else both ranks on the one. Then: do the losses
+coincide, how long does a step take, what of the communication is exposed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -38,6 +40,15 @@ class Scene:
     contenders: tuple[str, ...]
     shaped: bool = False
     link: str = ""
+    device: str = "cpu"
+
+    def init(self) -> dict[str, Any]:
+        """Options of ``dpcore.init`` for the ranks."""
+        if self.device == "cuda":
+            return {"backend": "nccl" if torch.cuda.device_count() > 1 else "cuda"}
+        if self.shaped:
+            return {"transport": "tcp"}
+        return {"link": self.link} if self.link else {}
 
 
 def scenes() -> list[Scene]:
@@ -49,12 +60,22 @@ def scenes() -> list[Scene]:
     else:
         title = "between two network namespaces, 1 Gbit/s; the last two with buckets of 1 MiB"
         far = Scene("link", title, ("torch", *SMALL_BUCKETS), shaped=True)
-    return [near, far]
+    return [*gpu_scenes(), near, far]
+
+
+def gpu_scenes() -> list[Scene]:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return []
+    title = "on two GPUs, over NCCL" if gpus > 1 else "both ranks on one GPU, torch DDP over Gloo"
+    return [Scene("gpu", title, ("torch", "dpcore bucketed"), device="cuda")]
 
 
 def train(scene: Scene, rounds: int, steps: int, folder: Path, console: Console) -> dict[str, Any]:
-    init = {"transport": "tcp"} if scene.shaped else {"link": scene.link} if scene.link else {}
-    job = Job("text", list(scene.contenders), rounds, steps, str(folder.resolve()), init=init)
+    job = Job(
+        "text", list(scene.contenders), rounds, steps, str(folder.resolve()), init=scene.init(),
+        device=scene.device,
+    )  # fmt: skip
     columns = TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         total = rounds * steps
@@ -81,16 +102,18 @@ def losses(result: dict[str, Any], name: str) -> list[float]:
 
 
 def tell(scene: Scene, result: dict[str, Any], folder: Path, console: Console) -> None:
-    runs = {name: read_run(folder / f"{name.replace(' ', '-')}.json") for name in scene.contenders}
+    paths = {name: folder / f"{name.replace(' ', '-')}.json" for name in scene.contenders}
+    # Of torch DDP on a GPU there is none.
+    runs = {name: read_run(path) for name, path in paths.items() if path.exists()}
     table = Table(box=None)
     for column in ("", "step ms", "exposed ms", "overlap", "loss at the end"):
         table.add_column(column, justify="right" if column else "left")
-    for name, run in runs.items():
-        figures = figures_of(run)
-        overlap = "–" if figures.overlap is None else f"{figures.overlap:.0%}"
+    for name in scene.contenders:
+        figures = figures_of(runs[name]) if name in runs else None
+        exposed = "–" if figures is None else short(figures.exposed_ms)
+        overlap = "–" if figures is None or figures.overlap is None else f"{figures.overlap:.0%}"
         last = statistics.mean(losses(result, name)[-10:])
-        row = short(step_ms(result, name)), short(figures.exposed_ms), overlap, f"{last:.3f}"
-        table.add_row(name, *row)
+        table.add_row(name, short(step_ms(result, name)), exposed, overlap, f"{last:.3f}")
     console.print(table)
     first, *others = (losses(result, name) for name in scene.contenders)
     if others:
@@ -117,6 +140,8 @@ def main() -> None:
     for scene in scenes():
         folder = options.out / scene.name
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.json"):
+            old.unlink()
         console.print(scene.title, style="bold")
         if scene.link:
             console.print(f"torch DDP cannot be slowed down here: {namespaces.why_not()}")

@@ -148,11 +148,25 @@ def table_of_network(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_memory(records: list[dict[str, Any]]) -> str:
+    """The most that all ranks held, a row a model."""
+    contenders = list(dict.fromkeys(record["contender"] for record in records))
+    lines = ["| MiB, 2 ranks | " + " | ".join(contenders) + " |"]
+    lines += ["|---|" + "---:|" * len(contenders)]
+    peaks = {(r["model"], r["contender"]): r["peak_bytes"] / (1 << 20) for r in records}
+    for model in dict.fromkeys(model for model, _ in peaks):
+        row = [f"{peaks[model, contender]:.1f}" for contender in contenders]
+        lines.append(f"| {MODELS[model]} | " + " | ".join(row) + " |")
+    lines += ["", source("memory", records[0], "../")]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "simulated": table_of_simulated,
     "shaped_link": table_of_shaped_link,
     "network": table_of_network,
+    "memory": table_of_memory,
 }
 
 

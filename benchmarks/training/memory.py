@@ -2,11 +2,13 @@
 
 Each contender has processes of its own: what one gave back would serve the next. A thread of each
 rank looks at its *proportional* set size, in which a page that several processes map counts once
-in all, as fast as the kernel answers; the peaks of the ranks are added up.
+in all, as fast as the kernel answers; the peaks of the ranks are added up. What an arena holds in
+reserve counts as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from pathlib import Path
@@ -25,7 +27,8 @@ class Watcher:
     """Looks at this process while its block runs; `most` is in bytes, of what was added in it."""
 
     def __enter__(self) -> Watcher:
-        self._before = self.most = _proportional_bytes()
+        self._before = _proportional_bytes() + _unmapped_arena_bytes()
+        self.most = 0
         self._over = threading.Event()
         self._looking = threading.Thread(target=self._look)
         self._looking.start()
@@ -34,7 +37,7 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._looking.join()
-        self.most -= self._before
+        self.most += _unmapped_arena_bytes() - self._before
 
     def _look(self) -> None:
         while not self._over.wait(_PAUSE):
@@ -44,6 +47,23 @@ class Watcher:
 def _proportional_bytes() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _unmapped_arena_bytes() -> int:
+    """Memory of this process's arenas that nobody maps so far, less what it maps of others': over
+    all ranks, what the kernel holds and no proportional size tells."""
+    own = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists
+            if descriptor.readlink().name.startswith("memfd:dpcore-arena"):
+                own += descriptor.stat().st_blocks * 512
+    mapped, in_arena = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[0] in "0123456789abcdef":
+            in_arena = "/memfd:dpcore-arena" in line
+        elif in_arena and line.startswith("Pss:"):
+            mapped += int(line.split()[1]) * 1024
+    return own - mapped
 
 
 def _give_back_at_once() -> None:

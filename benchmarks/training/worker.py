@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import ALONE, wrapped
+from benchmarks.training.ranks import wrapped
 from benchmarks.training.text import Text, language_model, loss_of
 from benchmarks.training.torch_trace import TorchTrace
 
@@ -46,6 +46,7 @@ class Job:
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
     raw_port: int = 0  # measures what the network carries, where given
     optimizer: bool = True
+    device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -62,11 +63,14 @@ class Contender:
         module, forward = (
             MODELS[job.model]() if job.model in MODELS else (language_model(text), None)
         )
+        module.to(device_of(job, comm.rank))
         self.model = wrapped(name, module, comm)
         self._forward = forward
         self._module = module
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-        self._trace = TorchTrace(self.model) if name.startswith("torch") else None
+        # Looks at the processor's clock, which says nothing of a GPU.
+        on_cpu = job.device == "cpu"
+        self._trace = TorchTrace(self.model) if on_cpu and name.startswith("torch") else None
 
     @property
     def gradient_bytes(self) -> int:
@@ -77,7 +81,7 @@ class Contender:
             return self._forward(self.model)
         comm = self._comm
         batch = self._text.batch(self._number, comm.rank, comm.world_size, self._job.sequences)
-        return loss_of(self.model, batch)
+        return loss_of(self.model, batch.to(device_of(self._job, comm.rank)))
 
     def step(self, recorded: bool = False) -> float:
         """Forward, backward and optimizer; the loss."""
@@ -98,7 +102,7 @@ class Contender:
             for _ in range(_TRACED_STEPS):
                 self.step(recorded=True)
             self._trace.write(path)
-        elif self.name != ALONE:
+        elif self.name.startswith("dpcore"):
             with dp.trace(path, comm=self._comm):
                 for _ in range(_TRACED_STEPS):
                     self.step()
@@ -106,7 +110,11 @@ class Contender:
 
 def run(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
+    device = device_of(job, int(os.environ["RANK"]))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if has_own_gpus(job) else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
     text = Text()
     contenders = [Contender(job, name, comm, text) for name in job.contenders]
@@ -125,6 +133,8 @@ def run(job: Job) -> dict[str, Any]:
                 comm.barrier()
                 begin = time.perf_counter()
                 loss = contender.step()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
                 seconds[contender.name].append(time.perf_counter() - begin)
                 losses[contender.name].append(loss)
                 report(comm, {"step": contender.name})
@@ -143,6 +153,17 @@ def run(job: Job) -> dict[str, Any]:
     dp.finalize()
     dist.destroy_process_group()
     return result
+
+
+def device_of(job: Job, rank: int) -> torch.device:
+    if job.device == "cpu":
+        return torch.device("cpu")
+    return torch.device(job.device, rank % torch.cuda.device_count())
+
+
+def has_own_gpus(job: Job) -> bool:
+    """NCCL wants a GPU for each rank."""
+    return job.device == "cuda" and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
 
 
 def first_gradient_seconds(contender: Contender) -> float:

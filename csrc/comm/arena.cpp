@@ -1,5 +1,5 @@
-// Growth: in steps of at least 4 MiB and an eighth of what is there, so that many small
-// allocations cost few system calls. fallocate() takes the pages at once: a machine without
+// Growth: small allocations share a step, so that many cost few system calls; a large one takes
+// what it needs and no more. fallocate() takes the pages at once: a machine without
 // memory says so here, as an error, and not later as a SIGBUS in the middle of a transfer.
 #include "comm/arena.h"
 
@@ -23,7 +23,7 @@ namespace dpcore {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGrowthStep = size_t{4} << 20;
+constexpr size_t kGrowthStep = size_t{1} << 20;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -91,8 +91,8 @@ std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
 
 void Arena::grow_for(size_t bytes, size_t alignment) {
   const size_t old_size = blocks_.size();
-  const size_t step = std::max({bytes + alignment, kGrowthStep, old_size / 8});
-  const size_t new_size = round_up(old_size + step, kPage);
+  const size_t shared_step = bytes < kGrowthStep ? old_size + kGrowthStep : 0;
+  const size_t new_size = round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
   if (new_size > reserve_) {
     throw Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
                 " bytes asked for with " + std::to_string(old_size) + " in use, but only " +

@@ -47,6 +47,14 @@ void ArenaBlocks::free(size_t offset) {
   insert_free(offset, bytes);
 }
 
+size_t ArenaBlocks::size_for(size_t bytes, size_t alignment) const {
+  size_t end = size_;
+  if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_) {
+    end = free_.rbegin()->first;
+  }
+  return ((end + alignment - 1) & ~(alignment - 1)) + bytes;
+}
+
 void ArenaBlocks::grow(size_t new_size) {
   if (new_size > size_) {
     insert_free(size_, new_size - size_);

@@ -16,6 +16,8 @@ class ArenaBlocks {
   // two), or nothing when the arena must grow first.
   std::optional<size_t> allocate(size_t bytes, size_t alignment);
   void free(size_t offset);
+  // The size that the arena has to grow to for such a range at its end.
+  size_t size_for(size_t bytes, size_t alignment) const;
   // Adds [size(), new_size) to the free space.
   void grow(size_t new_size);
 

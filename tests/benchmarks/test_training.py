@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks import demo, shaped_link
+from benchmarks.training import worker
 from benchmarks.training.ranks import kind_and_cap
 from benchmarks.training.start import RankFailed, run_job
 from benchmarks.training.text import LENGTH, Text
 from benchmarks.training.worker import Job
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans
+from tests.show.traces import write_trace
 
 
 def test_torch_and_dpcore_learn_the_same_and_leave_traces(tmp_path):
@@ -80,3 +83,39 @@ def test_the_bound_of_a_shaped_link():
     assert shaped_link.figures(result)["bound"] == 0.05
     lines = shaped_link.records("100mbit", "transformer", result)
     assert [line["contender"] for line in lines] == ["alone", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "title"),
+    [(0, None, None), (1, "cuda", "both ranks on one GPU"), (2, "nccl", "over NCCL")],
+)
+def test_the_demo_uses_what_gpus_there_are(monkeypatch, gpus, backend, title):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    scenes = demo.scenes()
+    assert [scene.name for scene in scenes] == ["gpu"] * (gpus > 0) + ["machine", "link"]
+    if gpus:
+        assert scenes[0].init() == {"backend": backend}
+        assert title in scenes[0].title
+        job = Job("text", [], 1, 1, "", device=scenes[0].device)
+        assert worker.has_own_gpus(job) == (gpus == 2)
+        assert [worker.device_of(job, rank).index for rank in range(2)] == [0, gpus - 1]
+    assert worker.device_of(Job("text", [], 1, 1, ""), 1) == torch.device("cpu")
+
+
+def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
+    """On a GPU torch DDP leaves none; the other figures stand."""
+    scene = demo.Scene("gpu", "", ("torch", "dpcore bucketed"))
+    write_trace(tmp_path / "dpcore-bucketed.json")
+    result = {
+        "seconds": {name: [[0.001], [0.002]] for name in scene.contenders},
+        "losses": {"torch": [[1.0], [2.0]], "dpcore bucketed": [[1.25], [2.0]]},
+    }
+    console = Console(record=True, width=100)
+    demo.tell(scene, result, tmp_path, console)
+    said = console.export_text()
+    rows = [line.split() for line in said.splitlines()]
+    assert ["torch", "2.00", "–", "–", "1.500"] in rows
+    assert "losses differ by at most 0.1 in 1 steps" in said
+    assert (tmp_path / "timeline.html").exists()
