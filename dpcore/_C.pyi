@@ -525,6 +525,9 @@ class Reducer:
     def backward_begins(self) -> None:
         """Backward begins now; its end is seen by the reducer."""
 
+    def copies(self) -> dict[str, int]:
+        """Launches, gradients that they copied together, and gradients that were copied alone."""
+
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""
 

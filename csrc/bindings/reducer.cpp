@@ -161,7 +161,7 @@ void use_reduced_type(Reducer& reducer, const py::object& dtype) {
   }
   const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
   const py::gil_scoped_release no_gil;
-  reducer.use_hook(reduce_as(type, reducer.collectives()));
+  reducer.reduce_as(type);
 }
 
 std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
@@ -243,6 +243,15 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("is_recorded", &Reducer::is_recorded)
       .def("note_forward", &Reducer::note_forward)
       .def("backward_begins", &Reducer::backward_begins)
+      .def("copies",
+           [](const Reducer& reducer) {
+             const Reducer::Copies& copies = reducer.copies();
+             py::dict out;
+             out["launches"] = copies.launches;
+             out["together"] = copies.together;
+             out["alone"] = copies.alone;
+             return out;
+           })
       .def("report", report_of);
 }
 

@@ -35,7 +35,9 @@ void Reducer::gradient_ready(size_t i) {
       if (!gradient.is_sparse && buckets_[gradient.bucket].state != Bucket::filling) {
         raise_too_late(i);
       }
-      gradient.collect(settings_.grad_is_part);
+      if (!gradient.is_sparse) {
+        bring_again(i);
+      }
       return;
     }
     take(i);
@@ -52,7 +54,7 @@ void Reducer::take(size_t i) {
     if (!gradient.parameter.grad().defined()) {
       undefined_.push_back(i);
     }
-    gradient.collect(settings_.grad_is_part);
+    bring(gradient);
   }
   arrive(i);
 }
@@ -74,7 +76,11 @@ void Reducer::arrive(size_t i) {
     schedule_->on_gradient_ready(*this, i);
   }
   if (completes) {
-    buckets_[gradient.bucket].ready_ns = now_ns();
+    Bucket& bucket = buckets_[gradient.bucket];
+    if (bucket.together && !bucket.narrow.defined()) {
+      gather(bucket, bucket.gradients);
+    }
+    bucket.ready_ns = now_ns();
     if (listens(LaunchSchedule::bucket_ready)) {
       schedule_->on_bucket_ready(*this, gradient.bucket);
     }
@@ -87,7 +93,7 @@ void Reducer::arrive_without_gradient(size_t i) {
   if (gradient.is_sparse) {
     sparse_.push_back(i);
   } else {
-    gradient.collect(settings_.grad_is_part);
+    bring(gradient);
   }
   arrive(i);
 }
@@ -156,10 +162,12 @@ void Reducer::launch_in_order() {
       bucket.state = Bucket::launched;
       bucket.profiled = profiled_bucket();
       try {
+        come_to_this_stream(bucket);
+        fill_narrow(bucket);
         if (hook_) {
           hook_->start(b, bucket.flat, call);
         } else {
-          collectives_->start(b, bucket.flat, call);
+          collectives_->start(b, bucket.travelling(), call);
         }
       } catch (...) {
         raise_with_bucket(b);
@@ -219,19 +227,7 @@ void Reducer::finish_bucket(Bucket& bucket) {
   if (bucket.skipped) {
     return;
   }
-  const at::NoGradGuard no_grad;
-  if (scale_ != 1 && !hook_) {
-    bucket.flat.mul_(scale_);
-  }
-  if (settings_.grad_is_part) {
-    return;
-  }
-  for (const size_t i : bucket.gradients) {
-    at::Tensor& grad = gradients_[i].parameter.mutable_grad();
-    if (grad.defined()) {
-      grad.copy_(gradients_[i].part);
-    }
-  }
+  hand_out(bucket);
 }
 
 // ---- the end of backward ---------------------------------------------------------------------
