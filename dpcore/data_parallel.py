@@ -355,9 +355,10 @@ class DataParallel(TorchSurface):
         return self._reducer.is_exact
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the communicator, see ``Communicator.stats``; of others only their name."""
+        """How gradients were copied (docs/gpu.md), and counters of the communicator if it has any."""
         counters = self.group.stats() if isinstance(self.group, Communicator) else {}
-        return {"backend": self.backend, "schedule": self.schedule, **counters}
+        facts = {"backend": self.backend, "schedule": self.schedule}
+        return {**facts, "copies": self._reducer.copies(), **counters}
 
     def bucket_report(self) -> BucketReport:
         """Which gradients travel together, and when the last backward had, sent and received
