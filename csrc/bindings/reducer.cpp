@@ -241,7 +241,8 @@ void register_reducer(py::module_& m) {
             return (reducer.schedule().listens() & LaunchSchedule::optimizer_step) != 0;
           })
       .def_property_readonly("is_recorded", &Reducer::is_recorded)
-      .def("note_forward", &Reducer::note_forward)
+      .def("forward_begins", &Reducer::forward_begins)
+      .def("forward_ends", &Reducer::forward_ends)
       .def("backward_begins", &Reducer::backward_begins)
       .def("copies",
            [](const Reducer& reducer) {

@@ -76,4 +76,17 @@ size_t StreamCollectives::copy_together(const GradientCopies& copies) {
   return lists_.size();
 }
 
+bool StreamCollectives::add_moment(const TraceEvent& event) {
+  communicator_->trace().moment(event, current_stream_of(place_));
+  return true;
+}
+
+uint64_t StreamCollectives::begin_span(const TraceEvent& event) {
+  return communicator_->trace().begin(event, current_stream_of(place_));
+}
+
+void StreamCollectives::end_span(uint64_t span) {
+  communicator_->trace().end(span, current_stream_of(place_));
+}
+
 }  // namespace dpcore

@@ -71,6 +71,11 @@ class Collectives {
 
   // Where its events go while somebody records; may be none.
   virtual TraceRecorder* trace() { return nullptr; }
+  // On a device, what the host asks for happens later: a moment, or a span until end_span(), of the
+  // stream that torch's work goes to. False, and 0: on the host's clock, by whoever asks.
+  virtual bool add_moment(const TraceEvent&) { return false; }
+  virtual uint64_t begin_span(const TraceEvent&) { return 0; }
+  virtual void end_span(uint64_t) {}
 };
 
 }  // namespace dpcore

@@ -110,8 +110,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     const TraceRecorder* trace = collectives_->trace();
     return trace != nullptr && trace->recording();
   }
-  void note_forward(int64_t begin_ns);
-  void backward_begins();
+  void forward_begins() { begin_compute(forward_, "forward"); }
+  void forward_ends() { end_compute(forward_, "forward"); }
+  void backward_begins() { begin_compute(backward_, "backward"); }
 
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
@@ -177,8 +178,14 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
   std::unique_ptr<at::RecordFunction> profiled_bucket() const;
-  void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t begin_ns,
-            int64_t end_ns);
+  void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
+                   int64_t now);
+  struct Compute {  // that is being recorded
+    int64_t begin_ns = 0;  // 0: nothing is
+    uint64_t span = 0;     // on a device
+  };
+  void begin_compute(Compute& compute, const char* name);
+  void end_compute(Compute& compute, const char* name);
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
   std::string step_in_words() const;
   [[noreturn]] void raise_changed(const Gradient& gradient) const;
@@ -228,7 +235,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked
   bool graph_changed_ = false;
   int64_t first_gradient_ns_ = 0;
-  int64_t begin_of_backward_ns_ = 0;  // 0: not recorded
+  Compute forward_;
+  Compute backward_;
   StepTimes times_;
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.

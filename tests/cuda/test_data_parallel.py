@@ -109,7 +109,7 @@ def test_no_memory_is_taken_after_the_first_steps(comm):
 @pytest.mark.parametrize("narrow", [None, torch.bfloat16])
 @pytest.mark.parametrize("as_view", [True, False])
 def test_a_step_captured_into_a_graph(comm, as_view, narrow):
-    """Forward, backward, communication and optimizer: replayed, it is the step that was captured."""
+    """Forward, backward, communication and optimizer, replayed on other inputs."""
     options = {} if narrow is None else {"mixed_precision": _MixedPrecision(reduce_dtype=narrow)}
     first = bodies.layers().to(PLACE)
     x = torch.zeros(4, bodies.WIDTH, device=PLACE)
