@@ -355,7 +355,7 @@ class DataParallel(TorchSurface):
         return self._reducer.is_exact
 
     def stats(self) -> dict[str, Any]:
-        """How gradients were copied (docs/gpu.md), and the communicator's counters if it has any."""
+        """How gradients were copied (docs/gpu.md), and the counters of the communicator, if any."""
         counters = self.group.stats() if isinstance(self.group, Communicator) else {}
         facts = {"backend": self.backend, "schedule": self.schedule}
         return {**facts, "copies": self._reducer.copies(), **counters}

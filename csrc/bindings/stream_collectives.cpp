@@ -64,9 +64,8 @@ size_t StreamCollectives::copy_together(const GradientCopies& copies) {
   for (const FlatGradient& gradient : copies.gradients) {
     parts_.push_back({gradient.address, gradient.flat_bytes, gradient.elements});
   }
-  fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"),
-                  copies.flat.mutable_data_ptr(), dtype_of(copies.flat.scalar_type(), "bucket"),
-                  copies.to_flat, copies.factor);
+  fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"), copies.flat.mutable_data_ptr(),
+                  dtype_of(copies.flat.scalar_type(), "bucket"), copies.to_flat, copies.factor);
   Device& device = communicator_->device();
   device.attach();
   const Device::Stream current = current_stream_of(place_);

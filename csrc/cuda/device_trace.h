@@ -5,7 +5,7 @@
 // that waits for the work's end one where it begins to wait: from there to the end it stands
 // still, which is what "exposed" means on a device. A device counts time from nowhere: one event
 // whose moment the host has seen (the zero) says where on the host's clock its times lie. Clocks
-// run apart by some microseconds per second, so traces should be short.
+// drift apart, so short traces are exact ones.
 //
 // Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
 // are overwritten and counted. Threads: any may add; a mutex, which nobody takes while nobody

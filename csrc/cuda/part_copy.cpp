@@ -38,8 +38,8 @@ std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_typ
   return lists;
 }
 
-void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts,
-                     DType part_type, void* flat, DType flat_type, bool to_flat, double factor) {
+void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
+                     void* flat, DType flat_type, bool to_flat, double factor) {
   const bool computes = part_type != flat_type || factor != 1.0;
   if (computes && (cast_of(part_type) == Cast::none || cast_of(flat_type) == Cast::none)) {
     throw Unsupported("gradients of " + std::string(name_of(part_type)) + " in a bucket of " +

@@ -22,9 +22,8 @@ struct FlatPart {
 std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_type, void* flat,
                                  DType flat_type, bool to_flat, double factor = 1.0);
 // The same into a vector that keeps its memory from one time to the next.
-void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts,
-                     DType part_type, void* flat, DType flat_type, bool to_flat,
-                     double factor = 1.0);
+void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
+                     void* flat, DType flat_type, bool to_flat, double factor = 1.0);
 // Whether gradients of the one type can be copied into a bucket of the other.
 bool can_copy_parts(DType part_type, DType flat_type);
 

@@ -55,8 +55,8 @@ TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
   const bool is_message = !work.message.empty();
   TraceEvent event;
   // The names of collectives are literals.
-  event.name = is_message ? "messages"
-                          : name_of(static_cast<Collective>(work.what.collective)).data();
+  event.name =
+      is_message ? "messages" : name_of(static_cast<Collective>(work.what.collective)).data();
   event.kind = EventKind::operation;
   event.operation = work.number;
   event.bytes = bytes;
@@ -110,9 +110,8 @@ StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint6
   try {
     device_->record(entry_, current);
     device_->wait(stream_, entry_);
-    work->traced = trace().recording() && !work->captured
-                       ? trace().begin(event_of(*work, bytes), stream_)
-                       : 0;
+    work->traced =
+        trace().recording() && !work->captured ? trace().begin(event_of(*work, bytes), stream_) : 0;
     enqueue();
     trace().end(work->traced, stream_);
     device_->record(work->event, stream_);

@@ -40,7 +40,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
     std::string algorithm = "auto";
     bool deterministic = false;
     Engine::Interrupt interrupt;
-    std::shared_ptr<DeviceTrace> trace = nullptr;  // null: one of its own; groups share their parent's
+    std::shared_ptr<DeviceTrace> trace =
+        nullptr;  // null: one of its own; groups share their parent's
   };
 
   virtual ~StreamCommunicator();

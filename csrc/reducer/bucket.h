@@ -47,10 +47,10 @@ struct Gradient {
 struct Bucket {
   std::vector<size_t> gradients;
   at::Tensor flat;
-  at::Tensor narrow;    // the same in another type; undefined: flat itself travels
+  at::Tensor narrow;      // the same in another type; undefined: flat itself travels
   bool together = false;  // gradients are copied at once when all are there
-  uint64_t bytes = 0;   // of gradients, without padding
-  uint64_t layout = 0;  // hash of names and shapes, equal on all ranks
+  uint64_t bytes = 0;     // of gradients, without padding
+  uint64_t layout = 0;    // hash of names and shapes, equal on all ranks
 
   enum State : uint8_t { filling, launched, complete };
   State state = filling;

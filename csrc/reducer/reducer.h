@@ -178,9 +178,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
   std::unique_ptr<at::RecordFunction> profiled_bucket() const;
-  void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
-                   int64_t now);
-  struct Compute {  // that is being recorded
+  void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);
+  struct Compute {         // that is being recorded
     int64_t begin_ns = 0;  // 0: nothing is
     uint64_t span = 0;     // on a device
   };

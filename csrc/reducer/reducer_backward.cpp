@@ -322,8 +322,7 @@ void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uin
 
 void Reducer::begin_compute(Compute& compute, const char* name) {
   compute.begin_ns = now_ns();
-  compute.span =
-      collectives_->begin_span({name, EventKind::compute, -1, 0, iteration_, 0, 0, 0});
+  compute.span = collectives_->begin_span({name, EventKind::compute, -1, 0, iteration_, 0, 0, 0});
 }
 
 void Reducer::end_compute(Compute& compute, const char* name) {
@@ -334,8 +333,7 @@ void Reducer::end_compute(Compute& compute, const char* name) {
   if (compute.span != 0) {
     collectives_->end_span(compute.span);
   } else if (trace != nullptr) {
-    trace->add(
-        {name, EventKind::compute, -1, 0, iteration_, 0, compute.begin_ns, now_ns()});
+    trace->add({name, EventKind::compute, -1, 0, iteration_, 0, compute.begin_ns, now_ns()});
   }
   compute = {};
 }

@@ -102,8 +102,7 @@ void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
     // What is in the bucket's own memory has arrived, unless it travels in another type.
     if (bucket.narrow.defined() || source->const_data_ptr() != gradient.part.const_data_ptr()) {
       copied_.push_back({const_cast<void*>(source->const_data_ptr()),
-                         gradient.first_element * element,
-                         static_cast<uint64_t>(source->numel())});
+                         gradient.first_element * element, static_cast<uint64_t>(source->numel())});
       copied_of_.push_back(i);
     }
   }
@@ -207,8 +206,8 @@ void Reducer::copy_together(const Bucket& bucket, const at::Tensor& flat, bool t
   if (copied_.empty()) {
     return;
   }
-  copies_.launches += collectives_->copy_together(
-      {copied_, bucket.flat.scalar_type(), flat, to_flat, factor});
+  copies_.launches +=
+      collectives_->copy_together({copied_, bucket.flat.scalar_type(), flat, to_flat, factor});
   const bool is_whole = copied_.size() == 1 && copied_[0].address == bucket.flat.const_data_ptr();
   copies_.together += is_whole ? bucket.gradients.size() : copied_.size();
 }

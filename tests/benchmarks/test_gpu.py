@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py as far as it goes without a GPU: what it trains, what it checks, what it says."""
+"""benchmarks/gpu.py as far as it goes without a GPU: what it trains, checks and says."""
 
 import pytest
 import torch
