@@ -49,7 +49,7 @@ def test_steps_and_their_file(tmp_path, backend, capsys):
         for entry in content["traceEvents"]
         if entry["name"] == "thread_name" and entry["pid"] == 0
     }
-    assert {"main", "operations", "stream of cpu"} <= names
+    assert {"operations", "stream of cpu"} <= names
     figures = figures_of(read_run(path))
     assert figures.world_size == 2 and figures.steps == 3 and len(figures.ranks) == 2
     assert 0 <= figures.exposed_ms <= figures.step_ms
