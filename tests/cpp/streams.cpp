@@ -72,6 +72,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not
   std::vector<Pending> in_flight;
+  comm->trace().start(static_cast<size_t>(rounds));
   for (int round = 0; round < rounds; ++round) {
     in_flight.push_back(start(*comm, dice, 1 + dice() % 3000));
     if (own() % 3 != 0 || in_flight.size() > 8) {
@@ -91,6 +92,10 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
     check(pending);
   }
   in_flight.clear();
+  uint64_t dropped = 0;
+  const std::vector<TraceEvent> recorded = comm->stop_trace(&dropped);
+  CHECK(recorded.size() == static_cast<size_t>(rounds) && dropped == 0);
+  for (const TraceEvent& event : recorded) CHECK(event.begin_ns <= event.end_ns);
   if (one_stays_away && rank > 0) {
     Pending pending = start(*comm, dice, 100, true);
     bool raised = false;
