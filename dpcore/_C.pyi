@@ -323,6 +323,10 @@ class StreamCommunicator(Communicator):
     def library(self) -> str:
         """With what: version and path."""
 
+    @property
+    def control(self) -> Communicator:
+        """The communicator on the host over the same ranks."""
+
     def messages(
         self, messages: Sequence[tuple[bool, Any, int]], timeout: float, asynchronous: bool, /
     ) -> StreamWork | None:
@@ -519,11 +523,17 @@ class Reducer:
     def is_recorded(self) -> bool:
         """Whether a trace of the group records."""
 
-    def note_forward(self, begin_ns: int, /) -> None:
-        """Records a forward that ends now."""
+    def forward_begins(self) -> None:
+        """For a trace, which records what is between it and forward_ends()."""
+
+    def forward_ends(self) -> None:
+        """See forward_begins()."""
 
     def backward_begins(self) -> None:
         """Backward begins now; its end is seen by the reducer."""
+
+    def copies(self) -> dict[str, int]:
+        """Launches, gradients that they copied together, and gradients that were copied alone."""
 
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""

@@ -300,6 +300,11 @@ class Communicator:
         """Another group of the same kind."""
         return Communicator(native, self._costs_source, self._link)
 
+    @property
+    def _on_host(self) -> Communicator:
+        """The same ranks, for memory of the host."""
+        return self
+
     def stats(self) -> dict[str, Any]:
         """What ran so far, by collective and path: operations, bytes, bytes read from and written
         to other ranks' memory; the bytes sent as messages by memory and by the network; and the

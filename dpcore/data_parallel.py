@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -277,10 +276,11 @@ class DataParallel(TorchSurface):
             self._rebuild_buckets()
         if self.device_ids:
             inputs, kwargs = arguments.moved(self, inputs, kwargs)
-        begin = time.monotonic_ns() if reducer.is_recorded else 0
+        if recorded := reducer.is_recorded:
+            reducer.forward_begins()
         output = self._run(*inputs, **kwargs)
-        if begin:
-            reducer.note_forward(begin)
+        if recorded:
+            reducer.forward_ends()
             when_backward_begins(output, reducer.backward_begins)
         if self._syncs_buffers(before_forward=False):
             self._sync_module_buffers(root)
@@ -355,9 +355,10 @@ class DataParallel(TorchSurface):
         return self._reducer.is_exact
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the communicator, see ``Communicator.stats``; of others only their name."""
+        """How gradients were copied (docs/gpu.md), and the counters of the communicator, if any."""
         counters = self.group.stats() if isinstance(self.group, Communicator) else {}
-        return {"backend": self.backend, "schedule": self.schedule, **counters}
+        facts = {"backend": self.backend, "schedule": self.schedule}
+        return {**facts, "copies": self._reducer.copies(), **counters}
 
     def bucket_report(self) -> BucketReport:
         """Which gradients travel together, and when the last backward had, sent and received

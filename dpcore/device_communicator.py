@@ -46,6 +46,10 @@ class DeviceCommunicator(Communicator):
     def _beside(self, native: Any) -> Communicator:
         return DeviceCommunicator(native, self._transport)
 
+    @property
+    def _on_host(self) -> Communicator:
+        return Communicator(self._native.control)
+
     def exchange(
         self,
         sends: Sequence[Message] = (),

@@ -26,7 +26,7 @@ def know(model: DataParallel) -> None:
 
 
 def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries for ``otherData``: ``transport``, ``link``, ``paths`` and ``models``.
+    """Entries for ``otherData``: ``backend``, ``transport``, ``link``, ``paths`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
     ``paths``: by collective, how many operations ran over which path since ``stats_before``.
@@ -35,6 +35,7 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
     with _models_lock:
         mine = [model for model in _models if model.group is comm]
     return {
+        "backend": comm.backend,
         "transport": comm.transport,
         "link": comm._link,
         "paths": _paths_since(stats_before, comm.stats()),
@@ -45,6 +46,8 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
 def _paths_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     result: dict[str, dict[str, int]] = {}
     for collective, by_path in now.items():
+        if not isinstance(by_path, Mapping):
+            continue  # of a communicator for devices: what it is made of
         for path, counters in by_path.items():
             if not isinstance(counters, dict):
                 break  # the arena's size and the like: no operations

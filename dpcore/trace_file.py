@@ -22,6 +22,8 @@ from dpcore._version import __version__
 
 # Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
+# The "thread" of what a device's stream computes and waits for. No thread of a program has it.
+DEVICE_TRACK = 0
 
 
 class Event(NamedTuple):
@@ -113,7 +115,10 @@ def chrome_trace(
         "displayTimeUnit": "ms",
         # Unix time at ts 0, as in the files of torch's profiler, so that both can be merged.
         "baseTimeNanoseconds": base_ns + time.time_ns() - time.monotonic_ns(),
-        "distributedInfo": {"backend": "native", "world_size": world_size},
+        "distributedInfo": {
+            "backend": facts.get("backend", "native"),
+            "world_size": world_size,
+        },
         "otherData": {
             "program": "dpcore",
             "version": __version__,

@@ -15,6 +15,10 @@ it as well. It holds all ranks on one clock.
 
 Recording writes into a ring of fixed size that is allocated at the start: long runs lose their
 oldest events, never memory or speed. What it costs is measured by benchmarks/trace_cost.py.
+
+Over a communicator for GPUs, events are those of the device, at the host's times: operations from
+the begin to the end of their kernels, forward and backward as the stream runs them, exposed time
+as the stream stands still for a result. The end of the block waits for what is in flight.
 """
 
 from __future__ import annotations
@@ -126,7 +130,7 @@ class Trace:
             return
         facts = self._facts()  # before the exchange, whose operations would be counted
         try:
-            parts = _gather(self._comm, self._record.to_bytes())
+            parts = _gather(self._comm._on_host, self._record.to_bytes())
         except BaseException as failure:
             self._write_alone(failure)
             raise
@@ -165,7 +169,7 @@ class Trace:
         return RankRecord(
             rank=self._comm.rank,
             process=os.getpid(),
-            threads=_thread_names({event.thread for event in merged}),
+            threads=_thread_names({event.thread for event in merged}, self._comm),
             dropped=dropped + self._own_count - len(self._own),
             events=merged,
         )
@@ -253,12 +257,15 @@ def _key_of(comm: Communicator) -> tuple[int, int]:
     return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
 
 
-def _thread_names(used: set[int]) -> dict[int, str]:
-    """Names of the threads that have events, this one first."""
+def _thread_names(used: set[int], comm: Communicator) -> dict[int, str]:
+    """Names of the threads that have events, this one first, and of the device's track."""
     of_python = {thread.native_id: thread.name for thread in threading.enumerate()}
     me = threading.get_native_id()
     names: dict[int, str] = {}
     for thread in sorted(used | {me}, key=lambda thread: (thread != me, thread)):
+        if thread == trace_file.DEVICE_TRACK:
+            names[thread] = f"stream of {getattr(comm, 'device', 'the device')}"
+            continue
         name = of_python.get(thread) or _name_of_native_thread(thread)
         names[thread] = "main" if name == "MainThread" else name
     return names

@@ -44,9 +44,7 @@ py::dict stats_of(PyCommunicator& comm) {
   return result;
 }
 
-py::list stop_trace(PyCommunicator& comm) {
-  uint64_t dropped = 0;
-  const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
+py::list list_of(const std::vector<TraceEvent>& events, uint64_t dropped) {
   static constexpr const char* kKinds[] = {"operation", "wait",   "exposed", "mark",
                                            "ready",     "launch", "compute"};
   py::list list;
@@ -57,6 +55,12 @@ py::list stop_trace(PyCommunicator& comm) {
   }
   list.append(py::make_tuple("dropped", "dropped", -1, 0, 0, dropped, 0, 0));
   return list;
+}
+
+py::list stop_trace(PyCommunicator& comm) {
+  uint64_t dropped = 0;
+  const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
+  return list_of(events, dropped);
 }
 
 // Seconds per all-reduce of an arena buffer, measured without Python in between.

@@ -161,7 +161,7 @@ void use_reduced_type(Reducer& reducer, const py::object& dtype) {
   }
   const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
   const py::gil_scoped_release no_gil;
-  reducer.use_hook(reduce_as(type, reducer.collectives()));
+  reducer.reduce_as(type);
 }
 
 std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
@@ -241,8 +241,18 @@ void register_reducer(py::module_& m) {
             return (reducer.schedule().listens() & LaunchSchedule::optimizer_step) != 0;
           })
       .def_property_readonly("is_recorded", &Reducer::is_recorded)
-      .def("note_forward", &Reducer::note_forward)
+      .def("forward_begins", &Reducer::forward_begins)
+      .def("forward_ends", &Reducer::forward_ends)
       .def("backward_begins", &Reducer::backward_begins)
+      .def("copies",
+           [](const Reducer& reducer) {
+             const Reducer::Copies& copies = reducer.copies();
+             py::dict out;
+             out["launches"] = copies.launches;
+             out["together"] = copies.together;
+             out["alone"] = copies.alone;
+             return out;
+           })
       .def("report", report_of);
 }
 

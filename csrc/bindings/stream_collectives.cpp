@@ -55,4 +55,37 @@ void StreamCollectives::abandon(size_t slot, const at::Tensor& bucket) {
   works_[slot].reset();
 }
 
+bool StreamCollectives::copies_together(at::ScalarType gradients, at::ScalarType flat) const {
+  return can_copy_parts(dtype_of(gradients, "gradient"), dtype_of(flat, "bucket"));
+}
+
+size_t StreamCollectives::copy_together(const GradientCopies& copies) {
+  parts_.clear();
+  for (const FlatGradient& gradient : copies.gradients) {
+    parts_.push_back({gradient.address, gradient.flat_bytes, gradient.elements});
+  }
+  fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"), copies.flat.mutable_data_ptr(),
+                  dtype_of(copies.flat.scalar_type(), "bucket"), copies.to_flat, copies.factor);
+  Device& device = communicator_->device();
+  device.attach();
+  const Device::Stream current = current_stream_of(place_);
+  for (const PartList& list : lists_) {
+    device.copy_parts(current, list);
+  }
+  return lists_.size();
+}
+
+bool StreamCollectives::add_moment(const TraceEvent& event) {
+  communicator_->trace().moment(event, current_stream_of(place_));
+  return true;
+}
+
+uint64_t StreamCollectives::begin_span(const TraceEvent& event) {
+  return communicator_->trace().begin(event, current_stream_of(place_));
+}
+
+void StreamCollectives::end_span(uint64_t span) {
+  communicator_->trace().end(span, current_stream_of(place_));
+}
+
 }  // namespace dpcore

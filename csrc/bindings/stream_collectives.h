@@ -31,12 +31,20 @@ class StreamCollectives final : public Collectives {
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
+  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override;
+  size_t copy_together(const GradientCopies& copies) override;
+  TraceRecorder* trace() override { return &communicator_->host_trace(); }
+  bool add_moment(const TraceEvent& event) override;
+  uint64_t begin_span(const TraceEvent& event) override;
+  void end_span(uint64_t span) override;
 
  private:
   std::shared_ptr<StreamCommunicator> communicator_;
   std::string place_;
   std::string algorithm_;
   std::vector<StreamCommunicator::Works> works_;
+  std::vector<FlatPart> parts_;  // of one call; both keep their memory
+  std::vector<PartList> lists_;
 };
 
 }  // namespace dpcore

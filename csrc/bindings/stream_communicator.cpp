@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/call.h"
+#include "bindings/observe.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/error.h"
@@ -155,6 +156,31 @@ py::dict library_of(const std::vector<std::string>& libraries) {
   return result;
 }
 
+std::shared_ptr<PyCommunicator> control_of(const PyStreamCommunicator& comm) {
+  auto control = std::make_shared<PyCommunicator>();
+  control->core = comm.core->control();
+  return control;
+}
+
+void start_trace(PyStreamCommunicator& comm, size_t capacity) {
+  const py::gil_scoped_release no_gil;  // it looks at the device's clock
+  comm.core->host_trace().start(capacity);
+  comm.core->trace().start(capacity);
+}
+
+// What threads of the host did, and what the device did.
+py::list stop_device_trace(PyStreamCommunicator& comm) {
+  uint64_t dropped = 0;
+  uint64_t dropped_of_device = 0;
+  std::vector<TraceEvent> events = comm.core->host_trace().stop(&dropped);
+  {
+    const py::gil_scoped_release no_gil;
+    const auto of_device = comm.core->stop_trace(&dropped_of_device);
+    events.insert(events.end(), of_device.begin(), of_device.end());
+  }
+  return list_of(events, dropped + dropped_of_device);
+}
+
 template <auto Method, class... Arguments>
 auto without_gil() {
   return [](PyStreamCommunicator& comm, Arguments... arguments) {
@@ -199,6 +225,9 @@ void register_stream_communicator(py::module_& m) {
                              [](const PyStreamCommunicator& c) { return c.core->backend(); })
       .def_property_readonly("device",
                              [](const PyStreamCommunicator& c) { return c.core->device().name(); })
+      .def_property_readonly("control", control_of)
+      .def("start_trace", start_trace)
+      .def("stop_trace", stop_device_trace)
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("all_reduce_now", all_reduce_now)

@@ -52,6 +52,9 @@ class Device {
   // What comes into the stream from now on waits for the event as recorded last.
   virtual void wait(Stream stream, Event event) = 0;
   virtual bool has_happened(Event event) = 0;
+  // An event that knows when it happened, and the time between two that have.
+  virtual Event make_timed_event() = 0;
+  virtual int64_t elapsed_ns(Event from, Event to) = 0;
   virtual void synchronize(Stream stream) = 0;
   // Work in the stream runs at once, on the thread that puts it there.
   virtual bool is_caller(Stream stream) const = 0;

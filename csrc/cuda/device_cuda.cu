@@ -71,6 +71,16 @@ class CudaDevice final : public Device {
     check(answer, "cudaEventQuery");
     return true;
   }
+  Event make_timed_event() override {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "cudaEventCreate");
+    return event;
+  }
+  int64_t elapsed_ns(Event from, Event to) override {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, as_event(from), as_event(to)), "cudaEventElapsedTime");
+    return static_cast<int64_t>(static_cast<double>(ms) * 1e6);
+  }
   void synchronize(Stream stream) override {
     check(cudaStreamSynchronize(as_stream(stream)), "cudaStreamSynchronize");
   }

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "comm/clock.h"
 #include "comm/error.h"
-
 #include "cuda/reduce_job.h"
 
 namespace dpcore {
@@ -26,6 +26,7 @@ class HostEvent {
   void happens(uint64_t recording) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (recording > happened_) happened_ = recording;
+    happened_ns_ = now_ns();
     changed_.notify_all();
   }
   void wait_for(uint64_t recording) {
@@ -36,12 +37,17 @@ class HostEvent {
     const std::lock_guard<std::mutex> lock(mutex_);
     return happened_ >= recorded_.load();
   }
+  int64_t when_ns() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return happened_ns_;
+  }
 
  private:
   std::atomic<uint64_t> recorded_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t happened_ = 0;
+  int64_t happened_ns_ = 0;  // the last time
 };
 
 // Held by the work that will make it happen, so that it may be destroyed before, as on a GPU.
@@ -70,6 +76,11 @@ class HostDevice final : public Device {
   }
   bool has_happened(Event event) override {
     return (*static_cast<SharedEvent*>(event))->has_happened();
+  }
+  Event make_timed_event() override { return make_event(); }
+  int64_t elapsed_ns(Event from, Event to) override {
+    return (*static_cast<SharedEvent*>(to))->when_ns() -
+           (*static_cast<SharedEvent*>(from))->when_ns();
   }
   void synchronize(Stream stream) override {
     HostEvent done;

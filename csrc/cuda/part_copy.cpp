@@ -26,8 +26,20 @@ Cast cast_of(DType type) {
 
 }  // namespace
 
+bool can_copy_parts(DType part_type, DType flat_type) {
+  return part_type == flat_type ||
+         (cast_of(part_type) != Cast::none && cast_of(flat_type) != Cast::none);
+}
+
 std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_type, void* flat,
                                  DType flat_type, bool to_flat, double factor) {
+  std::vector<PartList> lists;
+  fill_part_lists(lists, parts, part_type, flat, flat_type, to_flat, factor);
+  return lists;
+}
+
+void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
+                     void* flat, DType flat_type, bool to_flat, double factor) {
   const bool computes = part_type != flat_type || factor != 1.0;
   if (computes && (cast_of(part_type) == Cast::none || cast_of(flat_type) == Cast::none)) {
     throw Unsupported("gradients of " + std::string(name_of(part_type)) + " in a bucket of " +
@@ -35,7 +47,7 @@ std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_typ
                       "): only float32, float16 and bfloat16 are cast or scaled on the way; use "
                       "buckets of the gradients' own type");
   }
-  std::vector<PartList> lists;
+  lists.clear();
   const auto add = [&](char* address, uint64_t flat_offset, uint32_t elements) {
     if (lists.empty() || lists.back().count == kMaxParts) {
       PartList& list = lists.emplace_back();
@@ -61,7 +73,6 @@ std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_typ
           static_cast<uint32_t>(std::min(part.elements - at, kMostElements)));
     }
   }
-  return lists;
 }
 
 uint32_t blocks_of(const PartList& list) { return list.first_block[list.count]; }

@@ -21,6 +21,11 @@ struct FlatPart {
 // one is no 16- or 32-bit float, or when a factor is asked for where nothing is computed.
 std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_type, void* flat,
                                  DType flat_type, bool to_flat, double factor = 1.0);
+// The same into a vector that keeps its memory from one time to the next.
+void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
+                     void* flat, DType flat_type, bool to_flat, double factor = 1.0);
+// Whether gradients of the one type can be copied into a bucket of the other.
+bool can_copy_parts(DType part_type, DType flat_type);
 
 uint32_t blocks_of(const PartList& list);
 

@@ -50,16 +50,28 @@ DPCORE_BOTH int part_of_block(const PartList& list, uint32_t block) {
   return low;
 }
 
-// n elements; whole packs where both sides are aligned to them.
+// Four reads before the first write: a worker that waits for each would leave the memory idle.
 template <class T>
 DPCORE_BOTH void copy_elements(T* to, const T* from, size_t n, size_t worker, size_t workers) {
-  for (size_t i = worker; i < n; i += workers) to[i] = from[i];
+  size_t i = worker;
+  for (; i + 3 * workers < n; i += 4 * workers) {
+    const T a = from[i];
+    const T b = from[i + workers];
+    const T c = from[i + 2 * workers];
+    const T d = from[i + 3 * workers];
+    to[i] = a;
+    to[i + workers] = b;
+    to[i + 2 * workers] = c;
+    to[i + 3 * workers] = d;
+  }
+  for (; i < n; i += workers) to[i] = from[i];
 }
 
 struct alignas(16) Sixteen {
   uint64_t words[2];
 };
 
+// Whole packs where both sides are aligned to them.
 DPCORE_BOTH void copy_bytes_of(char* to, const char* from, size_t n, size_t worker,
                                size_t workers) {
   const auto unaligned = (bits_as<uintptr_t>(to) | bits_as<uintptr_t>(from)) % sizeof(Sixteen);
@@ -77,14 +89,37 @@ DPCORE_BOTH void copy_bytes_of(char* to, const char* from, size_t n, size_t work
   copy_elements(to + done, from + done, n - done, worker, workers);
 }
 
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T values[4];
+};
+
+template <class To, class From>
+DPCORE_BOTH typename To::Stored cast_one(typename From::Stored value, float factor) {
+  return To::store(canonical(From::load(value) * factor));
+}
+
+// Four at a time where both sides are aligned to them.
 template <class To, class From>
 DPCORE_BOTH void cast_elements(char* to, const char* from, float factor, size_t n, size_t worker,
                                size_t workers) {
+  using Out = Four<typename To::Stored>;
+  using In = Four<typename From::Stored>;
+  size_t done = 0;
+  if (bits_as<uintptr_t>(to) % sizeof(Out) == 0 && bits_as<uintptr_t>(from) % sizeof(In) == 0) {
+    auto* out = reinterpret_cast<Out*>(to);
+    const auto* in = reinterpret_cast<const In*>(from);
+    for (size_t i = worker; i < n / 4; i += workers) {
+      const In read = in[i];
+      Out cast;
+      for (int k = 0; k < 4; ++k) cast.values[k] = cast_one<To, From>(read.values[k], factor);
+      out[i] = cast;
+    }
+    done = n / 4 * 4;
+  }
   auto* out = reinterpret_cast<typename To::Stored*>(to);
   const auto* in = reinterpret_cast<const typename From::Stored*>(from);
-  for (size_t i = worker; i < n; i += workers) {
-    out[i] = To::store(canonical(From::load(in[i]) * factor));
-  }
+  for (size_t i = done + worker; i < n; i += workers) out[i] = cast_one<To, From>(in[i], factor);
 }
 
 template <class To>

@@ -51,12 +51,25 @@ Fingerprint fingerprint_of(const Request& request) {
   return what;
 }
 
+TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
+  const bool is_message = !work.message.empty();
+  TraceEvent event;
+  // The names of collectives are literals.
+  event.name =
+      is_message ? "messages" : name_of(static_cast<Collective>(work.what.collective)).data();
+  event.kind = EventKind::operation;
+  event.operation = work.number;
+  event.bytes = bytes;
+  return event;
+}
+
 }  // namespace
 
 StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
                                        std::shared_ptr<Device> device, Options options)
     : control_(std::move(control)), device_(std::move(device)), options_(std::move(options)) {
   check_name(options_.algorithm);
+  if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
   device_->attach();
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
@@ -97,7 +110,10 @@ StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint6
   try {
     device_->record(entry_, current);
     device_->wait(stream_, entry_);
+    work->traced =
+        trace().recording() && !work->captured ? trace().begin(event_of(*work, bytes), stream_) : 0;
     enqueue();
+    trace().end(work->traced, stream_);
     device_->record(work->event, stream_);
   } catch (const Error& problem) {  // others have started it already, or will
     watch_->fail(
@@ -220,12 +236,14 @@ void StreamCommunicator::order(const Works& work, Device::Stream current) {
   }
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
   device_->attach();
+  trace().waits(work->traced, current);
   device_->wait(current, work->event);
 }
 
 void StreamCommunicator::wait(const Works& work, double timeout_s,
                               const Engine::Interrupt& interrupt) {
-  const int64_t deadline = timeout_s > 0 ? now_ns() + to_ns(timeout_s) : INT64_MAX;
+  const int64_t begin = now_ns();
+  const int64_t deadline = timeout_s > 0 ? begin + to_ns(timeout_s) : INT64_MAX;
   auto nap = kFirstNap;
   try {
     while (!work->is_complete()) {
@@ -250,7 +268,20 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
                  "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
     throw;
   }
+  TraceEvent exposed = event_of(*work, 0);
+  exposed.kind = EventKind::exposed;
+  exposed.begin_ns = begin;
+  exposed.end_ns = now_ns();
+  host_trace().add(exposed);
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+}
+
+std::vector<TraceEvent> StreamCommunicator::stop_trace(uint64_t* dropped) {
+  const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
+  return trace().stop(dropped, [&] {
+    if (options_.interrupt) options_.interrupt();
+    return group().failed() || closed() || now_ns() > deadline;
+  });
 }
 
 // ---- groups and the end ----------------------------------------------------------------------

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "cuda/device_trace.h"
 #include "cuda/stream_watch.h"
 
 namespace dpcore {
@@ -39,6 +40,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
     std::string algorithm = "auto";
     bool deterministic = false;
     Engine::Interrupt interrupt;
+    std::shared_ptr<DeviceTrace> trace =
+        nullptr;  // null: one of its own; groups share their parent's
   };
 
   virtual ~StreamCommunicator();
@@ -46,6 +49,12 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   int rank() const { return control_->rank(); }
   int world() const { return control_->world(); }
   Device& device() const { return *device_; }
+  // The communicator on the host over the same ranks, and what its thread sits in.
+  const std::shared_ptr<Communicator>& control() const { return control_; }
+  TraceRecorder& host_trace() const { return control_->endpoint().trace(); }
+  DeviceTrace& trace() const { return *options_.trace; }
+  // What the device did since trace().start(). Waits for it, as long as there is hope.
+  std::vector<TraceEvent> stop_trace(uint64_t* dropped);
   Group& group() const { return watch_->group(); }
   virtual std::string backend() const = 0;
   // "NCCL 2.27.3 (/.../libnccl.so.2)"

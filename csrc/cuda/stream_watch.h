@@ -45,6 +45,7 @@ struct StreamWork {
   uint64_t number = 0;
   Fingerprint what;
   std::string message;  // of send and recv, what they are; else empty
+  uint64_t traced = 0;  // its span in a trace; 0: nobody records
   int64_t deadline_ns = 0;
   double timeout_s = 0;
   std::atomic<uint32_t> state{done};

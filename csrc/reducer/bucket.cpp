@@ -64,22 +64,42 @@ bool Gradient::is_in_place() const {
          grad.scalar_type() == part.scalar_type() && grad.numel() > 0;
 }
 
-void Gradient::collect(bool becomes_grad) {
-  at::Tensor& grad = parameter.mutable_grad();
-  if (grad.is_same(part) || is_in_place()) {
-    return;
+bool Gradient::has_layout_of_part() const {
+  const at::Tensor& grad = parameter.grad();
+  if (!grad.defined() || grad.layout() != at::kStrided || grad.device() != part.device() ||
+      grad.scalar_type() != part.scalar_type() || grad.sizes() != part.sizes() || grad.is_conj() ||
+      grad.is_neg()) {
+    return false;
   }
-  const at::NoGradGuard no_grad;
-  if (!grad.defined()) {
-    part.zero_();
-    return;
+  for (int64_t axis = 0; axis < part.dim(); ++axis) {
+    // Of an axis with one element, autograd takes any stride.
+    if (part.size(axis) > 1 && grad.stride(axis) != part.stride(axis)) {
+      return false;
+    }
   }
+  return true;
+}
+
+void warn_of_graph(const at::Tensor& grad) {
   if (grad.requires_grad()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) with DataParallel: gradients are averaged as numbers, and "
         "derivatives of them end there. For higher derivatives over ranks, use "
         "torch.autograd.grad, whose results nobody averages, and average them");
   }
+}
+
+bool Gradient::collect(bool becomes_grad) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (grad.is_same(part) || is_in_place()) {
+    return false;
+  }
+  const at::NoGradGuard no_grad;
+  if (!grad.defined()) {
+    part.zero_();
+    return true;
+  }
+  warn_of_graph(grad);
   const bool parallel = bytes >= kParallelCopyBytes && at::get_num_threads() > 1;
   if (!parallel && can_copy_bytes(grad, *this)) {
     copy_bytes(place, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
@@ -89,6 +109,7 @@ void Gradient::collect(bool becomes_grad) {
   if (becomes_grad) {
     grad = part;
   }
+  return true;
 }
 
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
@@ -110,6 +131,7 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
   for (size_t at = 0; at < bucket.gradients.size(); ++at) {
     Gradient& gradient = gradients[bucket.gradients[at]];
     gradient.bucket = number;
+    gradient.first_element = begins[at];
     gradient.part = part_of(bucket.flat, begins[at], gradient.parameter.sizes(),
                             strides_for(gradient.parameter));
     gradient.bytes = static_cast<size_t>(gradient.parameter.numel()) * element;

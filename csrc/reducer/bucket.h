@@ -1,16 +1,19 @@
 // Memory of gradients that travel together, and the state of their journey.
 //
 // A bucket is one flat tensor. Each of its gradients has a part of it, laid out as its parameter
-// is, so that `parameter.grad` can be that part and optimizers find strides that match. The
-// counters belong to the thread that runs backward.
+// is, so that `parameter.grad` can be that part and optimizers find strides that match. What
+// travels is that tensor or, when it is asked for in a narrower type, a second one. The counters
+// belong to the thread that runs backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,33 +30,47 @@ struct Gradient {
 
   size_t bucket = 0;
   at::Tensor part;             // of the bucket
+  size_t first_element = 0;    // of the bucket, where the part begins
   std::byte* place = nullptr;  // of the part, when it lies in memory of this processor
   size_t bytes = 0;
   uint64_t iteration = 0;  // the last one in which it was complete
 
   // Brings what backward has left in `parameter.grad` into the bucket, unless it is there.
-  // `becomes_grad`: from now on `parameter.grad` is the part itself.
-  void collect(bool becomes_grad);
+  // `becomes_grad`: from now on `parameter.grad` is the part itself. False: it was there.
+  bool collect(bool becomes_grad);
   // The bucket's part is `parameter.grad` already.
   bool is_in_place() const;
+  // The gradient lies as the part does, so that both are copied element by element.
+  bool has_layout_of_part() const;
 };
 
 struct Bucket {
   std::vector<size_t> gradients;
   at::Tensor flat;
-  uint64_t bytes = 0;   // of gradients, without padding
-  uint64_t layout = 0;  // hash of names and shapes, equal on all ranks
+  at::Tensor narrow;      // the same in another type; undefined: flat itself travels
+  bool together = false;  // gradients are copied at once when all are there
+  uint64_t bytes = 0;     // of gradients, without padding
+  uint64_t layout = 0;    // hash of names and shapes, equal on all ranks
 
   enum State : uint8_t { filling, launched, complete };
   State state = filling;
   bool skipped = false;
-  size_t missing = 0;  // gradients of this iteration that are not there yet
+  bool filled = false;  // what travels has all gradients of this iteration
+  size_t missing = 0;   // gradients of this iteration that are not there yet
+  // On a device: where the last work on the bucket was put, and whether it was always the same.
+  std::optional<c10::Stream> stream;
+  bool has_one_stream = true;
   // When, for reports; CLOCK_MONOTONIC.
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;
   int64_t complete_ns = 0;
   std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
+
+  const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
 };
+
+// Says once that derivatives of averaged gradients end there, when somebody wants them.
+void warn_of_graph(const at::Tensor& grad);
 
 // Allocates a bucket and gives its gradients their parts of it.
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,

@@ -1,4 +1,4 @@
-// What may stand in the place of a bucket's all-reduce: a compression, or a hook in Python.
+// What may stand in the place of a bucket's all-reduce: a hook in Python, for example.
 //
 // The reducer starts a hook when the schedule launches the bucket, and waits for it where it would
 // wait for the all-reduce; the result has to be in the bucket then. Threads: see collectives.h.
@@ -9,9 +9,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "reducer/collectives.h"
 
@@ -26,10 +23,5 @@ class BucketHook {
   virtual void abandon(size_t slot) = 0;
   virtual void buckets_changed(size_t buckets) = 0;
 };
-
-// Buckets travel, and are averaged, as numbers of a narrower type: half the bytes, and the
-// precision of that type. Loses where the network is as fast as the two casts.
-std::unique_ptr<BucketHook> reduce_as(at::ScalarType type,
-                                      std::shared_ptr<Collectives> collectives);
 
 }  // namespace dpcore

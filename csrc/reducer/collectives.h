@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "comm/trace.h"
@@ -25,6 +26,22 @@ struct BucketCall {
   int priority = 0;
   uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
   bool background = true;  // false: nobody but wait() needs to drive it
+};
+
+// One gradient, and where its part of flat memory begins.
+struct FlatGradient {
+  void* address = nullptr;
+  uint64_t flat_bytes = 0;
+  uint64_t elements = 0;
+};
+
+// Gradients of one type to flat memory of the same or another one, or back.
+struct GradientCopies {
+  std::span<const FlatGradient> gradients;
+  at::ScalarType type = at::kFloat;
+  at::Tensor flat;
+  bool to_flat = true;
+  double factor = 1;
 };
 
 class Collectives {
@@ -45,8 +62,20 @@ class Collectives {
   // Nobody will wait for it any more: keeps the memory until the operation lets go of it.
   virtual void abandon(size_t slot, const at::Tensor& bucket) = 0;
 
+  // Whether gradients of these types are best copied all at once when their bucket is complete, as
+  // on a device, where each copy is a launch; otherwise each as it comes, while it is in the cache.
+  virtual bool copies_together(at::ScalarType, at::ScalarType) const { return false; }
+  // In the stream that torch's work of this thread goes to, without waiting for it. What is read
+  // must be kept until then; what is freed into the same stream is. Returns the launches it took.
+  virtual size_t copy_together(const GradientCopies&) { return 0; }
+
   // Where its events go while somebody records; may be none.
   virtual TraceRecorder* trace() { return nullptr; }
+  // On a device, what the host asks for happens later: a moment, or a span until end_span(), of the
+  // stream that torch's work goes to. False, and 0: on the host's clock, by whoever asks.
+  virtual bool add_moment(const TraceEvent&) { return false; }
+  virtual uint64_t begin_span(const TraceEvent&) { return 0; }
+  virtual void end_span(uint64_t) {}
 };
 
 }  // namespace dpcore

@@ -72,7 +72,7 @@ Reducer::~Reducer() {
       if (hook_) {
         hook_->abandon(b);
       } else {
-        collectives_->abandon(b, buckets_[b].flat);
+        collectives_->abandon(b, buckets_[b].travelling());
       }
     }
   }
@@ -112,6 +112,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   buckets_.clear();
   for (std::vector<size_t>& members : plan) {
     buckets_.push_back(make_bucket(buckets_.size(), std::move(members), gradients_, *collectives_));
+    choose_copies(buckets_.back());
   }
   for (const size_t i : moving) {
     gradients_[i].collect(true);
@@ -136,6 +137,10 @@ void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
   hook_ = std::move(hook);
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
+  }
+  narrow_type_.reset();  // a hook gets the gradients as they are
+  for (Bucket& bucket : buckets_) {
+    choose_copies(bucket);
   }
 }
 
@@ -236,6 +241,9 @@ void Reducer::open(bool again) {
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
+    bucket.filled = false;
+    bucket.stream.reset();
+    bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();
   }
   std::fill(requested_.begin(), requested_.end(), std::nullopt);

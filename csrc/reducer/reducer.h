@@ -2,9 +2,10 @@
 //
 // An iteration begins when forward has ended: it is *open* until every gradient has arrived once
 // and every bucket is complete. What happens to a gradient: autograd has added it to
-// `parameter.grad` -> the hook brings it into its bucket (the one copy there is) -> the last one
-// of a bucket makes the bucket ready -> the schedule launches it, sooner or later -> somebody
-// waits for it. At the end of backward, autograd calls end_of_backward().
+// `parameter.grad` -> the hook brings it into its bucket (the one copy there is; on a device the
+// last one brings all, by one launch: reducer_copies.cpp) -> the last one of a bucket makes the
+// bucket ready -> the schedule launches it, sooner or later -> somebody waits for it. At the end of
+// backward, autograd calls end_of_backward().
 //
 // A backward that finds no open iteration, though the last forward was synchronised, opens one
 // *again*: gradients are added to ones that are averaged already, which averaging keeps. In
@@ -20,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -87,6 +89,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
   // In the place of all-reduces, from the next backward on; nullptr: all-reduces again.
   void use_hook(std::unique_ptr<BucketHook> hook);
+  // From the next backward on, buckets of wider types travel, and are averaged, as this one: half
+  // the bytes, and its precision. `parameter.grad` keeps its own type.
+  void reduce_as(at::ScalarType type);
   // From the first iteration on.
   void set_static_graph();
   // No gradient is noticed from here on.
@@ -105,8 +110,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     const TraceRecorder* trace = collectives_->trace();
     return trace != nullptr && trace->recording();
   }
-  void note_forward(int64_t begin_ns);
-  void backward_begins();
+  void forward_begins() { begin_compute(forward_, "forward"); }
+  void forward_ends() { end_compute(forward_, "forward"); }
+  void backward_begins() { begin_compute(backward_, "backward"); }
 
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
@@ -118,6 +124,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Whether all iterations so far had the same unused parameters.
   bool is_graph_static() const { return !graph_changed_; }
   bool has_rebuilt() const { return rebuilt_; }
+  // How gradients came into buckets and results out of them, since the beginning.
+  struct Copies {
+    uint64_t launches = 0;  // of copies of many at once
+    uint64_t together = 0;  // gradients in these
+    uint64_t alone = 0;     // gradients that cost a copy, or a cast, each
+  };
+  const Copies& copies() const { return copies_; }
   int64_t first_gradient_ns() const { return first_gradient_ns_; }
   StepTimes& times() { return times_; }
 
@@ -141,6 +154,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void wait_for_all() override;
 
   void make_buckets(const std::vector<size_t>& order);
+  void choose_copies(Bucket& bucket);
+  void come_to_this_stream(Bucket& bucket);
+  void bring(Gradient& gradient);
+  void bring_again(size_t i);
+  void gather(Bucket& bucket, std::span<const size_t> members);
+  void fill_narrow(Bucket& bucket);
+  void hand_out(Bucket& bucket);
+  void hand_out_narrow(Bucket& bucket);
+  void copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat, double factor);
   void open(bool again);
   void begin_backward_if_new();
   void take(size_t i);  // a gradient that is there, dense or sparse
@@ -156,8 +178,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
   std::unique_ptr<at::RecordFunction> profiled_bucket() const;
-  void note(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t begin_ns,
-            int64_t end_ns);
+  void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);
+  struct Compute {         // that is being recorded
+    int64_t begin_ns = 0;  // 0: nothing is
+    uint64_t span = 0;     // on a device
+  };
+  void begin_compute(Compute& compute, const char* name);
+  void end_compute(Compute& compute, const char* name);
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
   std::string step_in_words() const;
   [[noreturn]] void raise_changed(const Gradient& gradient) const;
@@ -175,6 +202,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::unique_ptr<BucketHook> hook_;           // in the place of all-reduces, or none
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   double scale_ = 1;
+  std::optional<at::ScalarType> narrow_type_;
+  std::vector<FlatGradient> copied_;  // of one launch, and whose they are
+  std::vector<size_t> copied_of_;
+  Copies copies_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> order_;  // of launching
   bool rebuilt_ = false;
@@ -203,7 +234,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked
   bool graph_changed_ = false;
   int64_t first_gradient_ns_ = 0;
-  int64_t begin_of_backward_ns_ = 0;  // 0: not recorded
+  Compute forward_;
+  Compute backward_;
   StepTimes times_;
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.

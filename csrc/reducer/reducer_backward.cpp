@@ -35,7 +35,9 @@ void Reducer::gradient_ready(size_t i) {
       if (!gradient.is_sparse && buckets_[gradient.bucket].state != Bucket::filling) {
         raise_too_late(i);
       }
-      gradient.collect(settings_.grad_is_part);
+      if (!gradient.is_sparse) {
+        bring_again(i);
+      }
       return;
     }
     take(i);
@@ -52,7 +54,7 @@ void Reducer::take(size_t i) {
     if (!gradient.parameter.grad().defined()) {
       undefined_.push_back(i);
     }
-    gradient.collect(settings_.grad_is_part);
+    bring(gradient);
   }
   arrive(i);
 }
@@ -66,15 +68,18 @@ void Reducer::arrive(size_t i) {
   }
   ++arrived_;
   if (is_recorded()) {
-    const int64_t now = now_ns();
-    note("gradient ready", EventKind::ready, i, gradient.bytes, now, now);
+    note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
   if (listens(LaunchSchedule::gradient_ready)) {
     schedule_->on_gradient_ready(*this, i);
   }
   if (completes) {
-    buckets_[gradient.bucket].ready_ns = now_ns();
+    Bucket& bucket = buckets_[gradient.bucket];
+    if (bucket.together && !bucket.narrow.defined()) {
+      gather(bucket, bucket.gradients);
+    }
+    bucket.ready_ns = now_ns();
     if (listens(LaunchSchedule::bucket_ready)) {
       schedule_->on_bucket_ready(*this, gradient.bucket);
     }
@@ -87,7 +92,7 @@ void Reducer::arrive_without_gradient(size_t i) {
   if (gradient.is_sparse) {
     sparse_.push_back(i);
   } else {
-    gradient.collect(settings_.grad_is_part);
+    bring(gradient);
   }
   arrive(i);
 }
@@ -151,15 +156,16 @@ void Reducer::launch_in_order() {
       call.priority = requested_[b]->priority;
       call.background = requested_[b]->background;
       bucket.launched_ns = now_ns();
-      note("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns,
-           bucket.launched_ns);
+      note_moment("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns);
       bucket.state = Bucket::launched;
       bucket.profiled = profiled_bucket();
       try {
+        come_to_this_stream(bucket);
+        fill_narrow(bucket);
         if (hook_) {
           hook_->start(b, bucket.flat, call);
         } else {
-          collectives_->start(b, bucket.flat, call);
+          collectives_->start(b, bucket.travelling(), call);
         }
       } catch (...) {
         raise_with_bucket(b);
@@ -219,19 +225,7 @@ void Reducer::finish_bucket(Bucket& bucket) {
   if (bucket.skipped) {
     return;
   }
-  const at::NoGradGuard no_grad;
-  if (scale_ != 1 && !hook_) {
-    bucket.flat.mul_(scale_);
-  }
-  if (settings_.grad_is_part) {
-    return;
-  }
-  for (const size_t i : bucket.gradients) {
-    at::Tensor& grad = gradients_[i].parameter.mutable_grad();
-    if (grad.defined()) {
-      grad.copy_(gradients_[i].part);
-    }
-  }
+  hand_out(bucket);
 }
 
 // ---- the end of backward ---------------------------------------------------------------------
@@ -260,11 +254,7 @@ void Reducer::end_of_backward() {
       }
     }
     times_.end_of_backward_ns = now_ns();
-    if (begin_of_backward_ns_ != 0) {
-      note("backward", EventKind::compute, iteration_, 0, begin_of_backward_ns_,
-           times_.end_of_backward_ns);
-      begin_of_backward_ns_ = 0;
-    }
+    end_compute(backward_, "backward");
     if (listens(LaunchSchedule::backward_end)) {
       schedule_->on_backward_end(*this);
     }
@@ -318,18 +308,35 @@ std::unique_ptr<at::RecordFunction> Reducer::profiled_bucket() const {
 
 // ---- errors and traces -----------------------------------------------------------------------
 
-void Reducer::note(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
-                   int64_t begin_ns, int64_t end_ns) {
-  if (TraceRecorder* trace = collectives_->trace()) {
-    trace->add({name, kind, -1, 0, number, bytes, begin_ns, end_ns});
+void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
+                          int64_t now) {
+  TraceRecorder* trace = collectives_->trace();
+  if (trace == nullptr || !trace->recording()) {
+    return;
+  }
+  const TraceEvent event{name, kind, -1, 0, number, bytes, now, now};
+  if (!collectives_->add_moment(event)) {
+    trace->add(event);
   }
 }
 
-void Reducer::note_forward(int64_t begin_ns) {
-  note("forward", EventKind::compute, iteration_, 0, begin_ns, now_ns());
+void Reducer::begin_compute(Compute& compute, const char* name) {
+  compute.begin_ns = now_ns();
+  compute.span = collectives_->begin_span({name, EventKind::compute, -1, 0, iteration_, 0, 0, 0});
 }
 
-void Reducer::backward_begins() { begin_of_backward_ns_ = now_ns(); }
+void Reducer::end_compute(Compute& compute, const char* name) {
+  if (compute.begin_ns == 0) {
+    return;
+  }
+  TraceRecorder* trace = collectives_->trace();
+  if (compute.span != 0) {
+    collectives_->end_span(compute.span);
+  } else if (trace != nullptr) {
+    trace->add({name, EventKind::compute, -1, 0, iteration_, 0, compute.begin_ns, now_ns()});
+  }
+  compute = {};
+}
 
 void Reducer::refuse_tracing() {
   try {

@@ -111,7 +111,8 @@ void Reducer::arrive_as_recorded() {
 void Reducer::shadow_backward() {
   open(false);
   for (Bucket& bucket : buckets_) {
-    bucket.flat.zero_();
+    bucket.travelling().zero_();
+    bucket.filled = true;
     bucket.missing = 0;
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {

@@ -7,6 +7,7 @@
 //
 // Under the thread sanitizer: what two streams touch without a flag between them is a race here as
 // it would be on a GPU.
+#include <chrono>
 #include <memory>
 #include <random>
 #include <string>
@@ -34,7 +35,7 @@ void check(const Pending& pending) {
 }
 
 Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
-              bool needs_all_ranks = false) {
+              bool needs_all_ranks = false, Device::Stream current = nullptr) {
   const int world = comm.world();
   Pending pending;
   Request request;
@@ -54,8 +55,35 @@ Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
   request.input = request.output;
   const std::string algorithm =
       request.collective == Collective::all_reduce ? kAlgorithms[dice() % 4] : "";
-  pending.work = comm.submit(std::move(request), algorithm, nullptr);
+  pending.work = comm.submit(std::move(request), algorithm, current);
   return pending;
+}
+
+// The host goes on, and the stream stands still until the last rank has come: that is what a trace
+// has to say of it, and of which operation.
+void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
+  constexpr auto kLate = std::chrono::milliseconds(200);
+  constexpr int64_t kSurelyWaitedNs = 20'000'000;
+  const Device::Stream stream = comm.device().make_stream();
+  comm.trace().start(8);
+  if (comm.rank() == 0) std::this_thread::sleep_for(kLate);
+  const Pending pending = start(comm, dice, 1000, true, stream);
+  comm.order(pending.work, stream);
+  comm.device().synchronize(stream);
+  check(pending);
+  uint64_t dropped = 0;
+  TraceEvent operation;
+  TraceEvent exposed;
+  for (const TraceEvent& event : comm.stop_trace(&dropped)) {
+    (event.kind == EventKind::exposed ? exposed : operation) = event;
+  }
+  CHECK(operation.kind == EventKind::operation && operation.end_ns > operation.begin_ns);
+  if (comm.rank() > 0) {
+    CHECK(exposed.kind == EventKind::exposed && exposed.operation == operation.operation);
+    CHECK(exposed.end_ns == operation.end_ns);
+    CHECK(exposed.end_ns - exposed.begin_ns > kSurelyWaitedNs);
+  }
+  comm.device().destroy_stream(stream);
 }
 
 void run_rank(int rank, int world, const std::string& job, unsigned seed, int rounds) {
@@ -72,6 +100,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not
   std::vector<Pending> in_flight;
+  comm->trace().start(static_cast<size_t>(rounds));
   for (int round = 0; round < rounds; ++round) {
     in_flight.push_back(start(*comm, dice, 1 + dice() % 3000));
     if (own() % 3 != 0 || in_flight.size() > 8) {
@@ -91,6 +120,11 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
     check(pending);
   }
   in_flight.clear();
+  uint64_t dropped = 0;
+  const std::vector<TraceEvent> recorded = comm->stop_trace(&dropped);
+  CHECK(recorded.size() == static_cast<size_t>(rounds) && dropped == 0);
+  for (const TraceEvent& event : recorded) CHECK(event.begin_ns <= event.end_ns);
+  wait_for_a_late_rank(*comm, dice);
   if (one_stays_away && rank > 0) {
     Pending pending = start(*comm, dice, 100, true);
     bool raised = false;

@@ -90,7 +90,9 @@ def test_the_group_of_torch_itself(store, schedule):
         assert model.bucket_report().rebuilt
         return model.stats()
 
-    assert over_gloo(2, body, store) == [{"backend": "torch gloo", "schedule": schedule}] * 2
+    copies = {"launches": 0, "together": 0, "alone": 4 * 8}  # one per gradient and step
+    stats = {"backend": "torch gloo", "schedule": schedule, "copies": copies}
+    assert over_gloo(2, body, store) == [stats] * 2
 
 
 def test_deterministic_needs_our_communicator(store):

@@ -1,0 +1,75 @@
+"""benchmarks/gpu.py as far as it goes without a GPU: what it trains, checks and says."""
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from benchmarks import gpu
+from benchmarks.training.models import Language, ResNet50
+from tests.cuda_host.conftest import stand_in  # noqa: F401  (a fixture)
+from tests.cuda_host.ranks import on_devices
+
+
+def shape_of(module):
+    parameters = list(module.parameters())
+    return sum(p.numel() for p in parameters), len(parameters)
+
+
+def test_shapes_are_those_of_their_names():
+    assert shape_of(ResNet50()) == (25_557_032, 161)
+    with torch.device("meta"):
+        count, tensors = shape_of(Language(50257, 768, 12, 12, 1024))
+    assert 123e6 < count < 125e6 and tensors == 146
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_launches_of_a_step_are_checked():
+    def body(comm):
+        model, step = gpu.many_tensors(lambda m: dpcore.DataParallel(m, comm=comm), "cpu")
+        step()
+        assert gpu.check_launches(model, step) == len(model.bucket_report())
+        on_host = dpcore.DataParallel(model.module, comm=comm._on_host)
+        with pytest.raises(RuntimeError, match=r"took 0 launches and copied 400 gradients alone"):
+            gpu.check_launches(on_host, step_of(on_host))
+
+    def step_of(model):
+        def step():
+            model.zero_grad()
+            model(torch.ones(5000)).backward()
+
+        return step
+
+    on_devices(body, 1)
+
+
+def test_steps_run_on_the_processor_as_well():
+    for make, small in ((gpu.resnet50, {"batch": 2, "side": 32}),):
+        model, step = make(lambda module: module, place="cpu", **small)
+        step()
+        assert all(p.grad is not None for p in model.parameters())
+
+
+def test_only_a_model_of_dpcore_counts_launches():
+    with pytest.raises(TypeError, match="Linear are not counted"):
+        gpu.check_launches(nn.Linear(1, 1), lambda: None)
+
+
+def test_targets_are_judged():
+    rows = [
+        {"of_copy": 0.9, "target_of_copy": 0.85},
+        {"of_copy": 0.8, "target_of_copy": 0.85},
+        {"of_torch": 0.9, "target_of_torch": 0.95},
+        {"of_torch": 1.0, "target_of_torch": 0.95},
+        {"what": "copy"},
+    ]
+    for row in rows:
+        gpu.judge(row)
+    assert [row.get("reached") for row in rows] == [True, False, True, False, None]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu"])
+    assert gpu.main() == 1
+    assert capsys.readouterr().err.startswith("no GPU: ")

@@ -1,0 +1,107 @@
+"""dpcore.trace over communicators for devices: what ran on the device, at the host's times."""
+
+import json
+import time
+from functools import partial
+
+import pytest
+import torch
+
+import dpcore
+from dpcore.__main__ import main
+from dpcore.show.figures import figures_of
+from dpcore.show.reading import read_run
+from tests.cuda_host import device_traces as bodies
+from tests.cuda_host.ranks import on_devices
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+BACKENDS = ["nccl", "cuda"]
+
+
+def settle():
+    """Streams of torch are the caller here: what it has waited for is done."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operations_one_after_the_other(backend):
+    body = partial(bodies.operations_one_after_the_other, device="cpu", settle=settle)
+    on_devices(body, 2, backend=backend)
+
+
+def test_the_oldest_are_dropped():
+    on_devices(partial(bodies.the_oldest_are_dropped, device="cpu"), 2)
+
+
+def test_groups_are_recorded_as_well():
+    on_devices(partial(bodies.groups_are_recorded_as_well, device="cpu"), 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_and_their_file(tmp_path, backend, capsys):
+    path = tmp_path / "run.json"
+    body = partial(bodies.steps, device="cpu", settle=settle, path=path)
+    on_devices(body, 2, backend=backend)
+    content = json.loads(path.read_text())
+    assert content["distributedInfo"]["backend"] == backend
+    names = {
+        entry["args"]["name"]
+        for entry in content["traceEvents"]
+        if entry["name"] == "thread_name" and entry["pid"] == 0
+    }
+    assert {"operations", "stream of cpu"} <= names
+    figures = figures_of(read_run(path))
+    assert figures.world_size == 2 and figures.steps == 3 and len(figures.ranks) == 2
+    assert 0 <= figures.exposed_ms <= figures.step_ms
+    assert 0 < figures.communication_ms <= 2 * figures.step_ms
+    assert main(["show", str(path), "--out", str(tmp_path / "run.html")]) in (0, None)
+    assert "exposed" in capsys.readouterr().out
+    assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_exposed_is_what_the_caller_waits_for():
+    """A rank that comes late: the others stand still, and compute before is not exposed."""
+
+    def body(comm):
+        x = torch.ones(1000)
+        comm.all_reduce(x)
+        with dpcore.trace(comm=comm) as t:
+            work = comm.all_reduce(x, async_op=True)
+            time.sleep(0.1)  # the other one sleeps as well, but before it comes
+            work.wait()
+            if comm.rank == 1:
+                time.sleep(0.2)
+            comm.all_reduce(x)
+        return t.exposed_ms, t.communication_ms
+
+    (early, in_flight), (late, _) = on_devices(body, 2)
+    assert 150 < early < 1000
+    assert in_flight >= 150
+    assert late < early
+
+
+def test_nothing_is_recorded_outside_of_the_block():
+    def body(comm):
+        x = torch.ones(10)
+        with dpcore.trace(comm=comm) as first:
+            comm.all_reduce(x)
+        comm.all_reduce(x)
+        with dpcore.trace(comm=comm) as second:
+            comm.broadcast(x, 0)
+        assert [e.name for e in bodies.of_kind(first, "operation")] == ["all_reduce"]
+        assert [e.name for e in bodies.of_kind(second, "operation")] == ["broadcast"]
+
+    on_devices(body, 2)
+
+
+def test_a_failed_run_leaves_a_file_of_each_rank(fake, tmp_path):
+    def body(comm):
+        x = torch.ones(10)
+        with dpcore.trace(tmp_path / "run.json", comm=comm):
+            comm.all_reduce(x)
+            fake.fake_nccl_fail(b"AllReduce", 4)
+            comm.all_reduce(x)
+
+    with pytest.raises(dpcore.Error):
+        on_devices(body, 2)
+    assert read_run(tmp_path / "run.rank0.json").error

@@ -1,0 +1,67 @@
+"""Gradients into buckets and back by one launch each, on devices of the host."""
+
+import pytest
+import torch
+
+from tests.cuda_host import gradient_copies as bodies
+from tests.cuda_host.ranks import calls, on_devices
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+NARROW = [torch.float16, torch.bfloat16]
+BACKENDS = ["nccl", "cuda"]
+
+
+def run(body, world, *args, backend="nccl", **options):
+    return on_devices(lambda comm: body(comm, "cpu", *args), world, backend=backend, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("as_view", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_launch_per_bucket(dtype, as_view, backend):
+    run(bodies.one_launch_per_bucket, 2, as_view, dtype, backend=backend)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("as_view", [True, False])
+@pytest.mark.parametrize("narrow", NARROW)
+def test_in_a_narrow_type(narrow, as_view, world):
+    run(bodies.in_a_narrow_type, world, as_view, narrow)
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_forward_in_a_narrow_type(narrow):
+    run(bodies.forward_in_a_narrow_type, 2, narrow)
+
+
+def test_the_library_is_given_the_narrow_type(fake):
+    """What travels is bfloat16 (ncclBfloat16 is 9), and nothing else is averaged."""
+    run(bodies.in_a_narrow_type, 2, True, torch.bfloat16)
+    averages = [call for call in calls(fake) if call.startswith("AllReduce") and "op 4" in call]
+    assert averages and all(" x 9 " in call for call in averages), averages[:3]
+
+
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+@pytest.mark.parametrize("as_view", [True, False])
+def test_two_backwards_of_one_forward(as_view, narrow):
+    run(bodies.two_backwards_of_one_forward, 2, as_view, narrow)
+
+
+def test_other_layouts_are_copied_alone():
+    run(bodies.other_layouts_are_copied_alone, 2)
+
+
+def test_more_than_a_launch_can_carry():
+    run(bodies.more_than_a_launch_can_carry, 2)
+
+
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+@pytest.mark.parametrize("as_view", [True, False])
+def test_unused_gradients(as_view, narrow):
+    run(bodies.unused_gradients, 2, as_view, narrow)
+
+
+@pytest.mark.parametrize("narrow", [None, torch.float16])
+def test_ranks_without_inputs(narrow):
+    run(bodies.ranks_without_inputs, 2, narrow)
