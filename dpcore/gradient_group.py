@@ -97,9 +97,7 @@ def _adapted(comm: Any) -> GradientGroup:
 # ---- torch -----------------------------------------------------------------------------------
 
 # By group and device.
-_own: weakref.WeakKeyDictionary[Any, dict[torch.device, Communicator]] = (
-    weakref.WeakKeyDictionary()
-)
+_own: weakref.WeakKeyDictionary[Any, dict[torch.device, Communicator]] = weakref.WeakKeyDictionary()
 
 
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:

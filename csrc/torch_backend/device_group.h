@@ -26,8 +26,11 @@ namespace dpcore {
 // Communicators make their device the thread's current one, which is the program's to choose.
 class KeepsCurrentDevice {
  public:
+  // A torch without devices has no current one.
   explicit KeepsCurrentDevice(const at::Device& device)
-      : guard_(device.is_cpu() ? std::nullopt : std::optional<at::Device>(device)) {}
+      : guard_(device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())
+                   ? std::nullopt
+                   : std::optional<at::Device>(device)) {}
 
  private:
   c10::OptionalDeviceGuard guard_;

@@ -6,6 +6,7 @@
 
 #include "comm/error.h"
 #include "torch_backend/flight_log.h"
+#include "torch_backend/python_lock.h"
 
 namespace dpcore {
 
@@ -128,6 +129,7 @@ void DeviceWork::synchronize() { order(group_->current_stream()); }
 void DeviceWork::abort() { group_->abort("its program aborted " + std::string(what_.title)); }
 
 void DeviceWork::mark(c10::ivalue::Future& future) const {
+  const WithoutPythonLock no_lock;  // on the device of the tests it takes as long as the operation
   try {
     const DeviceGroup::TorchStream aside = group_->stream_of_pool();
     order(aside);

@@ -95,16 +95,17 @@ def test_messages(world, cuda):
     in_device_group(body, world, cuda=cuda)
 
 
-def test_the_messages_of_a_batch_are_one_group_of_the_library(fake):
+def test_messages_that_cross_need_a_batch():
+    """One after the other both ranks would send first: what shows that a batch is more than that."""
+
     def body():
         dist.all_reduce(torch.ones(1))
-        a_batch(5)
+        peer = 1 - dist.get_rank()
+        dist.isend(torch.ones(3), peer)
+        with pytest.raises(dpcore.Timeout, match=f"send of 12 bytes to rank {peer}"):
+            dist.irecv(torch.empty(3), peer).wait()
 
-    in_device_group(body, 2)
-    own = calls(fake)
-    begin = own.index("GroupStart") if "GroupStart" in own else None
-    kinds = [call.split(" ", 1)[0] for call in own if call[:4] in ("Send", "Recv")]
-    assert sorted(kinds) == ["Recv", "Recv", "Send", "Send"], (begin, own)
+    in_device_group(body, 2, timeout=1.0)
 
 
 def test_a_batch_of_collectives_is_one_work():
@@ -117,8 +118,6 @@ def test_a_batch_of_collectives_is_one_work():
         manager.wait()
         assert x.tolist() == [2.0] * 3
         assert rank != 0 or y.tolist() == [float(sum(range(world)))] * 4
-        backend = own_backend()
-        backend._start_coalescing() if hasattr(backend, "_start_coalescing") else None
 
     in_device_group(body, 2)
 
@@ -298,8 +297,8 @@ def test_a_rank_that_does_not_come_is_named(cuda):
             work = dist.all_reduce(torch.ones(3), async_op=True)
             with pytest.raises(dpcore.Timeout, match="rank 1 has not called it"):
                 work.wait()
-            assert not work.is_success() and isinstance(work.exception(), dpcore.Timeout)
-            with pytest.raises(dpcore.Timeout):
+            assert not work.is_success() and "rank 1 has not" in str(work.exception())
+            with pytest.raises(RuntimeError, match="rank 1 has not called it"):
                 work.get_future().wait()
         else:
             group = dist.group.WORLD

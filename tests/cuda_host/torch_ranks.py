@@ -65,6 +65,7 @@ def in_device_group(
 
     def rank_main(comm):
         rank = comm.rank
+        dpcore.finalize()  # DataParallel would take it
         uuid = f"gpu {rank}" if uuids is None else uuids[rank]
         wanted = cuda(rank) if callable(cuda) else cuda
         dist.init_process_group(
@@ -77,9 +78,7 @@ def in_device_group(
         )
         try:
             result = body(*args)
-        except BaseException as error:
-            if not comm.closed:
-                comm.abort(f"{type(error).__name__}: {error}")
+        except BaseException:
             dist.group.WORLD._get_backend(torch.device("cpu")).abort()  # let nobody wait
             raise
         finally:
