@@ -1,8 +1,8 @@
 """The backend "dpcore" of torch.distributed: what torch asks of it outside of collectives.
 
 ``create`` is called by torch once per process group. The group's own communicator meets through
-the store that torch hands over; the compiled backend (``csrc/torch_backend``) works on it, and makes
-others beside it when the first tensors on a GPU come. ``Options`` says over what.
+the store that torch hands over; the compiled backend (``csrc/torch_backend``) works on it, and
+makes others beside it when the first tensors on a GPU come. ``Options`` says over what.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CUDA = ("auto", "nccl", "cuda")
 class Options:
     """How a group treats tensors on GPUs; the same on all ranks.
 
-        dist.init_process_group("dpcore", pg_options=dpcore.torch_backend.Options(cuda="cuda"))
+        dist.init_process_group("dpcore", pg_options=Options(cuda="cuda"))
 
     ``cuda``   "nccl", "cuda" (dpcore's own over mapped memory: one host, ranks may share a GPU), or
                "auto": NCCL where every rank has a GPU of its own. Empty is what

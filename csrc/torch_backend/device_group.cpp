@@ -5,6 +5,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "torch_backend/python_lock.h"
+
 namespace dpcore {
 namespace {
 
@@ -67,11 +69,15 @@ at::Tensor DeviceGroup::allocate(int64_t elements, const at::TensorOptions& opti
   if (!registration) {
     return memory;
   }
-  // The registration ends before the memory goes back to torch.
+  // The registration ends before the memory goes back to torch. It waits for calls of other threads,
+  // which may be waiting for Python's lock.
   return at::from_blob(
       memory.mutable_data_ptr(), memory.sizes(),
       [keep = memory, registration](void*) mutable {
-        registration.reset();
+        {
+          const WithoutPythonLock no_lock;
+          registration.reset();
+        }
         keep.reset();
       },
       memory.options(), memory.device());

@@ -96,13 +96,13 @@ def test_messages(world, cuda):
 
 
 def test_messages_that_cross_need_a_batch():
-    """One after the other both ranks would send first: what shows that a batch is more than that."""
+    """One after the other both ranks send first: a batch has to be more than that."""
 
     def body():
         dist.all_reduce(torch.ones(1))
         peer = 1 - dist.get_rank()
         dist.isend(torch.ones(3), peer)
-        with pytest.raises(dpcore.Timeout, match=f"send of 12 bytes to rank {peer}"):
+        with pytest.raises(dpcore.Timeout, match="send of 12 bytes to rank"):
             dist.irecv(torch.empty(3), peer).wait()
 
     in_device_group(body, 2, timeout=1.0)
@@ -335,7 +335,7 @@ def test_abort_ends_the_waits_of_all():
 
 def test_different_wishes_are_told_to_all():
     def body():
-        with pytest.raises(dpcore.Mismatch, match="rank 0 asks for 'nccl' .* rank 1 for 'cuda'"):
+        with pytest.raises(dpcore.Mismatch, match=r"rank 0 asks for 'nccl' .* rank 1 for 'cuda'"):
             dist.all_reduce(torch.ones(1))
         return True
 
@@ -348,7 +348,7 @@ def test_different_wishes_are_told_to_all():
 def test_a_rank_without_a_gpu_tells_all_of_them_what_to_do():
     def body():
         backend = own_backend()
-        with pytest.raises(dpcore.Unsupported, match="rank 0: .*(GPU|CUDA|cuda)"):
+        with pytest.raises(dpcore.Unsupported, match=r"rank 0: .*(GPU|CUDA|cuda)"):
             backend.eager_connect_single_device(torch.device("cuda:0"))
         tensor = torch.ones(1)
         dist.all_reduce(tensor)  # the host does not need one
