@@ -50,7 +50,7 @@ TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr 
 TorchBackend::~TorchBackend() { shutdown(); }
 
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
-  if (!options.device().is_cpu()) {
+  if (devices_.takes(options.device())) {
     const auto group = devices_.existing(options.device());
     return group ? group->allocate(size, options) : at::empty({size}, options);
   }

@@ -69,8 +69,8 @@ at::Tensor DeviceGroup::allocate(int64_t elements, const at::TensorOptions& opti
   if (!registration) {
     return memory;
   }
-  // The registration ends before the memory goes back to torch. It waits for calls of other threads,
-  // which may be waiting for Python's lock.
+  // The registration ends before the memory goes back to torch. It waits for calls of other
+  // threads, which may be waiting for Python's lock.
   return at::from_blob(
       memory.mutable_data_ptr(), memory.sizes(),
       [keep = memory, registration](void*) mutable {

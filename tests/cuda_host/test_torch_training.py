@@ -58,6 +58,7 @@ def test_training_with_several_ranks_is_training_in_one_process(world, cuda, wra
     if cuda == "nccl":
         buckets = 1 if wrap == "torch" else 2  # torch's first one is never smaller than 1 MiB
         assert len(reductions) >= 4 * buckets, "gradients went another way"
+        assert [call for call in calls(fake) if call.startswith("CommRegister")], "plain buckets"
     else:
         assert not reductions
 
