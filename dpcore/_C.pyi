@@ -115,8 +115,24 @@ def make_torch_backend(
     timeout: float,
     name: str,
     global_ranks: Sequence[int],
-) -> Any:
-    """A torch.distributed.Backend over the communicator."""
+    cuda: str = ...,
+    algorithm: str = ...,
+    deterministic: bool = ...,
+    libraries: Sequence[str] = ...,
+    host_uuid: str | None = ...,
+) -> TorchBackend:
+    """A torch.distributed.Backend over the communicator. ``cuda``, ``algorithm`` and
+    ``deterministic`` are for tensors on GPUs. ``host_uuid`` is for tests: tensors of the CPU count as
+    those of a device of the host."""
+
+class TorchBackend:
+    """The backend of a process group; torch's ``Backend`` has the other methods."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """What torch asks of ranks that are in no part of a split: nothing."""
+
+    def device_libraries(self) -> dict[str, tuple[str, str]]:
+        """By device, which communicator carries its operations, and over what."""
 
 def flight_entries() -> list[dict[str, Any]]:
     """The last operations of the backends of this process, the oldest first."""
@@ -356,6 +372,18 @@ def start_mapped(
     uuid: str = "",
 ) -> StreamCommunicator:
     """Meets the ranks of `control`, which map each other's device memory."""
+
+def start_chosen(
+    control: Communicator,
+    device: str,
+    timeout: float,
+    algorithm: str,
+    deterministic: bool,
+    libraries: Sequence[str],
+    backend: str = "auto",
+    uuid: str = "",
+) -> StreamCommunicator:
+    """Whichever of the two fits the devices of all ranks, unless `backend` is "nccl" or "cuda"."""
 
 def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
     """path, version and found_by of the NCCL that this process uses."""

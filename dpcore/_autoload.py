@@ -15,7 +15,8 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available() and "DPCORE" not in dist.Backend._plugins:
-            dist.Backend.register_backend("dpcore", _create, extended_api=True, devices=["cpu"])
+            devices = ["cpu", "cuda"]
+            dist.Backend.register_backend("dpcore", _create, extended_api=True, devices=devices)
     except Exception:
         return
 

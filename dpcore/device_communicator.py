@@ -107,12 +107,15 @@ def on_device(
     timeout: float,
     algorithm: str,
     deterministic: bool,
+    host_uuid: str | None = None,
 ) -> Any:
-    """A communicator for a device over the ranks of ``control``, which it takes over."""
+    """A communicator for a device over the ranks of ``control``, which it takes over. "auto": NCCL
+    where every rank has a GPU of its own, otherwise "cuda". ``host_uuid`` is for tests: a device
+    of the host that has it."""
     from dpcore import _C
 
     try:
-        name = _name_of(device, backend)
+        name = _name_of(device, backend) if host_uuid is None else "host"
         if backend == "cupy":
             import torch
 
@@ -120,6 +123,9 @@ def on_device(
                 raise Unsupported("backend='cupy' has no algorithms to choose of; use 'nccl'")
             return start_cupy(control, torch.device(name))
         settings = (control._native, name, timeout, algorithm, deterministic)
+        if backend == "auto" or host_uuid is not None:
+            native = _C.start_chosen(*settings, wheel_libraries(), backend, host_uuid or "")
+            return DeviceCommunicator(native, control.transport)
         if backend == "cuda":
             return DeviceCommunicator(_C.start_mapped(*settings), control.transport)
         return DeviceCommunicator(_C.start_nccl(*settings, wheel_libraries()), control.transport)

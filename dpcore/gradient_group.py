@@ -18,7 +18,7 @@ from dpcore import session
 from dpcore.communicator import Communicator
 from dpcore.errors import Error, Unsupported
 from dpcore.group_meeting import places_of
-from dpcore.torch_backend import communicator_of
+from dpcore.torch_backend import communicator_of, device_communicator_over
 from dpcore.torch_communicator import TorchCommunicator as TorchGroup
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
@@ -96,23 +96,34 @@ def _adapted(comm: Any) -> GradientGroup:
 
 # ---- torch -----------------------------------------------------------------------------------
 
-_native: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+# By group and device.
+_own: weakref.WeakKeyDictionary[Any, dict[torch.device, Communicator]] = weakref.WeakKeyDictionary()
 
 
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     """The ranks of a process group of torch. When they share a host and the gradients are on the
     CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. Of a group of the
-    backend dpcore it is a part: a model that fails ends that, and not what the program uses."""
-    own = communicator_of(group) if device.type == "cpu" else None
-    if own is None and (device.type != "cpu" or dist.get_backend(group) not in ("gloo", "mpi")):
-        return TorchGroup(group)
-    communicator = _native.get(group)
+    backend dpcore it is a part, on GPUs one of the same kind: a model that fails ends that, and not
+    what the program uses."""
+    own = _own.setdefault(group, {})
+    communicator = own.get(device)
     if communicator is None or communicator.closed or communicator._native.failed:
-        communicator = own.split(0) if own is not None else _native_over(group)
+        communicator = _make_own(group, device)
         if communicator is None:
             return TorchGroup(group)
-        _native[group] = communicator
+        own[device] = communicator
     return communicator
+
+
+def _make_own(group: Any, device: torch.device) -> Communicator | None:
+    """None: the group itself has to do it."""
+    on_device = device_communicator_over(group, device)
+    if on_device is not None or device.type != "cpu":
+        return on_device
+    of_group = communicator_of(group)
+    if of_group is not None:
+        return of_group.split(0)
+    return _native_over(group) if dist.get_backend(group) in ("gloo", "mpi") else None
 
 
 def _native_over(group: Any) -> Communicator | None:

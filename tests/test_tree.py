@@ -68,7 +68,7 @@ FOLDERS = {
     "comm": {"comm"},
     "cuda": {"comm", "cuda"},
     "reducer": {"comm", "reducer"},
-    "torch_backend": {"comm", "reducer", "torch_backend"},
+    "torch_backend": {"comm", "cuda", "reducer", "torch_backend"},
     "bindings": {"comm", "cuda", "reducer", "torch_backend", "bindings"},
 }
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")

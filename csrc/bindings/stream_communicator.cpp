@@ -9,6 +9,7 @@
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/error.h"
+#include "cuda/device_choice.h"
 #include "cuda/mapped_communicator.h"
 #include "cuda/nccl_communicator.h"
 
@@ -38,6 +39,20 @@ Comm start_mapped(const PyCommunicator& control, const std::string& place, doubl
   const py::gil_scoped_release no_gil;
   comm->core = MappedCommunicator::start(control.core, device_named(place, uuid),
                                          {timeout, algorithm, deterministic, check_signals});
+  return comm;
+}
+
+// Whichever of the two fits the ranks' devices; `backend` "nccl" or "cuda" overrules.
+Comm start_chosen(const PyCommunicator& control, const std::string& place, double timeout,
+                  const std::string& algorithm, bool deterministic,
+                  const std::vector<std::string>& libraries, const std::string& backend,
+                  const std::string& uuid) {
+  auto comm = std::make_shared<PyStreamCommunicator>();
+  comm->place = place == "host" ? "cpu" : place;
+  const py::gil_scoped_release no_gil;
+  comm->core = start_on_device(
+      control.core,
+      {backend, place, uuid, {timeout, algorithm, deterministic, check_signals}, libraries});
   return comm;
 }
 
@@ -264,6 +279,9 @@ void register_stream_communicator(py::module_& m) {
         arg("deterministic"), arg("libraries"), arg("uuid") = "");
   m.def("start_mapped", start_mapped, arg("control"), arg("device"), arg("timeout"),
         arg("algorithm"), arg("deterministic"), arg("uuid") = "");
+  m.def("start_chosen", start_chosen, arg("control"), arg("device"), arg("timeout"),
+        arg("algorithm"), arg("deterministic"), arg("libraries"), arg("backend") = "auto",
+        arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
 }
 

@@ -1,6 +1,7 @@
 // Makes the backend of torch.distributed over a communicator, and shows the flight log.
 #include "torch_backend/backend.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/py_work.h"
@@ -11,16 +12,31 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> make_backend(const std::shared_ptr<PyCommunicator>& communicator,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
-                                               double timeout, const std::string& name,
-                                               const std::vector<uint64_t>& global_ranks) {
+c10::intrusive_ptr<TorchBackend> make_backend(const std::shared_ptr<PyCommunicator>& communicator,
+                                              const c10::intrusive_ptr<c10d::Store>& store,
+                                              double timeout, const std::string& name,
+                                              const std::vector<uint64_t>& global_ranks,
+                                              const std::string& cuda, const std::string& algorithm,
+                                              bool deterministic,
+                                              const std::vector<std::string>& libraries,
+                                              const std::optional<std::string>& host_uuid) {
   auto options = c10::make_intrusive<c10d::Backend::Options>(
       "dpcore", std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)));
   options->group_name = name;
   options->global_ranks_in_group = global_ranks;
-  return c10::make_intrusive<TorchBackend>(communicator->core, store, std::move(options),
-                                           check_signals);
+  return c10::make_intrusive<TorchBackend>(
+      communicator->core, store, std::move(options), check_signals,
+      DeviceSide::Settings{cuda, algorithm, deterministic, libraries, host_uuid});
+}
+
+// By device, what carries its operations: those that there are.
+py::dict device_libraries(const TorchBackend& backend) {
+  py::dict list;
+  for (const auto& group : backend.devices().all()) {
+    const StreamCommunicator& core = group->communicator();
+    list[py::str(group->device().str())] = py::make_tuple(core.backend(), core.describe());
+  }
+  return list;
 }
 
 py::list shapes_of(const FlightLog::Shapes& shapes) {
@@ -57,8 +73,15 @@ py::list flight_entries() {
 }  // namespace
 
 void register_torch_backend(py::module_& m) {
+  // A class of its own for what torch asks backends for GPUs in Python.
+  py::class_<TorchBackend, c10::intrusive_ptr<TorchBackend>, c10d::Backend>(m, "TorchBackend")
+      // Of ranks that are in no part of a split: ours meet through the store, without the others.
+      .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {})
+      .def("device_libraries", device_libraries);
   m.def("make_torch_backend", make_backend, py::arg("communicator"), py::arg("store"),
-        py::arg("timeout"), py::arg("name"), py::arg("global_ranks"));
+        py::arg("timeout"), py::arg("name"), py::arg("global_ranks"), py::arg("cuda") = "auto",
+        py::arg("algorithm") = "auto", py::arg("deterministic") = false,
+        py::arg("libraries") = std::vector<std::string>{}, py::arg("host_uuid") = py::none());
   m.def("flight_entries", flight_entries);
 }
 

@@ -1,12 +1,12 @@
-// Life, memory, and the way of a call: numbers it, writes it into the flight log, runs or submits
-// its requests.
+// Life, memory, groups and the end.
 #include "torch_backend/backend.h"
 
-#include <Python.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "comm/error.h"
 #include "reducer/tensor_memory.h"
-#include "torch_backend/flight_log.h"
+#include "torch_backend/python_lock.h"
 
 namespace dpcore {
 namespace {
@@ -32,40 +32,16 @@ class ArenaAllocator final : public c10::Allocator {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Ends what may still wait for Python's lock, without holding it.
-class WithoutPythonLock {
- public:
-  WithoutPythonLock() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      held_ = PyEval_SaveThread();
-    }
-  }
-  ~WithoutPythonLock() {
-    if (held_ != nullptr) {
-      PyEval_RestoreThread(held_);
-    }
-  }
-  WithoutPythonLock(const WithoutPythonLock&) = delete;
-  WithoutPythonLock& operator=(const WithoutPythonLock&) = delete;
-
- private:
-  PyThreadState* held_ = nullptr;
-};
-
-// What torchfrtrace knows a backend of CPU tensors by.
-std::string flight_name(const char* title) {
-  const std::string text(title);
-  return "gloo" + text.substr(text.find(':'));
-}
-
 }  // namespace
 
 TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr store,
-                           c10::intrusive_ptr<Options> options, Engine::Interrupt interrupt)
+                           c10::intrusive_ptr<Options> options, Engine::Interrupt interrupt,
+                           DeviceSide::Settings device)
     : Backend(communicator->rank(), communicator->world()),
       state_(std::make_shared<BackendState>()),
       store_(std::move(store)),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      devices_(communicator, std::move(device), interrupt) {
   state_->communicator = std::move(communicator);
   state_->interrupt = std::move(interrupt);
   init();
@@ -73,56 +49,11 @@ TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr 
 
 TorchBackend::~TorchBackend() { shutdown(); }
 
-double TorchBackend::seconds(std::chrono::milliseconds timeout) const {
-  const auto wanted = timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
-  return static_cast<double>(wanted.count()) / 1e3;
-}
-
-c10::intrusive_ptr<TorchWork> TorchBackend::make_work(Call& call, std::string name,
-                                                      bool is_message) {
-  FlightLog::Entry entry;
-  entry.group = getGroupUid();
-  entry.description = getGroupDesc();
-  entry.collective = collectives_;
-  entry.message = messages_;
-  entry.operation = is_message ? ++messages_ : ++collectives_;
-  (is_message ? entry.message : entry.collective) = entry.operation;
-  entry.name = std::move(name);
-  entry.timeout_ms = static_cast<int64_t>(seconds(call.timeout) * 1e3);
-  entry.is_message = is_message;
-  const uint64_t flight = FlightLog::of_process().add(entry, call.inputs, call.outputs);
-  const TorchWork::What what{call.type, call.title, entry.operation, flight};
-  return c10::make_intrusive<TorchWork>(state_, what, call.inputs, std::move(call.outputs),
-                                        std::move(call.staging));
-}
-
-TorchBackend::WorkPtr TorchBackend::perform(Call&& call) {
-  auto work = make_work(call, flight_name(call.title), false);
-  const double timeout = seconds(call.timeout);
-  Communicator& core = *state_->communicator;
-  std::vector<dpcore::Work> operations;
-  try {
-    for (Request& request : call.requests) {
-      request.timeout_s = timeout;
-      if (call.asynchronous) {
-        operations.push_back(core.submit(std::move(request), {}));
-      } else {
-        core.run(std::move(request), {}, state_->interrupt);
-      }
-    }
-  } catch (...) {
-    if (operations.empty()) {
-      work->settle(std::current_exception());
-    } else {
-      work->follow(std::move(operations));  // what was submitted before keeps its tensors
-    }
-    throw;
-  }
-  work->follow(std::move(operations));
-  return work;
-}
-
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (devices_.takes(options.device())) {
+    const auto group = devices_.existing(options.device());
+    return group ? group->allocate(size, options) : at::empty({size}, options);
+  }
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   const size_t bytes = static_cast<size_t>(size) * c10::elementSize(type);
   return tensor_over(state_->communicator->allocate(bytes), {size}, type);
@@ -153,15 +84,27 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const StorePtr& store,
                                                         : global[static_cast<size_t>(rank)]);
   }
   return c10::make_intrusive<TorchBackend>(std::move(part), store, std::move(own),
-                                           state_->interrupt);
+                                           state_->interrupt, devices_.settings());
 }
 
+bool TorchBackend::supportsCoalescing() const {
+  return devices_.settings().host_uuid || c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA);
+}
+
+void TorchBackend::eagerConnectSingleDevice(at::Device device) { group_on(device); }
+
 c10d::ErrorType TorchBackend::getError() {
-  Group& group = state_->communicator->group();
-  if (!group.failed()) {
+  const Group* failed =
+      state_->communicator->group().failed() ? &state_->communicator->group() : nullptr;
+  for (const auto& group : devices_.all()) {
+    if (failed == nullptr && group->communicator().group().failed()) {
+      failed = &group->communicator().group();
+    }
+  }
+  if (failed == nullptr) {
     return c10d::ErrorType::SUCCESS;
   }
-  switch (group.failure().kind) {
+  switch (failed->failure().kind) {
     case ErrorKind::timeout:
       return c10d::ErrorType::TIMEOUT;
     case ErrorKind::peer_lost:
@@ -172,12 +115,15 @@ c10d::ErrorType TorchBackend::getError() {
 }
 
 void TorchBackend::abort() {
+  constexpr const char* kReason = "its program aborted the process group";
   const WithoutPythonLock no_lock;
-  state_->communicator->abort("its program aborted the process group");
+  devices_.abort(kReason);
+  state_->communicator->abort(kReason);
 }
 
 void TorchBackend::shutdown() {
   const WithoutPythonLock no_lock;
+  devices_.close();
   state_->communicator->close();
   state_->callbacks.stop();
 }

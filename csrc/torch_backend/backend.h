@@ -1,12 +1,15 @@
 // The torch.distributed backend "dpcore": torch's calls as requests of the core.
 //
 // Every group of torch has a communicator of its own (dpcore/torch_backend.py makes it through the
-// group's store). A synchronous call runs on the caller's thread from top to bottom; an
-// asynchronous one is submitted and returns a TorchWork. The core compares what the ranks ask for,
-// so different shapes, types, operators or calls are a Mismatch on every rank.
+// group's store), and others for tensors on GPUs beside it (device_side.h). torch has one backend
+// of a name for all devices, so the tensors of a call decide where it goes. On the host a
+// synchronous call runs on the caller's thread from top to bottom; an asynchronous one is submitted
+// and returns a TorchWork. On a device a call is work in a stream (device_work.h). The core
+// compares what the ranks ask for, so different shapes, types, operators or calls are a Mismatch.
 //
-// Files: backend.cpp life, memory and the way of a call; backend_whole.cpp collectives on one
-// shape; backend_parts.cpp those with a part per rank; backend_messages.cpp send and receive;
+// Files: backend.cpp life and memory; backend_call.cpp the way of a call; backend_batch.cpp calls
+// that torch wants to be one; backend_whole.cpp collectives on one shape; backend_parts.cpp those
+// with a part per rank; backend_exchange.cpp all_to_all; backend_messages.cpp send and receive;
 // backend_sparse.cpp all-reduce of sparse tensors; backend_monitored.cpp the monitored barrier.
 //
 // Threads: as torch's groups, any thread may call, and all ranks must order calls alike.
@@ -15,10 +18,13 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "torch_backend/device_side.h"
+#include "torch_backend/device_work.h"
 #include "torch_backend/staging.h"
 #include "torch_backend/work.h"
 
@@ -32,7 +38,8 @@ class TorchBackend final : public c10d::Backend {
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
   TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr store,
-               c10::intrusive_ptr<Options> options, Engine::Interrupt interrupt);
+               c10::intrusive_ptr<Options> options, Engine::Interrupt interrupt,
+               DeviceSide::Settings device);
   ~TorchBackend() override;
 
   const std::string getBackendName() const override { return "dpcore"; }
@@ -79,11 +86,19 @@ class TorchBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const StorePtr& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
   bool supportsSplitting() const override { return true; }
+  // torch tells the device in advance: its communicator is made now, by all ranks.
+  void eagerConnectSingleDevice(at::Device device) override;
+
+  // Messages of a batch travel at the same time. Where torch has no devices they do so anyway.
+  bool supportsCoalescing() const override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return collectives_.load(); }
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  // In the arena; on a device torch's own memory, known to the library.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
@@ -91,11 +106,14 @@ class TorchBackend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  const DeviceSide& devices() const { return devices_; }
+
  private:
   // One call on its way to becoming a work.
   struct Call {
     c10d::OpType type;
     const char* title;  // "dpcore:all_reduce"
+    at::Device device;  // of all tensors
     bool asynchronous;
     std::chrono::milliseconds timeout;
     Staging staging;
@@ -104,13 +122,35 @@ class TorchBackend final : public c10d::Backend {
     std::vector<Request> requests;
   };
   template <class CallOptions>
-  Call begin(c10d::OpType type, const char* title, const CallOptions& options) const {
-    return {type, title, options.asyncOp, options.timeout, Staging(state_->communicator), {},
-            {},   {}};
+  Call begin(c10d::OpType type, const char* title, at::Device device,
+             const CallOptions& options) const {
+    return {type, title, device, options.asyncOp, options.timeout, staging_for(device), {}, {}, {}};
   }
+  Staging staging_for(at::Device device) const;
   WorkPtr perform(Call&& call);
-  c10::intrusive_ptr<TorchWork> make_work(Call& call, std::string name, bool is_message);
+  WorkPtr perform_on_host(Call&& call);
+  WorkPtr perform_on_device(Call&& call, bool holds_host);
+  std::shared_ptr<DeviceGroup> group_on(at::Device device);
+  // Gives the call its number and an entry in the flight log.
+  TorchWork::What announce(const Call& call, const std::string& name, bool is_message);
+  c10::intrusive_ptr<TorchWork> make_work(Call& call, const std::string& name, bool is_message);
+  c10::intrusive_ptr<DeviceWork> make_device_work(Call& call, const std::string& name,
+                                                  bool is_message);
   double seconds(std::chrono::milliseconds timeout) const;
+  // To its end, or to its place in the stream.
+  void run_now(Request request, at::Device device);
+
+  // What torch wants to be one call: the works so far, and the messages that wait for the others.
+  struct Batch {
+    std::thread::id owner;
+    std::vector<WorkPtr> works;
+    std::vector<StreamMessage> messages;
+    c10::intrusive_ptr<DeviceWork> messages_work;
+    std::shared_ptr<DeviceGroup> group;
+    double timeout_s = 0;
+  };
+  // Null where this thread has none open.
+  Batch* batch();
 
   // Requests that several calls share.
   void add_all_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
@@ -119,10 +159,14 @@ class TorchBackend final : public c10d::Backend {
   void add_reduce_scatter(Call& call, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op) const;
   WorkPtr message(MessageOperation::Direction direction, Tensors& tensors, int peer, int tag);
+  WorkPtr message_on_device(Call&& call, bool sends, int peer, int tag);
 
   std::shared_ptr<BackendState> state_;
   StorePtr store_;
   c10::intrusive_ptr<Options> options_;
+  DeviceSide devices_;
+  std::mutex batches_mutex_;
+  std::vector<std::unique_ptr<Batch>> batches_;
   std::atomic<uint64_t> collectives_{0};
   std::atomic<uint64_t> messages_{0};
   std::atomic<uint64_t> monitored_{0};

@@ -55,14 +55,14 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
                                                   std::vector<int64_t>& output_sizes,
                                                   std::vector<int64_t>& input_sizes,
                                                   const c10d::AllToAllOptions& options) {
-  check_cpu_tensor(output, "all_to_all_single");
-  check_cpu_tensor(input, "all_to_all_single");
+  check_tensor(output, "all_to_all_single");
+  check_tensor(input, "all_to_all_single");
   if (output.scalar_type() != input.scalar_type()) {
     throw Unsupported("all_to_all_single: output tensor and input tensor must have the same type");
   }
   const MovedAs moved = moved_as(input);
   const bool given = !output_sizes.empty() || !input_sizes.empty();
-  Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", options);
+  Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", input.device(), options);
   Request request;
   request.dtype = moved.dtype;
   const Parts ins = elements_of_rows(input, input_sizes, getSize(), moved.per_element, "input");
@@ -89,13 +89,13 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
     throw Unsupported("all_to_all: lists of " + std::to_string(inputs.size()) + " inputs and " +
                       std::to_string(outputs.size()) + " outputs; one tensor per rank is needed");
   }
-  Call call = begin(c10d::OpType::ALLTOALL, "dpcore:all_to_all", options);
+  Call call = begin(c10d::OpType::ALLTOALL, "dpcore:all_to_all", inputs.front().device(), options);
   const MovedAs moved = moved_as(inputs.front());
   Parts ins;
   Parts outs;
   for (size_t r = 0; r < world; ++r) {
-    check_cpu_tensor(inputs[r], "all_to_all");
-    check_cpu_tensor(outputs[r], "all_to_all");
+    check_tensor(inputs[r], "all_to_all");
+    check_tensor(outputs[r], "all_to_all");
     if (inputs[r].scalar_type() != inputs.front().scalar_type() ||
         outputs[r].scalar_type() != inputs.front().scalar_type()) {
       throw Unsupported("all_to_all: the tensors have to be of one type");

@@ -1,4 +1,7 @@
 // send, recv, and recv from any rank.
+//
+// On a device messages meet in the order of the calls, which no tag can change; those of a batch
+// travel at the same time (backend_batch.cpp), others one after the other, as with NCCL.
 #include "comm/error.h"
 #include "torch_backend/backend.h"
 
@@ -23,19 +26,71 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
   Call call{
       sends ? c10d::OpType::SEND : (from_any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV),
       sends ? "dpcore:send" : (from_any ? "dpcore:recvAnySource" : "dpcore:recv"),
+      tensor.device(),
       true,
       c10d::kUnsetTimeout,
-      Staging(state_->communicator),
+      staging_for(tensor.device()),
       tensors,
       tensors,
       {}};
+  if (devices_.takes(call.device)) {
+    return message_on_device(std::move(call), sends, peer, tag);
+  }
   std::byte* data =
       sends ? const_cast<std::byte*>(call.staging.read(tensor)) : call.staging.write(tensor);
-  auto work = make_work(
-      call, sends ? "gloo:send " + own + "->" + whom : "gloo:recv " + own + "<-" + whom, true);
+  auto work =
+      make_work(call, sends ? "send " + own + "->" + whom : "recv " + own + "<-" + whom, true);
   work->follow({state_->communicator->submit_message(
       direction, peer, static_cast<uint64_t>(tag), moved.dtype, data,
       static_cast<size_t>(tensor.nbytes()), seconds(call.timeout))});
+  if (Batch* const open = batch()) {
+    open->works.push_back(work);
+  }
+  return work;
+}
+
+TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, bool sends, int peer, int tag) {
+  if (peer == MessageOperation::kAnyRank) {
+    throw Unsupported("recv from any rank: messages between devices name their sender; pass src=");
+  }
+  if (tag != 0) {
+    throw Unsupported(
+        "messages between devices have no tags: they meet in the order of the calls; "
+        "leave tag=" +
+        std::to_string(tag) + " out");
+  }
+  const at::Tensor tensor = call.outputs.front();
+  const double timeout = seconds(call.timeout);
+  std::byte* data =
+      sends ? const_cast<std::byte*>(call.staging.read(tensor)) : call.staging.write(tensor);
+  const StreamMessage one{sends, peer, data, static_cast<size_t>(tensor.nbytes())};
+  Batch* const open = batch();
+  if (open != nullptr && open->messages_work) {
+    if (open->group->device() != call.device) {
+      throw Unsupported("a batch of messages has tensors on " + open->group->device().str() +
+                        " and " + call.device.str() + "; they have to be on one device");
+    }
+    open->messages.push_back(one);
+    open->messages_work->add(call.outputs, std::move(call.staging));
+    return open->messages_work;
+  }
+  const std::string own = std::to_string(getRank());
+  const std::string name =
+      (sends ? "send " + own + "->" : "recv " + own + "<-") + std::to_string(peer);
+  auto work = make_device_work(call, open == nullptr ? name : "coalesced", true);
+  if (open != nullptr) {
+    open->messages.push_back(one);
+    open->messages_work = work;
+    open->group = group_on(call.device);
+    open->timeout_s = timeout;
+    return work;
+  }
+  try {
+    work->started(group_on(call.device)->submit({one}, timeout));
+  } catch (...) {
+    work->refused();
+    throw;
+  }
   return work;
 }
 

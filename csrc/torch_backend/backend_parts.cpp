@@ -21,7 +21,7 @@ void check_parts(const Tensors& parts, const at::Tensor& like, int world, const 
          "a list has " + std::to_string(parts.size()) + " tensors; one per rank is needed (" +
              std::to_string(world) + ")");
   for (const at::Tensor& part : parts) {
-    check_cpu_tensor(part, operation);
+    check_tensor(part, operation);
     expect(part.scalar_type() == like.scalar_type(), operation,
            std::string("tensors are of the types ") + c10::toString(like.scalar_type()) + " and " +
                c10::toString(part.scalar_type()) + "; they have to be of one");
@@ -63,8 +63,8 @@ bool is_apart(const at::Tensor& small, const at::Tensor& large, int rank) {
 }
 
 void check_base(const at::Tensor& part, const at::Tensor& whole, int world, const char* operation) {
-  check_cpu_tensor(part, operation);
-  check_cpu_tensor(whole, operation);
+  check_tensor(part, operation);
+  check_tensor(whole, operation);
   expect(part.scalar_type() == whole.scalar_type(), operation,
          std::string("input and output are of the types ") + c10::toString(part.scalar_type()) +
              " and " + c10::toString(whole.scalar_type()) + "; they have to be of one");
@@ -90,7 +90,7 @@ void for_each_pair(const Tensors& outputs, const Tensors& inputs, const char* op
 void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
                                   const at::Tensor& input) const {
   constexpr const char* kName = "all_gather";
-  check_cpu_tensor(input, kName);
+  check_tensor(input, kName);
   check_parts(outputs, input, getSize(), kName);
   expect(outputs[static_cast<size_t>(getRank())].numel() == input.numel(), kName,
          "invalid tensor size: the output of this rank has another number of elements than its "
@@ -124,14 +124,15 @@ void TorchBackend::add_all_gather(Call& call, const at::Tensor& output,
 
 TorchBackend::WorkPtr TorchBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  Call call = begin(c10d::OpType::ALLGATHER, "dpcore:all_gather", options);
+  Call call = begin(c10d::OpType::ALLGATHER, "dpcore:all_gather", device_of(inputs), options);
   add_all_gather(call, only_list(outputs, "all_gather"), only_one(inputs, "all_gather"));
   return perform(std::move(call));
 }
 
 TorchBackend::WorkPtr TorchBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "dpcore:all_gather", options);
+  Call call =
+      begin(c10d::OpType::ALLGATHER_COALESCED, "dpcore:all_gather", device_of(inputs), options);
   expect(outputs.size() == static_cast<size_t>(getSize()), "all_gather_coalesced",
          "one list of outputs per rank is needed");
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -148,14 +149,14 @@ TorchBackend::WorkPtr TorchBackend::allgather_coalesced(TensorLists& outputs, Te
 
 TorchBackend::WorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::AllgatherOptions& options) {
-  Call call = begin(c10d::OpType::_ALLGATHER_BASE, "dpcore:all_gather", options);
+  Call call = begin(c10d::OpType::_ALLGATHER_BASE, "dpcore:all_gather", input.device(), options);
   add_all_gather(call, output, input);
   return perform(std::move(call));
 }
 
 TorchBackend::WorkPtr TorchBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  Call call = begin(c10d::OpType::COALESCED, "dpcore:all_gather", options);
+  Call call = begin(c10d::OpType::COALESCED, "dpcore:all_gather", device_of(inputs), options);
   for_each_pair(
       outputs, inputs, "all_gather_into_tensor_coalesced",
       [&](const at::Tensor& out, const at::Tensor& in) { add_all_gather(call, out, in); });
@@ -169,7 +170,7 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
   const at::Tensor& input = only_one(inputs, "gather");
   const bool takes = options.rootRank == getRank();
   const MovedAs moved = moved_as(input);
-  Call call = begin(c10d::OpType::GATHER, "dpcore:gather", options);
+  Call call = begin(c10d::OpType::GATHER, "dpcore:gather", input.device(), options);
   Request request;
   request.collective = Collective::gather;
   request.dtype = moved.dtype;
@@ -195,7 +196,7 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
                                             const c10d::ScatterOptions& options) {
   const at::Tensor& output = only_one(outputs, "scatter");
   const MovedAs moved = moved_as(output);
-  Call call = begin(c10d::OpType::SCATTER, "dpcore:scatter", options);
+  Call call = begin(c10d::OpType::SCATTER, "dpcore:scatter", output.device(), options);
   Request request;
   request.collective = Collective::scatter;
   request.dtype = moved.dtype;
@@ -241,7 +242,8 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
   check_parts(parts, output, getSize(), "reduce_scatter");
   expect(parts[static_cast<size_t>(getRank())].numel() == output.numel(), "reduce_scatter",
          "the output has another number of elements than this rank's part of the input");
-  Call call = begin(c10d::OpType::REDUCE_SCATTER, "dpcore:reduce_scatter", options);
+  Call call =
+      begin(c10d::OpType::REDUCE_SCATTER, "dpcore:reduce_scatter", output.device(), options);
   Request request;
   request.collective = Collective::reduce_scatter;
   set_operator(request, options.reduceOp);
@@ -257,14 +259,15 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
 
 TorchBackend::WorkPtr TorchBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  Call call = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "dpcore:reduce_scatter", options);
+  Call call =
+      begin(c10d::OpType::_REDUCE_SCATTER_BASE, "dpcore:reduce_scatter", input.device(), options);
   add_reduce_scatter(call, output, input, options.reduceOp);
   return perform(std::move(call));
 }
 
 TorchBackend::WorkPtr TorchBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  Call call = begin(c10d::OpType::COALESCED, "dpcore:reduce_scatter", options);
+  Call call = begin(c10d::OpType::COALESCED, "dpcore:reduce_scatter", device_of(inputs), options);
   for_each_pair(outputs, inputs, "reduce_scatter_tensor_coalesced",
                 [&](const at::Tensor& out, const at::Tensor& in) {
                   add_reduce_scatter(call, out, in, options.reduceOp);

@@ -2,7 +2,8 @@
 // then everybody gathers all indices and values and adds the tensors in the order of the ranks.
 //
 // Runs on the caller's thread to its end, also when it was asked for asynchronously: it is three
-// operations of which the later ones depend on the first.
+// operations of which the later ones depend on the first. How many entries there are is told on the
+// host, also for tensors on a device, since memory depends on it.
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 
@@ -18,23 +19,22 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
   if (options.reduceOp.op_ != c10d::ReduceOp::SUM) {
     throw Unsupported("all_reduce of sparse tensors works with ReduceOp.SUM only");
   }
-  if (tensors.size() != 1 || tensors.front().layout() != at::kSparse ||
-      !tensors.front().device().is_cpu()) {
-    throw Unsupported("all_reduce of sparse tensors takes one sparse COO tensor on the CPU");
+  if (tensors.size() != 1 || tensors.front().layout() != at::kSparse) {
+    throw Unsupported("all_reduce of sparse tensors takes one sparse COO tensor");
   }
-  Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "dpcore:sparse_all_reduce", options);
+  const at::Device device = tensors.front().device();
+  Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "dpcore:sparse_all_reduce", device, options);
   call.inputs = call.outputs = tensors;
   const auto world = static_cast<size_t>(getSize());
   const at::Tensor own = tensors.front().coalesce();
   const double timeout = seconds(options.timeout);
-  auto work = make_work(call, "gloo:sparse_all_reduce", false);
   uint64_t shape = own.sparse_dim();
   for (const int64_t extent : own.sizes()) {
     shape = layout_of({shape, static_cast<uint64_t>(extent)});
   }
 
   // Everybody's `mine`, one after the other; `parts` elements of each.
-  const auto gather = [&](const at::Tensor& mine, const Parts& parts) {
+  const auto gather = [&](const at::Tensor& mine, const Parts& parts, bool on_host = false) {
     at::Tensor all = at::empty({static_cast<int64_t>(sum_of(parts))}, mine.options());
     Request request;
     request.collective = Collective::all_gather;
@@ -44,8 +44,10 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
     request.input = static_cast<const std::byte*>(mine.const_data_ptr());
     request.output = static_cast<std::byte*>(all.mutable_data_ptr());
     request.timeout_s = timeout;
-    if (request.count > 0) {
+    if (request.count > 0 && on_host) {
       state_->communicator->run(std::move(request), {}, state_->interrupt);
+    } else if (request.count > 0) {
+      run_now(std::move(request), device);
     }
     return all;
   };
@@ -54,7 +56,7 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
   const at::Tensor values = own.values().contiguous();
   at::Tensor count = at::empty({1}, at::kLong);
   count.fill_(own._nnz());
-  const at::Tensor counts = gather(count, Parts(world, 1));
+  const at::Tensor counts = gather(count, Parts(world, 1), true);
   const auto depth = static_cast<uint64_t>(own.sparse_dim());
   Parts index_parts;
   Parts value_parts;
@@ -87,6 +89,13 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
     value_begin += value_count;
   }
   tensors.front().copy_(sum.coalesce());
+  if (devices_.takes(device)) {
+    auto work = make_device_work(call, "sparse_all_reduce", false);
+    const std::vector<StreamMessage> nothing;  // a place in the stream behind all that
+    work->started(group_on(device)->submit(nothing, timeout));
+    return work;
+  }
+  auto work = make_work(call, "sparse_all_reduce", false);
   work->settle();
   return work;
 }

@@ -53,7 +53,7 @@ void set_operator(Request& request, const c10d::ReduceOp& op) {
 TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors,
                                               const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_one(tensors, "broadcast");
-  Call call = begin(c10d::OpType::BROADCAST, "dpcore:broadcast", options);
+  Call call = begin(c10d::OpType::BROADCAST, "dpcore:broadcast", tensor.device(), options);
   Request request;
   request.collective = Collective::broadcast;
   request.root = static_cast<int>(options.rootRank);
@@ -86,7 +86,7 @@ TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors,
     return allreduce_sparse(tensors, options);
   }
   const at::Tensor& tensor = only_one(tensors, "all_reduce");
-  Call call = begin(c10d::OpType::ALLREDUCE, "dpcore:all_reduce", options);
+  Call call = begin(c10d::OpType::ALLREDUCE, "dpcore:all_reduce", tensor.device(), options);
   add_all_reduce(call, tensor, options.reduceOp);
   call.inputs = call.outputs = tensors;
   return perform(std::move(call));
@@ -94,9 +94,10 @@ TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors,
 
 TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "dpcore:all_reduce", options);
+  Call call =
+      begin(c10d::OpType::ALLREDUCE_COALESCED, "dpcore:all_reduce", device_of(tensors), options);
   for (const at::Tensor& tensor : tensors) {
-    check_cpu_tensor(tensor, "all_reduce_coalesced");
+    check_tensor(tensor, "all_reduce_coalesced");
     add_all_reduce(call, tensor, options.reduceOp);
   }
   call.inputs = call.outputs = tensors;
@@ -105,7 +106,7 @@ TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(
 
 TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only_one(tensors, "reduce");
-  Call call = begin(c10d::OpType::REDUCE, "dpcore:reduce", options);
+  Call call = begin(c10d::OpType::REDUCE, "dpcore:reduce", tensor.device(), options);
   Request request;
   request.collective = Collective::reduce;
   set_operator(request, options.reduceOp);
@@ -119,10 +120,23 @@ TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceO
   return perform(std::move(call));
 }
 
+// On the host, unless the caller names a device, or torch was told this rank's: then what is in its
+// current stream has to be done as well.
 TorchBackend::WorkPtr TorchBackend::barrier(const c10d::BarrierOptions& options) {
-  Call call = begin(c10d::OpType::BARRIER, "dpcore:barrier", options);
+  std::optional<at::Device> device = getBoundDeviceId();
+  if (!options.device_ids.empty()) {
+    device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device_ids.front()));
+  }
+  if (!device || !devices_.takes(*device)) {
+    device = at::Device(at::kCPU);
+  }
+  Call call = begin(c10d::OpType::BARRIER, "dpcore:barrier", *device, options);
   call.requests.emplace_back();
-  return perform(std::move(call));
+  Batch* const open = batch();
+  if (!devices_.takes(*device) || open != nullptr) {
+    return perform(std::move(call));
+  }
+  return perform_on_device(std::move(call), true);
 }
 
 }  // namespace dpcore

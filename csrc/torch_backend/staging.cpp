@@ -49,11 +49,11 @@ int64_t elements_of(const std::vector<at::Tensor>& parts) {
 
 }  // namespace
 
-void check_cpu_tensor(const at::Tensor& tensor, const char* operation) {
-  if (!tensor.device().is_cpu()) {
+void check_tensor(const at::Tensor& tensor, const char* operation) {
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
     throw Unsupported(std::string(operation) + ": a tensor is on " + tensor.device().str() +
-                      ", the backend dpcore works on CPU tensors; move it with .cpu(), or name a "
-                      "backend for that device: init_process_group(\"cpu:dpcore,cuda:nccl\")");
+                      ", the backend dpcore works on tensors of the CPU and of NVIDIA GPUs; move "
+                      "it with .cpu(), or name a backend for that device");
   }
   if (tensor.layout() != at::kStrided) {
     throw Unsupported(std::string(operation) +
@@ -66,8 +66,12 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* o
     throw Unsupported(std::string(operation) + " got a list of " + std::to_string(tensors.size()) +
                       " tensors; it takes one. Several devices per rank are not supported");
   }
-  check_cpu_tensor(tensors.front(), operation);
+  check_tensor(tensors.front(), operation);
   return tensors.front();
+}
+
+at::Device device_of(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
 }
 
 MovedAs moved_as(const at::Tensor& tensor) {
@@ -91,6 +95,10 @@ MovedAs moved_as(const at::Tensor& tensor) {
 }
 
 at::Tensor Staging::buffer(int64_t elements, at::ScalarType type) {
+  if (!communicator_) {
+    kept_.push_back(at::empty({elements}, at::TensorOptions().dtype(type).device(device_)));
+    return kept_.back();
+  }
   const size_t bytes = static_cast<size_t>(elements) * c10::elementSize(type);
   kept_.push_back(tensor_over(communicator_->allocate(bytes), {elements}, type));
   return kept_.back();
@@ -150,6 +158,13 @@ std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
     begin += part.numel();
   }
   return memory_of(whole);
+}
+
+void Staging::take(Staging&& other) {
+  kept_.insert(kept_.end(), other.kept_.begin(), other.kept_.end());
+  copies_.insert(copies_.end(), other.copies_.begin(), other.copies_.end());
+  other.kept_.clear();
+  other.copies_.clear();
 }
 
 void Staging::copy_back() const {

@@ -1,8 +1,9 @@
 // The memory that an operation works on, for tensors as they come from torch.
 //
-// A contiguous CPU tensor is used where it lies. One with gaps, or a lazy conjugate, is copied, and
+// A contiguous tensor is used where it lies. One with gaps, or a lazy conjugate, is copied, and
 // what was written is copied back when the operation is complete. Lists of tensors, one per rank,
-// become one buffer: their own when they lie one after the other, otherwise one in the arena.
+// become one buffer: their own when they lie one after the other, otherwise one in the arena, or of
+// torch's allocator for tensors on a device. There copies are work in the stream that is current.
 //
 // Keeps every tensor and buffer that it hands out memory of. One thread at a time: first the
 // caller, then whoever completes the operation.
@@ -20,8 +21,10 @@ namespace dpcore {
 
 class Staging {
  public:
+  // Of tensors on the CPU: buffers lie in the arena of the communicator.
   explicit Staging(std::shared_ptr<Communicator> communicator)
       : communicator_(std::move(communicator)) {}
+  explicit Staging(at::Device device) : device_(device) {}
 
   const std::byte* read(const at::Tensor& tensor);
   std::byte* write(const at::Tensor& tensor);
@@ -31,6 +34,9 @@ class Staging {
   const std::byte* read_joined(const std::vector<at::Tensor>& parts);
   std::byte* write_joined(const std::vector<at::Tensor>& parts);
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+  // What another one keeps and copies, from here on too.
+  void take(Staging&& other);
+  const std::vector<at::Tensor>& kept() const { return kept_; }
 
   bool has_copies() const { return !copies_.empty(); }
   // Results to where they belong. Lets go of nothing: that is the destructor's.
@@ -44,16 +50,20 @@ class Staging {
   at::Tensor buffer(int64_t elements, at::ScalarType type);
 
   std::shared_ptr<Communicator> communicator_;
+  at::Device device_{at::kCPU};
   std::vector<at::Tensor> kept_;
   std::vector<Copy> copies_;
 };
 
-// Throws Unsupported, naming `operation` and the remedy, for a tensor that is not on the CPU or is
-// sparse.
-void check_cpu_tensor(const at::Tensor& tensor, const char* operation);
+// Throws Unsupported, naming `operation` and the remedy, for a tensor that is neither on the CPU
+// nor on a GPU, or is sparse.
+void check_tensor(const at::Tensor& tensor, const char* operation);
 
 // The tensor of a call that torch makes with a list, for several devices per rank. Checked.
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* operation);
+
+// Of the first; the CPU for an empty list.
+at::Device device_of(const std::vector<at::Tensor>& tensors);
 
 // How the elements of a type travel where they are only moved: types without arithmetic here
 // (float8, uint16, ...) as bytes, several per element.

@@ -81,3 +81,30 @@ def test_messages():
         dist.barrier()
 
     in_group(body, 3)
+
+
+def test_a_batch_is_one_work():
+    """As torch makes it of batch_isend_irecv where it has been built for GPUs."""
+
+    def body():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        after, before = (rank + 1) % world, (rank - 1) % world
+        for use_future in (False, True):
+            target, shared = torch.empty(5), torch.full((2,), float(rank))
+            with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+                dist.isend(torch.full((5,), float(rank)), after)
+                dist.irecv(target, before)
+                dist.broadcast(shared, 1)
+            (work,) = manager.works
+            if use_future:
+                futures = work.get_future().wait()
+                assert [future.value()[0].numel() for future in futures] == [5, 5, 2]
+            work.wait()
+            assert work.is_completed() and work.is_success()
+            assert target.tolist() == [float(before)] * 5 and shared.tolist() == [1.0, 1.0]
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+            pass
+        manager.wait()
+        dist.barrier()
+
+    in_group(body, 3)

@@ -1,0 +1,148 @@
+// The way of a call: it gets a number and an entry in the flight log, then its requests run, are
+// submitted, or go into the stream of a device.
+#include "comm/error.h"
+#include "torch_backend/backend.h"
+#include "torch_backend/flight_log.h"
+
+namespace dpcore {
+namespace {
+
+void check_one_device(const std::vector<at::Tensor>& tensors, const at::Device& device,
+                      const char* title) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.device() != device) {
+      throw Unsupported(std::string(title) + ": tensors are on " + device.str() + " and " +
+                        tensor.device().str() + "; those of one call have to be on one device");
+    }
+  }
+}
+
+}  // namespace
+
+double TorchBackend::seconds(std::chrono::milliseconds timeout) const {
+  const auto wanted = timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+  return static_cast<double>(wanted.count()) / 1e3;
+}
+
+Staging TorchBackend::staging_for(at::Device device) const {
+  return devices_.takes(device) ? Staging(device) : Staging(state_->communicator);
+}
+
+std::shared_ptr<DeviceGroup> TorchBackend::group_on(at::Device device) {
+  return devices_.group(device, seconds(c10d::kUnsetTimeout));
+}
+
+TorchWork::What TorchBackend::announce(const Call& call, const std::string& name, bool is_message) {
+  FlightLog::Entry entry;
+  entry.group = getGroupUid();
+  entry.description = getGroupDesc();
+  entry.collective = collectives_;
+  entry.message = messages_;
+  entry.operation = is_message ? ++messages_ : ++collectives_;
+  (is_message ? entry.message : entry.collective) = entry.operation;
+  // torchfrtrace knows backends by these names.
+  entry.name = (devices_.takes(call.device) ? "nccl:" : "gloo:") + name;
+  entry.timeout_ms = static_cast<int64_t>(seconds(call.timeout) * 1e3);
+  entry.is_message = is_message;
+  const uint64_t flight = FlightLog::of_process().add(entry, call.inputs, call.outputs);
+  return {call.type, call.title, entry.operation, flight};
+}
+
+c10::intrusive_ptr<TorchWork> TorchBackend::make_work(Call& call, const std::string& name,
+                                                      bool is_message) {
+  const TorchWork::What what = announce(call, name, is_message);
+  return c10::make_intrusive<TorchWork>(state_, what, call.inputs, std::move(call.outputs),
+                                        std::move(call.staging));
+}
+
+c10::intrusive_ptr<DeviceWork> TorchBackend::make_device_work(Call& call, const std::string& name,
+                                                              bool is_message) {
+  auto group = group_on(call.device);
+  const TorchWork::What what = announce(call, name, is_message);
+  return c10::make_intrusive<DeviceWork>(state_, std::move(group), what, call.inputs,
+                                         std::move(call.outputs), std::move(call.staging));
+}
+
+TorchBackend::WorkPtr TorchBackend::perform(Call&& call) {
+  check_one_device(call.inputs, call.device, call.title);
+  check_one_device(call.outputs, call.device, call.title);
+  Batch* const open = batch();
+  call.asynchronous = call.asynchronous || open != nullptr;
+  auto work = devices_.takes(call.device) ? perform_on_device(std::move(call), false)
+                                          : perform_on_host(std::move(call));
+  if (open != nullptr) {
+    open->works.push_back(work);
+  }
+  return work;
+}
+
+TorchBackend::WorkPtr TorchBackend::perform_on_host(Call&& call) {
+  const std::string title(call.title);
+  auto work = make_work(call, title.substr(title.find(':') + 1), false);
+  const double timeout = seconds(call.timeout);
+  Communicator& core = *state_->communicator;
+  std::vector<dpcore::Work> operations;
+  try {
+    for (Request& request : call.requests) {
+      request.timeout_s = timeout;
+      if (call.asynchronous) {
+        operations.push_back(core.submit(std::move(request), {}));
+      } else {
+        core.run(std::move(request), {}, state_->interrupt);
+      }
+    }
+  } catch (...) {
+    if (operations.empty()) {
+      work->settle(std::current_exception());
+    } else {
+      work->follow(std::move(operations));  // what was submitted before keeps its tensors
+    }
+    throw;
+  }
+  work->follow(std::move(operations));
+  return work;
+}
+
+TorchBackend::WorkPtr TorchBackend::perform_on_device(Call&& call, bool holds_host) {
+  const std::string title(call.title);
+  const auto group = group_on(call.device);
+  const double timeout = seconds(call.timeout);
+  auto work = make_device_work(call, title.substr(title.find(':') + 1), false);
+  if (holds_host) {
+    work->hold_the_host();
+  }
+  if (call.requests.empty()) {  // a list without tensors
+    work->started(group->submit(std::vector<StreamMessage>{}, timeout));
+    return work;
+  }
+  DeviceGroup::Works last;
+  try {
+    for (Request& request : call.requests) {
+      request.timeout_s = timeout;
+      last = group->submit(std::move(request));
+    }
+  } catch (...) {
+    if (last) {
+      work->started(std::move(last));  // what was submitted before keeps its tensors
+    } else {
+      work->refused();
+    }
+    throw;
+  }
+  work->started(std::move(last));
+  if (!call.asynchronous) {
+    work->wait(kNoTimeout);
+  }
+  return work;
+}
+
+void TorchBackend::run_now(Request request, at::Device device) {
+  if (!devices_.takes(device)) {
+    state_->communicator->run(std::move(request), {}, state_->interrupt);
+    return;
+  }
+  const auto group = group_on(device);
+  group->order(group->submit(std::move(request)), group->current_stream());
+}
+
+}  // namespace dpcore

@@ -1,0 +1,76 @@
+// The communicator of a group for one device, between torch's streams.
+//
+// What torch calls the current stream is the calling thread's; everything here is ordered against
+// it, or against a stream of torch's pool, and leaves the thread's current device and streams as
+// they were. Only device-generic parts of c10 are used: no CUDA header.
+//
+// On the device of the tests (csrc/cuda/device_host.h) tensors are on the CPU and the current
+// stream is the caller itself: what would let a stream wait then lets the caller wait.
+//
+// Memory: shared by the backend and its works. Threads: any.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/stream_communicator.h"
+
+namespace dpcore {
+
+// Communicators make their device the thread's current one, which is the program's to choose.
+class KeepsCurrentDevice {
+ public:
+  // A torch without devices has no current one.
+  explicit KeepsCurrentDevice(const at::Device& device)
+      : guard_(device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())
+                   ? std::nullopt
+                   : std::optional<at::Device>(device)) {}
+
+ private:
+  c10::OptionalDeviceGuard guard_;
+};
+
+class DeviceGroup {
+ public:
+  using Works = StreamCommunicator::Works;
+  // Null on the device of the tests.
+  using TorchStream = std::optional<c10::Stream>;
+
+  DeviceGroup(std::shared_ptr<StreamCommunicator> communicator, at::Device device)
+      : communicator_(std::move(communicator)), device_(device) {}
+
+  StreamCommunicator& communicator() const { return *communicator_; }
+  const at::Device& device() const { return device_; }
+
+  TorchStream current_stream() const;
+  TorchStream stream_of_pool() const;
+
+  Works submit(Request request) const;
+  Works submit(const std::vector<StreamMessage>& messages, double timeout_s) const;
+  // `stream` waits for the result.
+  void order(const Works& work, const TorchStream& stream) const;
+  // The caller waits; throws what went wrong.
+  void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt) const;
+
+  void abort(const std::string& reason) const;
+  void close() const;
+
+  // Memory that the library may know in advance, as torch's allocator gives it.
+  at::Tensor allocate(int64_t elements, const at::TensorOptions& options) const;
+
+ private:
+  std::shared_ptr<StreamCommunicator> communicator_;
+  at::Device device_;
+};
+
+// The allocator gives memory of these tensors to nobody before `stream` has passed this point, also
+// when they are let go of now.
+void keep_until_passed(const std::vector<at::Tensor>& tensors, const c10::Stream& stream);
+
+}  // namespace dpcore
