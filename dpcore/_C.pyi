@@ -323,6 +323,9 @@ class StreamCommunicator(Communicator):
     def library(self) -> str:
         """With what: version and path."""
 
+    def paths(self) -> dict[str, int]:
+        """How often operations took which path, where there are several."""
+
     def messages(
         self, messages: Sequence[tuple[bool, Any, int]], timeout: float, asynchronous: bool, /
     ) -> StreamWork | None:
@@ -527,6 +530,12 @@ class Reducer:
 
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""
+
+def _choose_memory(ranks: Sequence[tuple[int, bool, bool]], wish: str) -> str:
+    """How ranks (process, has descriptors, has ipc) get to each other's device memory."""
+
+def _choose_meeting(uuids: Sequence[str], wish: str) -> str:
+    """How ranks on these GPUs wait for each other: "stream" or "fused"."""
 
 # ---- parts, machine, inspection --------------------------------------------------------------
 

@@ -65,9 +65,15 @@ class DeviceCommunicator(Communicator):
         return None if native is None else Work(native, [tensor for tensor, _ in receives])
 
     def stats(self) -> dict[str, Any]:
-        """What carries the bytes: backend, library and device."""
+        """What carries the bytes: backend, library and device; how often operations took which
+        path, where there are several."""
         native = self._native
-        return {"backend": native.backend, "library": native.library, "device": native.device}
+        return {
+            "backend": native.backend,
+            "library": native.library,
+            "device": native.device,
+            "paths": native.paths(),
+        }
 
     @property
     def transport(self) -> str:

@@ -21,6 +21,12 @@ at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at:
     throw Unsupported("the communicator works on " + place_ + ", the parameters are on " +
                       device.str() + "; move the module with .to('" + place_ + "')");
   }
+  const size_t bytes = elements * at::elementSize(type);
+  if (auto shared = bytes > 0 ? communicator_->allocate_shared(bytes) : nullptr) {
+    at::Tensor bucket =
+        tensor_over(std::move(shared), {static_cast<int64_t>(elements)}, type, device);
+    return bucket.zero_();
+  }
   const at::Tensor memory =
       at::zeros({static_cast<int64_t>(elements)}, at::TensorOptions().dtype(type).device(device));
   auto registration = communicator_->register_memory(

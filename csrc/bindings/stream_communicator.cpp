@@ -155,6 +155,16 @@ py::dict library_of(const std::vector<std::string>& libraries) {
   return result;
 }
 
+// (process, has descriptors, has ipc) of each rank.
+std::string memory_of(const std::vector<std::tuple<int32_t, bool, bool>>& ranks,
+                      const std::string& wish) {
+  std::vector<MemorySupport> supports;
+  for (const auto& [process, descriptors, ipc] : ranks) {
+    supports.push_back({process, descriptors, ipc});
+  }
+  return std::string(name_of(choose_memory(supports, wish)));
+}
+
 template <auto Method, class... Arguments>
 auto without_gil() {
   return [](PyStreamCommunicator& comm, Arguments... arguments) {
@@ -201,6 +211,7 @@ void register_stream_communicator(py::module_& m) {
                              [](const PyStreamCommunicator& c) { return c.core->device().name(); })
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
+      .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
       .def("all_reduce_now", all_reduce_now)
       .def("barrier", barrier)
       .def("message", message)
@@ -208,7 +219,14 @@ void register_stream_communicator(py::module_& m) {
       .def("empty",
            [](PyStreamCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
              comm.core->check_usable();
-             return empty_tensor(shape, dtype, comm.place);
+             const size_t bytes = bytes_of_tensor(shape, dtype);
+             std::shared_ptr<std::byte> memory;
+             if (bytes > 0) {
+               const py::gil_scoped_release no_gil;
+               memory = comm.core->allocate_shared(bytes);
+             }
+             return memory ? tensor_over(std::move(memory), shape, dtype, comm.place)
+                           : empty_tensor(shape, dtype, comm.place);
            })
       .def("split",
            [](PyStreamCommunicator& comm, int color, int key) -> Comm {
@@ -236,6 +254,13 @@ void register_stream_communicator(py::module_& m) {
   m.def("start_mapped", start_mapped, arg("control"), arg("device"), arg("timeout"),
         arg("algorithm"), arg("deterministic"), arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
+  m.def("_choose_memory", memory_of, arg("ranks"), arg("wish"));
+  m.def(
+      "_choose_meeting",
+      [](const std::vector<std::string>& uuids, const std::string& wish) {
+        return choose_meeting(uuids, wish);
+      },
+      arg("uuids"), arg("wish"));
 }
 
 }  // namespace dpcore
