@@ -8,6 +8,7 @@
 //
 // After the last two nobody's memory has been touched. Under the thread sanitizer: what a worker
 // reads without a meeting between it and who wrote it is a race here as it would be on a GPU.
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -111,14 +112,13 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   sync.enters = sync.leaves = true;
   const DeviceReduction job =
       reduce_job({DType::i32, ReduceOp::sum, 1.0, nullptr, false}, in, out, count);
-  std::vector<std::unique_ptr<BlockState>> states;
+  std::array<BlockState, kBlocks> states;
   std::vector<std::thread> workers;
   for (int index = 0; index < kBlocks; ++index) {
-    states.push_back(std::make_unique<BlockState>());
     for (int thread = 0; thread < kWorkers; ++thread) {
       workers.emplace_back([&, index, thread, dice = std::mt19937(seed + index)]() mutable {
         if (thread == 0) nap(dice);
-        ThreadsBlock block(*states[static_cast<size_t>(index)], index, thread);
+        ThreadsBlock block(states[static_cast<size_t>(index)], index, thread);
         element::run_share<Sums, element::MeetsPeers>(job.shares, sync, block);
       });
     }

@@ -43,9 +43,11 @@ def every_collective(comm, make, count=1001):
         if dtype.is_floating_point:
             y = given(count, dtype)
             comm.all_reduce(y, "mean", algorithm="two_shot")
+            results.append(y)
+        if dtype in (torch.float32, torch.float64):  # others round once more on a device
             z = given(count, dtype)
             comm.all_reduce(z, "premul_sum", factor=rank + 0.5)
-            results += [y, z]
+            results.append(z)
         whole = given(count * world, dtype)
         part = torch.zeros(count, dtype=dtype)
         comm.reduce_scatter(part, whole, "max")
