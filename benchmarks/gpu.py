@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from dpcore.nccl import nccl_library
 
 DESCRIPTION = """\
 Kernels: time on the GPU as its profiler has it, beside a copy of the same bytes between two buffers
-of the GPU. Training: a step with a world of one through dpcore's buckets over NCCL, through torch's
-DistributedDataParallel, and without either, interleaved; medians.
+of the GPU. All-reduce: ranks that share the GPU, in memory that all of them have mapped, beside a
+copy of the same traffic. Training: a step with a world of one through dpcore's buckets over NCCL,
+through torch's DistributedDataParallel, and without either, interleaved; medians.
 """
 PLACE = "cuda:0"
 REDUCED_BYTES = 256 << 20
@@ -84,6 +86,53 @@ def flattening(count: int, elements: int) -> list[dict[str, Any]]:
         rate = 2 * flat.nbytes / kernel_seconds(call, "copy_kernel")
         name = "flatten" if to_flat else "unflatten"
         results.append({"what": name, "tensors": count, "elements": elements, "bytes_per_s": rate})
+    return results
+
+
+def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
+    """Of each round on this rank, by events in its stream."""
+    from dpcore.device_communicator import on_device
+
+    os.environ["DPCORE_CUDA_SYNC"] = meeting
+    device = torch.device(PLACE)
+    torch.cuda.set_device(device)
+    comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
+    seconds = []
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        x = comm.empty(REDUCED_BYTES // 4, dtype=torch.float32).fill_(1.0)
+        for _ in range(ROUNDS + 2):
+            comm.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            comm.all_reduce(x, "mean", algorithm="two_shot")
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) * 1e-3)
+        if comm.stats()["paths"] != {"direct/push": ROUNDS + 2}:
+            raise RuntimeError(f"another path was taken: {comm.stats()}")
+        comm.barrier()
+    comm.close()
+    return seconds[2:]
+
+
+def all_reduces() -> list[dict[str, Any]]:
+    """Two-shot push: every rank reads and writes as many bytes as the buffer has. Kernels that wait
+    for each other run side by side only in one process."""
+    results = []
+    for mode, meeting in (("threads", "stream"), ("threads", "fused"), ("processes", "stream")):
+        for world in (2, 4):
+            of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=120.0)
+            rounds = [max(times) for times in zip(*of_ranks, strict=True)]
+            rate = 2 * world * REDUCED_BYTES / statistics.median(rounds)
+            results.append(
+                {
+                    "what": "all_reduce",
+                    "mode": mode,
+                    "meeting": meeting,
+                    "world": world,
+                    "bytes_per_s": rate,
+                }
+            )
     return results
 
 
@@ -154,6 +203,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="the file to write; otherwise standard output")
     options = parser.parse_args()
+    # Ranks that are threads: their streams must not queue behind each other's waits.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not torch.cuda.is_available():
         print(f"no GPU: {_C.cuda_probe()['problem']}", file=sys.stderr)
         return 1
@@ -161,7 +212,7 @@ def main() -> int:
     results: list[dict[str, Any]] = [{"what": "copy", "bytes_per_s": bound}]
     for dtype in ("float32", "bfloat16", "float16"):
         results += [reduction(dtype, inputs) for inputs in (2, 4, 8)]
-    results += flattening(1000, 4096) + flattening(1000, 65536)
+    results += flattening(1000, 4096) + flattening(1000, 65536) + all_reduces()
     for result in results:
         result["of_copy"] = result["bytes_per_s"] / bound
     dist.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)

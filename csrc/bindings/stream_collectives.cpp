@@ -14,7 +14,9 @@ StreamCollectives::StreamCollectives(std::shared_ptr<StreamCommunicator> communi
                                      std::string place, bool ordered)
     : communicator_(std::move(communicator)),
       place_(std::move(place)),
-      algorithm_(ordered ? "two_shot/moves" : "") {}
+      algorithm_(!ordered                             ? ""
+                 : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
+                                                      : "two_shot") {}
 
 at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
   if (place_ == "cpu" ? !device.is_cpu() : device.str() != place_) {

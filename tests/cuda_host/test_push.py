@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 import dpcore
 from dpcore import _C
@@ -19,14 +20,12 @@ def uuids_of(meeting, world):
 
 
 def on(meeting, body, world, *args, **options):
-    return on_devices(
-        body, world, *args, backend="cuda", uuids=uuids_of(meeting, world), **options
-    )
+    return on_devices(body, world, *args, backend="cuda", uuids=uuids_of(meeting, world), **options)
 
 
 def every_collective(comm, make, count=1001):
     """Results of the four collectives on tensors that `make` gives, with uneven parts too."""
-    rank, world = comm.rank, comm.world_size
+    rank, world, device = comm.rank, comm.world_size, getattr(comm, "device", "cpu")
     generator = torch.Generator().manual_seed(rank)
     sizes = [5 * r % 7 for r in range(world)]
     results = []
@@ -49,13 +48,13 @@ def every_collective(comm, make, count=1001):
             comm.all_reduce(z, "premul_sum", factor=rank + 0.5)
             results.append(z)
         whole = given(count * world, dtype)
-        part = torch.zeros(count, dtype=dtype)
+        part = torch.zeros(count, dtype=dtype, device=device)
         comm.reduce_scatter(part, whole, "max")
         gathered = given(count * world, dtype)
         comm.all_gather(gathered, part)
         results += [part, gathered]
         uneven = given(sum(sizes), dtype)
-        own = torch.zeros(sizes[rank], dtype=dtype)
+        own = torch.zeros(sizes[rank], dtype=dtype, device=device)
         comm.reduce_scatter(own, uneven, "max", sizes=sizes)
         together = given(sum(sizes), dtype)
         comm.all_gather(together, own, sizes=sizes)
@@ -64,7 +63,8 @@ def every_collective(comm, make, count=1001):
             told = given(count, dtype)
             comm.broadcast(told, root)
             results.append(told)
-    return [x.contiguous().view(torch.uint8).clone() for x in results], comm.stats().get("paths")
+    bits = [x.contiguous().view(torch.uint8).cpu().clone() for x in results]
+    return bits, comm.stats().get("paths")
 
 
 def ordinary(n, dtype):
@@ -175,7 +175,7 @@ def test_how_memory_is_shared():
     assert choose([rank(1), rank(1)], "descriptor") == "descriptor"
     with pytest.raises(dpcore.Unsupported, match=r"rank 1 is another process, rank 2 has no dev"):
         choose([rank(1), rank(2), rank(3, False, False)], "")
-    with pytest.raises(dpcore.Unsupported, match="rank 1 has no cudaIpc.*leave DPCORE_CUDA_MEMORY"):
+    with pytest.raises(dpcore.Unsupported, match=r"rank 1 has no cudaIpc.*leave DPCORE_CUDA_MEMORY"):
         choose([rank(1), rank(2, ipc=False)], "ipc")
     with pytest.raises(dpcore.Unsupported, match="choose of address, ipc and descriptor"):
         choose([rank(1)], "magic")
@@ -213,6 +213,28 @@ def test_ranks_that_are_processes_hand_over_descriptors(world, meeting):
         assert grown <= world, "memory that all ranks have dropped is still mapped"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_buckets_of_data_parallel_lie_in_the_arena(deterministic):
+    def body(comm):
+        module = nn.Linear(1024, 512)
+        with torch.no_grad():
+            module.weight.fill_(0.5)
+            module.bias.fill_(0.25)
+        model = dpcore.DataParallel(module, comm=comm, deterministic=deterministic)
+        before = comm.stats().get("paths", {}).get("direct/push", 0)
+        for step in range(3):
+            model.zero_grad()
+            x = torch.randn(4, 1024, generator=torch.Generator().manual_seed(step + 9 * comm.rank))
+            model(x).square().sum().backward()
+        direct = comm.stats().get("paths", {}).get("direct/push", 0) - before
+        return [p.grad.view(torch.uint8).clone() for p in module.parameters()], direct
+
+    host = on_host(body, 2)
+    device = on(SHARED, body, 2)
+    assert_same_bits(host, device)
+    assert all(direct >= 3 for _, direct in device), "the buckets took another path"
+
+
 def test_memory_has_to_lie_at_the_same_place():
     def body(comm):
         comm.all_reduce(torch.ones(3))
@@ -247,10 +269,9 @@ def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(meeting):
         for _ in range(3):
             comm.all_reduce(mine, async_op=True)
         comm.barrier()
+        return None
 
-    *errors, untouched = errors_of(
-        body, 3, backend="cuda", timeout=1.0, uuids=uuids_of(meeting, 3)
-    )
+    *errors, untouched = errors_of(body, 3, backend="cuda", timeout=1.0, uuids=uuids_of(meeting, 3))
     assert untouched is True
     for error in errors:
         assert isinstance(error, dpcore.Timeout), error
