@@ -34,6 +34,8 @@ class StreamCollectives final : public Collectives {
   void abandon(size_t slot, const at::Tensor& bucket) override;
 
  private:
+  std::shared_ptr<std::byte> allocate_shared(size_t bytes);
+
   std::shared_ptr<StreamCommunicator> communicator_;
   std::string place_;
   std::string algorithm_;
