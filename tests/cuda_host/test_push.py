@@ -175,7 +175,9 @@ def test_how_memory_is_shared():
     assert choose([rank(1), rank(1)], "descriptor") == "descriptor"
     with pytest.raises(dpcore.Unsupported, match=r"rank 1 is another process, rank 2 has no dev"):
         choose([rank(1), rank(2), rank(3, False, False)], "")
-    with pytest.raises(dpcore.Unsupported, match=r"rank 1 has no cudaIpc.*leave DPCORE_CUDA_MEMORY"):
+    with pytest.raises(
+        dpcore.Unsupported, match=r"rank 1 has no cudaIpc.*leave DPCORE_CUDA_MEMORY"
+    ):
         choose([rank(1), rank(2, ipc=False)], "ipc")
     with pytest.raises(dpcore.Unsupported, match="choose of address, ipc and descriptor"):
         choose([rank(1)], "magic")
