@@ -20,13 +20,15 @@ GPUS = max(torch.cuda.device_count(), 1)
 def ways(worlds):
     """(world, mode, how the ranks meet). On one GPU kernels that wait can run side by side only as
     those of one process: of several, one at a time has the GPU."""
+    found = []
     for world in worlds:
         for mode in ("threads", "processes"):
             for meeting in ("stream", "fused"):
                 alone = mode == "processes" and meeting == "fused" and world > GPUS
                 reason = f"needs {world} GPUs: kernels of several processes take turns on one"
                 mark = pytest.mark.skipif(alone, reason=reason)
-                yield pytest.param(world, mode, meeting, marks=mark)
+                found.append(pytest.param(world, mode, meeting, marks=mark))
+    return found
 
 
 def with_device(control, body, *args, meeting="auto"):
