@@ -185,6 +185,7 @@ $(addprefix build/cpp/$(1)/,$(CPP_PROGRAMS)): build/cpp/$(1)/%: build/cpp/$(1)/t
 
 # The part for GPUs that needs no GPU.
 build/cpp/$(1)/streams: $(CUDA:csrc/%.cpp=build/cpp/$(1)/%.o)
+build/cpp/$(1)/meetings: build/cpp/$(1)/cuda/reduce_job.o
 
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
 -include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/cuda/*.d build/cpp/$(1)/tests/*.d)

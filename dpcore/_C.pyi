@@ -343,6 +343,9 @@ class StreamCommunicator(Communicator):
     def control(self) -> Communicator:
         """The communicator on the host over the same ranks."""
 
+    def paths(self) -> dict[str, int]:
+        """How often operations took which path, where there are several."""
+
     def messages(
         self, messages: Sequence[tuple[bool, Any, int]], timeout: float, asynchronous: bool, /
     ) -> StreamWork | None:
@@ -565,6 +568,12 @@ class Reducer:
 
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""
+
+def _choose_memory(ranks: Sequence[tuple[int, bool, bool]], wish: str) -> str:
+    """How ranks (process, has descriptors, has ipc) get to each other's device memory."""
+
+def _choose_meeting(uuids: Sequence[str], wish: str) -> str:
+    """How ranks on these GPUs wait for each other: "stream" or "fused"."""
 
 # ---- parts, machine, inspection --------------------------------------------------------------
 

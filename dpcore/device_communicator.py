@@ -68,10 +68,24 @@ class DeviceCommunicator(Communicator):
         native = self._native.messages(messages, timeout, async_op)
         return None if native is None else Work(native, [tensor for tensor, _ in receives])
 
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor on the device, contents as they are.
+
+        With ``backend="cuda"`` all ranks call it alike: the memory is mapped by all of them, and
+        collectives on it (at the same place on every rank) move no extra byte.
+        """
+        return super().empty(*shape, dtype=dtype)
+
     def stats(self) -> dict[str, Any]:
-        """What carries the bytes: backend, library and device."""
+        """What carries the bytes: backend, library and device; how often operations took which
+        path, where there are several."""
         native = self._native
-        return {"backend": native.backend, "library": native.library, "device": native.device}
+        return {
+            "backend": native.backend,
+            "library": native.library,
+            "device": native.device,
+            "paths": native.paths(),
+        }
 
     @property
     def transport(self) -> str:

@@ -164,9 +164,9 @@ size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype
 }
 
 py::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
-                       py::handle torch_dtype) {
-  return py::reinterpret_steal<py::object>(
-      THPVariable_Wrap(tensor_over(std::move(owner), shape, scalar_type_of(torch_dtype))));
+                       py::handle torch_dtype, std::string_view place) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor_over(
+      std::move(owner), shape, scalar_type_of(torch_dtype), at::Device(std::string(place)))));
 }
 
 }  // namespace dpcore

@@ -38,7 +38,7 @@ pybind11::object empty_tensor(const std::vector<int64_t>& shape, pybind11::handl
 
 // A torch tensor over memory that `owner` keeps.
 pybind11::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
-                             pybind11::handle torch_dtype);
+                             pybind11::handle torch_dtype, std::string_view place = "cpu");
 size_t bytes_of_tensor(const std::vector<int64_t>& shape, pybind11::handle torch_dtype);
 
 }  // namespace dpcore

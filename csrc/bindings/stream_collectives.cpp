@@ -4,6 +4,8 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
+
 #include "comm/error.h"
 #include "reducer/collectives_native.h"
 #include "reducer/tensor_memory.h"
@@ -14,12 +16,27 @@ StreamCollectives::StreamCollectives(std::shared_ptr<StreamCommunicator> communi
                                      std::string place, bool ordered)
     : communicator_(std::move(communicator)),
       place_(std::move(place)),
-      algorithm_(ordered ? "two_shot/moves" : "") {}
+      algorithm_(!ordered                             ? ""
+                 : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
+                                                      : "two_shot") {}
+
+// The other ranks have to come to it, and they may be threads that want the GIL.
+std::shared_ptr<std::byte> StreamCollectives::allocate_shared(size_t bytes) {
+  std::optional<pybind11::gil_scoped_release> no_gil;
+  if (PyGILState_Check() == 1) no_gil.emplace();
+  return communicator_->allocate_shared(bytes);
+}
 
 at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
   if (place_ == "cpu" ? !device.is_cpu() : device.str() != place_) {
     throw Unsupported("the communicator works on " + place_ + ", the parameters are on " +
                       device.str() + "; move the module with .to('" + place_ + "')");
+  }
+  const size_t bytes = elements * at::elementSize(type);
+  if (auto shared = bytes > 0 ? allocate_shared(bytes) : nullptr) {
+    at::Tensor bucket =
+        tensor_over(std::move(shared), {static_cast<int64_t>(elements)}, type, device);
+    return bucket.zero_();
   }
   const at::Tensor memory =
       at::zeros({static_cast<int64_t>(elements)}, at::TensorOptions().dtype(type).device(device));

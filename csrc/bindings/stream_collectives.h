@@ -5,7 +5,8 @@
 // are computed, not when they are asked for; wait() makes that stream wait, and not the thread. The
 // host is never blocked, the device not longer than the result needs.
 //
-// Memory: buckets are torch's, registered with the library where it wants to know them in advance.
+// Memory: buckets are the communicator's where peers can reach those without a copy, otherwise
+// torch's, registered with the library where it wants to know them in advance.
 // Threads: see reducer/collectives.h; the GIL is not needed.
 #pragma once
 
@@ -39,6 +40,8 @@ class StreamCollectives final : public Collectives {
   void end_span(uint64_t span) override;
 
  private:
+  std::shared_ptr<std::byte> allocate_shared(size_t bytes);
+
   std::shared_ptr<StreamCommunicator> communicator_;
   std::string place_;
   std::string algorithm_;

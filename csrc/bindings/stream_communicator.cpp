@@ -196,6 +196,16 @@ py::list stop_device_trace(PyStreamCommunicator& comm) {
   return list_of(events, dropped + dropped_of_device);
 }
 
+// (process, has descriptors, has ipc) of each rank.
+std::string memory_of(const std::vector<std::tuple<int32_t, bool, bool>>& ranks,
+                      const std::string& wish) {
+  std::vector<MemorySupport> supports;
+  for (const auto& [process, descriptors, ipc] : ranks) {
+    supports.push_back({process, descriptors, ipc});
+  }
+  return std::string(name_of(choose_memory(supports, wish)));
+}
+
 template <auto Method, class... Arguments>
 auto without_gil() {
   return [](PyStreamCommunicator& comm, Arguments... arguments) {
@@ -245,6 +255,7 @@ void register_stream_communicator(py::module_& m) {
       .def("stop_trace", stop_device_trace)
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
+      .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
       .def("all_reduce_now", all_reduce_now)
       .def("barrier", barrier)
       .def("message", message)
@@ -252,7 +263,14 @@ void register_stream_communicator(py::module_& m) {
       .def("empty",
            [](PyStreamCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
              comm.core->check_usable();
-             return empty_tensor(shape, dtype, comm.place);
+             const size_t bytes = bytes_of_tensor(shape, dtype);
+             std::shared_ptr<std::byte> memory;
+             if (bytes > 0) {
+               const py::gil_scoped_release no_gil;
+               memory = comm.core->allocate_shared(bytes);
+             }
+             return memory ? tensor_over(std::move(memory), shape, dtype, comm.place)
+                           : empty_tensor(shape, dtype, comm.place);
            })
       .def("split",
            [](PyStreamCommunicator& comm, int color, int key) -> Comm {
@@ -283,6 +301,13 @@ void register_stream_communicator(py::module_& m) {
         arg("algorithm"), arg("deterministic"), arg("libraries"), arg("backend") = "auto",
         arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
+  m.def("_choose_memory", memory_of, arg("ranks"), arg("wish"));
+  m.def(
+      "_choose_meeting",
+      [](const std::vector<std::string>& uuids, const std::string& wish) {
+        return choose_meeting(uuids, wish);
+      },
+      arg("uuids"), arg("wish"));
 }
 
 }  // namespace dpcore

@@ -16,17 +16,26 @@
 #include <string>
 
 #include "comm/reduce.h"
+#include "cuda/memory_choice.h"
 #include "cuda/part_copy.h"
+#include "cuda/share_sync.h"
 
 namespace dpcore {
 
 // Memory of a device as another rank can find it, in this process or in another one of the host.
 struct MemoryHandle {
+  MemoryKind kind = MemoryKind::address;
   int32_t process = 0;
   int32_t device = 0;
-  uint64_t address = 0;  // in that process
-  uint64_t offset = 0;   // from where the handle leads
+  int32_t descriptor = -1;  // of the process that holds the handle now, which closes it
+  uint64_t address = 0;     // in that process
+  uint64_t bytes = 0;       // behind a descriptor; of ipc, from where the handle leads
   unsigned char handle[64] = {};
+};
+
+struct FlagNumber {
+  uint32_t* flag = nullptr;
+  uint32_t number = 0;
 };
 
 class Device {
@@ -65,10 +74,14 @@ class Device {
   // No work in any stream may still use it.
   virtual void release(std::byte* memory) = 0;
 
-  // For other ranks of the host: a handle of allocated memory, and the memory of a handle.
+  // For other ranks of the host: memory that they can map, its handle, and the memory of a handle.
+  virtual MemorySupport memory_support() = 0;
+  virtual std::byte* allocate_shared(size_t bytes, MemoryKind kind) = 0;  // ends with release()
   virtual MemoryHandle share_memory(std::byte* memory) = 0;
   virtual std::byte* map_memory(const MemoryHandle& handle) = 0;
   virtual void forget_memory(std::byte* memory) = 0;  // what map_memory gave
+  // Writes ordinary memory into the device's; when it returns, all work can read it.
+  virtual void upload(std::byte* to, const void* from, size_t bytes) = 0;
   // Pages of the host where the device can read and write; their address there.
   virtual void* map_host(void* pages, size_t bytes) = 0;
   virtual void forget_host(void* pages) = 0;
@@ -77,10 +90,21 @@ class Device {
   // 2^31 - 1 more, counted around; the flag becomes `number` when all before is done and visible.
   virtual void wait_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
   virtual void raise_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
+  // All of them, as one item of work where the device can.
+  virtual void wait_flags(Stream stream, std::span<const FlagNumber> flags) {
+    for (const FlagNumber& flag : flags) wait_flag(stream, flag.flag, flag.number);
+  }
+  virtual void raise_flags(Stream stream, std::span<const FlagNumber> flags) {
+    for (const FlagNumber& flag : flags) raise_flag(stream, flag.flag, flag.number);
+  }
 
   // Into the stream:
   virtual void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
                       std::span<void* const> out, size_t count) = 0;
+  // The same on memory that other ranks reach too, see share_sync.h.
+  virtual void reduce_together(Stream stream, const ReduceSpec& spec,
+                               std::span<const void* const> in, std::span<void* const> out,
+                               size_t count, const ShareSync& sync) = 0;
   virtual void copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
   virtual void copy_parts(Stream stream, const PartList& list) = 0;
 };

@@ -1,17 +1,16 @@
 // A GPU as a Device, over the CUDA runtime that is linked into the module.
 #include <cuda_runtime.h>
 
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstring>
-#include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "comm/error.h"
 #include "cuda/device.h"
+#include "cuda/driver.cuh"
 #include "cuda/kernels.h"
+#include "cuda/memory_cuda.cuh"
 #include "cuda/probe.h"
 
 namespace dpcore {
@@ -19,7 +18,8 @@ namespace {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
+  explicit CudaDevice(int index) : index_(index), memory_(index) {
+    Driver::get();  // here it says what is missing
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
     char text[2 * sizeof(properties.uuid.bytes) + 1];
@@ -91,47 +91,19 @@ class CudaDevice final : public Device {
     return status != cudaStreamCaptureStatusNone;
   }
 
-  std::byte* allocate(size_t bytes) override {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes");
-    return static_cast<std::byte*>(memory);
-  }
-  void release(std::byte* memory) override { cudaFree(memory); }
+  std::byte* allocate(size_t bytes) override { return memory_.allocate(bytes); }
+  void release(std::byte* memory) override { memory_.release(memory); }
 
-  MemoryHandle share_memory(std::byte* memory) override {
-    MemoryHandle handle;
-    handle.process = getpid();
-    handle.device = index_;
-    handle.address = reinterpret_cast<uint64_t>(memory);
-    // The handle leads to the beginning of the allocation that the memory is a part of.
-    unsigned long long base = 0;
-    size_t bytes = 0;
-    check_driver(driver_.address_range(&base, &bytes, handle.address), "cuMemGetAddressRange");
-    handle.offset = handle.address - base;
-    cudaIpcMemHandle_t ipc{};
-    static_assert(sizeof(ipc) == sizeof(handle.handle));
-    check(cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(base)), "cudaIpcGetMemHandle");
-    std::memcpy(handle.handle, &ipc, sizeof(ipc));
-    return handle;
+  MemorySupport memory_support() override { return memory_.support(); }
+  std::byte* allocate_shared(size_t bytes, MemoryKind kind) override {
+    return memory_.allocate_shared(bytes, kind);
   }
-  std::byte* map_memory(const MemoryHandle& handle) override {
-    if (handle.process == getpid()) {
-      enable_peer(handle.device);
-      return reinterpret_cast<std::byte*>(handle.address);
-    }
-    cudaIpcMemHandle_t ipc;
-    std::memcpy(&ipc, handle.handle, sizeof(ipc));
-    void* base = nullptr;
-    check(cudaIpcOpenMemHandle(&base, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
-    auto* memory = static_cast<std::byte*>(base) + handle.offset;
-    opened_[memory] = base;
-    return memory;
-  }
-  void forget_memory(std::byte* memory) override {
-    const auto found = opened_.find(memory);
-    if (found == opened_.end()) return;
-    cudaIpcCloseMemHandle(found->second);
-    opened_.erase(found);
+  MemoryHandle share_memory(std::byte* memory) override { return memory_.share(memory); }
+  std::byte* map_memory(const MemoryHandle& handle) override { return memory_.map(handle); }
+  void forget_memory(std::byte* memory) override { memory_.forget(memory); }
+  void upload(std::byte* to, const void* from, size_t bytes) override {
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // streams that block nobody read it
   }
   void* map_host(void* pages, size_t bytes) override {
     const cudaError_t error =
@@ -151,21 +123,43 @@ class CudaDevice final : public Device {
   }
 
   void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
-    constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ, which compares around 2^32
-    check_driver(
-        driver_.wait_value(as_stream(stream), reinterpret_cast<uint64_t>(flag), number, kAtLeast),
-        "cuStreamWaitValue32");
+    const FlagNumber one{flag, number};
+    wait_flags(stream, {&one, 1});
   }
   void raise_flag(Stream stream, uint32_t* flag, uint32_t number) override {
-    constexpr unsigned kFenced = 0;  // CU_STREAM_WRITE_VALUE_DEFAULT: what came before is visible
-    check_driver(
-        driver_.write_value(as_stream(stream), reinterpret_cast<uint64_t>(flag), number, kFenced),
-        "cuStreamWriteValue32");
+    const FlagNumber one{flag, number};
+    raise_flags(stream, {&one, 1});
+  }
+  // GEQ compares around 2^32.
+  void wait_flags(Stream stream, std::span<const FlagNumber> flags) override {
+    work_on_flags(stream, flags, [](const FlagNumber& flag) {
+      CUstreamBatchMemOpParams item{};
+      item.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+      item.waitValue.address = reinterpret_cast<CUdeviceptr>(flag.flag);
+      item.waitValue.value = flag.number;
+      item.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+      return item;
+    });
+  }
+  // The default puts a fence before the write: what came before is visible.
+  void raise_flags(Stream stream, std::span<const FlagNumber> flags) override {
+    work_on_flags(stream, flags, [](const FlagNumber& flag) {
+      CUstreamBatchMemOpParams item{};
+      item.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+      item.writeValue.address = reinterpret_cast<CUdeviceptr>(flag.flag);
+      item.writeValue.value = flag.number;
+      item.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+      return item;
+    });
   }
 
   void reduce(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
               std::span<void* const> out, size_t count) override {
     launch(reduce_job(spec, in, out, count), stream);
+  }
+  void reduce_together(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
+                       std::span<void* const> out, size_t count, const ShareSync& sync) override {
+    launch(reduce_job(spec, in, out, count), sync, stream);
   }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, as_stream(stream)),
@@ -186,57 +180,20 @@ class CudaDevice final : public Device {
     }
   }
 
-  void check_driver(int result, const char* call) const {
-    if (result != 0) {
-      throw Error(name() + ": " + call + " answers CUresult " + std::to_string(result));
-    }
+  template <class MakeItem>
+  void work_on_flags(Stream stream, std::span<const FlagNumber> flags, MakeItem make) {
+    if (flags.empty()) return;
+    std::vector<CUstreamBatchMemOpParams> items;
+    items.reserve(flags.size());
+    for (const FlagNumber& flag : flags) items.push_back(make(flag));
+    const CUresult result = Driver::get().stream_batch(
+        as_stream(stream), static_cast<unsigned>(items.size()), items.data(), 0);
+    Driver::check(result, name() + ": cuStreamBatchMemOp");
   }
-
-  // Devices of one process reach each other's memory when they are told to.
-  void enable_peer(int other) {
-    if (other == index_) return;
-    const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      cudaGetLastError();
-      return;
-    }
-    if (error != cudaSuccess) {
-      cudaGetLastError();
-      throw Unsupported(name() + " can't reach the memory of cuda:" + std::to_string(other) + " (" +
-                        cudaGetErrorString(error) + "): use backend='nccl'");
-    }
-  }
-
-  // Calls that only the driver has; asked for by name, so that nothing is linked against it.
-  struct Driver {
-    int (*wait_value)(cudaStream_t, unsigned long long, uint32_t, unsigned) = nullptr;
-    int (*write_value)(cudaStream_t, unsigned long long, uint32_t, unsigned) = nullptr;
-    int (*address_range)(unsigned long long*, size_t*, unsigned long long) = nullptr;
-
-    Driver() {
-      find("cuStreamWaitValue32", wait_value);
-      find("cuStreamWriteValue32", write_value);
-      find("cuMemGetAddressRange", address_range);
-    }
-    template <class Function>
-    static void find(const char* name, Function& function) {
-      constexpr unsigned kVersion = 12000;
-      void* address = nullptr;
-      cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-      const cudaError_t error =
-          cudaGetDriverEntryPointByVersion(name, &address, kVersion, cudaEnableDefault, &found);
-      if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-        throw Unsupported(std::string("the NVIDIA driver lacks ") + name +
-                          ": install one for CUDA 12.0 or newer");
-      }
-      function = reinterpret_cast<Function>(address);
-    }
-  };
 
   int index_;
   std::string uuid_;
-  Driver driver_;
-  std::map<std::byte*, void*> opened_;
+  CudaMemory memory_;
   std::set<void*> registered_;
 };
 

@@ -9,12 +9,12 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "cuda/memory_host.h"
 #include "cuda/reduce_job.h"
 
 namespace dpcore {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};  // what cudaMalloc promises
 constexpr auto kFlagNap = std::chrono::microseconds(20);
 constexpr size_t kWorkers = 3;  // a small number that does not divide much
 
@@ -91,22 +91,18 @@ class HostDevice final : public Device {
   bool is_caller(Stream stream) const override { return stream == nullptr; }
   bool is_capturing(Stream) override { return false; }
 
-  std::byte* allocate(size_t bytes) override {
-    return static_cast<std::byte*>(::operator new(bytes, kAlignment));
+  std::byte* allocate(size_t bytes) override { return memory_.allocate(bytes); }
+  void release(std::byte* memory) override { memory_.release(memory); }
+  MemorySupport memory_support() override { return {getpid(), true, false}; }
+  std::byte* allocate_shared(size_t bytes, MemoryKind kind) override {
+    return memory_.allocate_shared(bytes, kind);
   }
-  void release(std::byte* memory) override { ::operator delete(memory, kAlignment); }
-
-  // Ranks that are threads see each other's memory.
-  MemoryHandle share_memory(std::byte* memory) override {
-    return {getpid(), 0, reinterpret_cast<uint64_t>(memory), 0, {}};
+  MemoryHandle share_memory(std::byte* memory) override { return memory_.share(memory); }
+  std::byte* map_memory(const MemoryHandle& handle) override { return memory_.map(handle); }
+  void forget_memory(std::byte* memory) override { memory_.forget(memory); }
+  void upload(std::byte* to, const void* from, size_t bytes) override {
+    std::memcpy(to, from, bytes);
   }
-  std::byte* map_memory(const MemoryHandle& handle) override {
-    if (handle.process != getpid()) {
-      throw Unsupported("devices of the host share memory within a process only");
-    }
-    return reinterpret_cast<std::byte*>(handle.address);
-  }
-  void forget_memory(std::byte*) override {}
   void* map_host(void* pages, size_t) override { return pages; }
   void forget_host(void*) override {}
 
@@ -127,6 +123,10 @@ class HostDevice final : public Device {
     // Checked and copied now, as the arguments of a kernel are.
     add(stream, [job = reduce_job(spec, in, out, count)] { run_on_host(job, kWorkers); });
   }
+  void reduce_together(Stream stream, const ReduceSpec& spec, std::span<const void* const> in,
+                       std::span<void* const> out, size_t count, const ShareSync& sync) override {
+    add(stream, [job = reduce_job(spec, in, out, count), sync] { run_on_host(job, sync); });
+  }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
     add(stream, [=] { std::memmove(to, from, bytes); });
   }
@@ -144,6 +144,7 @@ class HostDevice final : public Device {
   }
 
   std::string uuid_;
+  HostMemory memory_;
 };
 
 }  // namespace

@@ -9,6 +9,8 @@
 namespace dpcore {
 
 void launch(const DeviceReduction& job, void* stream);
+// Among the kernels of other ranks, by either policy of share_sync.h.
+void launch(const DeviceReduction& job, const ShareSync& sync, void* stream);
 void launch(const PartList& list, void* stream);
 
 }  // namespace dpcore

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <thread>
 
 #include "comm/clock.h"
@@ -13,26 +16,23 @@ namespace dpcore {
 namespace {
 
 constexpr size_t kMailboxBytes = size_t{4} << 20;
-// Flags of a rank: one line of the cache for each peer, first what it sent, then what it took.
-constexpr size_t kPageBytes = 4096;
-constexpr int kMostRanks = kPageBytes / 64;
-constexpr size_t kFlagDistance = 64 / sizeof(uint32_t);
-constexpr size_t kTakenFrom = kPageBytes / sizeof(uint32_t);
-// Further than any number in use can be behind: the comparison goes around at 2^32.
-constexpr uint32_t kReleased = 1u << 30;
+constexpr size_t kBoardBytes = (sizeof(MeetingBoard) + 4095) / 4096 * 4096;
 constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr int64_t kDeparturePatienceNs = 1'000'000'000;
+// The host's deadline, which knows more, comes before the kernel's own.
+constexpr double kKernelPatience = 1.25;
 
-struct Card {  // what ranks tell each other
-  MemoryHandle stage;
+struct Card {         // what ranks tell each other
   uint64_t page = 0;  // offset in the arena
+  char uuid[64] = {};
+  char wish[16] = {};
 };
 
-uint32_t* sent_flag(uint32_t* page, int to) {
-  return page + static_cast<size_t>(to) * kFlagDistance;
-}
-uint32_t* taken_flag(uint32_t* page, int from) {
-  return page + kTakenFrom + static_cast<size_t>(from) * kFlagDistance;
+// What a rank's region holds.
+size_t board_at(int world) { return static_cast<size_t>(world) * kMailboxBytes; }
+size_t stage_at(int world) { return board_at(world) + kBoardBytes; }
+size_t region_bytes(int world) {
+  return stage_at(world) + PushCollectives::kSlots * PushCollectives::kSlotBytes;
 }
 
 }  // namespace
@@ -45,8 +45,8 @@ std::shared_ptr<MappedCommunicator> MappedCommunicator::start(std::shared_ptr<Co
         "backend='cuda' maps memory of the ranks' devices, so they have to share a host; use "
         "backend='nccl' between hosts");
   }
-  if (control->world() > kMostRanks) {
-    throw Unsupported("backend='cuda' is for at most " + std::to_string(kMostRanks) + " ranks");
+  if (control->world() > kMeetingRanks) {
+    throw Unsupported("backend='cuda' is for at most " + std::to_string(kMeetingRanks) + " ranks");
   }
   std::shared_ptr<MappedCommunicator> comm(
       new MappedCommunicator(std::move(control), std::move(device), std::move(options)));
@@ -69,23 +69,18 @@ MappedCommunicator::MappedCommunicator(std::shared_ptr<Communicator> control,
 
 MappedCommunicator::~MappedCommunicator() {
   close();
-  forget_peers();
-  for (uint32_t* page : pages_) device_->forget_host(page);
-  if (stage_ != nullptr && !group().failed() && everybody_leaves()) {
-    device_->release(stage_);
-  } else {
-    // Whoever is still there, or was stopped and wakes up, may read it and raise flags: never given
-    // to anybody else.
+  const bool may_go = !group().failed() && everybody_leaves();
+  if (regions_) {
+    regions_->forget_peers();
+    if (!may_go) regions_->abandon();
+  }
+  for (FlagPage* page : pages_) device_->forget_host(page);
+  if (!may_go) {
+    // Whoever is still there, or was stopped and wakes up, may raise flags: never given to anybody
+    // else.
     new std::shared_ptr<std::byte>(std::move(own_page_));
   }
   watch_.reset();
-}
-
-void MappedCommunicator::forget_peers() {
-  for (std::byte* stage : imported_) {
-    if (stage != nullptr) device_->forget_memory(stage);
-  }
-  imported_.clear();
 }
 
 // Memory may go when no peer has it mapped: each forgets it before it leaves. Ranks usually leave
@@ -101,12 +96,28 @@ bool MappedCommunicator::everybody_leaves() {
 }
 
 void MappedCommunicator::meet() {
+  regions_ =
+      std::make_unique<SharedRegions>(control_, device_, options_.interrupt, options_.timeout_s);
+  own_page_ = control_->endpoint().arena().allocate(kFlagBytes, kFlagAlignment);
+  prepare(*new (own_page_.get()) FlagPage);
+  const std::string meeting = agree_on_meeting();
+  own_region_ = regions_->add(region_bytes(world()));
+  open_lines();
+  open_stages(meeting);
+  // Nobody writes to a board before its rank has prepared it.
+  Request everybody;
+  everybody.collective = Collective::barrier;
+  control_->run(std::move(everybody), "auto", options_.interrupt);
+}
+
+// Where everybody's flags are, and how the ranks meet.
+std::string MappedCommunicator::agree_on_meeting() {
   const auto ranks = static_cast<size_t>(world());
-  Arena& arena = control_->endpoint().arena();
-  own_page_ = arena.allocate(2 * kPageBytes, kPageBytes);
-  std::fill_n(own_page_.get(), 2 * kPageBytes, std::byte{0});
-  stage_ = device_->allocate(ranks * kMailboxBytes);
-  Card own{device_->share_memory(stage_), arena.offset_of(own_page_.get(), 1)};
+  Card own;
+  own.page = control_->endpoint().arena().offset_of(own_page_.get(), 1);
+  std::strncpy(own.uuid, device_->uuid().c_str(), sizeof(own.uuid) - 1);
+  const char* wish = std::getenv("DPCORE_CUDA_SYNC");
+  if (wish != nullptr) std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
   std::vector<Card> cards(ranks);
   Request request;
   request.collective = Collective::all_gather;
@@ -114,28 +125,71 @@ void MappedCommunicator::meet() {
   request.input = reinterpret_cast<const std::byte*>(&own);
   request.output = reinterpret_cast<std::byte*>(cards.data());
   control_->run(std::move(request), "auto", options_.interrupt);
+  std::vector<std::string> uuids;
+  for (size_t r = 0; r < ranks; ++r) {
+    std::byte* page = static_cast<int>(r) == rank()
+                          ? own_page_.get()
+                          : control_->group().base(static_cast<int>(r)) + cards[r].page;
+    pages_.push_back(reinterpret_cast<FlagPage*>(page));
+    on_device_.push_back(static_cast<FlagPage*>(device_->map_host(page, kFlagBytes)));
+    uuids.emplace_back(cards[r].uuid);
+  }
+  return choose_meeting(uuids, cards.front().wish);  // rank 0's wish is everybody's
+}
 
-  imported_.assign(ranks, nullptr);
-  outgoing_.resize(ranks);
-  incoming_.resize(ranks);
-  std::vector<uint32_t*> on_device(ranks);
-  for (int r = 0; r < world(); ++r) {
-    std::byte* page = r == rank() ? own_page_.get()
-                                  : control_->group().base(r) + cards[static_cast<size_t>(r)].page;
-    pages_.push_back(reinterpret_cast<uint32_t*>(page));
-    on_device[static_cast<size_t>(r)] =
-        reinterpret_cast<uint32_t*>(device_->map_host(page, 2 * kPageBytes));
+void MappedCommunicator::open_lines() {
+  const auto me = static_cast<size_t>(rank());
+  outgoing_.resize(pages_.size());
+  incoming_.resize(pages_.size());
+  for (size_t peer = 0; peer < pages_.size(); ++peer) {
+    if (peer == me) continue;
+    outgoing_[peer] = {own_region_->own + peer * kMailboxBytes, &on_device_[me]->sent[peer].value,
+                       &on_device_[peer]->taken[me].value};
+    incoming_[peer] = {own_region_->at[peer] + me * kMailboxBytes,
+                       &on_device_[peer]->sent[me].value, &on_device_[me]->taken[peer].value};
   }
-  uint32_t* own_flags = on_device[static_cast<size_t>(rank())];
-  for (int r = 0; r < world(); ++r) {
-    if (r == rank()) continue;
-    const auto peer = static_cast<size_t>(r);
-    imported_[peer] = device_->map_memory(cards[peer].stage);
-    outgoing_[peer] = {stage_ + peer * kMailboxBytes, sent_flag(own_flags, r),
-                       taken_flag(on_device[peer], rank())};
-    incoming_[peer] = {imported_[peer] + static_cast<size_t>(rank()) * kMailboxBytes,
-                       sent_flag(on_device[peer], rank()), taken_flag(own_flags, r)};
+}
+
+void MappedCommunicator::open_stages(const std::string& meeting) {
+  std::vector<MeetingBoard*> boards;
+  std::vector<std::byte*> stages;
+  for (std::byte* region : own_region_->at) {
+    boards.push_back(reinterpret_cast<MeetingBoard*>(region + board_at(world())));
+    stages.push_back(region + stage_at(world()));
   }
+  if (meeting == "fused") {
+    auto board = std::make_unique<MeetingBoard>();
+    std::fill_n(&board->arrived[0][0], kMeetingBlocks * kMeetingRanks, kFirstNumber);
+    std::fill_n(board->rounds, kMeetingBlocks, kFirstNumber);
+    device_->upload(reinterpret_cast<std::byte*>(boards[static_cast<size_t>(rank())]), board.get(),
+                    sizeof(*board));
+    meeting_ = meeting_by_kernels(*device_, stream_, rank(), pages_, on_device_, boards,
+                                  kKernelPatience * options_.timeout_s);
+  } else {
+    meeting_ = meeting_by_stream(*device_, stream_, rank(), pages_, on_device_);
+  }
+  pushes_ = std::make_unique<PushCollectives>(*device_, stream_, *meeting_, rank(), stages);
+}
+
+std::string MappedCommunicator::describe() const {
+  std::string text = "mapped memory of " + device_->name();
+  if (regions_) text += " (" + std::string(name_of(regions_->kind())) + ")";
+  return meeting_ ? text + ", meetings: " + meeting_->name() : text;
+}
+
+std::map<std::string, uint64_t> MappedCommunicator::paths() {
+  const std::lock_guard<std::mutex> lock(calls_);
+  std::map<std::string, uint64_t> counted;
+  for (size_t path = 0; path < runs_.size(); ++path) {
+    if (runs_[path] > 0) counted[std::string(name_of(static_cast<PushPath>(path)))] = runs_[path];
+  }
+  return counted;
+}
+
+std::shared_ptr<std::byte> MappedCommunicator::allocate_shared(size_t bytes) {
+  check_usable();
+  device_->attach();
+  return SharedRegions::memory_of(regions_->add(bytes));
 }
 
 std::shared_ptr<StreamCommunicator> MappedCommunicator::split(int color, int key) {
@@ -146,15 +200,25 @@ std::shared_ptr<StreamCommunicator> MappedCommunicator::split(int color, int key
 // ---- calls -----------------------------------------------------------------------------------
 
 void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
-  if (device_->is_capturing(stream_)) {
-    throw Unsupported(
-        "backend='cuda' can't be captured into a graph: its flags are numbers that "
-        "grow with every call");
+  const StreamWatch::Trouble before = trouble();  // of a graph, which nobody looks after
+  if (!before.what.empty()) {
+    watch_->fail(before.kind, before.culprit, before.what);
+    group().raise_failure();
   }
+  planned_ = {};
+  bool literal = false;
+  std::string wanted = "auto";
+  if (request.collective != Collective::barrier && !request.program) {
+    wanted = algorithm_of(request, algorithm, literal);
+    if (!literal) planned_ = plan_push(request, wanted, world(), *regions_);
+  }
+  if (capturing_) check_captured(request);
   if (request.collective == Collective::barrier) return;
+  if (planned_.path != PushPath::none) {
+    request.layout ^= layout_of(planned_);
+    return;
+  }
   if (!request.program) {
-    bool literal = false;  // there is nothing else
-    const std::string wanted = algorithm_of(request, algorithm, literal);
     request.program = program_for(
         request,
         wanted == "auto" ? algorithm_of_fewest_bytes(request.collective, world()) : wanted);
@@ -163,21 +227,34 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
   check_deterministic(request);
 }
 
+// Nobody looks after what runs in a graph, but what went wrong there is found at the next call.
+void MappedCommunicator::check_captured(const Request& request) const {
+  const bool is_barrier = request.collective == Collective::barrier;
+  if (meeting_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) return;
+  throw Unsupported(
+      "backend='cuda' can't capture this into a graph: " +
+      std::string(meeting_->can_be_captured()
+                      ? "messages and lists of moves go by numbers that the host gives"
+                      : "ranks that share a GPU meet by numbers that the host gives") +
+      "; capture all_reduce, reduce_scatter, all_gather and broadcast with a GPU per rank");
+}
+
 void MappedCommunicator::enqueue(const Request& request) {
+  if (planned_.path != PushPath::none) {
+    ++runs_[static_cast<size_t>(planned_.path)];
+    pushes_->run(request, planned_, capturing_);
+    return;
+  }
   if (request.collective != Collective::barrier) {
+    ++runs_[0];
     run_moves(request, *device_, stream_, *this, [this](size_t bytes) { return scratch(bytes); });
     return;
   }
-  std::byte* token = scratch(2);
-  for (int r = 0; r < world(); ++r) {
-    if (r == rank()) continue;
-    send(token, 1, r);
-    receive(token + 1, 1, r);
-  }
-  end_group();
+  if (world() > 1) meeting_->meet();
 }
 
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
+  if (capturing_) throw Unsupported("backend='cuda' can't capture messages into a graph");
   for (const StreamMessage& message : messages) {
     if (message.sends) {
       send(message.data, message.bytes, message.peer);
@@ -253,7 +330,7 @@ void MappedCommunicator::release() {
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   for (int r = 0; r < world(); ++r) {
     if (r == rank()) continue;
-    const std::atomic_ref<uint32_t> taken(*taken_flag(pages_[static_cast<size_t>(r)], rank()));
+    const std::atomic_ref<uint32_t> taken(pages_[static_cast<size_t>(r)]->taken[rank()].value);
     while (taken.load() != outgoing_[static_cast<size_t>(r)].number) {
       group().endpoint().look_for_deaths();
       if (group().adopt_failure_of_peer() || group().is_dead(r) || now_ns() > deadline) {
@@ -265,8 +342,18 @@ void MappedCommunicator::release() {
       std::this_thread::sleep_for(kNap);
     }
   }
-  forget_peers();
+  regions_->forget_peers();
 }
+
+StreamWatch::Trouble MappedCommunicator::trouble() {
+  const int late = late_peer();
+  if (late < 0 || group().failed() || !meeting_->gave_up()) return {};
+  return {"a kernel on " + device_->name() + " has waited in vain for that of rank " +
+              std::to_string(late) + ": it has not come to the operation, or can't be reached",
+          ErrorKind::timeout, late};
+}
+
+int MappedCommunicator::late_peer() const { return meeting_ ? meeting_->late_peer() : -1; }
 
 // Raises the flags that this rank's stream waits for; it is the only one to wait for them.
 void MappedCommunicator::stop() {
@@ -274,17 +361,19 @@ void MappedCommunicator::stop() {
   device_->attach();
   const Device::Event passed = device_->make_event();
   device_->record(passed, stream_);
-  const auto raise = [](uint32_t* flag, uint32_t number) {
-    const std::atomic_ref<uint32_t> value(*flag);
+  const auto raise = [](FlagPage::Line& flag, uint32_t number) {
+    const std::atomic_ref<uint32_t> value(flag.value);
     if (value.load() != number + kReleased) value.store(number + kReleased);
   };
+  if (meeting_) meeting_->give_up();
   while (!device_->has_happened(passed)) {  // a peer's stream may have lowered one again
     for (int r = 0; r < world(); ++r) {
       if (r == rank()) continue;
       const auto peer = static_cast<size_t>(r);
-      raise(sent_flag(pages_[peer], rank()), incoming_[peer].number);
-      raise(taken_flag(pages_[peer], rank()), outgoing_[peer].number);
+      raise(pages_[peer]->sent[rank()], incoming_[peer].number);
+      raise(pages_[peer]->taken[rank()], outgoing_[peer].number);
     }
+    if (meeting_) meeting_->let_pass();
     std::this_thread::sleep_for(kNap);
   }
   device_->destroy_event(passed);

@@ -237,14 +237,15 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
   }
 }
 
-std::string NcclCommunicator::trouble() {
+StreamWatch::Trouble NcclCommunicator::trouble() {
   const std::unique_lock<std::mutex> lock(calls_, std::try_to_lock);
-  if (!lock.owns_lock() || comm_ == nullptr) return "";  // whoever is in a call looks itself
+  if (!lock.owns_lock() || comm_ == nullptr) return {};  // whoever is in a call looks itself
   int state = nccl::kSuccess;
   const int result = library_.CommGetAsyncError(comm_, &state);
   if (result != nccl::kSuccess) state = result;
   const bool fine = state == nccl::kSuccess || state == nccl::kInProgress;
-  return fine ? "" : describe() + " reports: " + last_error(state);
+  if (fine) return {};
+  return {describe() + " reports: " + last_error(state)};
 }
 
 void NcclCommunicator::stop() {

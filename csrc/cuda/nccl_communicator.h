@@ -47,7 +47,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
   void plan(Request& request, const std::string& algorithm) override;
   void enqueue(const Request& request) override;
   void enqueue(const std::vector<StreamMessage>& messages) override;
-  std::string trouble() override;
+  StreamWatch::Trouble trouble() override;
   void stop() override;
   void release() override;
 

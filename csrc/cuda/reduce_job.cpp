@@ -50,6 +50,27 @@ struct OnHost {
   }
 };
 
+// One block of one worker.
+template <class Policy>
+struct OnHostTogether {
+  using Function = void (*)(const ReduceShares&, const ShareSync&, element::LoneBlock&);
+  template <class Reducer>
+  static constexpr Function make() {
+    return &element::run_share<Reducer, Policy, element::LoneBlock>;
+  }
+};
+
+template <class Policy>
+void run_blocks(const DeviceReduction& job, const ShareSync& sync) {
+  using Make = OnHostTogether<Policy>;
+  static constexpr ReduceTable<typename Make::Function, Make> kTable;
+  const auto run = kTable.find(job.kernel.dtype, job.kernel.op);
+  for (int index = 0; index < sync.blocks; ++index) {
+    element::LoneBlock block(index, sync.blocks);
+    run(job.shares, sync, block);
+  }
+}
+
 }  // namespace
 
 DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> in,
@@ -79,6 +100,14 @@ void run_on_host(const DeviceReduction& job, size_t workers) {
   static constexpr ReduceTable<OnHost::Function, OnHost> kTable;
   const OnHost::Function run = kTable.find(job.kernel.dtype, job.kernel.op);
   for (size_t worker = 0; worker < workers; ++worker) run(job.shares, worker, workers);
+}
+
+void run_on_host(const DeviceReduction& job, const ShareSync& sync) {
+  if (sync.meets_peers()) {
+    run_blocks<element::MeetsPeers>(job, sync);
+  } else {
+    run_blocks<element::OrderedByStream>(job, sync);
+  }
 }
 
 }  // namespace dpcore

@@ -8,7 +8,7 @@
 
 #include "comm/reduce.h"
 #include "comm/reduce_lowering.h"
-#include "cuda/reduce_share.h"
+#include "cuda/share_sync.h"
 
 namespace dpcore {
 
@@ -24,5 +24,8 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
 
 // All shares of the job, one worker after the other, on memory of the host.
 void run_on_host(const DeviceReduction& job, size_t workers);
+// As a kernel among those of other ranks (share_sync.h), sync.blocks blocks of one worker each, one
+// after the other: on each rank in the same order, so that they meet.
+void run_on_host(const DeviceReduction& job, const ShareSync& sync);
 
 }  // namespace dpcore

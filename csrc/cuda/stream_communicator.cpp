@@ -83,7 +83,8 @@ StreamCommunicator::~StreamCommunicator() {
 }
 
 void StreamCommunicator::watch() {
-  StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); }};
+  StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); },
+                               [this] { return late_peer(); }};
   watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(upcalls));
 }
 
@@ -99,7 +100,7 @@ StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint6
                                                   std::string message, double timeout_s,
                                                   Device::Stream current, Enqueue enqueue) {
   const Works work = take_work();
-  work->captured = device_->is_capturing(current);
+  work->captured = capturing_;
   work->what = what;
   work->message = std::move(message);
   // Messages are between two ranks: they have no number that all agree on.
@@ -139,6 +140,7 @@ StreamCommunicator::Works StreamCommunicator::submit(Request request, const std:
   }
   const std::lock_guard<std::mutex> lock(calls_);
   device_->attach();
+  capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
   return run(fingerprint_of(request), request.count * size_of(request.dtype), {}, request.timeout_s,
              current, [&] { enqueue(request); });
@@ -162,6 +164,7 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   }
   const std::lock_guard<std::mutex> lock(calls_);
   device_->attach();
+  capturing_ = device_->is_capturing(current);
   return run({}, bytes, text.empty() ? "no message" : text, timeout_s, current,
              [&] { enqueue(messages); });
 }

@@ -15,6 +15,7 @@
 // any may call, one at a time enters (calls_); a watching thread ends what cannot complete.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -60,6 +61,9 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // "NCCL 2.27.3 (/.../libnccl.so.2)"
   virtual std::string describe() const = 0;
 
+  // How often operations took which path, where there are several.
+  virtual std::map<std::string, uint64_t> paths() { return {}; }
+
   using Works = std::shared_ptr<StreamWork>;
   Works submit(Request request, const std::string& algorithm, Device::Stream current);
   // Several messages travel at the same time: none waits for one before it.
@@ -73,6 +77,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
   void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt);
 
+  // Memory that peers reach without a copy. All ranks call it alike. Null: any memory is as good.
+  virtual std::shared_ptr<std::byte> allocate_shared(size_t) { return nullptr; }
   // Memory that will often be used: what the wires need to know of it in advance.
   virtual std::shared_ptr<void> register_memory(std::byte* memory, size_t bytes) = 0;
   // Ranks with the same color, as in Communicator::split; null for a negative one.
@@ -93,8 +99,9 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   virtual void enqueue(const Request& request) = 0;
   virtual void enqueue(const std::vector<StreamMessage>& messages) = 0;
   // By the watching thread:
-  virtual std::string trouble() = 0;
+  virtual StreamWatch::Trouble trouble() = 0;
   virtual void stop() = 0;
+  virtual int late_peer() const { return -1; }
   // When nothing is in flight any more; not after stop().
   virtual void release() = 0;
 
@@ -114,6 +121,7 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   std::shared_ptr<Device> device_;
   Options options_;
   Device::Stream stream_ = nullptr;
+  bool capturing_ = false;  // the call that is being made is recorded into a graph
   std::mutex calls_;
   std::unique_ptr<StreamWatch> watch_;
 

@@ -84,7 +84,7 @@ void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t by
            "rank " + std::to_string(group.rank()) + " calls " + Group::describe(number, what) +
                ", rank " + std::to_string(r) + " does not: " + group.last_operation_of(r) +
                ". All ranks have to call the same operations in the same order, with the same "
-               "sizes, types and algorithms");
+               "sizes, types and algorithms, and with memory of empty() at the same place or none");
       group.raise_failure();
     }
   }
@@ -129,10 +129,11 @@ void StreamWatch::look() {
   } catch (const Error& problem) {
     fail(ErrorKind::other, group().rank(), problem.what());
   }
-  // Work that ended because it was stopped has no result.
+  // Work that ended because it was stopped, or gave up by itself, has no result.
+  if (!completed_.empty() && !group().failed()) look_for_trouble();
   for (const auto& work : completed_) {
     if (work->message.empty()) group().finish_operation(work->number);
-    work->complete(stopped_.load() ? StreamWork::failed : StreamWork::done);
+    work->complete(stopped_.load() || gave_up_ ? StreamWork::failed : StreamWork::done);
   }
   completed_.clear();  // back to the pool
   std::shared_ptr<StreamWork> first;
@@ -177,10 +178,15 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
       return;
     }
   }
-  const std::string trouble = upcalls_.trouble();
-  if (!trouble.empty()) {
-    fail(ErrorKind::other, group.rank(), "on rank " + std::to_string(group.rank()) + " " + trouble);
-  }
+  look_for_trouble();
+}
+
+void StreamWatch::look_for_trouble() {
+  const Trouble trouble = upcalls_.trouble();
+  if (trouble.what.empty()) return;
+  gave_up_ = true;
+  const int culprit = trouble.culprit >= 0 ? trouble.culprit : group().rank();
+  fail(trouble.kind, culprit, "on rank " + std::to_string(group().rank()) + " " + trouble.what);
 }
 
 void StreamWatch::look_at_deadlines() {
@@ -200,6 +206,7 @@ void StreamWatch::look_at_deadlines() {
   for (int r = 0; r < group.world() && culprit < 0; ++r) {
     if (has_not_called(r, *late)) culprit = r;
   }
+  if (culprit < 0) culprit = upcalls_.late_peer();
   fail(ErrorKind::timeout, culprit,
        late->describe() + " was not complete on " + device_->name() + " " + seconds +
            " s after it was called; " + who_is_late(*late));
@@ -219,9 +226,12 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
     late += (late.empty() ? "rank " : "; rank ") + std::to_string(r) + " has not called it (" +
             group().last_operation_of(r) + ")";
   }
-  return late.empty() ? "all ranks have called it, so a device or the link between two is stuck; "
-                        "pass timeout= if it only needs longer"
-                      : late;
+  if (!late.empty()) return late;
+  const int peer = upcalls_.late_peer();
+  return "all ranks have called it, so a device or the link between two is stuck" +
+         (peer < 0 ? ""
+                   : " (the kernel here waits for that of rank " + std::to_string(peer) + ")") +
+         "; pass timeout= if it only needs longer";
 }
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {

@@ -60,11 +60,17 @@ struct StreamWork {
 
 class StreamWatch {
  public:
+  struct Trouble {  // an error that came without a call; none when the text is empty
+    std::string what;
+    ErrorKind kind = ErrorKind::other;
+    int culprit = -1;  // -1: this rank
+  };
   struct Upcalls {
-    // An error that came without a call, or an empty text.
-    std::function<std::string()> trouble;
+    std::function<Trouble()> trouble;
     // Ends what runs on the device, which nobody can complete any more. Called once.
     std::function<void()> stop;
+    // For whom the device itself waits, if it knows; -1 otherwise.
+    std::function<int()> late_peer;
   };
 
   // `black_box`: a communicator over the same ranks, for this watch alone.
@@ -85,6 +91,7 @@ class StreamWatch {
  private:
   void run();
   void look_at_peers(const StreamWork& waiting);
+  void look_for_trouble();
   void look_at_deadlines();
   bool has_not_called(int r, const StreamWork& work) const;
   std::string who_is_late(const StreamWork& work) const;
@@ -99,7 +106,8 @@ class StreamWatch {
   std::vector<std::shared_ptr<StreamWork>> completed_;  // of one look
   bool closing_ = false;
   std::atomic<bool> stopped_{false};
-  std::mutex looking_;  // one thread at a time
+  bool gave_up_ = false;  // work ended by itself without a result
+  std::mutex looking_;    // one thread at a time
   std::unique_ptr<std::thread> thread_;
 };
 

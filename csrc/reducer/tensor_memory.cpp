@@ -42,12 +42,12 @@ DType dtype_of(at::ScalarType type, const char* role) {
   }
 }
 
-at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape,
-                       at::ScalarType type) {
+at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape, at::ScalarType type,
+                       at::Device device) {
   void* data = owner.get();
   return at::from_blob(
       data, shape, [keep = std::move(owner)](void*) mutable { keep.reset(); },
-      at::TensorOptions().dtype(type));
+      at::TensorOptions().dtype(type).device(device), device);
 }
 
 at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRef shape,

@@ -14,8 +14,8 @@ namespace dpcore {
 DType dtype_of(at::ScalarType type, const char* role);
 
 // A tensor over memory that `owner` keeps.
-at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape,
-                       at::ScalarType type);
+at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape, at::ScalarType type,
+                       at::Device device = at::kCPU);
 
 // A tensor over a part of `whole`, as a tensor of its own and not as a view: it may be detached,
 // saved and replaced without its neighbours. Keeps the memory of `whole`.

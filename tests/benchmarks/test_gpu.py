@@ -1,11 +1,12 @@
-"""benchmarks/gpu.py as far as it goes without a GPU: what it trains, checks and says."""
+"""benchmarks/gpu as far as it goes without a GPU: what it trains, checks and says."""
 
 import pytest
 import torch
 from torch import nn
 
 import dpcore
-from benchmarks import gpu
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import sharing, steps
 from benchmarks.training.models import Language, ResNet50
 from tests.cuda_host.conftest import stand_in  # noqa: F401  (a fixture)
 from tests.cuda_host.ranks import on_devices
@@ -26,12 +27,12 @@ def test_shapes_are_those_of_their_names():
 @pytest.mark.usefixtures("stand_in")
 def test_launches_of_a_step_are_checked():
     def body(comm):
-        model, step = gpu.many_tensors(lambda m: dpcore.DataParallel(m, comm=comm), "cpu")
+        model, step = steps.many_tensors(lambda m: dpcore.DataParallel(m, comm=comm), "cpu")
         step()
-        assert gpu.check_launches(model, step) == len(model.bucket_report())
+        assert steps.check_launches(model, step) == len(model.bucket_report())
         on_host = dpcore.DataParallel(model.module, comm=comm._on_host)
         with pytest.raises(RuntimeError, match=r"took 0 launches and copied 400 gradients alone"):
-            gpu.check_launches(on_host, step_of(on_host))
+            steps.check_launches(on_host, step_of(on_host))
 
     def step_of(model):
         def step():
@@ -44,7 +45,7 @@ def test_launches_of_a_step_are_checked():
 
 
 def test_steps_run_on_the_processor_as_well():
-    for make, small in ((gpu.resnet50, {"batch": 2, "side": 32}),):
+    for make, small in ((steps.resnet50, {"batch": 2, "side": 32}),):
         model, step = make(lambda module: module, place="cpu", **small)
         step()
         assert all(p.grad is not None for p in model.parameters())
@@ -52,7 +53,7 @@ def test_steps_run_on_the_processor_as_well():
 
 def test_only_a_model_of_dpcore_counts_launches():
     with pytest.raises(TypeError, match="Linear are not counted"):
-        gpu.check_launches(nn.Linear(1, 1), lambda: None)
+        steps.check_launches(nn.Linear(1, 1), lambda: None)
 
 
 def test_targets_are_judged():
@@ -66,6 +67,20 @@ def test_targets_are_judged():
     for row in rows:
         gpu.judge(row)
     assert [row.get("reached") for row in rows] == [True, False, True, False, None]
+
+
+def test_shared_steps_are_those_of_the_slowest_rank(monkeypatch):
+    of_ranks = [
+        {"dpcore": [1.0, 2.0, 9.0], "torch over gloo": [8.0, 8.0, 8.0]},
+        {"dpcore": [3.0, 1.0, 1.0], "torch over gloo": [1.0, 1.0, 1.0]},
+    ]
+    monkeypatch.setattr(dpcore, "spawn", lambda *_, **__: of_ranks)
+    ours, torchs, *_ = rows = sharing.shared_steps()
+    assert len(rows) == 4
+    assert (ours["contender"], ours["seconds"], ours["of_torch"]) == ("dpcore", 3.0, 3 / 8)
+    assert (torchs["seconds"], "target_of_torch" in torchs) == (8.0, False)
+    gpu.judge(ours)
+    assert ours["reached"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -15,7 +15,7 @@ from tests.faults.hosts import why_not
 def test_ranks_of_all_kinds_get_to_hosts_of_their_own():
     """Where commands run, and what keeps MPI from memory that such hosts share after all."""
     between = Wire("1gbit", "eth0", ("here", "there"), ("10.0.0.1", "10.0.0.2"))
-    ranks = commands("gloo", 2, "/tmp/job", between)
+    ranks = commands("gloo", 2, "job", between)
     assert [rank[:5] for rank in ranks] == [
         ["ip", "netns", "exec", host, "env"] for host in ("here", "there")
     ]
@@ -23,12 +23,12 @@ def test_ranks_of_all_kinds_get_to_hosts_of_their_own():
     assert len({word for rank in ranks for word in rank if word.startswith("BENCH_MEETING")}) == 1
     for group, only_tcp in (("openmpi-tcp", "btl self,tcp"), ("mpich-tcp", "UCX_TLS=tcp,self")):
         try:
-            (mpiexec,) = commands(group, 2, "/tmp/job", between)
+            (mpiexec,) = commands(group, 2, "job", between)
         except NotInstalledError:
             continue
         assert only_tcp in " ".join(mpiexec)
         assert "BENCH_HOSTS=10.0.0.1=here 10.0.0.2=there" in mpiexec
-        (at_home,) = commands(group, 2, "/tmp/job")
+        (at_home,) = commands(group, 2, "job")
         assert only_tcp in " ".join(at_home) and "--host" not in at_home
 
 

@@ -1,4 +1,4 @@
-// Ranks as threads exchange over mapped stages (csrc/cuda/mapped_communicator.h) on devices of the
+// Ranks as threads exchange over mapped memory (csrc/cuda/mapped_communicator.h) on devices of the
 // host, whose streams are threads: random collectives and algorithms, waited for by streams, by the
 // host or not at all, several in flight, from the same seed on all ranks, with results checked.
 // Some runs end with a rank that does not come.
@@ -95,7 +95,9 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   // Of two: streams that are let pass carry garbage (mapped_communicator.h), and among more ranks
   // one would copy out of a mailbox while another copies in.
   const bool one_stays_away = world == 2 && seed % 2 == 1;
-  auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", "one"),
+  // GPUs of their own: kernels wait for each other; one GPU: the streams do.
+  const std::string uuid = seed % 4 < 2 ? "one" : "gpu " + std::to_string(rank);
+  auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", uuid),
                                         {one_stays_away ? 2.0 : 60.0, "auto", false, nullptr});
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not

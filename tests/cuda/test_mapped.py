@@ -1,6 +1,8 @@
 """backend="cuda" on one GPU that several ranks share, as threads and as processes; on several GPUs
 where there are some."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -10,13 +12,29 @@ from dpcore.device_communicator import on_device
 from tests.comm import matrix
 from tests.cuda.on_gpu import OnGpu
 from tests.cuda_host.test_nccl import device_cases
+from tests.cuda_host.test_push import assert_same_bits, every_collective, ordinary
 
 GPUS = max(torch.cuda.device_count(), 1)
 
 
-def with_device(control, body, *args):
+def ways(worlds):
+    """(world, mode, how the ranks meet). On one GPU kernels that wait can run side by side only as
+    those of one process: of several, one at a time has the GPU."""
+    found = []
+    for world in worlds:
+        for mode in ("threads", "processes"):
+            for meeting in ("stream", "fused"):
+                alone = mode == "processes" and meeting == "fused" and world > GPUS
+                reason = f"needs {world} GPUs: kernels of several processes take turns on one"
+                mark = pytest.mark.skipif(alone, reason=reason)
+                found.append(pytest.param(world, mode, meeting, marks=mark))
+    return found
+
+
+def with_device(control, body, *args, meeting="auto"):
     """Runs the body on the GPU with the rank's number, or all on one. Each rank in a stream of its
     own: in one that threads share, the wait of one rank would stand before the work of another."""
+    os.environ["DPCORE_CUDA_SYNC"] = meeting
     device = torch.device("cuda", control.rank % GPUS)
     torch.cuda.set_device(device)
     settings = {"timeout": 60.0, "algorithm": "auto", "deterministic": False}
@@ -32,13 +50,16 @@ def run_cases(comm, cases):
     return matrix.run_cases(OnGpu(comm), cases)
 
 
-@pytest.mark.parametrize("mode", ["threads", "processes"])
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_every_pair_of_values_gives_what_the_reference_gives(world, mode):
+def run_with(control, meeting, body, *args):
+    return with_device(control, body, *args, meeting=meeting)
+
+
+@pytest.mark.parametrize(("world", "mode", "meeting"), ways([2, 3, 4, 8]))
+def test_every_pair_of_values_gives_what_the_reference_gives(world, mode, meeting):
     cases = device_cases(world)
     if mode == "processes":
         cases = cases[::5]  # ranks that are processes take turns on a GPU
-    results = dpcore.spawn(with_device, world, run_cases, cases, mode=mode, timeout=120.0)
+    results = dpcore.spawn(run_with, world, meeting, run_cases, cases, mode=mode, timeout=120.0)
     problems = [problem for _, of_rank in results for problem in of_rank]
     assert not problems, "\n".join(problems[:20])
 
@@ -58,6 +79,42 @@ def test_the_bits_are_those_of_the_processor():
     on_gpu = dpcore.spawn(with_device, 3, lambda comm: bits(OnGpu(comm)), mode="threads")
     for host, gpu in zip(on_host, on_gpu, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(host, gpu, strict=True))
+
+
+def in_arena(comm):
+    return every_collective(comm, lambda n, dtype: comm.empty(n, dtype=dtype))
+
+
+def in_ordinary_memory(comm):
+    return every_collective(comm, lambda n, dtype: torch.zeros(n, dtype=dtype, device=comm.device))
+
+
+@pytest.mark.parametrize(("world", "mode", "meeting"), ways([2, 3, 4, 8]))
+def test_mapped_memory_has_the_bits_of_the_processor(world, mode, meeting):
+    host = dpcore.spawn(lambda comm: every_collective(comm, ordinary), world, mode="threads")
+    for body, path in ((in_ordinary_memory, "two_shot/stage"), (in_arena, "direct/push")):
+        device = dpcore.spawn(run_with, world, meeting, body, mode=mode, timeout=120.0)
+        assert_same_bits(host, device)
+        assert all(path in paths for _, paths in device)
+
+
+def captured(comm):
+    x = torch.full((3_000_000,), comm.rank + 1.0, device=comm.device)
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        comm.all_reduce(x, "mean")
+        x.add_(1)
+    for _ in range(3):
+        graph.replay()
+        comm.all_reduce(torch.ones(1000, device=comm.device))  # between two replays
+    torch.cuda.synchronize()
+    return x.unique().tolist()
+
+
+def test_captured_into_a_graph_where_kernels_meet():
+    assert dpcore.spawn(run_with, 2, "fused", captured, mode="threads") == [[6.0], [6.0]]
 
 
 def train(module, inputs, wrap):

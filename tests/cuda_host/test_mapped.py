@@ -1,5 +1,5 @@
-"""backend="cuda" on devices of the host: messages through mapped stages, ordered by flags that
-streams write and wait for."""
+"""backend="cuda" on devices of the host: every collective, messages, groups and faults. What is
+special to mapped memory is in test_push.py."""
 
 import threading
 
@@ -12,10 +12,13 @@ from tests.cuda_host.ranks import errors_of, on_devices
 from tests.cuda_host.test_nccl import SCHEDULES, device_cases
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("world", matrix.WORLDS)
-def test_every_pair_of_values_gives_what_the_reference_gives(world):
+def test_every_pair_of_values_gives_what_the_reference_gives(world, shared):
+    """Ranks that share a GPU meet by their streams, others by their kernels."""
     cases = device_cases(world)
-    results = on_devices(matrix.run_cases, world, cases, backend="cuda", timeout=60.0)
+    uuids = ["one gpu"] * world if shared else None
+    results = on_devices(matrix.run_cases, world, cases, backend="cuda", timeout=60.0, uuids=uuids)
     problems = [problem for _, of_rank in results for problem in of_rank]
     for case, fingerprints in zip(cases, zip(*(f for f, _ in results), strict=True), strict=True):
         if len(set(fingerprints)) > 1:

@@ -1,0 +1,1 @@
+"""What the GPU part reaches on one GPU: `python -m benchmarks.gpu`."""

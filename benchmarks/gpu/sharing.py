@@ -1,0 +1,122 @@
+"""Ranks that share one GPU: all-reduces in mapped memory, and training beside DDP over Gloo."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dpcore
+from benchmarks.gpu.kernels import PLACE, REDUCED_BYTES, ROUNDS
+from benchmarks.gpu.steps import Contender, gpt2, many_tensors
+
+PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
+SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
+SHARED_STEPS = 5
+
+
+def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
+    """Of each round on this rank, by events in its stream."""
+    from dpcore.device_communicator import on_device
+
+    os.environ["DPCORE_CUDA_SYNC"] = meeting
+    device = torch.device(PLACE)
+    torch.cuda.set_device(device)
+    comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
+    seconds = []
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        x = comm.empty(REDUCED_BYTES // 4, dtype=torch.float32).fill_(1.0)
+        for _ in range(ROUNDS + 2):
+            comm.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            comm.all_reduce(x, "mean", algorithm="two_shot")
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) * 1e-3)
+        if comm.stats()["paths"] != {"direct/push": ROUNDS + 2}:
+            raise RuntimeError(f"another path was taken: {comm.stats()}")
+        comm.barrier()
+    comm.close()
+    return seconds[2:]
+
+
+def all_reduces() -> list[dict[str, Any]]:
+    """Two-shot push: every rank reads and writes as many bytes as the buffer has. Kernels that wait
+    for each other run side by side only in one process."""
+    results = []
+    for mode, meeting in (("threads", "stream"), ("threads", "fused"), ("processes", "stream")):
+        for world in (2, 4):
+            of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=120.0)
+            rounds = [max(times) for times in zip(*of_ranks, strict=True)]
+            rate = 2 * world * REDUCED_BYTES / statistics.median(rounds)
+            results.append(
+                {
+                    "what": "all_reduce",
+                    "mode": mode,
+                    "meeting": meeting,
+                    "world": world,
+                    "bytes_per_s": rate,
+                }
+                | ({"target_of_copy": PUSH_TARGET} if mode == "threads" else {})
+            )
+    return results
+
+
+def steps_of_rank(
+    control: Any, make: Callable[..., Contender], folder: str, place: str = PLACE
+) -> dict[str, list[float]]:
+    """Seconds of a step of each contender on this rank, round by round in turns."""
+    from dpcore.device_communicator import on_device
+
+    device = torch.device(place)
+    torch.cuda.set_device(device)
+    comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=comm.rank, world_size=comm.world_size)
+    torchs = nn.parallel.DistributedDataParallel
+    made = {
+        "dpcore": make(lambda module: dpcore.DataParallel(module, comm=comm)),
+        "torch over gloo": make(lambda module: torchs(module, gradient_as_bucket_view=True)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(ROUNDS + 1):
+        for name, (_, step) in made.items():
+            torch.cuda.synchronize()
+            control.barrier()
+            begin = time.perf_counter()
+            for _ in range(SHARED_STEPS):
+                step()
+            torch.cuda.synchronize()
+            seconds[name].append((time.perf_counter() - begin) / SHARED_STEPS)
+    dist.destroy_process_group()
+    comm.close()
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def shared_steps() -> list[dict[str, Any]]:
+    """Two processes on the GPU: the slowest rank's step, medians over rounds."""
+    rows = []
+    for model, make in (("gpt2-124m-bf16", gpt2), ("400-tensors", many_tensors)):
+        with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
+            of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=240.0)
+        seconds = {
+            name: statistics.median(
+                map(max, zip(*(times[name] for times in of_ranks), strict=True))
+            )
+            for name in of_ranks[0]
+        }
+        for name, value in seconds.items():
+            row = {"what": "shared step", "model": model, "contender": name, "seconds": value}
+            if name == "dpcore":
+                row["of_torch"] = value / seconds["torch over gloo"]
+                row["target_of_torch"] = SHARED_TARGET
+            rows.append(row)
+    return rows

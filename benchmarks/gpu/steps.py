@@ -1,0 +1,102 @@
+"""Training with a world of one, the bucket path taken, beside torch DDP."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import dpcore
+from benchmarks.gpu.kernels import PLACE, ROUNDS
+from benchmarks.training.models import Language, ManyTensors, ResNet50
+
+STEP_TARGET = 0.95  # of the time of torch's, or less
+STEPS = 20
+
+Wrap = Callable[[nn.Module], nn.Module]
+Contender = tuple[nn.Module, Callable[[], None]]  # the wrapped module, and a step of it
+
+
+def gpt2(wrap: Wrap, place: str = PLACE, batch: int = 8, length: int = 512) -> Contender:
+    model = wrap(Language(50257, 768, 12, 12, 1024).to(place, torch.bfloat16))
+    tokens = torch.randint(0, 50257, (batch, length), device=place)
+
+    def step() -> None:
+        model.zero_grad()
+        model(tokens).float().logsumexp(-1).mean().backward()
+
+    return model, step
+
+
+def resnet50(wrap: Wrap, place: str = PLACE, batch: int = 64, side: int = 224) -> Contender:
+    model = wrap(ResNet50().to(place, torch.bfloat16))
+    images = torch.randn(batch, 3, side, side, device=place, dtype=torch.bfloat16)
+
+    def step() -> None:
+        model.zero_grad()
+        model(images).float().logsumexp(-1).mean().backward()
+
+    return model, step
+
+
+def many_tensors(wrap: Wrap, place: str = PLACE) -> Contender:
+    model = wrap(ManyTensors().to(place))
+    x = torch.ones(5000, device=place)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).backward()
+
+    return model, step
+
+
+def check_launches(model: nn.Module, step: Callable[[], None]) -> int:
+    """One launch per bucket and step brings all gradients; anything else is not what is measured.
+    Returns how many buckets there are."""
+    if not isinstance(model, dpcore.DataParallel):
+        raise TypeError(f"launches of a {type(model).__name__} are not counted")
+    before = model.stats()["copies"]
+    step()
+    after = model.stats()["copies"]
+    buckets = len(model.bucket_report())
+    launches, alone = (after[name] - before[name] for name in ("launches", "alone"))
+    if (launches, alone) != (buckets, 0):
+        raise RuntimeError(
+            f"a step with {buckets} buckets took {launches} launches and copied {alone} gradients "
+            "alone"
+        )
+    return buckets
+
+
+def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str, Any]]:
+    """Median seconds of a step for each contender, round by round one after the other. torch is
+    taken as it comes and with its gradients as views, and compared with the faster one."""
+    torchs = nn.parallel.DistributedDataParallel
+    made = {
+        "alone": make(lambda module: module),
+        "dpcore": make(lambda module: dpcore.DataParallel(module, comm=comm)),
+        "torch": make(torchs),
+        "torch, views": make(lambda module: torchs(module, gradient_as_bucket_view=True)),
+    }
+    contenders = {contender: step for contender, (_, step) in made.items()}
+    rounds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for _ in range(ROUNDS + 1):
+        for contender, step in contenders.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(STEPS):
+                step()
+            end.record()
+            torch.cuda.synchronize()
+            rounds[contender].append(begin.elapsed_time(end) * 1e-3 / STEPS)
+    seconds = {c: statistics.median(times[1:]) for c, times in rounds.items()}
+    rows: list[dict[str, Any]] = [
+        {"what": "step", "model": name, "contender": c, "seconds": s} for c, s in seconds.items()
+    ]
+    rows[1]["launches_per_step"] = check_launches(*made["dpcore"])
+    rows[1]["of_torch"] = seconds["dpcore"] / min(seconds["torch"], seconds["torch, views"])
+    rows[1]["target_of_torch"] = STEP_TARGET
+    return rows

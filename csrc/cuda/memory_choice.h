@@ -1,0 +1,33 @@
+// How ranks of a host get to memory of each other's devices: which of the ways that there are.
+//
+//   descriptor  physical memory behind a file descriptor that is handed over like the host's arena:
+//               it lives as long as anybody has it mapped, so nobody can pull it away (CUDA: VMM)
+//   ipc         a handle of 64 bytes (cudaIpc): where descriptors can't be handed over. Its owner
+//               must outlive those who have it open
+//   address     the address itself, where all ranks are threads of one process
+//
+// A pure choice from what every rank can do, the same on all of them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace dpcore {
+
+enum class MemoryKind : uint8_t { address, ipc, descriptor };
+
+std::string_view name_of(MemoryKind kind);
+
+struct MemorySupport {
+  int32_t process = 0;
+  bool descriptors = false;
+  bool ipc = false;
+};
+
+// `wish`: empty, or the name of one (DPCORE_CUDA_MEMORY). Throws Unsupported, naming the rank that
+// lacks it.
+MemoryKind choose_memory(std::span<const MemorySupport> ranks, const std::string& wish);
+
+}  // namespace dpcore
