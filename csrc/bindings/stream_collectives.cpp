@@ -4,11 +4,10 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include <optional>
-
 #include "comm/error.h"
 #include "reducer/collectives_native.h"
 #include "reducer/tensor_memory.h"
+#include "torch_backend/python_lock.h"
 
 namespace dpcore {
 
@@ -22,8 +21,7 @@ StreamCollectives::StreamCollectives(std::shared_ptr<StreamCommunicator> communi
 
 // The other ranks have to come to it, and they may be threads that want the GIL.
 std::shared_ptr<std::byte> StreamCollectives::allocate_shared(size_t bytes) {
-  std::optional<pybind11::gil_scoped_release> no_gil;
-  if (PyGILState_Check() == 1) no_gil.emplace();
+  const WithoutPythonLock unlocked;
   return communicator_->allocate_shared(bytes);
 }
 
@@ -45,11 +43,15 @@ at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at:
   if (!registration) {
     return memory;
   }
-  // The registration ends before the memory goes back to torch.
+  // The registration ends before the memory goes back to torch. It waits for calls in flight, which
+  // may look for signals and so want Python's lock, whoever lets go of the bucket.
   return at::from_blob(
       memory.mutable_data_ptr(), memory.sizes(),
       [keep = memory, registration](void*) mutable {
-        registration.reset();
+        {
+          const WithoutPythonLock unlocked;
+          registration.reset();
+        }
         keep.reset();
       },
       memory.options(), device);
