@@ -92,7 +92,8 @@ std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
 void Arena::grow_for(size_t bytes, size_t alignment) {
   const size_t old_size = blocks_.size();
   const size_t shared_step = bytes < kGrowthStep ? old_size + kGrowthStep : 0;
-  const size_t new_size = round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
+  const size_t new_size =
+      round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
   if (new_size > reserve_) {
     throw Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
                 " bytes asked for with " + std::to_string(old_size) + " in use, but only " +
