@@ -7,8 +7,13 @@ import datetime
 import json
 import os
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
@@ -21,6 +26,7 @@ from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
 from dpcore.nccl import nccl_library
 
+Row = dict[str, Any]
 DESCRIPTION = """\
 Kernels: time on the GPU as its profiler has it, beside a copy of the same bytes between two buffers
 of the GPU. All-reduce: ranks that share the GPU, in memory that all of them have mapped, beside a
@@ -31,7 +37,7 @@ whether they reach it; how often dpcore launched copies of gradients is checked,
 """
 
 
-def judge(row: dict[str, Any]) -> None:
+def judge(row: Row) -> None:
     """Says whether a row with a target reaches it: at least so much of a copy's rate, at most so
     much of torch's time."""
     if "target_of_copy" in row:
@@ -56,41 +62,93 @@ def facts() -> dict[str, Any]:
     }
 
 
+def measured() -> tuple[list[Row], dict[str, str]]:
+    """All rows, and what failed: one that does leaves the others alone, since whoever has a GPU has
+    it for a short time."""
+    results: list[Row] = []
+    failures: dict[str, str] = {}
+
+    def add(name: str, make: Callable[[], list[Row]]) -> None:
+        begin = time.monotonic()
+        try:
+            rows = make()
+        except Exception as problem:
+            failures[name] = f"{name}: {type(problem).__name__}: {problem}"
+            return
+        results.extend(row | {"section": name} for row in rows)
+        print(f"{time.monotonic() - begin:6.1f} s  {name}", file=sys.stderr, flush=True)
+
+    add("copy", lambda: [{"what": "copy", "bytes_per_s": copy_rate()}])
+    for dtype in ("float32", "bfloat16", "float16"):
+        add(f"reduction {dtype}", partial(_reductions, dtype))
+    for elements, kind in ((4096, "float32"), (65536, "float32"), (65536, "bfloat16")):
+        add(f"flatten {elements} {kind}", partial(flattening, 1000, elements, kind))
+    add("all_reduce", all_reduces)
+    bound = results[0]["bytes_per_s"] if results and results[0]["what"] == "copy" else None
+    for row in results:
+        if bound and "bytes_per_s" in row:
+            row["of_copy"] = row["bytes_per_s"] / bound
+    add("steps", _steps_of_one)
+    add("shared steps", shared_steps)
+    for row in results:
+        judge(row)
+    return results, failures
+
+
+def _reductions(dtype: str) -> list[Row]:
+    return [reduction(dtype, inputs) for inputs in (2, 4, 8)]
+
+
+def _steps_of_one() -> list[Row]:
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    try:
+        comm = dpcore.init("nccl", rank=0, world_size=1, device=PLACE)
+        rows = steps("gpt2-124m-bf16", gpt2, comm) + steps("resnet50-bf16", resnet50, comm)
+        return rows + steps("400-tensors", many_tensors, comm)
+    finally:
+        dpcore.finalize()
+        dist.destroy_process_group()
+
+
+def tests_of(report: Path) -> dict[str, Any]:
+    """How many tests passed and were skipped, why, and the names of those that failed."""
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    skipped = [
+        reason.get("message", "") for case in cases if (reason := case.find("skipped")) is not None
+    ]
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    passed = len(cases) - len(skipped) - len(failed)
+    return {"passed": passed, "failed": failed, "skipped": dict(Counter(skipped))}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="the file to write; otherwise standard output")
+    parser.add_argument("--tests", type=Path, help="pytest's --junitxml, to be told of as well")
     options = parser.parse_args()
     # Ranks that are threads: their streams must not queue behind each other's waits.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not torch.cuda.is_available():
         print(f"no GPU: {_C.cuda_probe()['problem']}", file=sys.stderr)
         return 1
-    bound = copy_rate()
-    results: list[dict[str, Any]] = [{"what": "copy", "bytes_per_s": bound}]
-    for dtype in ("float32", "bfloat16", "float16"):
-        results += [reduction(dtype, inputs) for inputs in (2, 4, 8)]
-    results += flattening(1000, 4096) + flattening(1000, 65536)
-    results += flattening(1000, 65536, "bfloat16")
-    results += all_reduces()
-    for result in results:
-        result["of_copy"] = result["bytes_per_s"] / bound
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    comm = dpcore.init("nccl", rank=0, world_size=1, device=PLACE)
-    results += steps("gpt2-124m-bf16", gpt2, comm) + steps("resnet50-bf16", resnet50, comm)
-    results += steps("400-tensors", many_tensors, comm)
-    dpcore.finalize()
-    dist.destroy_process_group()
-    results += shared_steps()
-    for result in results:
-        judge(result)
-    text = json.dumps({**facts(), "results": results}, indent=1)
+    results, failures = measured()
+    tests = tests_of(options.tests) if options.tests else {}
+    text = json.dumps(
+        {**facts(), "tests": tests, "failures": failures, "results": results}, indent=1
+    )
     if options.out is None:
         print(text)
     else:
         options.out.write_text(text + "\n")
-    return 0
+    for problem in (*failures.values(), *tests.get("failed", [])):
+        print(problem, file=sys.stderr)
+    return 1 if failures or tests.get("failed") else 0
 
 
 if __name__ == "__main__":

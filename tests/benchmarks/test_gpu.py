@@ -1,5 +1,8 @@
 """benchmarks/gpu as far as it goes without a GPU: what it trains, checks and says."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +84,39 @@ def test_shared_steps_are_those_of_the_slowest_rank(monkeypatch):
     assert (torchs["seconds"], "target_of_torch" in torchs) == (8.0, False)
     gpu.judge(ours)
     assert ours["reached"]
+
+
+def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
+    def breaks(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 4.0)
+    monkeypatch.setattr(gpu, "reduction", lambda *_: {"what": "reduction", "bytes_per_s": 3.0})
+    monkeypatch.setattr(gpu, "flattening", breaks)
+    monkeypatch.setattr(gpu, "all_reduces", list)
+    monkeypatch.setattr(gpu, "_steps_of_one", list)
+    monkeypatch.setattr(gpu, "shared_steps", list)
+    rows, failures = gpu.measured()
+    assert [row["of_copy"] for row in rows] == [1.0] + 9 * [0.75]
+    assert len(failures) == 3
+    assert failures["flatten 4096 float32"].endswith("RuntimeError: no such kernel")
+    assert "reduction float16" in capsys.readouterr().err
+
+
+def test_the_tests_are_told_of(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_right(): pass\n"
+        "def test_wrong(): assert False\n"
+        "@pytest.mark.skip(reason='no GPU')\n"
+        "def test_left_out(): pass\n"
+    )
+    report = tmp_path / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-q", str(tmp_path), f"--junitxml={report}"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 1
+    assert gpu.tests_of(report) == {
+        "passed": 1, "failed": ["test_it::test_wrong"], "skipped": {"no GPU": 1},
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

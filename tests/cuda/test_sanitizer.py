@@ -1,0 +1,30 @@
+"""Our kernels under compute-sanitizer: memory, races within a block, what is read unwritten."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOUND = 9
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.skipif(
+    shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer in PATH"
+)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_nothing_is_found(tool):
+    # Of all that torch launches as well, only our kernels are looked at.
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND)]
+    command += ["--kernel-name-exclude", "kernel_substring=at::native"]
+    command += [sys.executable, "-m", "tests.cuda.sanitized"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    out = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert out.returncode == 0, (out.stdout + out.stderr)[-6000:]
+    assert "done" in out.stdout
