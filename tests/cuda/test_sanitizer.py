@@ -26,5 +26,7 @@ def test_nothing_is_found(tool):
     out = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
     )
+    if "Device not supported" in out.stdout + out.stderr:
+        pytest.skip("compute-sanitizer does not support this device, or not in this container")
     assert out.returncode == 0, (out.stdout + out.stderr)[-6000:]
     assert "done" in out.stdout
