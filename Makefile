@@ -110,6 +110,7 @@ gpu-check: ## on a machine with a GPU: build with its Python, tests/cuda, figure
 	@mkdir -p build
 	DPCORE_CUDA=1 DPCORE_CUDA_ARCHS="$${DPCORE_CUDA_ARCHS:-$$($(PYTHON) -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')}" \
 		$(PYTHON) setup.py build_ext --inplace >build/gpu.log 2>&1 || { tail -n 40 build/gpu.log; exit 1; }
+	@rm -f build/gpu-tests.xml
 	-$(PYTHON) -m pytest tests/cuda tests/test_cuda_probe.py --junitxml=build/gpu-tests.xml
 	$(PYTHON) -m benchmarks.gpu --tests build/gpu-tests.xml --out $(GPU_RESULT)
 

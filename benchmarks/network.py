@@ -22,7 +22,8 @@ def main() -> int:
     made = parser(DESCRIPTION, sizes="8:64M:8x", quick_sizes="8,64K,4M")
     made.add_argument(
         "--links", default=LOOPBACK.name, metavar="NAMES",
-        help="loopback, or what leaves a host per second, as in loopback,100mbit,1gbit",
+        help="loopback, or what leaves a host per second, as in loopback,100mbit,1gbit; --plot "
+        "draws the last",
     )  # fmt: skip
     arguments = made.parse_args()
     options = options_of(made, arguments)

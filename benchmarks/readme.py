@@ -48,11 +48,13 @@ def load(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def source(name: str, first: dict[str, Any], root: str = "") -> str:
+def source(
+    name: str, first: dict[str, Any], root: str = "", what: str = "Medians of one run"
+) -> str:
     """`root`: from the document to the root of the repository."""
     machine = first["machine"]
     return (
-        f"Medians of one run on {machine['cores']} cores of an {machine['cpu']}"
+        f"{what} on {machine['cores']} cores of an {machine['cpu']}"
         f" ({first['date'][:10]}, commit {first['commit'][:10].rstrip('+')});"
         f" the records are in [`benchmarks/results/{name}.jsonl`]"
         f"({root}benchmarks/results/{name}.jsonl)."
@@ -144,7 +146,7 @@ def table_of_network(records: list[dict[str, Any]]) -> str:
     for link, size in dict.fromkeys((link, size) for link, size, _ in times):
         row = [time_text(times[link, size, contender]) for contender in contenders]
         lines.append(f"| {link} | {size_text(size)} | " + " | ".join(row) + " |")
-    lines += ["", source("network", records[0], "../")]
+    lines += ["", source("network", records[0], "../", "Medians of two runs, loopback and links,")]
     return "\n".join(lines) + "\n"
 
 
@@ -157,7 +159,7 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
     for model in dict.fromkeys(model for model, _ in peaks):
         row = [f"{peaks[model, contender]:.1f}" for contender in contenders]
         lines.append(f"| {MODELS[model]} | " + " | ".join(row) + " |")
-    lines += ["", source("memory", records[0], "../")]
+    lines += ["", source("memory", records[0], "../", "One training each")]
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -22,22 +24,44 @@ def again(tmp_path, monkeypatch):
         "def test_lucky(): assert pathlib.Path(__file__).with_name('luck').exists()\n"
     )
     monkeypatch.setattr(tool, "ROOT", tmp_path)
-    monkeypatch.setattr(tool, "FAILED", tmp_path / "lastfailed")
+    monkeypatch.setattr(tool, "CACHE", tmp_path / "kept")
+    (tool.CACHE / "cache").mkdir(parents=True)
+    (tool.CACHE / "dpcore").mkdir()
     return tool
 
 
 @pytest.mark.parametrize(
-    ("failed", "status", "said"),
+    ("failed", "ended", "status", "said"),
     [
-        ((), 1, "ended in another way"),
-        (("lucky",), 0, "FLAKY, passed in its second run: test_it.py::test_lucky"),
-        (("lucky", "wrong"), 1, "failed twice: test_it.py::test_wrong"),
-        (("a", "b", "c", "d"), 1, "4 tests failed, more than 3"),
+        ((), 2, 1, "nothing to run again"),
+        (("lucky",), 2, 1, "nothing to run again"),
+        (("lucky",), None, 1, "nothing to run again"),
+        (("lucky",), 1, 0, "FLAKY, passed in its second run: test_it.py::test_lucky"),
+        (("lucky", "wrong"), 1, 1, "failed twice: test_it.py::test_wrong"),
+        (("a", "b", "c", "d"), 1, 1, "4 tests failed, more than 3"),
     ],
-    ids=["crash", "flaky", "wrong", "many"],
+    ids=["interrupted", "cut short", "crash", "flaky", "wrong", "many"],
 )
-def test_what_failed_runs_again(again, capsys, failed, status, said):
-    again.FAILED.write_text(json.dumps({f"test_it.py::test_{name}": True for name in failed}))
+def test_what_failed_runs_again(again, capsys, failed, ended, status, said):
+    names = {f"test_it.py::test_{name}": True for name in failed}
+    (again.CACHE / "cache" / "lastfailed").write_text(json.dumps(names))
+    (again.CACHE / "dpcore" / "exitstatus").write_text(json.dumps(ended))
     (again.ROOT / "luck").touch()
     assert again.main() == status
     assert said in capsys.readouterr().out
+
+
+def test_a_run_leaves_how_it_ended(tmp_path):
+    """What the tool reads is written by tests/conftest.py, also when pytest is stopped."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    kept = tmp_path / ".pytest_cache" / "v" / "dpcore" / "exitstatus"
+    for body, status in (
+        ("def test_it(): pass", 0),
+        ("def test_it(): assert False", 1),
+        ("import pytest\ndef test_it(): pytest.exit('enough')", 2),
+        ("import os\ndef test_it(): os._exit(5)", None),
+    ):
+        (tmp_path / "test_it.py").write_text(body)
+        command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
+        subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60)
+        assert json.loads(kept.read_text()) == status

@@ -21,12 +21,17 @@ import torch.distributed as dist
 import dpcore
 from benchmarks.gpu.kernels import PLACE, copy_rate, flattening, reduction
 from benchmarks.gpu.sharing import all_reduces, shared_steps
-from benchmarks.gpu.steps import gpt2, many_tensors, resnet50, steps
+from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
 from dpcore.nccl import nccl_library
 
 Row = dict[str, Any]
+MODELS: dict[str, Callable[..., Contender]] = {
+    "gpt2-124m-bf16": gpt2,
+    "resnet50-bf16": resnet50,
+    "400-tensors": many_tensors,
+}
 DESCRIPTION = """\
 Kernels: time on the GPU as its profiler has it, beside a copy of the same bytes between two buffers
 of the GPU. All-reduce: ranks that share the GPU, in memory that all of them have mapped, beside a
@@ -40,7 +45,7 @@ whether they reach it; how often dpcore launched copies of gradients is checked,
 def judge(row: Row) -> None:
     """Says whether a row with a target reaches it: at least so much of a copy's rate, at most so
     much of torch's time."""
-    if "target_of_copy" in row:
+    if "target_of_copy" in row and "of_copy" in row:
         row["reached"] = row["of_copy"] >= row["target_of_copy"]
     elif "target_of_torch" in row:
         row["reached"] = row["of_torch"] <= row["target_of_torch"]
@@ -88,8 +93,10 @@ def measured() -> tuple[list[Row], dict[str, str]]:
     for row in results:
         if bound and "bytes_per_s" in row:
             row["of_copy"] = row["bytes_per_s"] / bound
-    add("steps", _steps_of_one)
-    add("shared steps", shared_steps)
+    for name, make in MODELS.items():
+        add(f"step {name}", partial(_steps_of_one, name, make))
+    for name in ("gpt2-124m-bf16", "400-tensors"):
+        add(f"shared step {name}", partial(shared_steps, name, MODELS[name]))
     for row in results:
         judge(row)
     return results, failures
@@ -99,12 +106,10 @@ def _reductions(dtype: str) -> list[Row]:
     return [reduction(dtype, inputs) for inputs in (2, 4, 8)]
 
 
-def _steps_of_one() -> list[Row]:
+def _steps_of_one(name: str, make: Callable[..., Contender]) -> list[Row]:
     dist.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     try:
-        comm = dpcore.init("nccl", rank=0, world_size=1, device=PLACE)
-        rows = steps("gpt2-124m-bf16", gpt2, comm) + steps("resnet50-bf16", resnet50, comm)
-        return rows + steps("400-tensors", many_tensors, comm)
+        return steps(name, make, dpcore.init("nccl", rank=0, world_size=1, device=PLACE))
     finally:
         dpcore.finalize()
         dist.destroy_process_group()
@@ -112,7 +117,10 @@ def _steps_of_one() -> list[Row]:
 
 def tests_of(report: Path) -> dict[str, Any]:
     """How many tests passed and were skipped, why, and the names of those that failed."""
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    try:
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return {"failed": [f"pytest ended without a report in {report}"]}
     skipped = [
         reason.get("message", "") for case in cases if (reason := case.find("skipped")) is not None
     ]
@@ -127,15 +135,18 @@ def tests_of(report: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, help="the file to write; otherwise standard output")
-    parser.add_argument("--tests", type=Path, help="pytest's --junitxml, to be told of as well")
+    parser.add_argument("--tests", type=Path, help="pytest's --junitxml, to sum up in it")
     options = parser.parse_args()
     # Ranks that are threads: their streams must not queue behind each other's waits.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not torch.cuda.is_available():
-        print(f"no GPU: {_C.cuda_probe()['problem']}", file=sys.stderr)
+        problem = _C.cuda_probe()["problem"] or "torch sees none: install a CUDA build of it"
+        print(f"no GPU: {problem}", file=sys.stderr)
         return 1
     results, failures = measured()
     tests = tests_of(options.tests) if options.tests else {}

@@ -15,7 +15,7 @@ from torch import nn
 
 import dpcore
 from benchmarks.gpu.kernels import PLACE, REDUCED_BYTES, ROUNDS
-from benchmarks.gpu.steps import Contender, gpt2, many_tensors
+from benchmarks.gpu.steps import Contender
 
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
@@ -26,7 +26,7 @@ def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
     """Of each round on this rank, by events in its stream."""
     from dpcore.device_communicator import on_device
 
-    os.environ["DPCORE_CUDA_SYNC"] = meeting
+    os.environ["DPCORE_CUDA_SYNC"] = meeting  # of all ranks that are threads: see all_reduces
     device = torch.device(PLACE)
     torch.cuda.set_device(device)
     comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
@@ -54,7 +54,10 @@ def all_reduces() -> list[dict[str, Any]]:
     results = []
     for mode, meeting in (("threads", "stream"), ("threads", "fused"), ("processes", "stream")):
         for world in (2, 4):
+            before = os.environ.copy()
             of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=120.0)
+            os.environ.clear()
+            os.environ.update(before)
             rounds = [max(times) for times in zip(*of_ranks, strict=True)]
             rate = 2 * world * REDUCED_BYTES / statistics.median(rounds)
             results.append(
@@ -71,12 +74,13 @@ def all_reduces() -> list[dict[str, Any]]:
 
 
 def steps_of_rank(
-    control: Any, make: Callable[..., Contender], folder: str, place: str = PLACE
+    control: Any, make: Callable[..., Contender], folder: str
 ) -> dict[str, list[float]]:
     """Seconds of a step of each contender on this rank, round by round in turns."""
     from dpcore.device_communicator import on_device
 
-    device = torch.device(place)
+    os.environ["DPCORE_CUDA_SYNC"] = "stream"  # kernels of two processes take turns
+    device = torch.device(PLACE)
     torch.cuda.set_device(device)
     comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
     store = f"file://{folder}/store"
@@ -101,22 +105,18 @@ def steps_of_rank(
     return {name: times[1:] for name, times in seconds.items()}
 
 
-def shared_steps() -> list[dict[str, Any]]:
+def shared_steps(model: str, make: Callable[..., Contender]) -> list[dict[str, Any]]:
     """Two processes on the GPU: the slowest rank's step, medians over rounds."""
-    rows = []
-    for model, make in (("gpt2-124m-bf16", gpt2), ("400-tensors", many_tensors)):
-        with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
-            of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=240.0)
-        seconds = {
-            name: statistics.median(
-                map(max, zip(*(times[name] for times in of_ranks), strict=True))
-            )
-            for name in of_ranks[0]
-        }
-        for name, value in seconds.items():
-            row = {"what": "shared step", "model": model, "contender": name, "seconds": value}
-            if name == "dpcore":
-                row["of_torch"] = value / seconds["torch over gloo"]
-                row["target_of_torch"] = SHARED_TARGET
-            rows.append(row)
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
+        of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=240.0)
+    seconds = {}
+    for name in of_ranks[0]:
+        rounds = zip(*(times[name] for times in of_ranks), strict=True)
+        seconds[name] = statistics.median(max(of_round) for of_round in rounds)
+    rows: list[dict[str, Any]] = [
+        {"what": "shared step", "model": model, "contender": name, "seconds": value}
+        for name, value in seconds.items()
+    ]
+    rows[0]["of_torch"] = seconds["dpcore"] / seconds["torch over gloo"]
+    rows[0]["target_of_torch"] = SHARED_TARGET
     return rows

@@ -8,6 +8,7 @@ link, and each has to be told its address and to leave shared memory alone.
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,10 @@ def wire(name: str, world: int) -> Iterator[Wire]:
     if reason := namespaces.why_not():
         raise NoWireError(f"a shaped link {reason}")
     with namespaces.hosts(world) as made:
-        made.shape(name)
+        try:
+            made.shape(name)
+        except subprocess.CalledProcessError as problem:
+            said = problem.stderr.decode(errors="replace").strip()
+            raise NoWireError(f"a link of {name!r} can't be made: {said}") from None
         addresses = tuple(made.address(host) for host in range(world))
         yield Wire(name, "eth0", tuple(made.names), addresses)

@@ -48,10 +48,9 @@ def test_launches_of_a_step_are_checked():
 
 
 def test_steps_run_on_the_processor_as_well():
-    for make, small in ((steps.resnet50, {"batch": 2, "side": 32}),):
-        model, step = make(lambda module: module, place="cpu", **small)
-        step()
-        assert all(p.grad is not None for p in model.parameters())
+    model, step = steps.resnet50(lambda module: module, place="cpu", batch=2, side=32)
+    step()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_only_a_model_of_dpcore_counts_launches():
@@ -78,8 +77,7 @@ def test_shared_steps_are_those_of_the_slowest_rank(monkeypatch):
         {"dpcore": [3.0, 1.0, 1.0], "torch over gloo": [1.0, 1.0, 1.0]},
     ]
     monkeypatch.setattr(dpcore, "spawn", lambda *_, **__: of_ranks)
-    ours, torchs, *_ = rows = sharing.shared_steps()
-    assert len(rows) == 4
+    ours, torchs = sharing.shared_steps("400-tensors", steps.many_tensors)
     assert (ours["contender"], ours["seconds"], ours["of_torch"]) == ("dpcore", 3.0, 3 / 8)
     assert (torchs["seconds"], "target_of_torch" in torchs) == (8.0, False)
     gpu.judge(ours)
@@ -94,13 +92,27 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "reduction", lambda *_: {"what": "reduction", "bytes_per_s": 3.0})
     monkeypatch.setattr(gpu, "flattening", breaks)
     monkeypatch.setattr(gpu, "all_reduces", list)
-    monkeypatch.setattr(gpu, "_steps_of_one", list)
-    monkeypatch.setattr(gpu, "shared_steps", list)
+    monkeypatch.setattr(gpu, "_steps_of_one", lambda *_: [])
+    monkeypatch.setattr(gpu, "shared_steps", lambda *_: [])
     rows, failures = gpu.measured()
     assert [row["of_copy"] for row in rows] == [1.0] + 9 * [0.75]
     assert len(failures) == 3
     assert failures["flatten 4096 float32"].endswith("RuntimeError: no such kernel")
     assert "reduction float16" in capsys.readouterr().err
+
+    with_target = {"what": "flatten", "bytes_per_s": 1.0, "target_of_copy": 0.85}
+    monkeypatch.setattr(gpu, "flattening", lambda *_: [with_target])
+    monkeypatch.setattr(gpu, "copy_rate", breaks)
+    rows, failures = gpu.measured()
+    assert list(failures) == ["copy"]
+    assert len(rows) == 12 and not any("reached" in row for row in rows)
+
+
+def test_tests_that_left_no_report_have_failed(tmp_path):
+    (tmp_path / "half.xml").write_text("<testsuites><testsuite>")
+    for name in ("none.xml", "half.xml"):
+        (failed,) = gpu.tests_of(tmp_path / name)["failed"]
+        assert failed.startswith("pytest ended without a report")
 
 
 def test_the_tests_are_told_of(tmp_path):

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from benchmarks.harness.contenders import ROOT, NotInstalledError, commands
-from benchmarks.harness.wires import AGENT, Wire
-from tests.faults.hosts import why_not
+from benchmarks.harness.contenders import ROOT, commands
+from benchmarks.harness.wires import AGENT, NoWireError, Wire, wire
+from tests.faults.hosts import hosts, why_not
 
 
-def test_ranks_of_all_kinds_get_to_hosts_of_their_own():
+def test_ranks_of_all_kinds_get_to_hosts_of_their_own(tmp_path, monkeypatch):
     """Where commands run, and what keeps MPI from memory that such hosts share after all."""
     between = Wire("1gbit", "eth0", ("here", "there"), ("10.0.0.1", "10.0.0.2"))
     ranks = commands("gloo", 2, "job", between)
@@ -21,11 +21,13 @@ def test_ranks_of_all_kinds_get_to_hosts_of_their_own():
     ]
     assert "BENCH_ADDRESS=10.0.0.2" in ranks[1] and "BENCH_ADDRESS=10.0.0.1" in ranks[0]
     assert len({word for rank in ranks for word in rank if word.startswith("BENCH_MEETING")}) == 1
+    monkeypatch.setattr("benchmarks.harness.contenders.ROOT", tmp_path)
     for group, only_tcp in (("openmpi-tcp", "btl self,tcp"), ("mpich-tcp", "UCX_TLS=tcp,self")):
-        try:
-            (mpiexec,) = commands(group, 2, "job", between)
-        except NotInstalledError:
-            continue
+        programs = tmp_path / f".venv-{group.removesuffix('-tcp')}" / "bin"
+        programs.mkdir(parents=True)
+        for program in ("mpiexec", "python"):
+            (programs / program).touch()
+        (mpiexec,) = commands(group, 2, "job", between)
         assert only_tcp in " ".join(mpiexec)
         assert "BENCH_HOSTS=10.0.0.1=here 10.0.0.2=there" in mpiexec
         (at_home,) = commands(group, 2, "job")
@@ -38,6 +40,24 @@ def test_the_agent_knows_its_hosts_only():
         capture_output=True, text=True,
     )  # fmt: skip
     assert (out.returncode, out.stderr) == (1, "agent.sh: no host has the address 10.0.0.9\n")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_the_agent_starts_what_it_is_told_where_the_address_is():
+    with hosts(1) as made:
+        known = {"BENCH_HOSTS": f"10.0.0.9=nowhere {made.address(0)}={made.names[0]}"}
+        command = [str(AGENT), "-x", made.address(0), "hostname; ip -4 -o addr show eth0"]
+        out = subprocess.run(command, env=os.environ | known, capture_output=True, text=True)
+        name, address = out.stdout.strip().splitlines()
+        assert name == made.names[0]
+        assert f"inet {made.address(0)}/" in address
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_a_link_that_nobody_knows_says_so():
+    with pytest.raises(NoWireError, match="link of '1gibberish' can't be made: .*rate"):
+        with wire("1gibberish", 2):
+            pass
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")

@@ -14,7 +14,7 @@ HAS_GPU = torch.cuda.is_available()
 def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/cuda/" in item.path.as_posix() and not HAS_GPU:
-            item.add_marker(pytest.mark.skip(reason="no GPU"))
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
 
 
 @pytest.fixture

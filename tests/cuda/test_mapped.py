@@ -14,6 +14,13 @@ from tests.cuda.on_gpu import OnGpu
 from tests.cuda_host.test_nccl import device_cases
 from tests.cuda_host.test_push import assert_same_bits, every_collective, ordinary
 
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    """with_device() sets the variable, which threads of this process share."""
+    monkeypatch.setenv("DPCORE_CUDA_SYNC", "auto")
+
+
 GPUS = max(torch.cuda.device_count(), 1)
 
 
