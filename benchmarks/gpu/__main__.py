@@ -144,6 +144,7 @@ def main() -> int:
     options = parser.parse_args()
     # Ranks that are threads: their streams must not queue behind each other's waits.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     if not torch.cuda.is_available():
         problem = _C.cuda_probe()["problem"] or "torch sees none: install a CUDA build of it"
         print(f"no GPU: {problem}", file=sys.stderr)

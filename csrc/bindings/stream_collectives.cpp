@@ -19,6 +19,12 @@ StreamCollectives::StreamCollectives(std::shared_ptr<StreamCommunicator> communi
                  : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
                                                       : "two_shot") {}
 
+StreamCollectives::~StreamCollectives() {
+  const WithoutPythonLock unlocked;
+  works_.clear();
+  communicator_.reset();
+}
+
 // The other ranks have to come to it, and they may be threads that want the GIL.
 std::shared_ptr<std::byte> StreamCollectives::allocate_shared(size_t bytes) {
   const WithoutPythonLock unlocked;

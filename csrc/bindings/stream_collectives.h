@@ -23,6 +23,8 @@ class StreamCollectives final : public Collectives {
   // `ordered`: only algorithms whose result does not depend on how gradients are put together.
   StreamCollectives(std::shared_ptr<StreamCommunicator> communicator, std::string place,
                     bool ordered);
+  // As the last owner of the communicator it ends it, which may wait for threads that want Python.
+  ~StreamCollectives() override;
 
   int rank() const override { return communicator_->rank(); }
   int world() const override { return communicator_->world(); }

@@ -77,7 +77,10 @@ DeviceTrace::Entry* DeviceTrace::find(Span span) {
 }
 
 void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
-  if (event == nullptr) event = device_->make_timed_event();
+  if (event == nullptr) {
+    device_->attach();
+    event = device_->make_timed_event();
+  }
   device_->record(event, stream);
 }
 
@@ -91,7 +94,7 @@ DeviceTrace::Span DeviceTrace::begin(const TraceEvent& what, Device::Stream stre
 }
 
 void DeviceTrace::end(Span span, Device::Stream stream) {
-  if (span == 0) return;
+  if (span == 0 || device_->is_capturing(stream)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (Entry* entry = recording() ? find(span) : nullptr) {
     record(entry->ends, stream);

@@ -346,10 +346,13 @@ void MappedCommunicator::release() {
 }
 
 StreamWatch::Trouble MappedCommunicator::trouble() {
+  if (!meeting_ || group().failed() || !meeting_->gave_up()) return {};
   const int late = late_peer();
-  if (late < 0 || group().failed() || !meeting_->gave_up()) return {};
-  return {"a kernel on " + device_->name() + " has waited in vain for that of rank " +
-              std::to_string(late) + ": it has not come to the operation, or can't be reached",
+  // Nobody: who was late has come to one block after another one had given up.
+  const std::string whom =
+      late < 0 ? "those of the others" : "that of rank " + std::to_string(late);
+  return {"a kernel on " + device_->name() + " has waited in vain for " + whom +
+              ": it has not come to the operation, or can't be reached",
           ErrorKind::timeout, late};
 }
 
@@ -357,6 +360,7 @@ int MappedCommunicator::late_peer() const { return meeting_ ? meeting_->late_pee
 
 // Raises the flags that this rank's stream waits for; it is the only one to wait for them.
 void MappedCommunicator::stop() {
+  if (!meeting_) return;  // the ranks have not met: nothing waits in the stream
   const std::lock_guard<std::mutex> lock(calls_);
   device_->attach();
   const Device::Event passed = device_->make_event();
@@ -365,7 +369,7 @@ void MappedCommunicator::stop() {
     const std::atomic_ref<uint32_t> value(flag.value);
     if (value.load() != number + kReleased) value.store(number + kReleased);
   };
-  if (meeting_) meeting_->give_up();
+  meeting_->give_up();
   while (!device_->has_happened(passed)) {  // a peer's stream may have lowered one again
     for (int r = 0; r < world(); ++r) {
       if (r == rank()) continue;
@@ -373,7 +377,7 @@ void MappedCommunicator::stop() {
       raise(pages_[peer]->sent[rank()], incoming_[peer].number);
       raise(pages_[peer]->taken[rank()], outgoing_[peer].number);
     }
-    if (meeting_) meeting_->let_pass();
+    meeting_->let_pass();
     std::this_thread::sleep_for(kNap);
   }
   device_->destroy_event(passed);

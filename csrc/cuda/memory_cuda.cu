@@ -32,6 +32,43 @@ size_t offset_in_allocation(unsigned long long address) {
   return address - base;
 }
 
+CUmemAllocationProp shared_on(int device) {
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  wanted.location = location_of(device);
+  return wanted;
+}
+
+// Tried, since in some containers the driver refuses what the attributes promise.
+bool gives_descriptors(int device) {
+  const Driver& driver = Driver::get();
+  const CUmemAllocationProp wanted = shared_on(device);
+  size_t unit = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  if (driver.granularity(&unit, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+      driver.create(&handle, unit, &wanted, 0) != CUDA_SUCCESS) {
+    return false;
+  }
+  int descriptor = -1;
+  const bool gives =
+      driver.to_descriptor(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
+      CUDA_SUCCESS;
+  if (gives) close(descriptor);
+  driver.release(handle);
+  return gives;
+}
+
+bool gives_ipc_handles() {
+  void* memory = nullptr;
+  cudaIpcMemHandle_t handle;
+  const bool gives =
+      cudaMalloc(&memory, 1) == cudaSuccess && cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
+  cudaFree(memory);
+  cudaGetLastError();  // what failed here is no error of the next call
+  return gives;
+}
+
 }  // namespace
 
 bool CudaMemory::has_attribute(int attribute) const {
@@ -44,8 +81,9 @@ bool CudaMemory::has_attribute(int attribute) const {
 MemorySupport CudaMemory::support() const {
   return {getpid(),
           has_attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
-              has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
-          has_attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)};
+              has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) &&
+              gives_descriptors(device_),
+          has_attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) && gives_ipc_handles()};
 }
 
 std::byte* CudaMemory::allocate(size_t bytes) {
@@ -57,10 +95,7 @@ std::byte* CudaMemory::allocate(size_t bytes) {
 std::byte* CudaMemory::allocate_shared(size_t bytes, MemoryKind kind) {
   if (kind != MemoryKind::descriptor) return allocate(bytes);
   const Driver& driver = Driver::get();
-  CUmemAllocationProp wanted{};
-  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  wanted.location = location_of(device_);
+  const CUmemAllocationProp wanted = shared_on(device_);
   size_t unit = 0;
   Driver::check(driver.granularity(&unit, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                 "cuMemGetAllocationGranularity");
@@ -98,6 +133,8 @@ std::byte* CudaMemory::place(const Physical& physical) {
 void CudaMemory::take_away(std::byte* memory, const Physical& physical) {
   const Driver& driver = Driver::get();
   const auto address = reinterpret_cast<CUdeviceptr>(memory);
+  // cuMemUnmap does not wait for kernels that still use the memory, as cudaFree would.
+  cudaDeviceSynchronize();
   driver.unmap(address, physical.bytes);
   driver.unreserve(address, physical.bytes);
   driver.release(physical.handle);

@@ -116,14 +116,20 @@ DPCORE_BOTH bool has_reached(uint32_t value, uint32_t number) {
   return static_cast<int32_t>(value - number) >= 0;
 }
 
-// ---- policies
-// ------------------------------------------------------------------------------------- Block:
-// thread(), threads(), index(), blocks(), and all(x): every thread comes, whether all say so.
+// ---- policies -----------------------------------------------------------------------------------
+// Block: thread(), threads(), index(), blocks(), and all(x): every thread comes, whether all say
+// so.
+
+// Looked at by one thread of a block: the word is far away.
+template <class Block>
+DPCORE_BOTH bool is_wanted(const ShareSync& sync, Block& block) {
+  return block.thread() != 0 || look_at(sync.given_up) == 0;
+}
 
 struct OrderedByStream {
   template <class Block>
   static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
-    return sync.given_up == nullptr || block.all(look_at(sync.given_up) == 0);
+    return sync.given_up == nullptr || block.all(is_wanted(sync, block));
   }
   template <class Block>
   static DPCORE_BOTH void leave(const ShareSync&, Block&) {}
@@ -152,7 +158,7 @@ struct MeetsPeers {
       }
       rest();
     }
-    if (said) publish(sync.late, 0);
+    if (said && look_at(sync.given_up) == 0) publish(sync.late, 0);
     return true;
   }
 
@@ -172,7 +178,7 @@ struct MeetsPeers {
 
   template <class Block>
   static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
-    if (!block.all(look_at(sync.given_up) == 0)) return false;
+    if (!block.all(is_wanted(sync, block))) return false;
     if (!sync.enters) return true;
     uint32_t* rounds = &sync.boards[sync.rank]->rounds[block.index()];
     const uint32_t number = *rounds + 1;

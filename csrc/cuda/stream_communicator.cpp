@@ -170,20 +170,24 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
 }
 
 StreamCommunicator::Works StreamCommunicator::take_work() {
+  auto fresh = [this] {
+    auto work = std::make_shared<StreamWork>();
+    work->device = device_;
+    work->event = device_->make_event();
+    return work;
+  };
+  if (capturing_) return fresh();  // it is the graph's: nobody ever takes it again
   // They end in the order in which they were taken: when these are busy, so are the others.
   for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
     Works& candidate = pool_[(pool_at_ + i) % pool_.size()];
-    if (candidate.use_count() == 1 && !candidate->captured && candidate->is_complete()) {
+    if (candidate.use_count() == 1 && candidate->is_complete()) {
       pool_at_ += i + 1;
       const Works work = candidate;
       return work;
     }
   }
-  auto work = std::make_shared<StreamWork>();
-  work->device = device_;
-  work->event = device_->make_event();
-  pool_.push_back(work);
-  return work;
+  pool_.push_back(fresh());
+  return pool_.back();
 }
 
 std::shared_ptr<const Program> StreamCommunicator::program_of(const Schedule& schedule) {

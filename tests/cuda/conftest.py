@@ -7,6 +7,8 @@ import torch
 
 # Ranks that are threads of one process: their streams must not queue behind each other's waits.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# Nor may the first launch of a kernel load it, which waits for the whole device.
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 HAS_GPU = torch.cuda.is_available()
 

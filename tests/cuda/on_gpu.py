@@ -31,13 +31,20 @@ class OnGpu:
         storage = value.untyped_storage()
         key = storage.data_ptr()
         if key not in moved:
-            moved[key] = (storage, storage.to(device=self._comm.device))
+            on_gpu = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self._comm.device)
+            on_gpu.copy_(_bytes_of(storage))
+            moved[key] = (storage, on_gpu.untyped_storage())
         on_gpu = torch.empty(0, dtype=value.dtype, device=self._comm.device)
         return on_gpu.set_(moved[key][1], value.storage_offset(), value.shape, value.stride())
 
     def _bring_back(self, moved):
+        # By tensors, whose copies let go of Python's lock: other ranks are threads that need it.
         for on_host, on_gpu in moved.values():
-            on_host.copy_(on_gpu)
+            _bytes_of(on_host).copy_(_bytes_of(on_gpu))
+
+
+def _bytes_of(storage):
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class _Pending:

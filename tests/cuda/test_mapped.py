@@ -2,6 +2,7 @@
 where there are some."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ def _as_it_was(monkeypatch):
     monkeypatch.setenv("DPCORE_CUDA_SYNC", "auto")
 
 
+CAPTURING = threading.Lock()
 GPUS = max(torch.cuda.device_count(), 1)
 
 
@@ -110,7 +112,11 @@ def captured(comm):
     comm.all_reduce(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # One after the other, in a stream of its own: torch's is shared, and it waits for the device.
+    with (
+        CAPTURING,
+        torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
+    ):
         comm.all_reduce(x, "mean")
         x.add_(1)
     for _ in range(3):
