@@ -73,7 +73,8 @@ def test_an_error_names_the_bucket(fake):
         fake.fake_nccl_fail(b"AllReduce", 4)
         model(torch.ones(4, 8)).sum().backward()
 
-    with pytest.raises(dpcore.Error, match=r"bucket 0 \(.*\), step \d+: .*ncclAllReduce: inv"):
+    # The other rank hears of it in this bucket or in its next one.
+    with pytest.raises(dpcore.Error, match=r"bucket \d \(.*\), step \d+: .*ncclAllReduce: inv"):
         on_devices(body, 2)
 
 
