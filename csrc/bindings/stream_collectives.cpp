@@ -1,12 +1,12 @@
 // See stream_collectives.h.
 #include "bindings/stream_collectives.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "comm/error.h"
 #include "reducer/collectives_native.h"
 #include "reducer/tensor_memory.h"
+#include "torch_backend/device_group.h"
 #include "torch_backend/python_lock.h"
 
 namespace dpcore {
@@ -42,25 +42,8 @@ at::Tensor StreamCollectives::allocate(size_t elements, at::ScalarType type, at:
         tensor_over(std::move(shared), {static_cast<int64_t>(elements)}, type, device);
     return bucket.zero_();
   }
-  const at::Tensor memory =
-      at::zeros({static_cast<int64_t>(elements)}, at::TensorOptions().dtype(type).device(device));
-  auto registration = communicator_->register_memory(
-      static_cast<std::byte*>(memory.mutable_data_ptr()), memory.nbytes());
-  if (!registration) {
-    return memory;
-  }
-  // The registration ends before the memory goes back to torch. It waits for calls in flight, which
-  // may look for signals and so want Python's lock, whoever lets go of the bucket.
-  return at::from_blob(
-      memory.mutable_data_ptr(), memory.sizes(),
-      [keep = memory, registration](void*) mutable {
-        {
-          const WithoutPythonLock unlocked;
-          registration.reset();
-        }
-        keep.reset();
-      },
-      memory.options(), device);
+  return registered(*communicator_, at::zeros({static_cast<int64_t>(elements)},
+                                              at::TensorOptions().dtype(type).device(device)));
 }
 
 void StreamCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {

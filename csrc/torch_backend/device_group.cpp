@@ -63,8 +63,11 @@ void DeviceGroup::close() const {
 }
 
 at::Tensor DeviceGroup::allocate(int64_t elements, const at::TensorOptions& options) const {
-  const at::Tensor memory = at::empty({elements}, options);
-  auto registration = communicator_->register_memory(
+  return registered(*communicator_, at::empty({elements}, options));
+}
+
+at::Tensor registered(StreamCommunicator& communicator, const at::Tensor& memory) {
+  auto registration = communicator.register_memory(
       static_cast<std::byte*>(memory.mutable_data_ptr()), memory.nbytes());
   if (!registration) {
     return memory;

@@ -69,6 +69,9 @@ class DeviceGroup {
   at::Device device_;
 };
 
+// The same memory, announced to the communicator for as long as the tensor lives.
+at::Tensor registered(StreamCommunicator& communicator, const at::Tensor& memory);
+
 // The allocator gives memory of these tensors to nobody before `stream` has passed this point, also
 // when they are let go of now.
 void keep_until_passed(const std::vector<at::Tensor>& tensors, const c10::Stream& stream);

@@ -71,11 +71,14 @@ def test_an_error_names_the_bucket(fake):
     def body(comm):
         model, _ = train(comm)
         fake.fake_nccl_fail(b"AllReduce", 4)
-        model(torch.ones(4, 8)).sum().backward()
+        with pytest.raises(
+            dpcore.Error, match=r"bucket \d \(.*\), step \d+: .*ncclAllReduce: inv"
+        ) as e:
+            model(torch.ones(4, 8)).sum().backward()
+        return str(e.value)
 
-    # The other rank hears of it in this bucket or in its next one.
-    with pytest.raises(dpcore.Error, match=r"bucket \d \(.*\), step \d+: .*ncclAllReduce: inv"):
-        on_devices(body, 2)
+    # It fails at the first bucket of some rank; the other one hears of it there or in its next.
+    assert any(said.startswith("bucket 0 (") for said in on_devices(body, 2))
 
 
 def test_a_module_elsewhere_is_refused():
