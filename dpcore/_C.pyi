@@ -586,6 +586,7 @@ def _reduce(
     post: float = 1.0,
     pre: Sequence[float] | None = None,
     streaming: bool = False,
+    takes_over: bool = False,
     workers: int = 0,
     place: str = "",
 ) -> None:
@@ -605,7 +606,9 @@ def _copy_parts(
     """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host, or
     at a place ("cuda:0"); returns how many launches it takes."""
 
-def _copy_bytes(dst: int, src: int, n: int, streaming: bool = False) -> None:
+def _copy_bytes(
+    dst: int, src: int, n: int, streaming: bool = False, takes_over: bool = False
+) -> None:
     """Copies n bytes between two addresses."""
 
 def simd_level() -> str:

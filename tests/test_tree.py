@@ -25,6 +25,7 @@ LEVELS = {
         "cost_model",
         "fault",
         "fork_guard",
+        "prefetch",
         "reduce",
         "schedule",
         "fnv",

@@ -1,4 +1,4 @@
-// The life of a collective: everything but the bodies.
+// The life of a collective: everything but what it waits for and the bodies.
 #include "comm/collective_operation.h"
 
 #include <algorithm>
@@ -24,6 +24,11 @@ size_t CollectiveOperation::bytes_of(const Request& request, int world) {
 }
 
 namespace {
+
+// Of these a rank shows its own part; of all others as much as the operation has bytes, or nothing.
+bool is_gathered(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::gather;
+}
 
 bool announces_parts(const Request& request) {
   return request.collective == Collective::all_to_all && !request.input_parts.empty();
@@ -60,12 +65,16 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   announces_parts_ = announces_parts(request_);
   const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
   is_small_ = fused && is_small(request_, world());
+  const size_t published = is_gathered(request_.collective) ? request_.count * element_ : bytes_;
+  is_tiny_ = is_small_ && request_.input_parts.empty() && published <= kTinyBytes &&
+             group_->remote() == nullptr;
   only_gives_ = is_small_ && !consumes();
   ends_at_entry_ =
       is_small_ || (request_.collective == Collective::barrier && !shared_->has_link());
   is_prefilled_ = is_small_ || (world() > 1 && announces_parts_);
-  await_all("its slot to be free", &OperationSlot::finished, number_ - kSlots,
-            number_ >= kSlots ? number_ - kSlots + 1 : 0);
+  awaited_ = {};
+  awaited_.name = "its slot to be free";
+  awaited_.custom = [](CollectiveOperation& self) { return self.is_slot_free(); };
   phase_ = Phase::slot_free;
 }
 
@@ -77,67 +86,6 @@ void* CollectiveOperation::frame_memory(size_t bytes) {
   return frame_.get();
 }
 
-void CollectiveOperation::await_all(const char* name, Counter counter, uint64_t number,
-                                    uint64_t value) {
-  awaited_ = {name, counter, number, value, 0, world(), nullptr};
-}
-
-CollectiveOperation::Until CollectiveOperation::until_all(const char* name, Counter counter,
-                                                          uint64_t value) {
-  await_all(name, counter, number_, value);
-  return {*this};
-}
-
-void CollectiveOperation::await_stage() {
-  awaited_ = {};
-  awaited_.name = "its stage to be free";
-  awaited_.custom = [](CollectiveOperation& self) { return self.is_stage_free(); };
-}
-
-// All earlier operations whose turn it was to use this stage must be over on this rank, and the
-// last one that did use it on all others: the one right before may have needed no stage, and be
-// over everywhere while a peer still reads what an older one left there.
-bool CollectiveOperation::is_stage_free() {
-  for (uint64_t back = SharedState::kStages; back < kSlots && back <= number_;
-       back += SharedState::kStages) {
-    awaited_.next = me();
-    if (group_->slot(me(), number_ - back).finished.load(std::memory_order_relaxed) <=
-        number_ - back) {
-      return false;
-    }
-  }
-  const uint64_t user = shared_->last_user_of_stage(number_);
-  for (int r = 0; r < world(); ++r) {
-    awaited_.next = r;
-    if (group_->slot(r, user).finished.load(std::memory_order_acquire) <= user &&
-        user != SharedState::kNobody) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool CollectiveOperation::poll() {
-  if (awaited_.custom != nullptr) {
-    return awaited_.custom(*this);
-  }
-  for (; awaited_.next < awaited_.end; ++awaited_.next) {
-    // An earlier operation counts for this rank as well: an urgent one may have come past it.
-    if (awaited_.next == me() && awaited_.number == number_) {
-      continue;
-    }
-    const OperationSlot& slot = group_->slot(awaited_.next, awaited_.number);
-    if ((slot.*awaited_.counter).load(std::memory_order_acquire) < awaited_.value) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool CollectiveOperation::others_in_flight() const {
-  return in_flight_->load(std::memory_order_relaxed) > counted;
-}
-
 Operation::Progress CollectiveOperation::advance() {
   if (!poll()) {
     return Progress::blocked;
@@ -145,7 +93,7 @@ Operation::Progress CollectiveOperation::advance() {
   switch (phase_) {
     case Phase::slot_free:
       phase_ = Phase::stage_free;
-      if (is_prefilled_) {
+      if (is_prefilled_ && !is_tiny_) {
         await_stage();
         if (!poll()) {
           return Progress::advanced;
@@ -154,7 +102,7 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::stage_free:
       fault::reach(fault::Place::entry, me(), number_);
-      check_what_was_given();
+      check_what_was_given(false);
       post();
       if (only_gives_) {
         shared_->note_unchecked(number_);
@@ -169,7 +117,7 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::posted:
       check_fingerprints(number_);
-      check_what_was_given();
+      check_what_was_given(true);
       if (ends_at_entry_) {
         finish_at_entry();
         return Progress::finished;
@@ -197,28 +145,34 @@ void CollectiveOperation::post() {
   const auto place = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
-  size_t input_bytes = 0;
-  size_t output_bytes = 0;
-  for (int r = 0; r < world() && !is_small_; ++r) {  // a small one goes by the stage anyway
-    const Piece out = outgoing(r);
-    const Piece in = incoming(r);
-    input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
-    output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
-  }
-  slot.input_offset = place(request_.input, input_bytes);
-  slot.output_offset = place(request_.output, output_bytes);
-  if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
-    // What arrives would overwrite what has not left yet, unless it goes by the stage.
-    slot.input_offset = slot.output_offset = Arena::kNowhere;
+  if (!is_small_) {  // a small one goes by the slot or the stage anyway
+    size_t input_bytes = 0;
+    size_t output_bytes = 0;
+    for (int r = 0; r < world(); ++r) {
+      const Piece out = outgoing(r);
+      const Piece in = incoming(r);
+      input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
+      output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
+    }
+    slot.input_offset = place(request_.input, input_bytes);
+    slot.output_offset = place(request_.output, output_bytes);
+    if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
+      // What arrives would overwrite what has not left yet, unless it goes by the stage.
+      slot.input_offset = slot.output_offset = Arena::kNowhere;
+    }
   }
   slot.fingerprint = fingerprint_;
-  slot.prescale = request_.prescale;
+  if (request_.op == ReduceOp::premul_sum) {
+    slot.prescale = request_.prescale;
+  }
   slot.reduced.store(0, std::memory_order_relaxed);
   slot.consumed.store(0, std::memory_order_relaxed);
   uint64_t filled = 0;
   if (is_prefilled_) {
-    std::byte* stage = shared_->stage(number_);
-    slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
+    std::byte* stage = is_tiny_ ? nullptr : shared_->stage(number_);
+    if (stage != nullptr) {
+      slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
+    }
     if (announces_parts_) {
       auto* announced = reinterpret_cast<uint64_t*>(stage);
       for (int r = 0; r < world(); ++r) {
@@ -273,9 +227,7 @@ Path CollectiveOperation::choose_path() const {
     return Path::two_shot_push;
   }
   if (all_reduce) {
-    const bool two_shot =
-        wanted == Path::two_shot_push || wanted == Path::two_shot_stage || world() >= kTwoShotWorld;
-    return two_shot ? Path::two_shot_stage : Path::stage;
+    return Path::two_shot_stage;
   }
   if (inputs_mapped && outputs_mapped && has_root() && !reduces() && bytes_ >= kSharedBytes) {
     return Path::shared;
@@ -319,9 +271,8 @@ void CollectiveOperation::start_body() {
 // This rank touches no peer's memory for the operation any more.
 void CollectiveOperation::finish(bool ring) {
   fault::reach(fault::Place::exit, me(), number_);
-  own_slot().finished.store(number_ + 1, std::memory_order_release);
   group_->finish_operation(number_);
-  shared_->fetch_for_writing(number_ + 1);
+  shared_->fetch_for_writing(number_ + 1, is_small_ && !is_tiny_ ? bytes_ : 0);
   if (ring) {
     group_->ring_others();
   }

@@ -13,9 +13,9 @@
 //   direct/pull    every input that is read lies in an arena: read it there
 //   direct/push    every output that is written lies in an arena: write it there
 //   direct/shared  both, one root and many bytes: the root copies a part, the others the rest
-//   one_shot/stage, direct/stage      ordinary memory: copied into the stage chunk by chunk,
-//                  reduced or copied out of the peers' stages by whoever needs it
-//   two_shot/stage all_reduce of ordinary memory with four ranks and more
+//   one_shot/stage, direct/stage      small, or ordinary memory: copied into the stage chunk by
+//                  chunk, reduced or copied out of the peers' stages by whoever needs it
+//   two_shot/stage all_reduce of ordinary memory: two_shot/push on the stages, between copies
 //   moves          the list of a schedule, executed literally over the transport; between ranks
 //                  that share no memory everything that is not small
 #pragma once
@@ -113,9 +113,6 @@ class CollectiveOperation final : public Operation {
   static constexpr int64_t kSilenceNs = 200'000'000;
   // A counter that no chunk will ever exceed.
   static constexpr uint64_t kNoMore = ~uint64_t{0};
-  // From this many ranks on reducing everything everywhere costs more than a second round.
-  static constexpr int kTwoShotWorld = 4;
-
   // What stands between the operation and its next step: a counter of one peer or of all.
   struct Awaited {
     const char* name = "start";
@@ -155,6 +152,7 @@ class CollectiveOperation final : public Operation {
   bool poll();
   void await_stage();
   bool is_stage_free();
+  bool is_slot_free();
   void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
   Until until_all(const char* name, Counter counter, uint64_t value);
   // On an emulated link the word that the last rank has entered takes its time as well.
@@ -168,7 +166,7 @@ class CollectiveOperation final : public Operation {
   void post();
   void tell_remote_members();
   void check_fingerprints(uint64_t number) const;
-  void check_what_was_given() const;
+  void check_what_was_given(bool wherever_possible) const;
   Path choose_path() const;
   void start_body();
   void finish(bool ring = true);
@@ -190,9 +188,11 @@ class CollectiveOperation final : public Operation {
   bool same_piece_for_all() const;
   ReduceSpec reduce_spec(bool streaming);
   size_t stage_quota() const;
+  size_t two_shot_quota() const;
   std::byte* stage_buffer(int r, size_t chunk, int piece, size_t quota) const;
   void fill_stage(size_t chunk, size_t quota);
   void consume_stage(size_t chunk, size_t quota);
+  void copy_other_slices(size_t chunk, size_t quota, std::byte* buffer, bool into_stage);
   void copy_own_piece();
   ByteRange own_share(size_t bytes, bool giving) const;
   void check_announced_parts() const;
@@ -223,6 +223,7 @@ class CollectiveOperation final : public Operation {
   size_t bytes_ = 0;
   bool announces_parts_ = false;  // uneven all_to_all: the stage begins with a list of sizes
   bool is_small_ = false;         // one chunk through the stage
+  bool is_tiny_ = false;          // small, and the slot has room for it: needs no stage
   bool ends_at_entry_ = false;    // nothing is left to do once every rank has entered
   bool only_gives_ = false;       // small, and nothing comes back: over as soon as it is posted
   // The first chunk of the stage is filled before the post when it is certain to be needed: the

@@ -1,6 +1,6 @@
 // What a collective says about itself: the comparison of fingerprints, its name in messages and
 // traces, and who keeps it waiting.
-#include <utility>
+#include <vector>
 
 #include "comm/clock.h"
 #include "comm/collective_operation.h"
@@ -32,20 +32,29 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
 
 // Whoever only gives does not wait for those who take: they compare with the giver's slot before
 // they read, but two ranks that both take themselves for the root would never meet. So a giver
-// compares later, before the stage of that operation is used again and whenever all are known
-// to have entered it. Their slots still hold it then: they are used again kSlotsKept operations
-// later, and by then this rank has finished one that is kSlots ahead of the given one. That one had
-// to wait for everybody to enter, or for the stage of the given one.
-void CollectiveOperation::check_what_was_given() const {
-  for (uint64_t& number : shared_->unchecked()) {
-    bool have_all_entered = number != SharedState::kNobody;
-    for (int r = 0; r < world() && have_all_entered; ++r) {
-      have_all_entered = group_->slot(r, number).posted.load(std::memory_order_acquire) > number;
+// compares later: kSlots operations later at the latest, when its slot is to be free, and
+// `wherever_possible` when it has waited for everybody anyway. In between it compares what is known
+// to be over, many at a time: each look at another rank's slot is a cache line on its way.
+// The slots still hold the operation then: they are used again kSlotsKept operations later, which
+// has to wait for this rank to finish the one that is kSlots ahead of the given one.
+void CollectiveOperation::check_what_was_given(bool wherever_possible) const {
+  std::vector<uint64_t>& unchecked = shared_->unchecked();
+  size_t left = 0;
+  for (const uint64_t number : unchecked) {
+    bool have_all_entered = shared_->is_known_over(number) || number + kSlots <= number_;
+    if (!have_all_entered && wherever_possible) {
+      have_all_entered = true;
+      for (int r = 0; r < world() && have_all_entered; ++r) {
+        have_all_entered = group_->slot(r, number).posted.load(std::memory_order_acquire) > number;
+      }
     }
     if (have_all_entered) {
-      check_fingerprints(std::exchange(number, SharedState::kNobody));
+      check_fingerprints(number);
+    } else {
+      unchecked[left++] = number;
     }
   }
+  unchecked.resize(left);
 }
 
 std::string CollectiveOperation::describe() const { return Group::describe(number_, fingerprint_); }

@@ -12,8 +12,12 @@
 //
 // One-shot (all_reduce, reduce) and direct (the others): every reader takes what it needs from
 // all stages. Own data is read where it is.
-// Two-shot (all_reduce, four ranks and more): of each chunk a rank reduces one slice into the
-// result part of its stage (counter `reduced`) and then collects the slices of the others.
+// Two-shot (all_reduce that is not small): of each chunk a rank reduces one slice, where it lies in
+// the stages of the others and into them (counter `reduced`), and then collects the other slices
+// from its own stage. A line of a stage so goes to another processor and comes back, both times
+// asked for with the right to write it; in stages for inputs and others for results it would go
+// as often, and every write would have to ask for the right first. The time of an all-reduce of
+// 4 MiB is the time that lines are on their way: asking ahead for all of them halves it.
 #include <algorithm>
 
 #include "comm/collective_operation.h"
@@ -38,6 +42,9 @@ size_t in_chunk(size_t elements, size_t chunk, size_t quota) {
 // Elements of one piece that go into one chunk. Few bytes are cut finer, so that readers begin
 // early. All ranks cut alike: what they announce to each other they don't know beforehand.
 size_t CollectiveOperation::stage_quota() const {
+  if (is_small_ && request_.input_parts.empty()) {
+    return request_.count;  // one chunk; a division is a good part of what a small one costs
+  }
   const size_t room = SharedState::kStageBytes - (announces_parts_ ? kAnnouncedBytes : 0);
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
   const size_t largest = room / SharedState::kStageBuffers;
@@ -45,7 +52,16 @@ size_t CollectiveOperation::stage_quota() const {
   return (announces_parts_ ? largest : std::min(largest, wanted)) / pieces / 64 * 64 / element_;
 }
 
+size_t CollectiveOperation::two_shot_quota() const {
+  constexpr size_t kLargest = SharedState::kStageBytes / SharedState::kStageBuffers;
+  return std::clamp(bytes_ / kChunksAtLeast, kFinestChunk, kLargest) / 64 * 64 / element_;
+}
+
 std::byte* CollectiveOperation::stage_buffer(int r, size_t chunk, int piece, size_t quota) const {
+  if (is_tiny_) {
+    const size_t piece_bytes = same_piece_for_all() ? 0 : request_.count * element_;
+    return slot(r).tiny + static_cast<size_t>(piece) * piece_bytes;
+  }
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
   const size_t piece_bytes = (quota * element_ + 63) / 64 * 64;
   const size_t buffer = (chunk % SharedState::kStageBuffers) * pieces * piece_bytes;
@@ -159,73 +175,70 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
 }
 
 CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
-  constexpr size_t kBufferBytes = SharedState::kStageBytes / 2 / SharedState::kStageBuffers;
-  constexpr size_t kResults = SharedState::kStageBytes / 2;
-  const size_t quota = kBufferBytes / element_;
+  const size_t quota = two_shot_quota();
+  const size_t buffer_bytes = SharedState::kStageBytes / SharedState::kStageBuffers;
   const size_t chunks = chunks_of(request_.count, quota);
-  const ReduceSpec spec = reduce_spec(false);
+  ReduceSpec spec = reduce_spec(false);
+  spec.takes_over = true;
   OperationSlot& slot = own_slot();
   await_stage();
   co_await Until{*this};
   slot.stage_offset =
       group_->endpoint().arena().offset_of(shared_->stage(number_), SharedState::kStageBytes);
   inputs_.resize(world());
+  outputs_.resize(world());
   for (size_t k = 0; k < chunks + 2; ++k) {
     if (k < chunks) {  // fill chunk k
-      if (k >= SharedState::kStageBuffers) {
-        co_await until_all("a stage buffer to be read", &OperationSlot::consumed,
-                           k - SharedState::kStageBuffers + 1);
-      }
-      // All but the own slice, which nobody else reads.
-      std::byte* buffer = stage_of(me()) + k % SharedState::kStageBuffers * kBufferBytes;
-      const std::byte* from = request_.input + k * quota * element_;
-      const size_t count = in_chunk(request_.count, k, quota);
-      const ElementRange own = chunk_range(count, world(), me());
-      copy_bytes(buffer, from, own.begin * element_);
-      copy_bytes(buffer + own.end * element_, from + own.end * element_,
-                 (count - own.end) * element_);
+      copy_other_slices(k, quota, stage_of(me()) + k % SharedState::kStageBuffers * buffer_bytes,
+                        true);
       slot.filled.store(k + 1, std::memory_order_release);
       group_->ring_others();
     }
     if (k >= 1 && k - 1 < chunks) {  // reduce my slice of chunk k - 1
       const size_t chunk = k - 1;
-      const size_t buffer = chunk % SharedState::kStageBuffers * kBufferBytes;
       const ElementRange slice = chunk_range(in_chunk(request_.count, chunk, quota), world(), me());
       co_await until_all("a chunk of every rank", &OperationSlot::filled, chunk + 1);
+      const size_t in_buffer =
+          chunk % SharedState::kStageBuffers * buffer_bytes + slice.begin * element_;
+      const size_t in_data = (chunk * quota + slice.begin) * element_;
       for (int r = 0; r < world(); ++r) {
-        inputs_[r] = r == me() ? static_cast<const void*>(request_.input +
-                                                          (chunk * quota + slice.begin) * element_)
-                               : stage_of(r) + buffer + slice.begin * element_;
+        inputs_[r] = r == me() ? request_.input + in_data : stage_of(r) + in_buffer;
+        outputs_[r] = r == me() ? request_.output + in_data : stage_of(r) + in_buffer;
       }
-      void* results[2] = {stage_of(me()) + kResults + buffer + slice.begin * element_,
-                          request_.output + (chunk * quota + slice.begin) * element_};
-      reduce(spec, inputs_, results, slice.size());
+      reduce(spec, inputs_, outputs_, slice.size());
       slot.reduced.store(chunk + 1, std::memory_order_release);
       group_->ring_others();
       co_await pause();
     }
     if (k >= 2) {  // collect the other slices of chunk k - 2
       const size_t chunk = k - 2;
-      const size_t buffer = chunk % SharedState::kStageBuffers * kBufferBytes;
       co_await until_all("a reduced slice of every rank", &OperationSlot::reduced, chunk + 1);
-      for (int i = 1; i < world(); ++i) {
-        const int from = (me() + i) % world();
-        const ElementRange slice =
-            chunk_range(in_chunk(request_.count, chunk, quota), world(), from);
-        copy_bytes(request_.output + (chunk * quota + slice.begin) * element_,
-                   stage_of(from) + kResults + buffer + slice.begin * element_,
-                   slice.size() * element_);
-      }
-      slot.consumed.store(chunk + 1, std::memory_order_release);
-      group_->ring_others();
+      copy_other_slices(chunk, quota,
+                        stage_of(me()) + chunk % SharedState::kStageBuffers * buffer_bytes, false);
       co_await pause();
     }
   }
   const ElementRange slice = chunk_range(request_.count, world(), me());
-  count_traffic(slice.size() * element_ * static_cast<size_t>(world() - 1) +
-                    (request_.count - slice.size()) * element_,
-                bytes_);
+  const size_t others = slice.size() * element_ * static_cast<size_t>(world() - 1);
+  count_traffic(others, others);
   finish();
+}
+
+// Between the user's memory and a buffer of the own stage, all but the own slice, which never goes
+// there.
+void CollectiveOperation::copy_other_slices(size_t chunk, size_t quota, std::byte* buffer,
+                                            bool into_stage) {
+  const size_t count = in_chunk(request_.count, chunk, quota);
+  const ElementRange own = chunk_range(count, world(), me());
+  const size_t offset = chunk * quota * element_;
+  for (const auto& [begin, end] :
+       {ByteRange{0, own.begin * element_}, ByteRange{own.end * element_, count * element_}}) {
+    if (into_stage) {
+      copy_bytes(buffer + begin, request_.input + offset + begin, end - begin);
+    } else {
+      copy_taking_over(request_.output + offset + begin, buffer + begin, end - begin);
+    }
+  }
 }
 
 }  // namespace dpcore

@@ -96,13 +96,16 @@ void Communicator::check_usable() const {
 
 template <class T>
 std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool) {
+  // From the one that was found last, around; the two pools share the place to begin at.
+  size_t at = pool_at_ < pool.size() ? pool_at_ : 0;
   for (size_t i = 0; i < pool.size(); ++i) {
-    auto& candidate = pool[(pool_at_ + i) % pool.size()];
+    auto& candidate = pool[at];
     if (candidate.use_count() == 1 &&
         candidate->status.load(std::memory_order_acquire) != Operation::pending) {
-      pool_at_ += i;
+      pool_at_ = at;
       return candidate;
     }
+    at = at + 1 < pool.size() ? at + 1 : 0;
   }
   pool.push_back(std::make_shared<T>());
   return pool.back();

@@ -19,7 +19,7 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr int kSlots = 16;  // operations of one communicator in flight
 // A slot is used again only two rounds later: who only gave compares with it afterwards, and by
 // then the others may have sixteen further operations in flight.
@@ -42,20 +42,31 @@ struct Fingerprint {
   bool operator==(const Fingerprint&) const = default;
 };
 
+inline constexpr size_t kTinyBytes = 24;
+
 // One operation of one rank. `posted` and `finished` only ever grow; the other counters start
 // again with each operation, before `posted` says so.
-struct alignas(64) OperationSlot {
-  std::atomic<uint64_t> posted;    // number + 1 of the operation the fields describe
-  std::atomic<uint64_t> filled;    // chunks of the stage that peers may read
-  std::atomic<uint64_t> reduced;   // chunks of results in the stage that peers may read
-  std::atomic<uint64_t> consumed;  // chunks this rank has read from all its peers
-  std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
-  uint64_t input_offset;           // in this rank's arena, or Arena::kNowhere
+//
+// What an operation costs at least is the way of a cache line from one processor to another, so
+// fields that are read together lie together: the first line is all that peers read of a tiny
+// operation. The processor fetches lines in pairs; the second one is written by `posted` as well.
+// The counters lie apart from both: who writes them must not wait for those who read the entry.
+struct alignas(128) OperationSlot {
+  std::atomic<uint64_t> posted;  // number + 1 of the operation the fields describe
+  Fingerprint fingerprint;
+  alignas(8) std::byte tiny[kTinyBytes];  // the data, if there is no more of it
+
+  uint64_t input_offset;  // in this rank's arena, or Arena::kNowhere
   uint64_t output_offset;
   uint64_t stage_offset;
-  Fingerprint fingerprint;
   double prescale;
+
+  alignas(128) std::atomic<uint64_t> filled;  // chunks of the stage that peers may read
+  std::atomic<uint64_t> reduced;              // chunks whose own slice is reduced in all stages
+  std::atomic<uint64_t> consumed;             // chunks this rank has read from all its peers
+  std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
 };
+static_assert(offsetof(OperationSlot, input_offset) == 64);
 
 // Why a rank gave up. Written once; `state` 2 publishes it.
 struct AbortRecord {
@@ -84,11 +95,22 @@ struct alignas(64) ControlBlock {
   std::atomic<uint32_t> departed;         // peers that will not look here again; they count
   std::atomic<uint64_t> operations_seen;  // operations this rank has entered
   std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
+  std::atomic<uint64_t> over_below;       // all operations with smaller numbers are finished here
   AbortRecord abort;
   OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
 
   OperationSlot& slot(uint64_t number) { return slots[number % kSlotsKept]; }
+
+  // Operations may finish in another order than they began.
+  void note_finished(uint64_t number) {
+    slot(number).finished.store(number + 1, std::memory_order_release);
+    uint64_t over = over_below.load(std::memory_order_relaxed);
+    while (slot(over).finished.load(std::memory_order_relaxed) > over) {
+      ++over;
+    }
+    over_below.store(over, std::memory_order_release);
+  }
 };
 
 // At offset 0 of every arena.

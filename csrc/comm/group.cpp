@@ -195,6 +195,7 @@ void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t b
 }
 
 void Group::finish_operation(uint64_t number) {
+  mine().note_finished(number);
   HistoryEntry& entry = mine().history[number % kHistory];
   if (entry.number.load(std::memory_order_relaxed) == number + 1) {
     entry.end_ns.store(now_roughly_ns(), std::memory_order_release);

@@ -128,7 +128,7 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
   const bool streaming =
       spec.streaming && count * size_of(spec.dtype) >= kStreamedBytes && !is_in_place(in, out);
   entry.kernel({in.data(), in.size(), out.data(), out.size(), count * entry.width, spec.pre,
-                spec.post, streaming});
+                spec.post, streaming, spec.takes_over});
 }
 
 void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
@@ -140,6 +140,10 @@ void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
   } else {
     std::memcpy(dst, src, n);
   }
+}
+
+void copy_taking_over(void* dst, const void* src, size_t n) {
+  if (n > 0) dispatch().kernels.copy_taking_over(dst, src, n);
 }
 
 std::string_view simd_level() { return dispatch().kernels.level; }

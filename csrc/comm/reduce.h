@@ -26,6 +26,7 @@ struct ReduceSpec {
   double post = 1.0;            // multiplies the result; 1.0 costs nothing
   const double* pre = nullptr;  // one factor per input, or none
   bool streaming = false;       // outputs are large and not read again soon: bypass the cache
+  bool takes_over = false;      // inputs are outputs, too, and other ranks wrote them last
 };
 
 // An output may be the same memory as an input (in place); partial overlap is not allowed.
@@ -35,6 +36,10 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
 
 // Copies n bytes; with `streaming` the destination bypasses the cache.
 void copy_bytes(void* dst, const void* src, size_t n, bool streaming = false);
+
+// The same for a source that another rank wrote last and this rank is going to write next: its
+// lines come over once, with the right to write them.
+void copy_taking_over(void* dst, const void* src, size_t n);
 
 // "avx512", "avx2" or "portable": what reduce() uses on this processor. DPCORE_SIMD=... in the
 // environment forces a lower one (read once). Results are bit-identical for all three.

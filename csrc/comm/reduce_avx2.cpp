@@ -1,5 +1,6 @@
 // The reduction kernels for x86 with AVX2 and F16C: 32-byte vectors. The target leaves
 // out FMA on purpose: the sum of products must round like on every other processor.
+#include "comm/prefetch.h"
 #include "comm/reduce_dispatch.h"
 
 #if defined(DPCORE_X86_KERNELS)

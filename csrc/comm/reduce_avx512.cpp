@@ -1,4 +1,5 @@
 // The reduction kernels for x86 with AVX-512 (F, BW, DQ, VL): 64-byte vectors.
+#include "comm/prefetch.h"
 #include "comm/reduce_dispatch.h"
 
 #if defined(DPCORE_X86_KERNELS)

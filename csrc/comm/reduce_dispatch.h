@@ -27,6 +27,7 @@ struct ReduceJob {
   const double* pre;  // n_in factors, or null
   double post;
   bool streaming;
+  bool takes_over;
 };
 
 using ReduceKernel = void (*)(const ReduceJob& job);
@@ -36,6 +37,7 @@ struct KernelTable {
   // Null where the operator has no kernel of its own for the type: see lower() in reduce.cpp.
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];
   void (*copy_between_caches)(void* dst, const void* src, size_t n);
+  void (*copy_taking_over)(void* dst, const void* src, size_t n);
   // Copies past the cache.
   void (*copy_streaming)(void* dst, const void* src, size_t n);
 };

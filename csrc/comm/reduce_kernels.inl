@@ -89,7 +89,7 @@ struct ComplexProd {
 };
 
 // How the main loop treats the memory hierarchy.
-enum class Memory { cached, prefetched, streamed };
+enum class Memory { cached, prefetched, taken_over, streamed };
 
 // How far ahead of the loads. The hardware's own prefetcher starts anew in every 4 KiB page
 // and takes a few lines to see the stream; asking 2 KiB ahead hides that start. Measured with
@@ -97,6 +97,7 @@ enum class Memory { cached, prefetched, streamed };
 // 64 MiB 5 to 20% faster, f16 and bf16 most; 512 bytes ahead gives half of it; within the L2
 // cache it costs 3 to 6%.
 constexpr size_t kAhead = 2048;
+constexpr size_t kCopyAhead = 1024;
 
 // Arrays of an arena lie at the same offset of their pages, which is the same set of the L1
 // cache: with more inputs the lines asked for push each other out (16 inputs, 1 MiB in all:
@@ -104,8 +105,9 @@ constexpr size_t kAhead = 2048;
 constexpr size_t kPrefetchedInputs = 4;
 constexpr size_t kLineBytes = 64;
 
-// From here on it pays to align, prefetch and stream.
+// From here on it pays to align, prefetch and stream; lines of another processor are far away.
 constexpr size_t kLarge = 32 << 10;
+constexpr size_t kLargeTakenOver = 4 << 10;
 
 // kGroup: stored elements that belong together (2 for the parts of a complex product).
 template <class Format, class Op, bool kScaled, int kGroup = 1>
@@ -144,7 +146,11 @@ struct Kernel {
     const char* p = static_cast<const char*>(job.in[i]) + at;
     if constexpr (kMemory != Memory::cached) {
       for (size_t line = 0; line < kCount * kVectorBytes; line += kLineBytes) {
-        __builtin_prefetch(p + kAhead + line);
+        if constexpr (kMemory == Memory::taken_over) {
+          prefetch_for_writing(p + kAhead + line);
+        } else {
+          __builtin_prefetch(p + kAhead + line);
+        }
       }
     }
     return p;
@@ -214,13 +220,15 @@ struct Kernel {
     const Acc post = static_cast<Acc>(job.post);
     const size_t end = job.count * sizeof(Stored);
     size_t at = 0;
-    if (end >= kLarge) {
+    if (end >= (job.takes_over ? kLargeTakenOver : kLarge)) {
       at = head(job);
       if (at > 0) part(job, post, 0, at);
       // Not past the end: the lines there may be in use by another rank.
       if (job.streaming && is_aligned(job, at)) {
         at = blocks<Memory::streamed>(job, post, at, end, kAhead);
         stream_fence();
+      } else if (job.takes_over) {
+        at = blocks<Memory::taken_over>(job, post, at, end, kAhead);
       } else if (job.n_in <= kPrefetchedInputs) {
         at = blocks<Memory::prefetched>(job, post, at, end, kAhead);
       }
@@ -270,23 +278,39 @@ void copy_streaming(void* dst, const void* src, size_t n) {
 }
 
 // Lines that another rank has just read or written. The C library copies with one string
-// instruction here, which is slower at taking lines over from another processor's cache.
+// instruction here, which is slower at taking lines over from another processor's cache; and a
+// line that another rank has read costs a way there and back before it can be written, so it is
+// asked for ahead. kTakesOver: this rank writes the source next.
+template <bool kTakesOver>
 void copy_between_caches(void* dst, const void* src, size_t n) {
   constexpr size_t kStep = 4 * kVectorBytes;
   char* to = static_cast<char*>(dst);
   const char* from = static_cast<const char*>(src);
-  size_t at = 0;
-  for (; n - at >= kStep; at += kStep) {
+  const auto copy_step = [to, from](size_t at) {
     for (size_t v = 0; v < kStep; v += kVectorBytes) {
       store_vector<false>(to + at + v, load_vector<Vec<uint8_t>>(from + at + v));
     }
+  };
+  size_t at = 0;
+  for (; n - at >= kCopyAhead + kStep; at += kStep) {
+    for (size_t line = at + kCopyAhead; line < at + kCopyAhead + kStep; line += kLineBytes) {
+      if constexpr (kTakesOver) {
+        prefetch_for_writing(from + line);
+      } else {
+        __builtin_prefetch(from + line);
+        prefetch_for_writing(to + line);
+      }
+    }
+    copy_step(at);
   }
+  for (; n - at >= kStep; at += kStep) copy_step(at);
   __builtin_memcpy(to + at, from + at, n - at);
 }
 
 constexpr KernelTable make_table() {
   KernelTable table{};
-  table.copy_between_caches = copy_between_caches;
+  table.copy_between_caches = copy_between_caches<false>;
+  table.copy_taking_over = copy_between_caches<true>;
   table.copy_streaming = copy_streaming;
   const auto set = [&table](DType dtype, ReduceOp op, ReduceKernel kernel) {
     table.reduce[static_cast<int>(dtype)][static_cast<int>(op)] = kernel;

@@ -1,4 +1,5 @@
 // The reduction kernels for any processor: 16-byte vectors (SSE2, NEON).
+#include "comm/prefetch.h"
 #include "comm/reduce_dispatch.h"
 
 #include <cstdint>

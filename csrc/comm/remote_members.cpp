@@ -133,7 +133,7 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
       take_post(r, frame, payload);
       break;
     case FrameKind::finished: {
-      block.slot(frame.operation).finished.store(frame.operation + 1, std::memory_order_release);
+      block.note_finished(frame.operation);
       HistoryEntry& entry = block.history[frame.operation % kHistory];
       entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
       break;

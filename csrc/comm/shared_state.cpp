@@ -2,6 +2,9 @@
 // arena never pays for them.
 #include "comm/shared_state.h"
 
+#include <algorithm>
+
+#include "comm/prefetch.h"
 #include "comm/transport_mapped.h"
 #include "comm/transport_paced.h"
 #include "comm/transport_routed.h"
@@ -38,6 +41,7 @@ const char* name_of(Path path, Collective collective) {
 
 SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link)
     : group_(std::move(group)) {
+  unchecked_.reserve(kSlots);
   if (group_->remote() != nullptr) {
     transport_ = std::make_unique<TcpTransport>(*group_);
   } else {
@@ -59,6 +63,14 @@ Transport::Sent SharedState::sent() const {
   return sent;
 }
 
+uint64_t SharedState::look_what_is_over() {
+  uint64_t over = kNobody;
+  for (int r = 0; r < group_->world(); ++r) {
+    over = std::min(over, group_->control(r).over_below.load(std::memory_order_acquire));
+  }
+  return known_over_ = over;
+}
+
 std::byte* SharedState::stage(uint64_t number) {
   auto& stage = stages_[number % kStages];
   if (!stage) {
@@ -68,17 +80,16 @@ std::byte* SharedState::stage(uint64_t number) {
   return stage.get();
 }
 
-void SharedState::fetch_for_writing(uint64_t number) const {
-#if defined(__x86_64__)
-  const auto fetch = [](const void* at) { asm volatile("prefetchw %0" : : "m"(*(const char*)at)); };
-#else
-  const auto fetch = [](const void* at) { __builtin_prefetch(at, 1); };
-#endif
+void SharedState::fetch_for_writing(uint64_t number, size_t stage_bytes) const {
+  constexpr size_t kLine = 64;
+  constexpr size_t kMostLines = 32;
   const OperationSlot& slot = group_->slot(group_->rank(), number);
-  fetch(&slot);
-  fetch(&slot.fingerprint);
-  if (const auto& stage = stages_[number % kStages]) {
-    fetch(stage.get());
+  prefetch_for_writing(&slot.posted);
+  prefetch_for_writing(&slot.input_offset);
+  const std::byte* stage = stages_[number % kStages].get();
+  for (size_t at = 0; stage != nullptr && at < std::min(stage_bytes, kMostLines * kLine);
+       at += kLine) {
+    prefetch_for_writing(stage + at);
   }
 }
 

@@ -65,12 +65,19 @@ class SharedState {
   // operation; under the engine's seat.
   std::byte* stage(uint64_t number);
   // The peers' caches hold what the next operation will write first: asks for it early.
-  void fetch_for_writing(uint64_t number) const;
+  // `stage_bytes`: as much of the stage as it is going to fill, if it is like the last one.
+  void fetch_for_writing(uint64_t number, size_t stage_bytes) const;
   static constexpr uint64_t kNobody = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
-  // Operations that ended here before the others had entered them, one for each stage at most.
-  void note_unchecked(uint64_t number) { unchecked_[number % kStages] = number; }
-  std::array<uint64_t, kStages>& unchecked() { return unchecked_; }
+  // Whether every rank has finished the operation and all before it. What is known of the others
+  // is asked for again only when it does not say yes; under the engine's seat.
+  bool is_over_everywhere(uint64_t number) {
+    return known_over_ > number || look_what_is_over() > number;
+  }
+  bool is_known_over(uint64_t number) const { return known_over_ > number; }
+  // Operations that ended here before the others had entered them; under the engine's seat.
+  void note_unchecked(uint64_t number) { unchecked_.push_back(number); }
+  std::vector<uint64_t>& unchecked() { return unchecked_; }
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
@@ -80,12 +87,15 @@ class SharedState {
   std::vector<std::shared_ptr<std::byte>> take_blocks();
 
  private:
+  uint64_t look_what_is_over();
+
   std::shared_ptr<Group> group_;
   std::unique_ptr<Transport> transport_;
   bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
-  std::array<uint64_t, kStages> unchecked_{kNobody, kNobody, kNobody, kNobody};
+  std::vector<uint64_t> unchecked_;  // kSlots at most
+  uint64_t known_over_ = 0;          // all ranks have finished what has a smaller number
   std::map<MessageLane, MessageQueue> message_queues_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };

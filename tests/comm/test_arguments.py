@@ -296,7 +296,7 @@ def test_stats_tell_what_ran_how_often_and_how_much(mode):
         by_path = stats["all_reduce"]
         assert {path: entry["operations"] for path, entry in by_path.items()} == {
             "two_shot/push": 3,
-            "one_shot/stage": 1,
+            "two_shot/stage": 1,
             "moves": 1,
         }
         assert by_path["two_shot/push"]["bytes"] == 3 * 40_000

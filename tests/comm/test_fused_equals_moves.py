@@ -159,17 +159,20 @@ def test_direct_paths_transfer_what_the_direct_schedule_costs(collective, world)
         assert max(moved) - min(moved) <= 64 * world
 
 
+@pytest.mark.parametrize("memory", ("arena", "plain"))
 @pytest.mark.parametrize("world", (2, 3, 4, 5))
-def test_two_shot_in_the_arena_does_each_move_once_on_one_side(world):
-    """The owner of a slice does both: it reads the inputs and writes the outputs."""
+def test_two_shot_does_each_move_once_on_one_side(world, memory):
+    """The owner of a slice does both: it reads the inputs and writes the outputs. Ordinary memory
+    is copied to the stage and back, and in between it is the same."""
 
     def body(comm):
         plan = dpcore.schedule("two_shot", "all_reduce", world)
         slices = [stop - start for start, stop in cuts(LARGE, world)]
         to_me = sum(slices[m[3]] for m in plan.moves if m[4] and m[2] == comm.rank) * 4
         from_me = sum(slices[m[3]] for m in plan.moves if not m[4] and m[1] == comm.rank) * 4
-        measured = run_and_measure(comm, "all_reduce", None, torch.float32, LARGE, "arena")
-        assert measured == ("two_shot/push", to_me, from_me)
+        measured = run_and_measure(comm, "all_reduce", None, torch.float32, LARGE, memory)
+        path = "two_shot/push" if memory == "arena" else "two_shot/stage"
+        assert measured == (path, to_me, from_me)
         return to_me + from_me
 
     total = sum(dpcore.spawn(body, world, mode="threads"))
@@ -182,16 +185,17 @@ def cuts(count, parts):
 
 
 @pytest.mark.parametrize("world", (2, 3, 4, 5))
-def test_staged_all_reduce_reads_what_its_schedule_receives(world):
+def test_which_all_reduce_runs_on_ordinary_memory(world):
     def body(comm):
-        for name in ("one_shot", "two_shot"):
-            plan = dpcore.schedule(name, "all_reduce", world)
-            cost = dpcore.schedule_cost(plan, LARGE, 4)
-            path, reads, _ = run_and_measure(comm, "all_reduce", name, torch.float32, LARGE)
-            assert (path, reads) == (f"{name}/stage", cost["received_bytes"][comm.rank])
-        return run_and_measure(comm, "all_reduce", None, torch.float32, LARGE)[0]
+        cost = dpcore.schedule_cost(dpcore.schedule("one_shot", "all_reduce", world), LARGE, 4)
+        path, reads, _ = run_and_measure(comm, "all_reduce", "one_shot", torch.float32, LARGE)
+        assert (path, reads) == ("one_shot/stage", cost["received_bytes"][comm.rank])
+        return [
+            run_and_measure(comm, "all_reduce", name, torch.float32, count)[0]
+            for name, count in (("two_shot", LARGE), (None, LARGE), (None, SMALL))
+        ]
 
-    expected = "one_shot/stage" if world < 4 else "two_shot/stage"
+    expected = ["two_shot/stage", "two_shot/stage", "one_shot/stage"]
     assert dpcore.spawn(body, world, mode="threads") == [expected] * world
 
 

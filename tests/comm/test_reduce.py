@@ -164,7 +164,7 @@ class Arrays:
     def _address(self, buffer):
         return buffer.data_ptr() + self.start * buffer.element_size()
 
-    def reduce(self, dtype, op, post=1.0, pre=None, streaming=False):
+    def reduce(self, dtype, op, post=1.0, pre=None, streaming=False, takes_over=False):
         _C._reduce(
             dtype,
             op,
@@ -174,6 +174,7 @@ class Arrays:
             post,
             pre,
             streaming,
+            takes_over,
         )
 
     def check(self, expected):
@@ -301,6 +302,19 @@ def test_streaming_large_outputs(dtype, offset):
     run(dtype, "prod", inputs, n_out=2, offset=offset, in_place=True, streaming=True)
 
 
+@pytest.mark.parametrize("n_in", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64", "uint8", "complex64"])
+def test_taking_over_what_others_wrote(dtype, n_in):
+    """Asking for lines ahead, with the right to write them, touches nothing outside."""
+    generator = torch.Generator().manual_seed(7)
+    for count in (1000, 4099, 70_001):
+        inputs = [random_tensor(dtype, count, generator) for _ in range(n_in)]
+        for offset in (0, 3):
+            arrays = Arrays(inputs, n_in, offset, in_place=True)
+            arrays.reduce(dtype, "sum", takes_over=True)
+            arrays.check(reference(dtype, "sum", inputs, 1.0, None))
+
+
 def test_booleans_are_written_as_one():
     raw = torch.tensor([0, 1, 2, 255] * 40, dtype=torch.uint8)
     zeros = torch.zeros_like(raw)
@@ -344,12 +358,13 @@ def test_factors_of_integers_and_empty_lists_raise():
 
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 4096, 700_003, 9_000_001])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_copy_bytes(streaming, n):
+@pytest.mark.parametrize("how", ["plain", "streaming", "takes_over"])
+def test_copy_bytes(how, n):
+    hint = {} if how == "plain" else {how: True}
     generator = torch.Generator().manual_seed(4)
     source = torch.randint(0, 256, (n + 100,), generator=generator).to(torch.uint8)
     for to, start in ((0, 0), (1, 0), (0, 3), (17, 5)):
         target = torch.zeros(n + 100, dtype=torch.uint8)
-        _C._copy_bytes(target.data_ptr() + to, source.data_ptr() + start, n, streaming)
+        _C._copy_bytes(target.data_ptr() + to, source.data_ptr() + start, n, **hint)
         assert torch.equal(target[to : to + n], source[start : start + n])
         assert not target[:to].any() and not target[to + n :].any()
