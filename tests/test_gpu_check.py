@@ -65,7 +65,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_the_parts_are_put_together(tmp_path, monkeypatch):
     (tmp_path / "test_it.py").write_text("def test_right(): pass\n")
     out = tmp_path / "gpu.json"
-    command = ["gpu_check", "--out", str(out), "--files", str(tmp_path / "test_it.py")]
+    command = ["gpu_check", "--out", str(out), "--folder", str(tmp_path / "logs")]
+    command += ["--files", str(tmp_path / "test_it.py")]
     monkeypatch.setattr(sys, "argv", command)
     assert gpu_check.main() == 0
     assert '"passed": 1' in out.read_text()

@@ -184,11 +184,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu.json")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu-tests", help="of logs")
     parser.add_argument("--seconds", type=float, default=420, help="for all of it")
     parser.add_argument("--files", nargs="*", help="only these files of tests, and no figures")
     options = parser.parse_args()
     began = time.monotonic()
-    folder = options.out.parent / "gpu-tests"
+    folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "figures.json"
     figures.unlink(missing_ok=True)

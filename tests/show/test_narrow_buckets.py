@@ -1,5 +1,5 @@
-"""Buckets that travel in a narrower type: their launches tell the gradients' bytes, their operations
-those that travel."""
+"""Buckets that travel in a narrower type: launches tell the gradients' bytes, operations those that
+travel."""
 
 from types import SimpleNamespace
 
