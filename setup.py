@@ -235,7 +235,7 @@ def compile_cuda(nvcc: str, host: str | None, sources: list[Path], directory: Pa
         record.write_text(line)
         return str(target)
 
-    with ThreadPoolExecutor(max_workers=min(2, available_jobs())) as pool:
+    with ThreadPoolExecutor(max_workers=available_jobs()) as pool:
         return list(pool.map(compile_one, sources))
 
 

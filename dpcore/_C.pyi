@@ -569,6 +569,9 @@ class Reducer:
     def report(self) -> list[dict[str, Any]]:
         """The buckets with their times."""
 
+def _process_mark() -> int:
+    """A number that no other process of this host has."""
+
 def _choose_memory(ranks: Sequence[tuple[int, bool, bool]], wish: str) -> str:
     """How ranks (process, has descriptors, has ipc) get to each other's device memory."""
 

@@ -8,25 +8,24 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
 
 import dpcore
 from benchmarks.gpu.kernels import PLACE, copy_rate, flattening, reduction
-from benchmarks.gpu.sharing import all_reduces, shared_steps
+from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
 from dpcore.nccl import nccl_library
 
 Row = dict[str, Any]
+Told = Callable[[list[Row], dict[str, str]], None]
 MODELS: dict[str, Callable[..., Contender]] = {
     "gpt2-124m-bf16": gpt2,
     "resnet50-bf16": resnet50,
@@ -39,6 +38,7 @@ copy of the same traffic. Training: a step with a world of one through dpcore's 
 through torch's DistributedDataParallel, and without either; and of two ranks that share the GPU,
 through mapped memory and through torch's over Gloo. Interleaved, medians. Rows with a target say
 whether they reach it; how often dpcore launched copies of gradients is checked, not measured.
+The file is written anew after every section.
 """
 
 
@@ -67,20 +67,36 @@ def facts() -> dict[str, Any]:
     }
 
 
-def measured() -> tuple[list[Row], dict[str, str]]:
+def compare_with_copies(results: list[Row]) -> None:
+    bound = results[0]["bytes_per_s"] if results and results[0]["what"] == "copy" else None
+    for row in results:
+        if bound and "bytes_per_s" in row:
+            row["of_copy"] = row["bytes_per_s"] / bound
+        judge(row)
+
+
+def measured(
+    ends_at: float = float("inf"), told: Told = lambda *_: None
+) -> tuple[list[Row], dict[str, str]]:
     """All rows, and what failed: one that does leaves the others alone, since whoever has a GPU has
-    it for a short time."""
+    it for a short time. `told` hears of them after each section; none begins after `ends_at`."""
     results: list[Row] = []
     failures: dict[str, str] = {}
 
     def add(name: str, make: Callable[[], list[Row]]) -> None:
         begin = time.monotonic()
+        if begin > ends_at:
+            failures[name] = f"{name}: no time was left"
+            return
         try:
             rows = make()
         except Exception as problem:
             failures[name] = f"{name}: {type(problem).__name__}: {problem}"
+            told(results, failures)
             return
         results.extend(row | {"section": name} for row in rows)
+        compare_with_copies(results)
+        told(results, failures)
         print(f"{time.monotonic() - begin:6.1f} s  {name}", file=sys.stderr, flush=True)
 
     add("copy", lambda: [{"what": "copy", "bytes_per_s": copy_rate()}])
@@ -88,17 +104,14 @@ def measured() -> tuple[list[Row], dict[str, str]]:
         add(f"reduction {dtype}", partial(_reductions, dtype))
     for elements, kind in ((4096, "float32"), (65536, "float32"), (65536, "bfloat16")):
         add(f"flatten {elements} {kind}", partial(flattening, 1000, elements, kind))
-    add("all_reduce", all_reduces)
-    bound = results[0]["bytes_per_s"] if results and results[0]["what"] == "copy" else None
-    for row in results:
-        if bound and "bytes_per_s" in row:
-            row["of_copy"] = row["bytes_per_s"] / bound
+    for mode, meeting in WAYS:
+        for world in (2, 4):
+            name = f"all_reduce {mode} {meeting} {world}"
+            add(name, partial(all_reduce, mode, meeting, world))
     for name, make in MODELS.items():
         add(f"step {name}", partial(_steps_of_one, name, make))
     for name in ("gpt2-124m-bf16", "400-tensors"):
         add(f"shared step {name}", partial(shared_steps, name, MODELS[name]))
-    for row in results:
-        judge(row)
     return results, failures
 
 
@@ -115,24 +128,6 @@ def _steps_of_one(name: str, make: Callable[..., Contender]) -> list[Row]:
         dist.destroy_process_group()
 
 
-def tests_of(report: Path) -> dict[str, Any]:
-    """How many tests passed and were skipped, why, and the names of those that failed."""
-    try:
-        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    except (OSError, ElementTree.ParseError):
-        return {"failed": [f"pytest ended without a report in {report}"]}
-    skipped = [
-        reason.get("message", "") for case in cases if (reason := case.find("skipped")) is not None
-    ]
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    passed = len(cases) - len(skipped) - len(failed)
-    return {"passed": passed, "failed": failed, "skipped": dict(Counter(skipped))}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
@@ -140,8 +135,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, help="the file to write; otherwise standard output")
-    parser.add_argument("--tests", type=Path, help="pytest's --junitxml, to sum up in it")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="about so long")
     options = parser.parse_args()
+    ends_at = time.monotonic() + options.seconds
     # Ranks that are threads: their streams must not queue behind each other's waits.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
@@ -149,18 +145,22 @@ def main() -> int:
         problem = _C.cuda_probe()["problem"] or "torch sees none: install a CUDA build of it"
         print(f"no GPU: {problem}", file=sys.stderr)
         return 1
-    results, failures = measured()
-    tests = tests_of(options.tests) if options.tests else {}
-    text = json.dumps(
-        {**facts(), "tests": tests, "failures": failures, "results": results}, indent=1
-    )
+    known = facts()
+
+    def write(results: list[Row], failures: dict[str, str]) -> str:
+        text = json.dumps({**known, "failures": failures, "results": results}, indent=1)
+        if options.out is not None:
+            options.out.write_text(text + "\n")
+        return text
+
+    write([], {})
+    results, failures = measured(ends_at, write)
+    text = write(results, failures)
     if options.out is None:
         print(text)
-    else:
-        options.out.write_text(text + "\n")
-    for problem in (*failures.values(), *tests.get("failed", [])):
+    for problem in failures.values():
         print(problem, file=sys.stderr)
-    return 1 if failures or tests.get("failed") else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

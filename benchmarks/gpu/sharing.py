@@ -20,16 +20,19 @@ from benchmarks.gpu.steps import Contender
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
 SHARED_STEPS = 5
+# Kernels that wait for each other run side by side only in one process.
+WAYS = (("threads", "stream"), ("threads", "fused"), ("processes", "stream"))
+SETTINGS: dict[str, Any] = {"timeout": 20.0, "algorithm": "auto", "deterministic": False}
 
 
 def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
     """Of each round on this rank, by events in its stream."""
     from dpcore.device_communicator import on_device
 
-    os.environ["DPCORE_CUDA_SYNC"] = meeting  # of all ranks that are threads: see all_reduces
+    os.environ["DPCORE_CUDA_SYNC"] = meeting  # of all ranks that are threads: see all_reduce
     device = torch.device(PLACE)
     torch.cuda.set_device(device)
-    comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
+    comm = on_device(control, "cuda", device, **SETTINGS)
     seconds = []
     with torch.cuda.stream(torch.cuda.Stream(device)):
         x = comm.empty(REDUCED_BYTES // 4, dtype=torch.float32).fill_(1.0)
@@ -48,29 +51,20 @@ def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
     return seconds[2:]
 
 
-def all_reduces() -> list[dict[str, Any]]:
-    """Two-shot push: every rank reads and writes as many bytes as the buffer has. Kernels that wait
-    for each other run side by side only in one process."""
-    results = []
-    for mode, meeting in (("threads", "stream"), ("threads", "fused"), ("processes", "stream")):
-        for world in (2, 4):
-            before = os.environ.copy()
-            of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=120.0)
-            os.environ.clear()
-            os.environ.update(before)
-            rounds = [max(times) for times in zip(*of_ranks, strict=True)]
-            rate = 2 * world * REDUCED_BYTES / statistics.median(rounds)
-            results.append(
-                {
-                    "what": "all_reduce",
-                    "mode": mode,
-                    "meeting": meeting,
-                    "world": world,
-                    "bytes_per_s": rate,
-                }
-                | ({"target_of_copy": PUSH_TARGET} if mode == "threads" else {})
-            )
-    return results
+def all_reduce(mode: str, meeting: str, world: int) -> list[dict[str, Any]]:
+    """Two-shot push: every rank reads and writes as many bytes as the buffer has."""
+    before = os.environ.copy()
+    try:
+        of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=60.0)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    rounds = [max(times) for times in zip(*of_ranks, strict=True)]
+    row = {"what": "all_reduce", "mode": mode, "meeting": meeting, "world": world}
+    row["bytes_per_s"] = 2 * world * REDUCED_BYTES / statistics.median(rounds)
+    if mode == "threads":
+        row["target_of_copy"] = PUSH_TARGET
+    return [row]
 
 
 def steps_of_rank(
@@ -82,7 +76,7 @@ def steps_of_rank(
     os.environ["DPCORE_CUDA_SYNC"] = "stream"  # kernels of two processes take turns
     device = torch.device(PLACE)
     torch.cuda.set_device(device)
-    comm = on_device(control, "cuda", device, timeout=60.0, algorithm="auto", deterministic=False)
+    comm = on_device(control, "cuda", device, **SETTINGS)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=comm.rank, world_size=comm.world_size)
     torchs = nn.parallel.DistributedDataParallel
@@ -108,7 +102,7 @@ def steps_of_rank(
 def shared_steps(model: str, make: Callable[..., Contender]) -> list[dict[str, Any]]:
     """Two processes on the GPU: the slowest rank's step, medians over rounds."""
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
-        of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=240.0)
+        of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=60.0)
     seconds = {}
     for name in of_ranks[0]:
         rounds = zip(*(times[name] for times in of_ranks), strict=True)

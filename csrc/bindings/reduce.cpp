@@ -43,6 +43,7 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
                         .takes_over = takes_over};
   if (!place.empty()) {
     const auto device = device_named(place);
+    const CurrentDevice here(*device);
     device->reduce(nullptr, spec, in, out, count);
     device->synchronize(nullptr);
   } else if (workers == 0) {
@@ -66,14 +67,13 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
       part_lists(list, parse_dtype(part_type), reinterpret_cast<void*>(flat),
                  parse_dtype(flat_type), to_flat, factor);
   const auto device = place.empty() ? nullptr : device_named(place);
-  for (const PartList& launch : launches) {
-    if (device) {
-      device->copy_parts(nullptr, launch);
-    } else {
-      copy_on_host(launch, workers);
-    }
+  if (!device) {
+    for (const PartList& launch : launches) copy_on_host(launch, workers);
+    return launches.size();
   }
-  if (device) device->synchronize(nullptr);
+  const CurrentDevice here(*device);
+  for (const PartList& launch : launches) device->copy_parts(nullptr, launch);
+  device->synchronize(nullptr);
   return launches.size();
 }
 

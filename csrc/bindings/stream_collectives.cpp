@@ -58,7 +58,7 @@ void StreamCollectives::wait(size_t slot) {
 
 void StreamCollectives::abandon(size_t slot, const at::Tensor& bucket) {
   if (works_[slot]) {
-    works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
+    communicator_->keep(std::move(works_[slot]), std::make_shared<at::Tensor>(bucket));
   }
   works_[slot].reset();
 }
@@ -75,7 +75,7 @@ size_t StreamCollectives::copy_together(const GradientCopies& copies) {
   fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"), copies.flat.mutable_data_ptr(),
                   dtype_of(copies.flat.scalar_type(), "bucket"), copies.to_flat, copies.factor);
   Device& device = communicator_->device();
-  device.attach();
+  const CurrentDevice here(device);
   const Device::Stream current = current_stream_of(place_);
   for (const PartList& list : lists_) {
     device.copy_parts(current, list);

@@ -12,6 +12,7 @@
 #include "cuda/device_choice.h"
 #include "cuda/mapped_communicator.h"
 #include "cuda/nccl_communicator.h"
+#include "cuda/process_mark.h"
 
 namespace py = pybind11;
 
@@ -197,7 +198,7 @@ py::list stop_device_trace(PyStreamCommunicator& comm) {
 }
 
 // (process, has descriptors, has ipc) of each rank.
-std::string memory_of(const std::vector<std::tuple<int32_t, bool, bool>>& ranks,
+std::string memory_of(const std::vector<std::tuple<uint64_t, bool, bool>>& ranks,
                       const std::string& wish) {
   std::vector<MemorySupport> supports;
   for (const auto& [process, descriptors, ipc] : ranks) {
@@ -301,6 +302,7 @@ void register_stream_communicator(py::module_& m) {
         arg("algorithm"), arg("deterministic"), arg("libraries"), arg("backend") = "auto",
         arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
+  m.def("_process_mark", process_mark);
   m.def("_choose_memory", memory_of, arg("ranks"), arg("wish"));
   m.def(
       "_choose_meeting",

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "comm/error.h"
 #include "cuda/device.h"
 #include "cuda/driver.cuh"
+#include "cuda/host_pages.h"
 #include "cuda/kernels.h"
 #include "cuda/memory_cuda.cuh"
 #include "cuda/probe.h"
@@ -31,7 +33,22 @@ class CudaDevice final : public Device {
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   std::string uuid() const override { return uuid_; }
-  void attach() override { check(cudaSetDevice(index_), "cudaSetDevice"); }
+
+  // What was there before is put back as a context, not by its number: that would make one on a
+  // device that the program has not used so far. Nothing is put back as nothing: each runtime in
+  // the process (torch has its own) then goes by what its program has chosen.
+  Attachment attach() override {
+    const Driver& driver = Driver::get();
+    CUcontext before = nullptr;
+    CUcontext own = nullptr;
+    Driver::check(driver.current_context(&before), "cuCtxGetCurrent");
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    Driver::check(driver.current_context(&own), "cuCtxGetCurrent");
+    return {before != own, before};
+  }
+  void detach(const Attachment& was) noexcept override {
+    if (was.changed) Driver::get().make_context_current(static_cast<CUcontext>(was.before));
+  }
 
   Stream make_stream() override {
     int least = 0;
@@ -44,14 +61,16 @@ class CudaDevice final : public Device {
     return stream;
   }
   // Returns at once; CUDA lets go of the stream when its work is done. Errors have no one to tell.
-  void destroy_stream(Stream stream) override { cudaStreamDestroy(as_stream(stream)); }
+  void destroy_stream(Stream stream) override {
+    Driver::ignore(cudaStreamDestroy(as_stream(stream)));
+  }
 
   Event make_event() override {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return event;
   }
-  void destroy_event(Event event) override { cudaEventDestroy(as_event(event)); }
+  void destroy_event(Event event) override { Driver::ignore(cudaEventDestroy(as_event(event))); }
   void record(Event event, Stream stream) override {
     check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
   }
@@ -60,17 +79,15 @@ class CudaDevice final : public Device {
   }
   bool has_happened(Event event) override {
     // Asked by a thread of its own, also while the program captures a graph on another.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    const cudaError_t answer = cudaEventQuery(as_event(event));
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    if (answer == cudaErrorNotReady) {
-      cudaGetLastError();  // an answer, not an error to be found by the next call
-      return false;
-    }
-    check(answer, "cudaEventQuery");
-    return true;
+    const CurrentDevice here(*this);  // a thread without a context would get one, of any device
+    const cudaError_t answer = relaxed([event] { return cudaEventQuery(as_event(event)); });
+    return is_ready(answer, "cudaEventQuery");
   }
+  bool is_idle(Stream stream) override {
+    const cudaError_t answer = relaxed([stream] { return cudaStreamQuery(as_stream(stream)); });
+    return is_ready(answer, "cudaStreamQuery");
+  }
+  void settle() override { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
   Event make_timed_event() override {
     cudaEvent_t event = nullptr;
     check(cudaEventCreate(&event), "cudaEventCreate");
@@ -86,13 +103,15 @@ class CudaDevice final : public Device {
   }
   bool is_caller(Stream) const override { return false; }
   bool is_capturing(Stream stream) override {
+    const CurrentDevice here(*this);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
 
   std::byte* allocate(size_t bytes) override { return memory_.allocate(bytes); }
-  void release(std::byte* memory) override { memory_.release(memory); }
+  void release(std::byte* memory) override { memory_.release(memory, false); }
+  void release_idle(std::byte* memory) override { memory_.release(memory, true); }
 
   MemorySupport memory_support() override { return memory_.support(); }
   std::byte* allocate_shared(size_t bytes, MemoryKind kind) override {
@@ -105,21 +124,17 @@ class CudaDevice final : public Device {
     check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // streams that block nobody read it
   }
-  void* map_host(void* pages, size_t bytes) override {
-    const cudaError_t error =
-        cudaHostRegister(pages, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
-    if (error == cudaErrorHostMemoryAlreadyRegistered) {
-      cudaGetLastError();  // by another rank of this process
-    } else {
-      check(error, "cudaHostRegister");
-      registered_.insert(pages);
-    }
-    void* on_device = nullptr;
-    check(cudaHostGetDevicePointer(&on_device, pages, 0), "cudaHostGetDevicePointer");
-    return on_device;
-  }
-  void forget_host(void* pages) override {
-    if (registered_.erase(pages) > 0) cudaHostUnregister(pages);
+  MappedPages map_host(void* pages, size_t bytes) override {
+    MappedPages mapped;
+    mapped.registered = share_host_pages(
+        pages, bytes,
+        [&] {
+          const unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable;
+          check(cudaHostRegister(pages, bytes, flags), "cudaHostRegister");
+        },
+        [pages] { Driver::ignore(cudaHostUnregister(pages)); });
+    check(cudaHostGetDevicePointer(&mapped.on_device, pages, 0), "cudaHostGetDevicePointer");
+    return mapped;
   }
 
   void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
@@ -171,8 +186,27 @@ class CudaDevice final : public Device {
   static cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
   static cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
+  // Asked by threads of our own, also while the program captures a graph on another one.
+  template <class Ask>
+  static cudaError_t relaxed(Ask ask) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    const cudaError_t answer = ask();
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return answer;
+  }
+  bool is_ready(cudaError_t answer, const char* call) const {
+    if (answer == cudaErrorNotReady) {
+      cudaGetLastError();  // an answer, not an error to be found by the next call
+      return false;
+    }
+    check(answer, call);
+    return true;
+  }
+
   void check(cudaError_t error, const std::string& call) const {
     if (error != cudaSuccess) {
+      cudaGetLastError();  // told here
       throw Error(name() + ": " + call + ": " + cudaGetErrorName(error) + " (" +
                   cudaGetErrorString(error) +
                   "). If an earlier kernel of the program caused it, CUDA_LAUNCH_BLOCKING=1 shows "
@@ -194,12 +228,22 @@ class CudaDevice final : public Device {
   int index_;
   std::string uuid_;
   CudaMemory memory_;
-  std::set<void*> registered_;
 };
+
+// Of devices of this process on which a kernel has run already: trying it once more would wait for
+// all that runs there.
+bool is_known_to_work(int index, bool now = false) {
+  static std::mutex mutex;
+  static std::set<int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (now) known.insert(index);
+  return known.contains(index);
+}
 
 }  // namespace
 
 std::shared_ptr<Device> cuda_device(int index) {
+  if (is_known_to_work(index)) return std::make_shared<CudaDevice>(index);
   const CudaProbe probe = probe_cuda(index);
   if (!probe.problem.empty()) throw Unsupported("no GPU can be used: " + probe.problem);
   if (index < 0 || index >= probe.devices) {
@@ -208,7 +252,7 @@ std::shared_ptr<Device> cuda_device(int index) {
                       " GPUs (CUDA_VISIBLE_DEVICES); pass torch.device('cuda', local_rank)");
   }
   auto device = std::make_shared<CudaDevice>(index);
-  device->attach();
+  is_known_to_work(index, true);
   return device;
 }
 

@@ -1,15 +1,16 @@
 // See device_host.h.
 #include "cuda/device_host.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "cuda/host_pages.h"
 #include "cuda/memory_host.h"
+#include "cuda/process_mark.h"
 #include "cuda/reduce_job.h"
 
 namespace dpcore {
@@ -17,6 +18,8 @@ namespace {
 
 constexpr auto kFlagNap = std::chrono::microseconds(20);
 constexpr size_t kWorkers = 3;  // a small number that does not divide much
+
+thread_local Device* t_current = nullptr;
 
 // How often it was recorded, and how many of these recordings have happened.
 class HostEvent {
@@ -59,11 +62,23 @@ class HostDevice final : public Device {
 
   std::string name() const override { return "host"; }
   std::string uuid() const override { return uuid_; }
-  void attach() override {}
+  Attachment attach() override { return {true, std::exchange(t_current, this)}; }
+  void detach(const Attachment& was) noexcept override {
+    t_current = static_cast<Device*>(was.before);
+  }
 
-  Stream make_stream() override { return new HostStream; }
-  void destroy_stream(Stream stream) override { delete static_cast<HostStream*>(stream); }
-  Event make_event() override { return new SharedEvent(std::make_shared<HostEvent>()); }
+  Stream make_stream() override {
+    check_current("make_stream");
+    return new HostStream;
+  }
+  void destroy_stream(Stream stream) override {
+    check_current("destroy_stream");
+    delete static_cast<HostStream*>(stream);
+  }
+  Event make_event() override {
+    check_current("make_event");
+    return new SharedEvent(std::make_shared<HostEvent>());
+  }
   void destroy_event(Event event) override { delete static_cast<SharedEvent*>(event); }
 
   void record(Event event, Stream stream) override {
@@ -82,6 +97,11 @@ class HostDevice final : public Device {
     return (*static_cast<SharedEvent*>(to))->when_ns() -
            (*static_cast<SharedEvent*>(from))->when_ns();
   }
+  bool is_idle(Stream stream) override {
+    check_current("is_idle");
+    return stream == nullptr || static_cast<HostStream*>(stream)->is_idle();
+  }
+  void settle() override { check_current("settle"); }
   void synchronize(Stream stream) override {
     HostEvent done;
     const uint64_t recording = done.next_recording();
@@ -91,22 +111,46 @@ class HostDevice final : public Device {
   bool is_caller(Stream stream) const override { return stream == nullptr; }
   bool is_capturing(Stream) override { return false; }
 
-  std::byte* allocate(size_t bytes) override { return memory_.allocate(bytes); }
-  void release(std::byte* memory) override { memory_.release(memory); }
-  MemorySupport memory_support() override { return {getpid(), true, false}; }
+  std::byte* allocate(size_t bytes) override {
+    check_current("allocate");
+    return memory_.allocate(bytes);
+  }
+  void release(std::byte* memory) override {
+    check_current("release");
+    memory_.release(memory);
+  }
+  void release_idle(std::byte* memory) override { release(memory); }
+  MemorySupport memory_support() override {
+    check_current("memory_support");
+    return {process_mark(), true, false};
+  }
   std::byte* allocate_shared(size_t bytes, MemoryKind kind) override {
+    check_current("allocate_shared");
     return memory_.allocate_shared(bytes, kind);
   }
-  MemoryHandle share_memory(std::byte* memory) override { return memory_.share(memory); }
-  std::byte* map_memory(const MemoryHandle& handle) override { return memory_.map(handle); }
-  void forget_memory(std::byte* memory) override { memory_.forget(memory); }
+  MemoryHandle share_memory(std::byte* memory) override {
+    check_current("share_memory");
+    return memory_.share(memory);
+  }
+  std::byte* map_memory(const MemoryHandle& handle) override {
+    check_current("map_memory");
+    return memory_.map(handle);
+  }
+  void forget_memory(std::byte* memory) override {
+    check_current("forget_memory");
+    memory_.forget(memory);
+  }
   void upload(std::byte* to, const void* from, size_t bytes) override {
+    check_current("upload");
     std::memcpy(to, from, bytes);
   }
-  void* map_host(void* pages, size_t) override { return pages; }
-  void forget_host(void*) override {}
+  MappedPages map_host(void* pages, size_t bytes) override {
+    check_current("map_host");
+    return {pages, share_host_pages(pages, bytes, [] {}, [] {})};
+  }
 
   void wait_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    check_flag(flag);
     add(stream, [=] {
       const std::atomic_ref<uint32_t> value(*flag);
       while (static_cast<int32_t>(value.load(std::memory_order_acquire) - number) < 0) {
@@ -115,6 +159,7 @@ class HostDevice final : public Device {
     });
   }
   void raise_flag(Stream stream, uint32_t* flag, uint32_t number) override {
+    check_flag(flag);
     add(stream, [=] { std::atomic_ref<uint32_t>(*flag).store(number, std::memory_order_release); });
   }
 
@@ -135,7 +180,17 @@ class HostDevice final : public Device {
   }
 
  private:
-  static void add(Stream stream, std::function<void()> work) {
+  // A GPU refuses, or works on another one: here it is an error at once.
+  void check_current(const char* call) const {
+    if (t_current != this) {
+      throw Error(std::string("host: ") + call + " by a thread for which it is not current");
+    }
+  }
+  static void check_flag(const void* flag) {
+    if (!are_host_pages_shared(flag)) throw Error("host: a flag in pages that nobody has mapped");
+  }
+  void add(Stream stream, std::function<void()> work) const {
+    check_current("work in a stream");
     if (stream == nullptr) {
       work();
     } else {
@@ -148,6 +203,8 @@ class HostDevice final : public Device {
 };
 
 }  // namespace
+
+const Device* current_host_device() { return t_current; }
 
 std::shared_ptr<Device> host_device(std::string uuid) {
   return std::make_shared<HostDevice>(std::move(uuid));

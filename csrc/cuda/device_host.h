@@ -5,6 +5,9 @@
 // nobody has asked for is an order that does not hold. Work comes as functions, also from a
 // stand-in for NCCL that tests load (tests/cuda_host).
 //
+// Calls are refused where a GPU's would fail or go to another one: by a thread that has not made
+// the device current, and on flags in pages that were not mapped.
+//
 // Memory: a stream owns its queue; destroying it waits for the queue. Threads: one per stream; a
 // mutex each, which nothing that is timed goes through.
 #pragma once
@@ -29,31 +32,48 @@ class HostStream {
     thread_.join();
   }
   virtual void add(std::function<void()> work) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.size() < kRoom; });
+    ++unfinished_;
     queue_.push_back(std::move(work));
-    changed_.notify_one();
+    changed_.notify_all();
+  }
+
+  bool is_idle() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return unfinished_ == 0;
   }
 
  private:
+  static constexpr size_t kRoom = 1024;  // whoever comes then waits, as for a GPU's queue
+
   void run() {
     while (true) {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return !queue_.empty(); });
-      const std::function<void()> work = std::move(queue_.front());
+      std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();
+      changed_.notify_all();
       lock.unlock();
       if (!work) return;
       work();
+      work = nullptr;
+      lock.lock();
+      --unfinished_;
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
-  std::thread thread_;  // last: it uses what stands above
+  size_t unfinished_ = 0;  // in the queue, or taken out of it and running
+  std::thread thread_;     // last: it uses what stands above
 };
 
 // `uuid`: devices with equal ones count as one GPU that several ranks share.
 std::shared_ptr<Device> host_device(std::string uuid);
+
+// The one that calls of this thread are for; null where there is none.
+const Device* current_host_device();
 
 }  // namespace dpcore

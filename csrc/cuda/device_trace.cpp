@@ -28,7 +28,7 @@ DeviceTrace::~DeviceTrace() {
 
 void DeviceTrace::start(size_t capacity) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  device_->attach();
+  const CurrentDevice here(*device_);
   find_zero();
   capacity_ = std::max<size_t>(capacity, 1);
   next_ = 0;
@@ -42,11 +42,14 @@ void DeviceTrace::find_zero() {
   Device::Event candidate = device_->make_timed_event();
   if (zero_ == nullptr) zero_ = device_->make_timed_event();
   int64_t shortest = INT64_MAX;
-  for (int look = 0; look < kLooksForZero; ++look) {
+  const int64_t deadline = now_ns() + to_ns(patience_s_);
+  bool is_late = false;
+  for (int look = 0; look < kLooksForZero && !is_late; ++look) {
     const int64_t before = now_ns();
     device_->record(candidate, stream);
-    while (!device_->has_happened(candidate)) {
-    }
+    // Without a rest, which would be longer than what is measured.
+    while (!device_->has_happened(candidate) && !is_late) is_late = now_ns() > deadline;
+    if (is_late) break;
     const int64_t after = now_ns();
     if (after - before < shortest) {
       shortest = after - before;
@@ -56,6 +59,12 @@ void DeviceTrace::find_zero() {
   }
   device_->destroy_event(candidate);
   device_->destroy_stream(stream);
+  if (shortest == INT64_MAX) {
+    throw Timeout("the clock of " + device_->name() +
+                  " could not be read: an empty stream was not " + "done after " +
+                  std::to_string(patience_s_) +
+                  " s, so other work keeps the device; start the trace when it is free");
+  }
 }
 
 // ---- while it records ------------------------------------------------------------------------
@@ -77,10 +86,8 @@ DeviceTrace::Entry* DeviceTrace::find(Span span) {
 }
 
 void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
-  if (event == nullptr) {
-    device_->attach();
-    event = device_->make_timed_event();
-  }
+  const CurrentDevice here(*device_);
+  if (event == nullptr) event = device_->make_timed_event();
   device_->record(event, stream);
 }
 
@@ -126,7 +133,7 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
                                           const std::function<bool()>& gives_up) {
   recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
-  device_->attach();
+  const CurrentDevice here(*device_);
   *dropped = next_ > capacity_ ? next_ - capacity_ : 0;
   const auto happens = [&](Device::Event event) {
     while (!device_->has_happened(event)) {

@@ -9,7 +9,7 @@
 //
 // Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
 // are overwritten and counted. Threads: any may add; a mutex, which nobody takes while nobody
-// records. stop() alone waits for the device, and for no longer than it is told to.
+// records. start() and stop() wait for the device, and for no longer than they are told to.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,9 @@ class DeviceTrace {
   // A span that is being recorded; 0: none.
   using Span = uint64_t;
 
-  explicit DeviceTrace(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  // `patience_s`: for work that takes microseconds, before start() throws Timeout.
+  explicit DeviceTrace(std::shared_ptr<Device> device, double patience_s = 10.0)
+      : device_(std::move(device)), patience_s_(patience_s) {}
   ~DeviceTrace();
   DeviceTrace(const DeviceTrace&) = delete;
   DeviceTrace& operator=(const DeviceTrace&) = delete;
@@ -65,6 +67,7 @@ class DeviceTrace {
   int64_t time_of(Device::Event event) { return zero_ns_ + device_->elapsed_ns(zero_, event); }
 
   std::shared_ptr<Device> device_;
+  double patience_s_;
   std::atomic<bool> recording_{false};
   std::mutex mutex_;
   std::vector<Entry> ring_;

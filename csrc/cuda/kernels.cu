@@ -22,8 +22,11 @@ size_t processors() {
   // Of the device that is current, asked anew: a process may use several.
   int device = 0;
   int count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) cudaGetLastError();  // the launch will say it
   return static_cast<size_t>(std::max(count, 1));
 }
 

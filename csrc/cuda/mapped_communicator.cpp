@@ -15,10 +15,11 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kMailboxBytes = size_t{4} << 20;
 constexpr size_t kBoardBytes = (sizeof(MeetingBoard) + 4095) / 4096 * 4096;
 constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr int64_t kDeparturePatienceNs = 1'000'000'000;
+// A stream that has not passed by then is stuck in something that no flag ends.
+constexpr int64_t kLongestEndNs = 60'000'000'000;
 // The host's deadline, which knows more, comes before the kernel's own.
 constexpr double kKernelPatience = 1.25;
 
@@ -29,7 +30,7 @@ struct Card {         // what ranks tell each other
 };
 
 // What a rank's region holds.
-size_t board_at(int world) { return static_cast<size_t>(world) * kMailboxBytes; }
+size_t board_at(int world) { return static_cast<size_t>(world) * Mailboxes::kBytes; }
 size_t stage_at(int world) { return board_at(world) + kBoardBytes; }
 size_t region_bytes(int world) {
   return stage_at(world) + PushCollectives::kSlots * PushCollectives::kSlotBytes;
@@ -40,6 +41,13 @@ size_t region_bytes(int world) {
 std::shared_ptr<MappedCommunicator> MappedCommunicator::start(std::shared_ptr<Communicator> control,
                                                               std::shared_ptr<Device> device,
                                                               Options options) {
+  return start(std::move(control), std::move(device), std::move(options),
+               std::make_shared<Registrations>());
+}
+
+std::shared_ptr<MappedCommunicator> MappedCommunicator::start(
+    std::shared_ptr<Communicator> control, std::shared_ptr<Device> device, Options options,
+    std::shared_ptr<Registrations> registered) {
   if (control->group().remote() != nullptr) {
     throw Unsupported(
         "backend='cuda' maps memory of the ranks' devices, so they have to share a host; use "
@@ -50,6 +58,8 @@ std::shared_ptr<MappedCommunicator> MappedCommunicator::start(std::shared_ptr<Co
   }
   std::shared_ptr<MappedCommunicator> comm(
       new MappedCommunicator(std::move(control), std::move(device), std::move(options)));
+  comm->registered_ = std::move(registered);
+  const CurrentDevice here(*comm->device_);
   try {
     comm->meet();
   } catch (const Error& problem) {  // the others would wait for this rank
@@ -71,10 +81,12 @@ MappedCommunicator::~MappedCommunicator() {
   close();
   const bool may_go = !group().failed() && everybody_leaves();
   if (regions_) {
-    regions_->forget_peers();
-    if (!may_go) regions_->abandon();
+    const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
+    if (!has_passed_ || !owner_may_leave) regions_->abandon();
+    at_the_end(*device_, [this] {
+      if (has_passed_) regions_->forget_peers();
+    });
   }
-  for (FlagPage* page : pages_) device_->forget_host(page);
   if (!may_go) {
     // Whoever is still there, or was stopped and wakes up, may raise flags: never given to anybody
     // else.
@@ -83,8 +95,7 @@ MappedCommunicator::~MappedCommunicator() {
   watch_.reset();
 }
 
-// Memory may go when no peer has it mapped: each forgets it before it leaves. Ranks usually leave
-// together.
+// The page of flags may go when no peer's stream looks at it. Ranks usually leave together.
 bool MappedCommunicator::everybody_leaves() {
   const int64_t deadline = now_ns() + kDeparturePatienceNs;
   while (!group().everybody_left()) {
@@ -102,8 +113,7 @@ void MappedCommunicator::meet() {
   prepare(*new (own_page_.get()) FlagPage);
   const std::string meeting = agree_on_meeting();
   own_region_ = regions_->add(region_bytes(world()));
-  open_lines();
-  open_stages(meeting);
+  open(meeting);
   // Nobody writes to a board before its rank has prepared it.
   Request everybody;
   everybody.collective = Collective::barrier;
@@ -126,31 +136,30 @@ std::string MappedCommunicator::agree_on_meeting() {
   request.output = reinterpret_cast<std::byte*>(cards.data());
   control_->run(std::move(request), "auto", options_.interrupt);
   std::vector<std::string> uuids;
-  for (size_t r = 0; r < ranks; ++r) {
-    std::byte* page = static_cast<int>(r) == rank()
-                          ? own_page_.get()
-                          : control_->group().base(static_cast<int>(r)) + cards[r].page;
-    pages_.push_back(reinterpret_cast<FlagPage*>(page));
-    on_device_.push_back(static_cast<FlagPage*>(device_->map_host(page, kFlagBytes)));
-    uuids.emplace_back(cards[r].uuid);
+  std::vector<uint64_t> offsets;
+  for (const Card& card : cards) {
+    uuids.emplace_back(card.uuid);
+    offsets.push_back(card.page);
   }
+  map_pages(offsets);
   return choose_meeting(uuids, cards.front().wish);  // rank 0's wish is everybody's
 }
 
-void MappedCommunicator::open_lines() {
-  const auto me = static_cast<size_t>(rank());
-  outgoing_.resize(pages_.size());
-  incoming_.resize(pages_.size());
-  for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (peer == me) continue;
-    outgoing_[peer] = {own_region_->own + peer * kMailboxBytes, &on_device_[me]->sent[peer].value,
-                       &on_device_[peer]->taken[me].value};
-    incoming_[peer] = {own_region_->at[peer] + me * kMailboxBytes,
-                       &on_device_[peer]->sent[me].value, &on_device_[me]->taken[peer].value};
+void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
+  for (int r = 0; r < world(); ++r) {
+    std::byte* page =
+        r == rank() ? own_page_.get() : control_->group().base(r) + offsets[static_cast<size_t>(r)];
+    MappedPages mapped = device_->map_host(page, kFlagBytes);
+    {
+      const std::lock_guard<std::mutex> lock(registered_->mutex);
+      registered_->list.push_back(std::move(mapped.registered));
+    }
+    pages_.push_back(reinterpret_cast<FlagPage*>(page));
+    on_device_.push_back(static_cast<FlagPage*>(mapped.on_device));
   }
 }
 
-void MappedCommunicator::open_stages(const std::string& meeting) {
+void MappedCommunicator::open(const std::string& meeting) {
   std::vector<MeetingBoard*> boards;
   std::vector<std::byte*> stages;
   for (std::byte* region : own_region_->at) {
@@ -163,12 +172,14 @@ void MappedCommunicator::open_stages(const std::string& meeting) {
     std::fill_n(board->rounds, kMeetingBlocks, kFirstNumber);
     device_->upload(reinterpret_cast<std::byte*>(boards[static_cast<size_t>(rank())]), board.get(),
                     sizeof(*board));
-    meeting_ = meeting_by_kernels(*device_, stream_, rank(), pages_, on_device_, boards,
-                                  kKernelPatience * options_.timeout_s);
+    meeting_ = meeting_by_kernels(*device_, stream_, rank(), pages_, on_device_, boards);
   } else {
     meeting_ = meeting_by_stream(*device_, stream_, rank(), pages_, on_device_);
   }
+  mailboxes_ =
+      std::make_unique<Mailboxes>(*device_, stream_, rank(), own_region_->at, pages_, on_device_);
   pushes_ = std::make_unique<PushCollectives>(*device_, stream_, *meeting_, rank(), stages);
+  is_open_.store(true);
 }
 
 std::string MappedCommunicator::describe() const {
@@ -188,13 +199,13 @@ std::map<std::string, uint64_t> MappedCommunicator::paths() {
 
 std::shared_ptr<std::byte> MappedCommunicator::allocate_shared(size_t bytes) {
   check_usable();
-  device_->attach();
+  const CurrentDevice here(*device_);
   return SharedRegions::memory_of(regions_->add(bytes));
 }
 
 std::shared_ptr<StreamCommunicator> MappedCommunicator::split(int color, int key) {
   auto control = split_control(color, key);
-  return control ? start(std::move(control), device_, options_) : nullptr;
+  return control ? start(std::move(control), device_, options_, registered_) : nullptr;
 }
 
 // ---- calls -----------------------------------------------------------------------------------
@@ -240,6 +251,8 @@ void MappedCommunicator::check_captured(const Request& request) const {
 }
 
 void MappedCommunicator::enqueue(const Request& request) {
+  meeting_->be_patient(kKernelPatience *
+                       (request.timeout_s > 0 ? request.timeout_s : options_.timeout_s));
   if (planned_.path != PushPath::none) {
     ++runs_[static_cast<size_t>(planned_.path)];
     pushes_->run(request, planned_, capturing_);
@@ -247,7 +260,8 @@ void MappedCommunicator::enqueue(const Request& request) {
   }
   if (request.collective != Collective::barrier) {
     ++runs_[0];
-    run_moves(request, *device_, stream_, *this, [this](size_t bytes) { return scratch(bytes); });
+    run_moves(request, *device_, stream_, *mailboxes_,
+              [this](size_t bytes) { return scratch(bytes); });
     return;
   }
   if (world() > 1) meeting_->meet();
@@ -257,81 +271,22 @@ void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
   if (capturing_) throw Unsupported("backend='cuda' can't capture messages into a graph");
   for (const StreamMessage& message : messages) {
     if (message.sends) {
-      send(message.data, message.bytes, message.peer);
+      mailboxes_->send(message.data, message.bytes, message.peer);
     } else {
-      receive(message.data, message.bytes, message.peer);
+      mailboxes_->receive(message.data, message.bytes, message.peer);
     }
   }
-  end_group();
-}
-
-void MappedCommunicator::send(const void* data, size_t bytes, int to) {
-  sends_.push_back({static_cast<std::byte*>(const_cast<void*>(data)), bytes, to});
-}
-
-void MappedCommunicator::receive(void* data, size_t bytes, int from) {
-  receives_.push_back({static_cast<std::byte*>(data), bytes, from});
-}
-
-// Piece by piece: all mailboxes are filled before one is emptied, and a mailbox is filled again
-// when the piece before has been taken. So each rank's k-th turn needs of the others no more than
-// their k-th filling and their emptying before it, and nobody waits in a circle.
-void MappedCommunicator::end_group() {
-  // Several messages to one peer are taken one after the other, in as many turns.
-  const auto turns = [](std::vector<Message>& messages, auto piece) {
-    std::vector<std::pair<Message, size_t>> open;  // with how much of it has gone
-    for (const Message& message : messages) open.push_back({message, 0});
-    messages.clear();
-    return [open = std::move(open), piece]() mutable {
-      std::vector<int> served;
-      for (auto& [message, at] : open) {
-        if (at >= message.bytes ||
-            std::find(served.begin(), served.end(), message.peer) != served.end()) {
-          continue;
-        }
-        const size_t n = std::min(message.bytes - at, kMailboxBytes);
-        piece(message, at, n);
-        at += n;
-        served.push_back(message.peer);
-      }
-      return !served.empty();
-    };
-  };
-  auto send_turn = turns(
-      sends_, [this](const Message& message, size_t at, size_t n) { send_piece(message, at, n); });
-  auto receive_turn = turns(receives_, [this](const Message& message, size_t at, size_t n) {
-    receive_piece(message, at, n);
-  });
-  bool goes_on = true;
-  while (goes_on) {
-    goes_on = send_turn();
-    goes_on |= receive_turn();
-  }
-}
-
-void MappedCommunicator::send_piece(const Message& message, size_t at, size_t bytes) {
-  Line& line = outgoing_[static_cast<size_t>(message.peer)];
-  device_->wait_flag(stream_, line.taken, line.number);  // the mailbox is empty
-  device_->copy(stream_, line.mailbox, message.data + at, bytes);
-  device_->raise_flag(stream_, line.sent, ++line.number);
-}
-
-void MappedCommunicator::receive_piece(const Message& message, size_t at, size_t bytes) {
-  Line& line = incoming_[static_cast<size_t>(message.peer)];
-  device_->wait_flag(stream_, line.sent, ++line.number);
-  device_->copy(stream_, message.data + at, line.mailbox, bytes);
-  device_->raise_flag(stream_, line.taken, line.number);
+  mailboxes_->end_group();
 }
 
 // ---- the end ---------------------------------------------------------------------------------
 
-// The mailboxes are this rank's memory: they have to be empty before it goes.
+// What this rank has sent has to be taken before it goes.
 void MappedCommunicator::release() {
+  if (!is_open_) return;
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   for (int r = 0; r < world(); ++r) {
-    if (r == rank()) continue;
-    const std::atomic_ref<uint32_t> taken(pages_[static_cast<size_t>(r)]->taken[rank()].value);
-    while (taken.load() != outgoing_[static_cast<size_t>(r)].number) {
+    while (r != rank() && !mailboxes_->is_taken_by(r)) {
       group().endpoint().look_for_deaths();
       if (group().adopt_failure_of_peer() || group().is_dead(r) || now_ns() > deadline) {
         watch_->fail(ErrorKind::peer_lost, r,
@@ -346,7 +301,7 @@ void MappedCommunicator::release() {
 }
 
 StreamWatch::Trouble MappedCommunicator::trouble() {
-  if (!meeting_ || group().failed() || !meeting_->gave_up()) return {};
+  if (!is_open_ || group().failed() || !meeting_->gave_up()) return {};
   const int late = late_peer();
   // Nobody: who was late has come to one block after another one had given up.
   const std::string whom =
@@ -356,31 +311,33 @@ StreamWatch::Trouble MappedCommunicator::trouble() {
           ErrorKind::timeout, late};
 }
 
-int MappedCommunicator::late_peer() const { return meeting_ ? meeting_->late_peer() : -1; }
+int MappedCommunicator::late_peer() const { return is_open_ ? meeting_->late_peer() : -1; }
 
-// Raises the flags that this rank's stream waits for; it is the only one to wait for them.
-void MappedCommunicator::stop() {
-  if (!meeting_) return;  // the ranks have not met: nothing waits in the stream
-  const std::lock_guard<std::mutex> lock(calls_);
-  device_->attach();
-  const Device::Event passed = device_->make_event();
-  device_->record(passed, stream_);
-  const auto raise = [](FlagPage::Line& flag, uint32_t number) {
-    const std::atomic_ref<uint32_t> value(flag.value);
-    if (value.load() != number + kReleased) value.store(number + kReleased);
-  };
+// By whoever finds out that it failed, whatever other threads are in. Words of memory, and no lock.
+void MappedCommunicator::let_pass() {
+  if (!is_open_) return;  // the ranks have not met: nothing waits in the stream
   meeting_->give_up();
-  while (!device_->has_happened(passed)) {  // a peer's stream may have lowered one again
-    for (int r = 0; r < world(); ++r) {
-      if (r == rank()) continue;
-      const auto peer = static_cast<size_t>(r);
-      raise(pages_[peer]->sent[rank()], incoming_[peer].number);
-      raise(pages_[peer]->taken[rank()], outgoing_[peer].number);
+  meeting_->let_pass();
+  mailboxes_->let_pass();
+}
+
+void MappedCommunicator::stop() {
+  if (!is_open_) return;
+  has_passed_ = false;
+  let_pass();  // before anything that may wait for the device's driver
+  const CurrentDevice here(*device_);
+  std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
+  for (const int64_t deadline = now_ns() + kLongestEndNs; now_ns() < deadline;) {
+    let_pass();  // a peer's stream may have lowered a flag again
+    // Whoever is in a call still puts work behind what has passed; who comes later is refused.
+    if (calls.owns_lock() || calls.try_lock()) {
+      if (device_->is_capturing(stream_) || device_->is_idle(stream_)) {
+        has_passed_ = true;
+        return;
+      }
     }
-    meeting_->let_pass();
     std::this_thread::sleep_for(kNap);
   }
-  device_->destroy_event(passed);
 }
 
 }  // namespace dpcore

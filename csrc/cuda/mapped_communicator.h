@@ -7,33 +7,34 @@
 // every rank has a GPU of its own.
 //
 // Everything else, and every algorithm that is asked for as moves, is a list of moves over messages
-// (stream_moves.h). Every rank has a mailbox for each peer in device memory. A message is copied
-// into the sender's mailbox, a flag is raised, the receiver copies it out and raises another. Flags
-// are numbers that only grow; the stream itself writes them and waits for them, so no kernel spins.
+// (stream_moves.h, mailboxes.h).
 //
 // By default all algorithms are ordered: the same schedules, and the same bits, as on the CPU.
 //
-// Memory: stage, mailboxes and board are one region of the arena (shared_regions.h), the page of
-// flags lies in the host's arena. Both outlive the communicator when it failed, since peers may
-// still write to them.
+// Memory: stage, mailboxes and board are one region of the arena (shared_regions.h), which lives as
+// long as any rank has it mapped. The page of flags lies in the host's arena, and outlives the
+// communicator when peers may still write to it.
 //
-// When a rank is gone its flags are never raised. Whoever looks after the streams (stream_watch.h)
-// then says that nothing may be touched any more and raises those that this rank waits for, again
-// and again until its stream has passed: what it copies from there on is garbage in memory of a
-// communicator that raises at every call, and nothing is written to others.
+// When a rank is gone its flags are never raised. Whoever finds that out says that nothing may be
+// touched any more and raises those that this rank waits for (let_pass), and the thread that looks
+// after the stream (stream_watch.h) does so again and again until it has passed: what it copies
+// from there on is garbage in memory of a communicator that raises at every call, and nothing is
+// written to others. None of it waits for a thread that is in a call: that may be waiting for room
+// in the stream's queue, which there is when the stream passes.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <vector>
 
+#include "cuda/mailboxes.h"
 #include "cuda/push_collectives.h"
 #include "cuda/stream_communicator.h"
-#include "cuda/stream_moves.h"
 
 namespace dpcore {
 
-class MappedCommunicator final : public StreamCommunicator, private StreamMessages {
+class MappedCommunicator final : public StreamCommunicator {
  public:
   // The ranks of `control` meet; they have to share memory on the host. Throws Unsupported where
   // they do not, or where a device can't reach another's memory.
@@ -51,23 +52,21 @@ class MappedCommunicator final : public StreamCommunicator, private StreamMessag
   std::shared_ptr<StreamCommunicator> split(int color, int key) override;
 
  private:
-  struct Message {
-    std::byte* data;
-    size_t bytes;
-    int peer;
-  };
-  struct Line {  // to or from one peer
-    std::byte* mailbox = nullptr;
-    uint32_t* sent = nullptr;        // raised by the sender's stream
-    uint32_t* taken = nullptr;       // raised by the receiver's
-    uint32_t number = kFirstNumber;  // of pieces so far
+  // Of pages, for a communicator and all that are split from it: to end one waits for the device,
+  // which is for the time when nobody of them is there any more.
+  struct Registrations {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<void>> list;
   };
 
+  static std::shared_ptr<MappedCommunicator> start(std::shared_ptr<Communicator> control,
+                                                   std::shared_ptr<Device> device, Options options,
+                                                   std::shared_ptr<Registrations> registered);
   MappedCommunicator(std::shared_ptr<Communicator> control, std::shared_ptr<Device> device,
                      Options options);
   void meet();
-  void open_lines();
-  void open_stages(const std::string& meeting);
+  void map_pages(const std::vector<uint64_t>& offsets);
+  void open(const std::string& meeting);
   std::string agree_on_meeting();
   bool everybody_leaves();
 
@@ -77,30 +76,23 @@ class MappedCommunicator final : public StreamCommunicator, private StreamMessag
   void enqueue(const std::vector<StreamMessage>& messages) override;
   StreamWatch::Trouble trouble() override;
   int late_peer() const override;
+  void let_pass() override;
   void stop() override;
   void release() override;
-
-  // StreamMessages
-  void begin_group() override {}
-  void send(const void* data, size_t bytes, int to) override;
-  void receive(void* data, size_t bytes, int from) override;
-  void end_group() override;
-  void send_piece(const Message& message, size_t at, size_t bytes);
-  void receive_piece(const Message& message, size_t at, size_t bytes);
 
   std::unique_ptr<SharedRegions> regions_;
   std::shared_ptr<const SharedRegion> own_region_;  // mailboxes, board, stages
   std::shared_ptr<std::byte> own_page_;             // in the host's arena
   std::vector<FlagPage*> pages_;                    // of all ranks, as the host sees them
   std::vector<FlagPage*> on_device_;                // and as the device does
+  std::shared_ptr<Registrations> registered_;
   std::unique_ptr<RankMeeting> meeting_;
+  std::unique_ptr<Mailboxes> mailboxes_;
   std::unique_ptr<PushCollectives> pushes_;
   std::array<uint64_t, kPushPaths> runs_{};  // by path
   PushPlan planned_;                         // of the call that is being made
-  std::vector<Line> outgoing_;               // by peer
-  std::vector<Line> incoming_;
-  std::vector<Message> sends_;  // of the group that is open
-  std::vector<Message> receives_;
+  std::atomic<bool> is_open_{false};         // the ranks have met: all of the above is there
+  std::atomic<bool> has_passed_{true};       // the stream, when nothing more is put into it
 };
 
 }  // namespace dpcore

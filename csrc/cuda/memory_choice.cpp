@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kNames = {"address", "ipc", "descriptor"};
 
-bool can(const MemorySupport& rank, MemoryKind kind, int32_t process) {
+bool can(const MemorySupport& rank, MemoryKind kind, uint64_t process) {
   switch (kind) {
     case MemoryKind::address:
       return rank.process == process;
@@ -40,7 +40,7 @@ std::string what_is_missing(MemoryKind kind) {
 std::string_view name_of(MemoryKind kind) { return kNames[static_cast<size_t>(kind)]; }
 
 MemoryKind choose_memory(std::span<const MemorySupport> ranks, const std::string& wish) {
-  const int32_t process = ranks.front().process;
+  const uint64_t process = ranks.front().process;
   const auto first_without = [&](MemoryKind kind) {
     return std::find_if(ranks.begin(), ranks.end(),
                         [&](const MemorySupport& rank) { return !can(rank, kind, process); });

@@ -21,7 +21,7 @@ enum class MemoryKind : uint8_t { address, ipc, descriptor };
 std::string_view name_of(MemoryKind kind);
 
 struct MemorySupport {
-  int32_t process = 0;
+  uint64_t process = 0;  // process_mark()
   bool descriptors = false;
   bool ipc = false;
 };

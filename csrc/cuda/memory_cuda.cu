@@ -7,12 +7,14 @@
 #include <string>
 
 #include "cuda/driver.cuh"
+#include "cuda/process_mark.h"
 
 namespace dpcore {
 namespace {
 
 void check(cudaError_t error, const std::string& call) {
   if (error != cudaSuccess) {
+    cudaGetLastError();  // told here
     throw Error(call + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
   }
 }
@@ -64,8 +66,8 @@ bool gives_ipc_handles() {
   cudaIpcMemHandle_t handle;
   const bool gives =
       cudaMalloc(&memory, 1) == cudaSuccess && cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
-  cudaFree(memory);
-  cudaGetLastError();  // what failed here is no error of the next call
+  Driver::ignore(cudaFree(memory));
+  cudaGetLastError();  // what failed before is no error of the next call
   return gives;
 }
 
@@ -79,7 +81,7 @@ bool CudaMemory::has_attribute(int attribute) const {
 }
 
 MemorySupport CudaMemory::support() const {
-  return {getpid(),
+  return {process_mark(),
           has_attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
               has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) &&
               gives_descriptors(device_),
@@ -93,7 +95,12 @@ std::byte* CudaMemory::allocate(size_t bytes) {
 }
 
 std::byte* CudaMemory::allocate_shared(size_t bytes, MemoryKind kind) {
-  if (kind != MemoryKind::descriptor) return allocate(bytes);
+  if (kind != MemoryKind::descriptor) {
+    std::byte* memory = allocate(bytes);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (kind == MemoryKind::ipc) by_ipc_.insert(memory);
+    return memory;
+  }
   const Driver& driver = Driver::get();
   const CUmemAllocationProp wanted = shared_on(device_);
   size_t unit = 0;
@@ -133,8 +140,6 @@ std::byte* CudaMemory::place(const Physical& physical) {
 void CudaMemory::take_away(std::byte* memory, const Physical& physical) {
   const Driver& driver = Driver::get();
   const auto address = reinterpret_cast<CUdeviceptr>(memory);
-  // cuMemUnmap does not wait for kernels that still use the memory, as cudaFree would.
-  cudaDeviceSynchronize();
   driver.unmap(address, physical.bytes);
   driver.unreserve(address, physical.bytes);
   driver.release(physical.handle);
@@ -149,20 +154,36 @@ void CudaMemory::allow_access(unsigned long long address, size_t bytes) {
                 name() + ": cuMemSetAccess to a rank's memory");
 }
 
-void CudaMemory::release(std::byte* memory) {
+CudaMemory::~CudaMemory() {
+  if (freeing_ != nullptr) Driver::ignore(cudaStreamDestroy(freeing_));
+}
+
+void CudaMemory::release(std::byte* memory, bool is_idle) {
+  // cudaFree waits for the device, cuMemUnmap for nobody.
+  if (!is_idle) Driver::ignore(cudaDeviceSynchronize());
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = physical_.find(memory);
-  if (found == physical_.end()) {
-    cudaFree(memory);
-    return;
+  if (found != physical_.end()) {
+    take_away(memory, found->second);
+    physical_.erase(found);
+  } else if (by_ipc_.erase(memory) > 0 || !free_without_waiting(memory)) {
+    Driver::ignore(cudaFree(memory));
   }
-  take_away(memory, found->second);
-  physical_.erase(found);
+}
+
+// In the order of a stream that nothing else is in. False where the device can't.
+bool CudaMemory::free_without_waiting(std::byte* memory) {
+  if (!has_attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)) return false;
+  cudaError_t error = cudaSuccess;
+  if (freeing_ == nullptr) error = cudaStreamCreateWithFlags(&freeing_, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaFreeAsync(memory, freeing_);
+  Driver::ignore(error);
+  return error == cudaSuccess;
 }
 
 MemoryHandle CudaMemory::share(std::byte* memory) {
   MemoryHandle handle;
-  handle.process = getpid();
+  handle.process = process_mark();
   handle.device = device_;
   handle.address = reinterpret_cast<uint64_t>(memory);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -175,21 +196,19 @@ MemoryHandle CudaMemory::share(std::byte* memory) {
                   "cuMemExportToShareableHandle");
     return handle;
   }
+  if (!by_ipc_.contains(memory)) return handle;
   cudaIpcMemHandle_t ipc{};
   static_assert(sizeof(ipc) == sizeof(handle.handle));
-  if (cudaIpcGetMemHandle(&ipc, memory) == cudaSuccess) {
-    handle.kind = MemoryKind::ipc;
-    handle.bytes = offset_in_allocation(handle.address);
-    std::memcpy(handle.handle, &ipc, sizeof(ipc));
-  } else {
-    cudaGetLastError();  // then it is for this process alone
-  }
+  check(cudaIpcGetMemHandle(&ipc, memory), name() + ": cudaIpcGetMemHandle");
+  handle.kind = MemoryKind::ipc;
+  handle.bytes = offset_in_allocation(handle.address);
+  std::memcpy(handle.handle, &ipc, sizeof(ipc));
   return handle;
 }
 
 std::byte* CudaMemory::map(const MemoryHandle& handle) {
   auto* there = reinterpret_cast<std::byte*>(handle.address);
-  if (handle.process == getpid()) {
+  if (handle.process == process_mark()) {
     if (handle.device == device_) return there;
     if (handle.kind == MemoryKind::descriptor) {
       allow_access(handle.address, handle.bytes);
@@ -224,7 +243,7 @@ void CudaMemory::forget(std::byte* memory) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto opened = opened_.find(memory);
   if (opened != opened_.end()) {
-    cudaIpcCloseMemHandle(opened->second);
+    Driver::ignore(cudaIpcCloseMemHandle(opened->second));
     opened_.erase(opened);
     return;
   }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/error.h"
+#include "cuda/process_mark.h"
 
 namespace dpcore {
 namespace {
@@ -68,7 +69,7 @@ void HostMemory::release(std::byte* memory) {
 
 MemoryHandle HostMemory::share(std::byte* memory) {
   MemoryHandle handle;
-  handle.process = getpid();
+  handle.process = process_mark();
   handle.address = reinterpret_cast<uint64_t>(memory);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = mapped_.find(memory);
@@ -81,7 +82,7 @@ MemoryHandle HostMemory::share(std::byte* memory) {
 }
 
 std::byte* HostMemory::map(const MemoryHandle& handle) {
-  if (handle.process == getpid()) return reinterpret_cast<std::byte*>(handle.address);
+  if (handle.process == process_mark()) return reinterpret_cast<std::byte*>(handle.address);
   if (handle.kind != MemoryKind::descriptor) {
     throw Unsupported("devices of the host share memory by address within a process only");
   }

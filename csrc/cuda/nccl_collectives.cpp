@@ -34,6 +34,7 @@ void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
 }
 
 void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
+  if (comm_ == nullptr) throw Error("NCCL's communicator was aborted");
   begin_group();
   for (const StreamMessage& message : messages) {
     if (message.sends) {
@@ -46,6 +47,7 @@ void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
 }
 
 void NcclCommunicator::enqueue(const Request& request) {
+  if (comm_ == nullptr) throw Error("NCCL's communicator was aborted");
   if (request.program) {
     run_moves(request, *device_, stream_, *this, [this](size_t bytes) { return scratch(bytes); });
     return;

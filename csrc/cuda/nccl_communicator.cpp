@@ -17,6 +17,8 @@ namespace dpcore {
 namespace {
 
 constexpr auto kNap = std::chrono::microseconds(20);
+// Whoever is in a call sees a failure at the next look, unless the call itself does not come back.
+constexpr int64_t kCallPatienceNs = 2'000'000'000;
 constexpr int kSharesGpuFrom = 23003;  // NCCL 2.30.3
 
 // NCCL_ALGO while communicators that want it are made. The variable belongs to the process: two
@@ -171,6 +173,7 @@ void NcclCommunicator::compare_with_others() {
 void NcclCommunicator::connect(const nccl::UniqueId& id) {
   const AlgorithmInEnvironment held(environment_of(options_.algorithm, library_.version));
   const std::lock_guard<std::mutex> lock(calls_);
+  const CurrentDevice here(*device_);
   nccl::Config config;
   nccl::CommPtr comm = nullptr;
   const int result = library_.CommInitRankConfig(&comm, world(), id, rank(), &config);
@@ -210,6 +213,7 @@ void NcclCommunicator::check(int result, const char* call) {
 // Until NCCL has done what a call began.
 void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
   while (true) {
+    if (comm_ == nullptr) group().raise_failure();  // it was aborted from under the call
     int state = nccl::kSuccess;
     const int result = library_.CommGetAsyncError(comm_, &state);
     if (result != nccl::kSuccess) state = result;
@@ -248,22 +252,26 @@ StreamWatch::Trouble NcclCommunicator::trouble() {
   return {describe() + " reports: " + last_error(state)};
 }
 
+// A call may wait for room in the stream's queue, which there is only when the abort has come: it
+// is not waited for without end. NCCL lets one thread abort what another one is in.
 void NcclCommunicator::stop() {
-  const std::lock_guard<std::mutex> lock(calls_);
-  if (comm_ != nullptr) library_.CommAbort(comm_);
-  comm_ = nullptr;
+  std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
+  const int64_t deadline = now_ns() + kCallPatienceNs;
+  while (!calls.try_lock() && now_ns() < deadline) std::this_thread::sleep_for(kNap);
+  if (const nccl::CommPtr comm = comm_.exchange(nullptr)) library_.CommAbort(comm);
 }
 
 void NcclCommunicator::release() {
   const std::lock_guard<std::mutex> lock(calls_);
   if (comm_ == nullptr) return;
+  bool is_final = true;
   try {
     check(library_.CommFinalize(comm_), "ncclCommFinalize");
-    library_.CommDestroy(comm_);
   } catch (const Error&) {  // a peer left early: nothing of it is needed any more
-    library_.CommAbort(comm_);
+    is_final = false;
   }
-  comm_ = nullptr;
+  const nccl::CommPtr comm = comm_.exchange(nullptr);
+  if (comm != nullptr) (is_final ? library_.CommDestroy : library_.CommAbort)(comm);
 }
 
 std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_t bytes) {
@@ -275,11 +283,12 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
   void* handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(calls_);
-    device_->attach();
+    const CurrentDevice here(*device_);
     const int result = library_.CommRegister(comm_, memory, bytes, &handle);
     if (result != nccl::kSuccess && result != nccl::kInProgress) return nullptr;
     check(result, "ncclCommRegister");
   }
+  if (handle == nullptr) return nullptr;
   const auto deregister = [me = weak_from_this()](void* handle) {
     const auto alive = std::static_pointer_cast<NcclCommunicator>(me.lock());
     if (!alive) return;

@@ -16,6 +16,8 @@
 // Minima and maxima treat NaN as NCCL does, which need not be the way of the CPU.
 #pragma once
 
+#include <atomic>
+
 #include "cuda/nccl_library.h"
 #include "cuda/stream_communicator.h"
 #include "cuda/stream_moves.h"
@@ -67,7 +69,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
   std::string last_error(int result) const;
 
   const nccl::Library& library_;
-  nccl::CommPtr comm_ = nullptr;
+  std::atomic<nccl::CommPtr> comm_ = nullptr;  // null before it is made, and after stop()
 };
 
 }  // namespace dpcore

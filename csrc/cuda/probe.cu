@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "cuda/driver.cuh"
 #include "cuda/probe.h"
 
 namespace dpcore {
@@ -32,7 +33,7 @@ cudaError_t run_kernel(int* answer) {
   if (error == cudaSuccess) {
     error = cudaMemcpy(answer, memory, sizeof(int), cudaMemcpyDeviceToHost);
   }
-  cudaFree(memory);
+  if (cudaFree(memory) != cudaSuccess) cudaGetLastError();
   return error;
 }
 
@@ -85,13 +86,19 @@ CudaProbe probe_cuda(int only) {
     cudaGetLastError();  // clears the error for those who call CUDA after us
     return probe;
   }
-  int current = 0;
-  cudaGetDevice(&current);
+  CUcontext before = nullptr;
+  const Driver* driver = nullptr;
+  try {
+    driver = &Driver::get();
+    driver->current_context(&before);  // none where nobody has called CUDA yet
+  } catch (const Error& error) {
+    probe.problem = error.what();
+  }
   for (int device = 0; device < probe.devices && probe.problem.empty(); ++device) {
     if (only < 0 || device == only) probe.problem = problem_of_device(device);
   }
-  cudaGetLastError();
-  cudaSetDevice(current);
+  if (driver != nullptr) driver->make_context_current(before);
+  cudaGetLastError();  // what failed is in `problem`
   return probe;
 }
 

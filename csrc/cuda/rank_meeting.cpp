@@ -21,13 +21,13 @@ class StreamMeeting final : public RankMeeting {
   bool can_be_captured() const override { return false; }  // numbers are given by the host
 
   void meet() override {
-    ++number_;
+    const uint32_t number = ++number_;
     std::vector<FlagNumber> own;
     std::vector<FlagNumber> theirs;
     for (int r = 0; r < world(); ++r) {
       if (r == rank_) continue;
-      own.push_back({&on_device(rank_).met[r].value, number_});
-      theirs.push_back({&on_device(r).met[rank_].value, number_});
+      own.push_back({&on_device(rank_).met[r].value, number});
+      theirs.push_back({&on_device(r).met[rank_].value, number});
     }
     device_.raise_flags(stream_, own);
     device_.wait_flags(stream_, theirs);
@@ -49,30 +49,32 @@ class StreamMeeting final : public RankMeeting {
     for (int r = 0; r < world(); ++r) {
       if (r == rank_) continue;
       const std::atomic_ref<uint32_t> word(page(r).met[rank_].value);
-      if (word.load() != number_ + kReleased) word.store(number_ + kReleased);
+      const uint32_t passes = number_.load() + kReleased;
+      if (word.load() != passes) word.store(passes);
     }
   }
 
  private:
-  uint32_t number_ = kFirstNumber;  // of meetings so far
+  std::atomic<uint32_t> number_ = kFirstNumber;  // of meetings so far
 };
 
 class KernelMeeting final : public RankMeeting {
  public:
   KernelMeeting(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
-                std::vector<FlagPage*> pages_on_device, const std::vector<MeetingBoard*>& boards,
-                double patience_s)
+                std::vector<FlagPage*> pages_on_device, const std::vector<MeetingBoard*>& boards)
       : RankMeeting(device, stream, rank, std::move(pages), std::move(pages_on_device)) {
     common_.given_up = &on_device(rank).given_up.value;
     common_.late = &on_device(rank).late.value;
     std::copy(boards.begin(), boards.end(), common_.boards);
-    common_.patience_ns = static_cast<uint64_t>(patience_s * 1e9);
     common_.rank = rank;
     common_.world = world();
   }
 
   std::string name() const override { return "fused"; }
   bool can_be_captured() const override { return true; }  // numbers are counted on the board
+  void be_patient(double seconds) override {
+    common_.patience_ns = static_cast<uint64_t>(seconds * 1e9);
+  }
 
   void meet() override {
     const void* in = common_.boards[rank_];
@@ -126,10 +128,9 @@ std::unique_ptr<RankMeeting> meeting_by_stream(Device& device, Device::Stream st
 std::unique_ptr<RankMeeting> meeting_by_kernels(Device& device, Device::Stream stream, int rank,
                                                 std::vector<FlagPage*> pages,
                                                 std::vector<FlagPage*> pages_on_device,
-                                                std::vector<MeetingBoard*> boards,
-                                                double patience_s) {
+                                                std::vector<MeetingBoard*> boards) {
   return std::make_unique<KernelMeeting>(device, stream, rank, std::move(pages),
-                                         std::move(pages_on_device), boards, patience_s);
+                                         std::move(pages_on_device), boards);
 }
 
 }  // namespace dpcore

@@ -7,7 +7,7 @@
 //            kernel that waits keeps its GPU from the others.
 //
 // Memory: pages of flags and boards belong to the communicator. Threads: whoever holds the
-// communicator's lock; give_up and let_pass by the thread that ends what cannot complete.
+// communicator's lock; give_up, let_pass and what only asks by any.
 #pragma once
 
 #include <memory>
@@ -38,6 +38,9 @@ class RankMeeting {
   virtual std::string name() const = 0;
   // Whether what it puts into the stream can run again.
   virtual bool can_be_captured() const = 0;
+
+  // How long a kernel that comes from here on waits before it gives up, where kernels wait.
+  virtual void be_patient(double) {}
 
   // Into the stream: behind it all that ranks have put in before is done and visible.
   virtual void meet() = 0;
@@ -80,7 +83,6 @@ std::unique_ptr<RankMeeting> meeting_by_stream(Device& device, Device::Stream st
 std::unique_ptr<RankMeeting> meeting_by_kernels(Device& device, Device::Stream stream, int rank,
                                                 std::vector<FlagPage*> pages,
                                                 std::vector<FlagPage*> pages_on_device,
-                                                std::vector<MeetingBoard*> boards,
-                                                double patience_s);
+                                                std::vector<MeetingBoard*> boards);
 
 }  // namespace dpcore

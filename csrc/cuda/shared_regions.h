@@ -4,10 +4,12 @@
 // So a place in a region means the same on all ranks: where this rank's tensor lies says where
 // everybody's does, and nobody has to ask. The way to the memory is chosen once (memory_choice.h).
 //
-// Memory: a region belongs to its rank. It goes when nobody uses it here and no rank has it mapped:
-// what all ranks have dropped is found out at the next add(), the rest at the end. In a
-// communicator that failed a peer may still write to it, so then it never goes. Threads: add() by
-// one at a time; find() by any. Dropping is an atomic flag.
+// Memory: a region belongs to its rank and to all that have it mapped: behind a descriptor it lives
+// until the last of them has let go, and ranks of one process count who holds it. So a rank may
+// leave at any time, and a peer that comes late writes to memory that is still there. Of ipc the
+// owner has to stay: there a region goes when all ranks have left, or never (abandon). What all
+// ranks have dropped is found out at the next add(), the rest at the end. Threads: add() by one at
+// a time; find() by any. Dropping is an atomic flag.
 #pragma once
 
 #include <atomic>
@@ -24,17 +26,22 @@ namespace dpcore {
 
 struct SharedRegion {
   SharedRegion(std::shared_ptr<Device> device, uint64_t id, size_t bytes);
-  ~SharedRegion();  // gives back the own memory, unless it is abandoned
+  ~SharedRegion();  // lets go of all of it, unless it is abandoned
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
+  // With the device current; no work of this rank uses memory of others any more.
   void forget_peers();
 
   std::shared_ptr<Device> device;
   uint64_t id;
   size_t bytes;
   std::byte* own = nullptr;
-  std::vector<std::byte*> at;                // by rank, as this device sees it; the own one too
-  mutable std::atomic<bool> dropped{false};  // by who uses it here
+  std::shared_ptr<std::byte> memory;             // the own one
+  std::vector<std::byte*> at;                    // by rank, as this device sees it; own too
+  std::vector<std::shared_ptr<std::byte>> held;  // of other ranks of this process
+  mutable std::atomic<bool> is_programs{false};  // a tensor lies in it: nobody knows who uses it
+  mutable std::atomic<bool> dropped{false};      // by who uses it here
+  std::atomic<bool> settled{false};              // the device has been waited for since
   std::atomic<bool> abandoned{false};
 };
 
@@ -59,14 +66,15 @@ class SharedRegions {
   Place find(const void* memory, size_t bytes) const;
 
   MemoryKind kind() const { return kind_; }
-  // No work of this rank uses memory of others any more.
+  // With the device current; no work of this rank uses memory of others any more.
   void forget_peers();
-  // Peers may still write: nothing is given back from here on.
+  // Nothing is given back from here on: work of this rank may still use it, or, of ipc, a peer.
   void abandon();
 
  private:
   struct Card;
   void gather(const void* own, size_t bytes, void* all);
+  void share(SharedRegion& region);
   Card offer(SharedRegion& region, std::string& problem);
   void map_peers(SharedRegion& region, std::vector<Card>& cards, int exported);
   static void check(const std::vector<Card>& cards, const std::vector<uint8_t>& who_failed,
@@ -82,7 +90,7 @@ class SharedRegions {
   std::mutex adding_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<SharedRegion>> regions_;
-  std::vector<std::shared_ptr<SharedRegion>> leaving_;  // forgotten here, perhaps not by all
+  std::vector<std::shared_ptr<SharedRegion>> leaving_;  // of ipc: forgotten here, not yet by all
 };
 
 }  // namespace dpcore

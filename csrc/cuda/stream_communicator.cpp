@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <optional>
 #include <thread>
 
 #include "comm/clock.h"
@@ -70,21 +72,24 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
     : control_(std::move(control)), device_(std::move(device)), options_(std::move(options)) {
   check_name(options_.algorithm);
   if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
-  device_->attach();
+  const CurrentDevice here(*device_);
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
   black_box_ = control_->split(0, control_->rank(), options_.interrupt);
 }
 
 StreamCommunicator::~StreamCommunicator() {
-  for (std::byte* memory : scratch_) device_->release(memory);
-  device_->destroy_event(entry_);
-  device_->destroy_stream(stream_);
+  let_go_of_kept(true);
+  at_the_end(*device_, [this] {
+    for (std::byte* memory : scratch_) device_->release_idle(memory);
+    device_->destroy_event(entry_);
+    device_->destroy_stream(stream_);
+  });
 }
 
 void StreamCommunicator::watch() {
   StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); },
-                               [this] { return late_peer(); }};
+                               [this] { return late_peer(); }, [this] { let_pass(); }};
   watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(upcalls));
 }
 
@@ -133,13 +138,14 @@ StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint6
 
 StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
                                                      Device::Stream current) {
-  check_usable();
   if (!is_valid(request.op, request.dtype)) {
     throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
                       std::string(name_of(request.dtype)));
   }
+  let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
-  device_->attach();
+  check_usable();  // with the lock: behind what ended the stream, nothing may come
+  const CurrentDevice here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
   return run(fingerprint_of(request), request.count * size_of(request.dtype), {}, request.timeout_s,
@@ -148,7 +154,6 @@ StreamCommunicator::Works StreamCommunicator::submit(Request request, const std:
 
 StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
                                                      double timeout_s, Device::Stream current) {
-  check_usable();
   std::string text;
   uint64_t bytes = 0;
   for (const StreamMessage& message : messages) {
@@ -162,8 +167,10 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
             std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
             std::to_string(message.peer);
   }
+  let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
-  device_->attach();
+  check_usable();
+  const CurrentDevice here(*device_);
   capturing_ = device_->is_capturing(current);
   return run({}, bytes, text.empty() ? "no message" : text, timeout_s, current,
              [&] { enqueue(messages); });
@@ -242,7 +249,7 @@ void StreamCommunicator::order(const Works& work, Device::Stream current) {
     return;
   }
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
-  device_->attach();
+  const CurrentDevice here(*device_);
   trace().waits(work->traced, current);
   device_->wait(current, work->event);
 }
@@ -254,7 +261,6 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
   auto nap = kFirstNap;
   try {
     while (!work->is_complete()) {
-      device_->attach();
       if (!group().failed() && device_->has_happened(work->event)) {
         watch_->look();
         continue;
@@ -283,6 +289,23 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
 }
 
+void StreamCommunicator::keep(Works work, std::shared_ptr<void> memory) {
+  const std::lock_guard<std::mutex> lock(keeping_);
+  kept_.push_back({std::move(work), std::move(memory)});
+  keeps_.store(true);
+}
+
+void StreamCommunicator::let_go_of_kept(bool all) {
+  if (!keeps_.load()) return;
+  std::vector<Kept> done;  // ends without the lock: it may want that of Python
+  const std::lock_guard<std::mutex> lock(keeping_);
+  const auto is_needed = [all](const Kept& kept) { return !all && !kept.work->is_complete(); };
+  const auto first = std::stable_partition(kept_.begin(), kept_.end(), is_needed);
+  done.assign(std::make_move_iterator(first), std::make_move_iterator(kept_.end()));
+  kept_.erase(first, kept_.end());
+  keeps_.store(!kept_.empty());
+}
+
 std::vector<TraceEvent> StreamCommunicator::stop_trace(uint64_t* dropped) {
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   return trace().stop(dropped, [&] {
@@ -307,12 +330,18 @@ void StreamCommunicator::abort(const std::string& reason) {
 void StreamCommunicator::close() {
   if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) return;
   const bool had_failed = group().failed();
+  std::optional<CurrentDevice> here;
+  try {
+    here.emplace(*device_);
+  } catch (const Error&) {  // it is broken: what is in flight fails, and the rest ends as usual
+  }
   watch_->close(now_ns() + (had_failed ? kFailedPatienceNs : to_ns(options_.timeout_s)));
   if (group().failed()) {
     control_->abort(group().failure().reason);
   } else {
     release();
   }
+  let_go_of_kept(true);  // everything is complete
   black_box_->close();
   control_->close();
 }

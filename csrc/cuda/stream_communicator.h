@@ -12,7 +12,8 @@
 // runs when nobody calls, and it has no deadline.
 //
 // Memory: buffers belong to the caller until the operation is complete; works are pooled. Threads:
-// any may call, one at a time enters (calls_); a watching thread ends what cannot complete.
+// any may call, one at a time enters (calls_); a watching thread ends what cannot complete. A call
+// leaves the thread's current device as it was.
 #pragma once
 
 #include <map>
@@ -77,6 +78,10 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
   void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt);
 
+  // Keeps memory until the work is complete, when nobody waits for that. It is let go of by a later
+  // call, or at the end, on a thread of the program: never by the one that watches.
+  void keep(Works work, std::shared_ptr<void> memory);
+
   // Memory that peers reach without a copy. All ranks call it alike. Null: any memory is as good.
   virtual std::shared_ptr<std::byte> allocate_shared(size_t) { return nullptr; }
   // Memory that will often be used: what the wires need to know of it in advance.
@@ -101,6 +106,9 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // By the watching thread:
   virtual StreamWatch::Trouble trouble() = 0;
   virtual void stop() = 0;
+  // By whoever finds that it failed, at once: ends what waits on the device as far as words in
+  // memory can. Takes no lock and calls no driver.
+  virtual void let_pass() {}
   virtual int late_peer() const { return -1; }
   // When nothing is in flight any more; not after stop().
   virtual void release() = 0;
@@ -130,6 +138,7 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   Works run(const Fingerprint& what, uint64_t bytes, std::string message, double timeout_s,
             Device::Stream current, Enqueue enqueue);
   Works take_work();
+  void let_go_of_kept(bool all);
 
   std::shared_ptr<Communicator> black_box_;
   Device::Event entry_ = nullptr;
@@ -140,6 +149,13 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   std::vector<std::byte*> scratch_;  // the last one is in use, earlier ones may still be
   size_t scratch_bytes_ = 0;
   std::atomic<bool> closed_{false};
+  struct Kept {
+    Works work;
+    std::shared_ptr<void> memory;
+  };
+  std::mutex keeping_;
+  std::vector<Kept> kept_;
+  std::atomic<bool> keeps_{false};
 };
 
 }  // namespace dpcore

@@ -100,7 +100,7 @@ void StreamWatch::add(std::shared_ptr<StreamWork> work) {
 
 void StreamWatch::run() {
   try {
-    device_->attach();
+    device_->attach();  // for as long as this thread lives
   } catch (const Error& problem) {
     fail(ErrorKind::other, group().rank(), problem.what());
   }
@@ -236,6 +236,7 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
   group().fail(kind, culprit, reason);
+  if (upcalls_.let_pass) upcalls_.let_pass();
 }
 
 void StreamWatch::stop_once() {

@@ -71,6 +71,8 @@ class StreamWatch {
     std::function<void()> stop;
     // For whom the device itself waits, if it knows; -1 otherwise.
     std::function<int()> late_peer;
+    // By whoever fails it, at once, and as often: see StreamCommunicator::let_pass.
+    std::function<void()> let_pass;
   };
 
   // `black_box`: a communicator over the same ranks, for this watch alone.

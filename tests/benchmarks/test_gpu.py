@@ -1,8 +1,5 @@
 """benchmarks/gpu as far as it goes without a GPU: what it trains, checks and says."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -91,10 +88,12 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "copy_rate", lambda: 4.0)
     monkeypatch.setattr(gpu, "reduction", lambda *_: {"what": "reduction", "bytes_per_s": 3.0})
     monkeypatch.setattr(gpu, "flattening", breaks)
-    monkeypatch.setattr(gpu, "all_reduces", list)
+    monkeypatch.setattr(gpu, "all_reduce", lambda *_: [])
     monkeypatch.setattr(gpu, "_steps_of_one", lambda *_: [])
     monkeypatch.setattr(gpu, "shared_steps", lambda *_: [])
-    rows, failures = gpu.measured()
+    heard = []
+    rows, failures = gpu.measured(told=lambda rows, failures: heard.append(len(rows)))
+    assert heard[:4] == [1, 4, 7, 10], "the file is not written after every section"
     assert [row["of_copy"] for row in rows] == [1.0] + 9 * [0.75]
     assert len(failures) == 3
     assert failures["flatten 4096 float32"].endswith("RuntimeError: no such kernel")
@@ -107,28 +106,8 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
     assert list(failures) == ["copy"]
     assert len(rows) == 12 and not any("reached" in row for row in rows)
 
-
-def test_tests_that_left_no_report_have_failed(tmp_path):
-    (tmp_path / "half.xml").write_text("<testsuites><testsuite>")
-    for name in ("none.xml", "half.xml"):
-        (failed,) = gpu.tests_of(tmp_path / name)["failed"]
-        assert failed.startswith("pytest ended without a report")
-
-
-def test_the_tests_are_told_of(tmp_path):
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n"
-        "def test_right(): pass\n"
-        "def test_wrong(): assert False\n"
-        "@pytest.mark.skip(reason='no GPU')\n"
-        "def test_left_out(): pass\n"
-    )
-    report = tmp_path / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-q", str(tmp_path), f"--junitxml={report}"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 1
-    assert gpu.tests_of(report) == {
-        "passed": 1, "failed": ["test_it::test_wrong"], "skipped": {"no GPU": 1},
-    }  # fmt: skip
+    rows, failures = gpu.measured(ends_at=0.0)
+    assert rows == [] and failures["step 400-tensors"].endswith("no time was left")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

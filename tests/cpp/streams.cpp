@@ -1,12 +1,14 @@
 // Ranks as threads exchange over mapped memory (csrc/cuda/mapped_communicator.h) on devices of the
 // host, whose streams are threads: random collectives and algorithms, waited for by streams, by the
 // host or not at all, several in flight, from the same seed on all ranks, with results checked.
-// Some runs end with a rank that does not come.
+// Some runs end with a rank that does not come. All the time the program's current device is
+// another one, and has to stay it.
 //
 //   streams WORLD SEED ROUNDS
 //
 // Under the thread sanitizer: what two streams touch without a flag between them is a race here as
 // it would be on a GPU.
+#include <array>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -16,6 +18,8 @@
 
 #include "check.h"
 #include "comm/error.h"
+#include "cuda/device_host.h"
+#include "cuda/host_pages.h"
 #include "cuda/mapped_communicator.h"
 
 using namespace dpcore;
@@ -64,6 +68,7 @@ Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
 void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   constexpr auto kLate = std::chrono::milliseconds(200);
   constexpr int64_t kSurelyWaitedNs = 20'000'000;
+  const CurrentDevice here(comm.device());
   const Device::Stream stream = comm.device().make_stream();
   comm.trace().start(8);
   if (comm.rank() == 0) std::this_thread::sleep_for(kLate);
@@ -86,6 +91,61 @@ void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   comm.device().destroy_stream(stream);
 }
 
+// Memory that nobody waits for is kept until its operation is over, and goes on a thread of the
+// program.
+void keep_memory(StreamCommunicator& comm, std::mt19937& dice) {
+  std::thread::id let_go_by;
+  Pending pending = start(comm, dice, 100, true);
+  comm.keep(pending.work, std::shared_ptr<void>(
+                              &pending, [&](void*) { let_go_by = std::this_thread::get_id(); }));
+  comm.wait(pending.work, 0, nullptr);
+  CHECK(let_go_by == std::thread::id());
+  const Pending next = start(comm, dice, 100, true);
+  CHECK(let_go_by == std::this_thread::get_id());
+  comm.wait(next.work, 0, nullptr);
+}
+
+// The first one begins, the last one ends; one that can't begin counts for nothing.
+void pages_are_counted() {
+  alignas(64) std::array<std::byte, 128> pages{};
+  int begun = 0;
+  int ended = 0;
+  const auto take = [&] {
+    return share_host_pages(pages.data(), pages.size(), [&] { ++begun; }, [&] { ++ended; });
+  };
+  bool raised = false;
+  try {
+    share_host_pages(pages.data(), pages.size(), [] { throw Error("no"); }, [&] { ++ended; });
+  } catch (const Error&) {
+    raised = true;
+  }
+  CHECK(raised && !are_host_pages_shared(pages.data()));
+  for (int round = 1; round < 3; ++round) {
+    auto first = take();
+    auto second = take();
+    CHECK(begun == round && are_host_pages_shared(pages.data() + 127));
+    CHECK(!are_host_pages_shared(pages.data() + 128));
+    first.reset();
+    CHECK(ended == round - 1 && are_host_pages_shared(pages.data()));
+    second.reset();
+    CHECK(ended == round && !are_host_pages_shared(pages.data()));
+  }
+}
+
+// The clock of a device that has no time for it.
+void a_device_that_is_busy_has_a_name() {
+  std::string said;
+  for (int attempt = 0; attempt < 100 && said.empty(); ++attempt) {
+    DeviceTrace trace(device_named("host", "busy"), 1e-9);
+    try {
+      trace.start(1);
+    } catch (const Timeout& late) {
+      said = late.what();
+    }
+  }
+  CHECK(said.starts_with("the clock of host could not be read"));
+}
+
 void run_rank(int rank, int world, const std::string& job, unsigned seed, int rounds) {
   Options options;
   options.job = job;
@@ -99,6 +159,9 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   const std::string uuid = seed % 4 < 2 ? "one" : "gpu " + std::to_string(rank);
   auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", uuid),
                                         {one_stays_away ? 2.0 : 60.0, "auto", false, nullptr});
+  const auto programs = device_named("host", "of the program");
+  const CurrentDevice here(*programs);
+  const auto is_as_it_was = [&] { return current_host_device() == programs.get(); };
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not
   std::vector<Pending> in_flight;
@@ -116,6 +179,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
       }
       in_flight.clear();
     }
+    CHECK(is_as_it_was());
   }
   for (Pending& pending : in_flight) {
     comm->wait(pending.work, 0, nullptr);
@@ -127,6 +191,8 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   CHECK(recorded.size() == static_cast<size_t>(rounds) && dropped == 0);
   for (const TraceEvent& event : recorded) CHECK(event.begin_ns <= event.end_ns);
   wait_for_a_late_rank(*comm, dice);
+  keep_memory(*comm, dice);
+  CHECK(is_as_it_was());
   if (one_stays_away && rank > 0) {
     Pending pending = start(*comm, dice, 100, true);
     bool raised = false;
@@ -139,6 +205,8 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
     comm->close();  // the stream has passed: nothing touches `pending` any more
   }
   comm->close();
+  comm.reset();
+  CHECK(is_as_it_was());
 }
 
 }  // namespace
@@ -149,6 +217,8 @@ int main(int argc, char** argv) {
   const auto seed = static_cast<unsigned>(std::stoul(argv[2]));
   const int rounds = std::stoi(argv[3]);
   const std::string job = "streams-" + std::to_string(seed);
+  pages_are_counted();
+  a_device_that_is_busy_has_a_name();
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back(run_rank, rank, world, job, seed, rounds);

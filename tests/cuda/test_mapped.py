@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
 import dpcore
 from dpcore.device_communicator import on_device
 from tests.comm import matrix
 from tests.cuda.on_gpu import OnGpu
+from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_nccl import device_cases
 from tests.cuda_host.test_push import assert_same_bits, every_collective, ordinary
 
@@ -24,6 +24,7 @@ def _as_it_was(monkeypatch):
 
 CAPTURING = threading.Lock()
 GPUS = max(torch.cuda.device_count(), 1)
+PATIENCE = 30.0  # of communicators: a test that hangs says where before its own time is over
 
 
 def ways(worlds):
@@ -46,7 +47,7 @@ def with_device(control, body, *args, meeting="auto"):
     os.environ["DPCORE_CUDA_SYNC"] = meeting
     device = torch.device("cuda", control.rank % GPUS)
     torch.cuda.set_device(device)
-    settings = {"timeout": 60.0, "algorithm": "auto", "deterministic": False}
+    settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
     comm = on_device(control, "cuda", device, **settings)
     try:
         with torch.cuda.stream(torch.cuda.Stream(device)):
@@ -107,53 +108,45 @@ def test_mapped_memory_has_the_bits_of_the_processor(world, mode, meeting):
         assert all(path in paths for _, paths in device)
 
 
-def captured(comm):
+def captured(comm, together):
+    """Ranks that are threads of one process: torch waits for the whole device when a capture
+    begins, and nobody may wait for the device while one goes on. So all come to each step before
+    the next."""
+    stream = torch.cuda.current_stream()
     x = torch.full((3_000_000,), comm.rank + 1.0, device=comm.device)
     comm.all_reduce(x)
-    torch.cuda.synchronize()
+    comm.all_reduce(torch.ones(1000, device=comm.device))
+    stream.synchronize()
+    together.wait(30)
     graph = torch.cuda.CUDAGraph()
-    # One after the other, in a stream of its own: torch's is shared, and it waits for the device.
+    # In a stream of its own: torch's is shared.
     with (
         CAPTURING,
         torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
     ):
         comm.all_reduce(x, "mean")
         x.add_(1)
+    together.wait(30)
     for _ in range(3):
         graph.replay()
         comm.all_reduce(torch.ones(1000, device=comm.device))  # between two replays
-    torch.cuda.synchronize()
+    stream.synchronize()
     return x.unique().tolist()
 
 
 def test_captured_into_a_graph_where_kernels_meet():
-    assert dpcore.spawn(run_with, 2, "fused", captured, mode="threads") == [[6.0], [6.0]]
-
-
-def train(module, inputs, wrap):
-    model = wrap(module.cuda())
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(inputs.cuda()).square().mean().backward()
-        optimizer.step()
-    return torch.cat([p.detach().flatten().cpu() for p in module.parameters()])
-
-
-def small_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).double()
+    together = threading.Barrier(2)
+    results = dpcore.spawn(run_with, 2, "fused", captured, together, mode="threads")
+    assert results == [[6.0], [6.0]]
 
 
 def train_part(comm):
-    inputs = torch.arange(32.0 * 64).view(32, 64).double() / 2048
-    part = inputs.chunk(comm.world_size)[comm.rank]
+    part = inputs().chunk(comm.world_size)[comm.rank]
     return train(small_model(), part, lambda m: dpcore.DataParallel(m, comm=comm))
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_training_with_several_ranks_is_training_in_one_process(world):
-    inputs = torch.arange(32.0 * 64).view(32, 64).double() / 2048
-    alone = train(small_model(), inputs, lambda module: module)
+    alone = train(small_model(), inputs(), lambda module: module)
     for parameters in dpcore.spawn(with_device, world, train_part, timeout=120.0):
         assert torch.allclose(parameters, alone, rtol=1e-10)

@@ -4,12 +4,12 @@ import os
 
 import pytest
 import torch
-from torch import nn
 
 import dpcore
 from dpcore.nccl import nccl_library
 from tests.comm import matrix
 from tests.cuda.on_gpu import OnGpu
+from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_nccl import device_cases
 
 GPUS = torch.cuda.device_count()
@@ -35,7 +35,7 @@ def body_of_rank(control, cases):
     torch.cuda.set_device(device)
     from dpcore.device_communicator import on_device
 
-    comm = on_device(control, "nccl", device, timeout=60.0, algorithm="auto", deterministic=False)
+    comm = on_device(control, "nccl", device, timeout=30.0, algorithm="auto", deterministic=False)
     result = matrix.run_cases(OnGpu(comm), cases)
     comm.close()
     return result
@@ -70,12 +70,21 @@ def test_a_call_does_not_wait_and_what_follows_does(comm):
 
 
 def test_memory_that_is_freed_early_is_not_used_again(comm):
-    for _ in range(50):
-        x = torch.ones(1 << 20, device="cuda")
-        comm.all_reduce(x, async_op=True)
-        del x
+    """Out of place, so that NCCL copies in a world of one too, behind a kernel that sleeps."""
+    comm.all_gather(torch.zeros(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda"))
+    torch.cuda.synchronize()
+    for _ in range(5):
+        out, x = torch.zeros(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            torch.cuda._sleep(50_000_000)  # some 25 ms
+            comm.all_gather(out, x, async_op=True)
+        del out, x  # of a stream that does not wait for the operation
         y = torch.full((1 << 20,), 7.0, device="cuda")
-        assert bool((y == 7).all())
+        z = torch.full((1 << 20,), 7.0, device="cuda")
+        torch.cuda.synchronize()
+        assert bool((y == 7).all()) and bool((z == 7).all())
 
 
 def test_captured_into_a_graph(comm):
@@ -95,16 +104,7 @@ def test_captured_into_a_graph(comm):
 
 
 def test_training_in_a_world_of_one_is_training_alone(comm):
-    def train(wrap):
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).cuda()
-        model = wrap(module)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.ones(16, 64, device="cuda")).square().mean().backward()
-            optimizer.step()
-        return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-    alone = train(lambda module: module)
-    assert torch.equal(alone, train(lambda m: dpcore.DataParallel(m, comm=comm)))
+    alone = train(small_model(), inputs(), lambda module: module)
+    assert torch.equal(
+        alone, train(small_model(), inputs(), lambda m: dpcore.DataParallel(m, comm=comm))
+    )

@@ -11,6 +11,7 @@ from torch import nn
 import dpcore
 from dpcore._autoload import register
 from dpcore.torch_backend import Options
+from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_torch_backend import a_batch
 from tests.torch_backend import test_collectives as cpu
 
@@ -30,7 +31,7 @@ def rank_main(comm, body, store, backend, options):
         init_method=f"file://{store}",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=30),
         pg_options=Options(**options) if options else None,
         **told,
     )
@@ -200,13 +201,24 @@ def test_lists_of_results_are_copied_by_the_gpu(alone):
     assert torch.equal(parts[0], torch.full_like(parts[0], 3))
 
 
-def test_memory_that_is_freed_early_is_not_used_again(alone):
-    for _ in range(50):
-        x = torch.ones(1 << 20, device="cuda")
-        dist.all_reduce(x, async_op=True)
-        del x
-        y = torch.full((1 << 20,), 7.0, device="cuda")
-        assert bool((y == 7).all())
+def test_memory_that_is_freed_early_is_not_used_again(tmp_path):
+    """Two ranks, of which one is late: its peer's stream waits with a tensor that nobody holds."""
+
+    def body():
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1 << 20, device="cuda"))
+        torch.cuda.synchronize()
+        for _ in range(5):
+            x = torch.ones(1 << 20, device="cuda")
+            if rank == 1:
+                torch.cuda._sleep(50_000_000)  # some 25 ms
+            dist.all_reduce(x, async_op=True)
+            del x
+            y = torch.full((1 << 20,), 7.0, device="cuda")
+            dist.barrier(device_ids=[torch.cuda.current_device()])
+            assert bool((y == 7).all()), "a result was written over another tensor"
+
+    on_gpus(body, 2, tmp_path)
 
 
 def test_memory_goes_back_when_the_stream_has_waited(alone):
@@ -256,29 +268,6 @@ def test_the_programs_device_stays_current(alone):
 # ---- training --------------------------------------------------------------------------------
 
 
-def small_model():
-    torch.manual_seed(0)
-    with torch.device("cpu"):
-        layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8))
-    return layers.double().cuda()
-
-
-def inputs():
-    with torch.device("cpu"):
-        return torch.arange(32.0 * 64).view(32, 64).double() / 2048
-
-
-def train(wrap, part):
-    module = small_model()
-    model = wrap(module)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(part.cuda()).square().mean().backward()
-        optimizer.step()
-    return torch.cat([p.detach().flatten().cpu() for p in module.parameters()])
-
-
 WRAPS = {
     "torch": lambda module: nn.parallel.DistributedDataParallel(
         module, device_ids=[torch.cuda.current_device()], bucket_cap_mb=0.05
@@ -292,10 +281,10 @@ WRAPS = {
 def test_training_with_several_ranks_is_training_in_one_process(world, wrap, tmp_path):
     def body():
         part = inputs().chunk(dist.get_world_size())[dist.get_rank()]
-        result = train(WRAPS[wrap], part)
+        result = train(small_model(), part, WRAPS[wrap])
         return result, carrier() if wrap == "torch" else None
 
-    alone = train(lambda module: module, inputs())
+    alone = train(small_model(), inputs(), lambda module: module)
     for parameters, used in on_gpus(body, world, tmp_path):
         assert torch.allclose(parameters, alone, rtol=1e-10)
         assert used in (None, expected_carrier(world))

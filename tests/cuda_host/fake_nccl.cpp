@@ -115,6 +115,7 @@ EXPORT const char* ncclGetLastError(Comm*) { return "the stand-in was told to fa
 
 EXPORT int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm,
                          void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure =
           called("AllReduce", comm->rank, numbers(count, type) + " op " + std::to_string(op)))
     return failure;
@@ -128,6 +129,7 @@ EXPORT int ncclAllReduce(const void* in, void* out, size_t count, int type, int 
 
 EXPORT int ncclReduce(const void* in, void* out, size_t count, int type, int op, int root,
                       Comm* comm, void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure =
           called("Reduce", comm->rank, numbers(count, type) + " root " + std::to_string(root)))
     return failure;
@@ -139,6 +141,7 @@ EXPORT int ncclReduce(const void* in, void* out, size_t count, int type, int op,
 
 EXPORT int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm,
                          void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure =
           called("Broadcast", comm->rank, numbers(count, type) + " root " + std::to_string(root)))
     return failure;
@@ -151,6 +154,7 @@ EXPORT int ncclBroadcast(const void* in, void* out, size_t count, int type, int 
 
 EXPORT int ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm,
                          void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure = called("AllGather", comm->rank, numbers(count, type))) return failure;
   add_collective(comm, stream, {in, out, 0, 1.0}, [=](std::vector<Arrival>& all) {
     const size_t bytes = count * bytes_of(type);
@@ -163,6 +167,7 @@ EXPORT int ncclAllGather(const void* in, void* out, size_t count, int type, Comm
 
 EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int type, int op, Comm* comm,
                              void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure = called("ReduceScatter", comm->rank, numbers(count, type))) return failure;
   add_collective(comm, stream, arrival_of(comm, in, out, op), [=](std::vector<Arrival>& all) {
     const size_t bytes = count * bytes_of(type);
@@ -178,6 +183,7 @@ EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int type, 
 }
 
 EXPORT int ncclSend(const void* data, size_t count, int type, int peer, Comm* comm, void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure =
           called("Send", comm->rank, numbers(count, type) + " to " + std::to_string(peer)))
     return failure;
@@ -187,6 +193,7 @@ EXPORT int ncclSend(const void* data, size_t count, int type, int peer, Comm* co
 }
 
 EXPORT int ncclRecv(void* data, size_t count, int type, int peer, Comm* comm, void* stream) {
+  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
   if (int failure =
           called("Recv", comm->rank, numbers(count, type) + " from " + std::to_string(peer)))
     return failure;

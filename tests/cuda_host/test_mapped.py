@@ -100,6 +100,28 @@ def test_a_rank_that_does_not_come_ends_the_waits_of_the_stream():
         assert "rank 2 has not called it" in str(error)
 
 
+def test_a_full_queue_does_not_keep_a_failure_from_ending_it():
+    """The caller waits for room in the stream's queue, with the communicator's lock: what ends the
+    waits of the stream must not ask for that."""
+    others_gave_up = threading.Event()
+
+    def body(comm):
+        x = torch.ones(1000)
+        comm.all_reduce(x)
+        if comm.rank == 1:
+            others_gave_up.wait(60)
+            return
+        try:
+            for _ in range(2000):
+                comm.all_reduce(x, async_op=True)
+            comm.barrier()
+        finally:
+            others_gave_up.set()
+
+    error, _ = errors_of(body, 2, backend="cuda", timeout=1.0, uuids=["one gpu", "one gpu"])
+    assert isinstance(error, dpcore.Timeout) and "rank 1 has not called it" in str(error)
+
+
 def test_a_rank_that_gives_up_is_named():
     def body(comm):
         if comm.rank == 1:

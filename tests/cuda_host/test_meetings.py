@@ -2,11 +2,10 @@
 away, a host that gives up, and numbers that come around at 2^32."""
 
 import os
-import subprocess
 
 import pytest
 
-from tests.cuda_host.conftest import ROOT
+from tests.cuda_host import sanitized
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 ROUNDS = 100 if FULL else 30  # two numbers each; the first is 40 before 2^32
@@ -16,22 +15,12 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
 @pytest.fixture(scope="module")
 def program():
-    subprocess.run(
-        ["make", "-s", "-j2", "build/cpp/tsan/meetings"], cwd=ROOT, check=True, timeout=1500
-    )
-    return ROOT / "build" / "cpp" / "tsan" / "meetings"
+    return sanitized.build("meetings")
 
 
 @pytest.mark.parametrize("end", ["all", "absent", "stopped"])
 @pytest.mark.parametrize("world", [2, 3, 5] if FULL else [2, 4])
 def test_ranks_meet_or_say_who_did_not_come(program, world, end):
     for seed in range(5 if FULL else 1):
-        run = subprocess.run(
-            [program, str(world), str(seed), str(ROUNDS), end],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
-        )
-        assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-6000:]}"
-        assert f"world {world}, seed {seed}, {ROUNDS} rounds, {end}: fine" in run.stdout
+        says = f"world {world}, seed {seed}, {ROUNDS} rounds, {end}: fine"
+        sanitized.run(program, world, seed, ROUNDS, end, says=says)

@@ -58,6 +58,23 @@ def test_a_stuck_device_is_a_timeout(fake):
     assert time.monotonic() - began < 20
 
 
+def test_a_full_queue_does_not_keep_an_abort_from_ending_it(fake):
+    """The caller waits within NCCL for room in the stream's queue."""
+    fake.fake_nccl_hang(0)
+    fake.fake_nccl_hang(1)
+
+    def body(comm):
+        for _ in range(2000):
+            comm.all_reduce(torch.ones(3), async_op=True)
+
+    began = time.monotonic()
+    for error in errors_of(body, 2, timeout=1.0):
+        assert isinstance(error, dpcore.Timeout), error
+        assert "was not complete on host" in str(error)
+    assert time.monotonic() - began < 60
+    assert "CommAbort" in calls(fake, 0) and "CommAbort" in calls(fake, 1)
+
+
 def test_a_rank_that_does_not_come_is_named():
     gone_on = threading.Event()
 

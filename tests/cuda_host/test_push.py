@@ -1,6 +1,8 @@
 """backend="cuda" on mapped memory, on devices of the host: which path runs, its results in tensors
 of the arena and in others, ranks as threads and as processes, by both ways to meet."""
 
+import gc
+import os
 import time
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 import dpcore
 from dpcore import _C
 from dpcore.device_communicator import DeviceCommunicator
+from dpcore.ranks import run_processes
 from tests.cuda_host.ranks import errors_of, on_devices
 
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet
@@ -183,6 +186,20 @@ def test_how_memory_is_shared():
         choose([rank(1)], "magic")
 
 
+def test_no_two_processes_have_one_mark():
+    here = _C._process_mark()
+    assert here == _C._process_mark()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(_C._process_mark()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(reading, 100)) != here
+    os.close(reading)
+    os.close(writing)
+
+
 def descriptors_of_regions():
     with open("/proc/self/maps") as maps:
         return sum("memfd:dpcore-device" in line for line in maps)
@@ -213,6 +230,51 @@ def test_ranks_that_are_processes_hand_over_descriptors(world, meeting):
     assert_same_bits(host, [results for results, _ in device])
     for _, grown in device:
         assert grown <= world, "memory that all ranks have dropped is still mapped"
+
+
+def start_in_process(control, timeout=30.0):
+    native = _C.start_mapped(control._native, "host", timeout, "auto", False, "one gpu")
+    return DeviceCommunicator(native, "shm")
+
+
+def test_nothing_stays_when_one_rank_leaves_long_before_another():
+    def body(control):
+        comm = start_in_process(control)
+        comm.all_reduce(comm.empty(2_000_000))
+        if control.rank == 1:
+            time.sleep(2.5)
+        comm.close()
+        del comm
+        gc.collect()
+        return descriptors_of_regions()
+
+    assert dpcore.spawn(body, 2, mode="processes", timeout=60.0) == [0, 0]
+
+
+def test_nothing_stays_when_taking_memory_fails_at_any_moment():
+    """A rank that breaks off in any of the operations in between, also when all have mapped."""
+
+    def body(control):
+        try:
+            comm = start_in_process(control)
+            for _ in range(3):
+                comm.empty(2_000_000)
+        except dpcore.Error:
+            raised = True
+        else:
+            raised = False
+            comm.close()
+        comm = None
+        gc.collect()
+        return raised, descriptors_of_regions()
+
+    for number in range(1, 12):
+        outcomes = run_processes(
+            body, 2, timeout=20.0, environment={"DPCORE_FAULT": f"throw:rank1:op{number}"}
+        )
+        for outcome in outcomes:
+            assert outcome.error is None, (number, outcome.error)
+            assert outcome.result[1] == 0, (number, outcome.result)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -257,6 +319,18 @@ def test_ranks_that_ask_for_different_memory():
     for error in errors_of(body, 2, backend="cuda"):
         assert isinstance(error, dpcore.Mismatch), error
         assert "rank 0 asks for 400 bytes of shared device memory, rank 1 for 404" in str(error)
+
+
+@pytest.mark.parametrize("meeting", [SHARED, OWN])
+def test_a_call_may_be_more_patient_than_its_communicator(meeting):
+    def body(comm):
+        x = torch.full((1000,), comm.rank + 1.0)
+        if comm.rank == 1:
+            time.sleep(2.5)
+        comm.all_reduce(x, timeout=20.0)
+        return x.unique().tolist()
+
+    assert on(meeting, body, 2, timeout=1.0) == [[3.0]] * 2
 
 
 @pytest.mark.parametrize("meeting", [SHARED, OWN])
