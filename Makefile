@@ -3,9 +3,11 @@
 #
 #   make PYTHON=python3.12 demo     another Python (its torch is used when it has one)
 #   make VENV=/some/where test      another environment
+#   make TORCH=2.11.0 test          another torch than the newest (see CONTRIBUTING.md)
 
 PYTHON ?= python3
 VENV   ?= .venv
+TORCH  ?=
 PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 JOBS   ?= $(shell nproc)
@@ -26,7 +28,7 @@ help: ## this list
 venv: $(STAMPS)/venv ## the environment .venv with torch and build tools
 
 $(STAMPS)/venv: tools/environment.py
-	@$(PYTHON) tools/environment.py create $(VENV)
+	@$(PYTHON) tools/environment.py create $(VENV) $(if $(TORCH),--torch $(TORCH))
 	@mkdir -p $(STAMPS) && touch $@
 
 # One stamp per extra of pyproject.toml; "none" are the requirements that dpcore has anyway.

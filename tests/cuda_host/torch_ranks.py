@@ -58,7 +58,9 @@ def in_device_group(
     may be a function of the rank."""
     before = torch_backend.meet, torch_backend._groups
     torch_backend.meet, torch_backend._groups = meet_in_process, OfThread()
-    multi_threaded_pg._install_threaded_pg()
+    threaded = multi_threaded_pg._install_threaded_pg()
+    if not hasattr(threaded, "comms"):
+        threaded.comms = []  # torch 2.11 asks for it and forgot it in this class
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     store = dist.HashStore()
     register()

@@ -4,6 +4,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 import dpcore
@@ -32,3 +33,15 @@ def in_group(body, world, *args, backend="dpcore", timeout=60.0, debug="OFF"):
 
     with tempfile.TemporaryDirectory() as folder:
         return dpcore.spawn(rank, world, str(Path(folder) / "store"))
+
+
+def error_of(work):
+    """``work.exception()``. Before torch 2.13 Python cannot be given it, whatever the backend:
+    there, what another ``wait()`` raises."""
+    if torch.__version__ >= (2, 13):
+        return work.exception()
+    try:
+        work.wait()
+    except RuntimeError as error:
+        return error
+    return None

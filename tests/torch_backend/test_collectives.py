@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.torch_backend.ranks import in_group
+from tests.torch_backend.ranks import error_of, in_group
 
 NUMBERS = (
     torch.float32,
@@ -48,7 +48,7 @@ def all_reduce_of_every_type():
             tensor = of_rank(rank, dtype=dtype)
             work = dist.all_reduce(tensor, op, async_op=async_op)
             if async_op:
-                assert work.wait() and work.is_completed() and work.exception() is None
+                assert work.wait() and work.is_completed() and error_of(work) is None
             wanted = reduced(everybody(dtype=dtype)).to(dtype)
             assert torch.equal(tensor, wanted), (dtype, op, tensor)
     mean = of_rank(rank)
