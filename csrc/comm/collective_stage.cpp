@@ -27,8 +27,9 @@ namespace dpcore {
 namespace {
 
 constexpr size_t kAnnouncedBytes = 4096;
-constexpr size_t kFinestChunk = 32768;  // a small operation is one chunk
-constexpr size_t kChunksAtLeast = 8;
+constexpr size_t kFinestChunk = 32768;       // a small operation is one chunk
+constexpr size_t kChunksAtLeast = 32;        // filling and reading overlap
+constexpr size_t kTwoShotChunksAtLeast = 8;  // each has two waits
 
 size_t chunks_of(size_t elements, size_t quota) { return (elements + quota - 1) / quota; }
 
@@ -54,7 +55,7 @@ size_t CollectiveOperation::stage_quota() const {
 
 size_t CollectiveOperation::two_shot_quota() const {
   constexpr size_t kLargest = SharedState::kStageBytes / SharedState::kStageBuffers;
-  return std::clamp(bytes_ / kChunksAtLeast, kFinestChunk, kLargest) / 64 * 64 / element_;
+  return std::clamp(bytes_ / kTwoShotChunksAtLeast, kFinestChunk, kLargest) / 64 * 64 / element_;
 }
 
 std::byte* CollectiveOperation::stage_buffer(int r, size_t chunk, int piece, size_t quota) const {

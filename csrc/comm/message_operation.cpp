@@ -1,7 +1,7 @@
 // A message of no bytes is complete at once on both sides: nothing has to travel.
 #include "comm/message_operation.h"
 
-#include <cstring>
+#include "comm/reduce.h"
 
 namespace dpcore {
 namespace {
@@ -49,7 +49,7 @@ void MessageOperation::leave_queue(int r) {
 
 size_t MessageOperation::pull_from(int r) {
   auto take = [this](const std::byte* from, size_t offset, size_t bytes) {
-    std::memcpy(data_ + offset, from, bytes);
+    copy_bytes(data_ + offset, from, bytes);
   };
   return shared_->transport().pull(r, message_, done_, Sink(take, data_));
 }

@@ -3,9 +3,9 @@
 #include "comm/transport_mapped.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "comm/error.h"
+#include "comm/reduce.h"
 
 namespace dpcore {
 
@@ -67,7 +67,7 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
     cell.content = message.content;
     cell.offset = from;
     cell.bytes = std::min(kCellBytes, total - from);
-    std::memcpy(cell.data, data + from, cell.bytes);
+    copy_bytes(cell.data, data + from, cell.bytes);
     from += cell.bytes;
     box.written.store(++written, std::memory_order_release);
   }
