@@ -163,8 +163,32 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_collectives(records: list[dict[str, Any]]) -> str:
+    """How many times as fast as the best of the others, in the arena and with ordinary memory."""
+    # With four ranks the smallest operation that gives each of them an element has 16 bytes.
+    sizes = sorted({max(r["bytes"], 8) for r in records if r["world"] == 2 and r["bytes"] != 16})
+    rows = dict.fromkeys((r["collective"], r["world"]) for r in records)
+    ratios = {
+        (r["collective"], r["world"], 8 if r["bytes"] <= 16 else r["bytes"], r["contender"]): r
+        for r in records
+        if r["role"] == "ours"
+    }
+    lines = ["| | ranks | " + " | ".join(size_text(size) for size in sizes) + " |"]
+    lines += ["|---|---:|" + "---:|" * len(sizes)]
+    for collective, world in rows:
+        cells = []
+        for size in sizes:
+            pair = [ratios.get((collective, world, size, name)) for name in CONTENDERS[:2]]
+            texts = [f"{r['peer_ratio']:.2f}" for r in pair if r and r["peer_ratio"]]
+            cells.append(" / ".join(texts) or "–")
+        lines.append(f"| {collective} | {world} | " + " | ".join(cells) + " |")
+    lines += ["", source("collectives", records[0], "../", "Medians of two runs")]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
+    "collectives": table_of_collectives,
     "simulated": table_of_simulated,
     "shaped_link": table_of_shaped_link,
     "network": table_of_network,
