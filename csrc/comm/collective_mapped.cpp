@@ -37,7 +37,8 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_push() {
   inputs_.resize(world());
   outputs_.resize(world());
   const bool in_place = request_.input == request_.output;
-  const ReduceSpec spec = reduce_spec(!in_place && bytes_ >= kStreamingBytes);
+  ReduceSpec spec = reduce_spec(!in_place && bytes_ >= kStreamingBytes);
+  spec.takes_over = in_place;
   const ElementRange slice = chunk_range(request_.count, world(), me());
   const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
   for (size_t begin = slice.begin; begin < slice.end; begin += segment) {

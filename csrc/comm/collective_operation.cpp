@@ -272,7 +272,10 @@ void CollectiveOperation::start_body() {
 void CollectiveOperation::finish(bool ring) {
   fault::reach(fault::Place::exit, me(), number_);
   group_->finish_operation(number_);
-  shared_->fetch_for_writing(number_ + 1, is_small_ && !is_tiny_ ? bytes_ : 0);
+  // Who only gives may be ahead: the others still read what it would take away from them.
+  const bool fills_again = is_small_ && !is_tiny_ && publishes() && consumes();
+  const size_t stage_bytes = fills_again ? bytes_ : 0;
+  shared_->fetch_for_writing(number_ + 1, stage_bytes);
   if (ring) {
     group_->ring_others();
   }

@@ -32,16 +32,18 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
 
 // Whoever only gives does not wait for those who take: they compare with the giver's slot before
 // they read, but two ranks that both take themselves for the root would never meet. So a giver
-// compares later: kSlots operations later at the latest, when its slot is to be free, and
-// `wherever_possible` when it has waited for everybody anyway. In between it compares what is known
-// to be over, many at a time: each look at another rank's slot is a cache line on its way.
-// The slots still hold the operation then: they are used again kSlotsKept operations later, which
-// has to wait for this rank to finish the one that is kSlots ahead of the given one.
+// compares later: before the operation that is kSlots later at the latest, which waits for
+// everybody to have finished this one, and `wherever_possible` when it has waited for everybody
+// anyway. (The one that is kSlots later may be held back, and urgent ones come past it.) In between
+// it compares what is known to be over, many at a time: each look at another rank's slot is a cache
+// line on its way. The slots still hold the operation then: they are used again kSlotsKept
+// operations later, which has to wait for this rank to finish the one that is kSlots ahead of the
+// given one.
 void CollectiveOperation::check_what_was_given(bool wherever_possible) const {
   std::vector<uint64_t>& unchecked = shared_->unchecked();
   size_t left = 0;
   for (const uint64_t number : unchecked) {
-    bool have_all_entered = shared_->is_known_over(number) || number + kSlots <= number_;
+    bool have_all_entered = shared_->is_known_over(number) || number + kSlots == number_;
     if (!have_all_entered && wherever_possible) {
       have_all_entered = true;
       for (int r = 0; r < world() && have_all_entered; ++r) {

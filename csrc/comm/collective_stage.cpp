@@ -188,6 +188,7 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
       group_->endpoint().arena().offset_of(shared_->stage(number_), SharedState::kStageBytes);
   inputs_.resize(world());
   outputs_.resize(world());
+  size_t reduced = 0;
   for (size_t k = 0; k < chunks + 2; ++k) {
     if (k < chunks) {  // fill chunk k
       copy_other_slices(k, quota, stage_of(me()) + k % SharedState::kStageBuffers * buffer_bytes,
@@ -207,6 +208,7 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
         outputs_[r] = r == me() ? request_.output + in_data : stage_of(r) + in_buffer;
       }
       reduce(spec, inputs_, outputs_, slice.size());
+      reduced += slice.size();
       slot.reduced.store(chunk + 1, std::memory_order_release);
       group_->ring_others();
       co_await pause();
@@ -219,8 +221,7 @@ CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
       co_await pause();
     }
   }
-  const ElementRange slice = chunk_range(request_.count, world(), me());
-  const size_t others = slice.size() * element_ * static_cast<size_t>(world() - 1);
+  const size_t others = reduced * element_ * static_cast<size_t>(world() - 1);
   count_traffic(others, others);
   finish();
 }

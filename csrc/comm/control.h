@@ -49,8 +49,9 @@ inline constexpr size_t kTinyBytes = 24;
 //
 // What an operation costs at least is the way of a cache line from one processor to another, so
 // fields that are read together lie together: the first line is all that peers read of a tiny
-// operation. The processor fetches lines in pairs; the second one is written by `posted` as well.
-// The counters lie apart from both: who writes them must not wait for those who read the entry.
+// operation (but for the factor of premul_sum). The processor fetches lines in pairs, so the second
+// one is written before `posted`, where it is written at all. The counters lie apart from both: who
+// writes them must not wait for those who read the entry.
 struct alignas(128) OperationSlot {
   std::atomic<uint64_t> posted;  // number + 1 of the operation the fields describe
   Fingerprint fingerprint;
@@ -95,8 +96,10 @@ struct alignas(64) ControlBlock {
   std::atomic<uint32_t> departed;         // peers that will not look here again; they count
   std::atomic<uint64_t> operations_seen;  // operations this rank has entered
   std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
-  std::atomic<uint64_t> over_below;       // all operations with smaller numbers are finished here
-  AbortRecord abort;
+  // All operations with smaller numbers are finished here. On a line that nothing else makes the
+  // peers give back.
+  alignas(64) std::atomic<uint64_t> over_below;
+  alignas(64) AbortRecord abort;
   OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
 

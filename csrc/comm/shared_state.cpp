@@ -41,7 +41,7 @@ const char* name_of(Path path, Collective collective) {
 
 SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link)
     : group_(std::move(group)) {
-  unchecked_.reserve(kSlots);
+  unchecked_.reserve(kSlotsKept);
   if (group_->remote() != nullptr) {
     transport_ = std::make_unique<TcpTransport>(*group_);
   } else {

@@ -36,7 +36,7 @@ struct PathCounters {
   std::atomic<uint64_t> operations{0};
   std::atomic<uint64_t> bytes{0};        // of user data
   std::atomic<uint64_t> peer_reads{0};   // bytes read from, and written to, other ranks'
-  std::atomic<uint64_t> peer_writes{0};  // memory; for the staged paths, the staged copies
+  std::atomic<uint64_t> peer_writes{0};  // memory; for direct and one_shot/stage, the staged copies
 };
 
 class MessageOperation;
@@ -94,7 +94,7 @@ class SharedState {
   bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
-  std::vector<uint64_t> unchecked_;  // kSlots at most
+  std::vector<uint64_t> unchecked_;  // kSlotsKept at most
   uint64_t known_over_ = 0;          // all ranks have finished what has a smaller number
   std::map<MessageLane, MessageQueue> message_queues_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;

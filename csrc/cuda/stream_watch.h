@@ -10,7 +10,7 @@
 // What ranks are about to do is compared before it is started, where they share a host: each
 // posts a hash of its arguments under the number of the operation, then looks at those of the
 // others. Of two ranks that differ the later one always sees it. Nobody waits for that; a rank
-// that is ahead is seen by those behind it, up to 16 operations.
+// that is ahead is seen by those behind it, up to 32 operations.
 //
 // Memory: the list of works, and the black box of a group that no other operation uses. Threads:
 // any may submit; the list is locked for a few instructions. A forked child has no such thread.

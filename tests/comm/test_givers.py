@@ -95,7 +95,7 @@ def test_a_giver_is_held_back_when_nobody_takes(collective, elements, ahead):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", ["barrier", "all_reduce", "broadcast"])
-def test_two_roots_find_out_at_the_latest_when_the_stage_is_used_again(then, mode):
+def test_two_roots_find_out_when_they_wait_for_everybody(then, mode):
     def body(comm):
         comm.broadcast(torch.ones(4), root=comm.rank)
         if then == "broadcast":
@@ -107,6 +107,39 @@ def test_two_roots_find_out_at_the_latest_when_the_stage_is_used_again(then, mod
 
     with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 1)"):
         dpcore.spawn(body, 2, **HOW[mode])
+
+
+@pytest.mark.parametrize("elements", [4, 100])
+@pytest.mark.parametrize("mode", MODES)
+def test_two_roots_that_never_wait_find_out_sixteen_operations_later(mode, elements):
+    def body(comm):
+        for _ in range(SLOTS + 1):
+            comm.broadcast(torch.ones(elements), root=comm.rank)
+
+    with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 1)"):
+        dpcore.spawn(body, 2, **HOW[mode])
+
+
+def test_a_giver_compares_nothing_that_its_peer_has_not_entered():
+    """The broadcast is held back on rank 1, whose stage is taken by a long reduction, while urgent
+    operations with numbers more than sixteen higher come past it."""
+
+    def body(comm):
+        long, tiny, given = comm.empty(64 << 20), torch.ones(1), torch.full((100,), 7.0)
+        for _ in range(3):
+            long.fill_(1.0)
+            comm.barrier()
+            works = [comm.reduce(long, root=1, async_op=True)]
+            for number in range(1, 30):
+                if number == STAGES:  # the stage of the reduction
+                    works.append(comm.broadcast(given, root=0, priority=1, async_op=True))
+                else:
+                    works.append(comm.all_reduce(tiny, priority=1, async_op=True))
+            for work in works:
+                work.wait()
+        return given.unique().tolist()
+
+    assert spawn(body, 2) == [[7.0]] * 2
 
 
 def test_who_takes_compares_before_it_writes():
