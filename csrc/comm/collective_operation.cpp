@@ -110,7 +110,7 @@ Operation::Progress CollectiveOperation::advance() {
         return Progress::finished;
       }
       phase_ = Phase::posted;
-      await_all("every rank to enter", &OperationSlot::posted, number_, number_ + 1);
+      await_all("every rank to enter", &OperationSlot::posted, number_ + 1);
       if (!poll()) {
         return Progress::advanced;
       }

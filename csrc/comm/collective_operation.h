@@ -117,7 +117,6 @@ class CollectiveOperation final : public Operation {
   struct Awaited {
     const char* name = "start";
     Counter counter = nullptr;
-    uint64_t number = 0;
     uint64_t value = 0;
     int next = 0;
     int end = 0;
@@ -153,7 +152,7 @@ class CollectiveOperation final : public Operation {
   void await_stage();
   bool is_stage_free();
   bool is_slot_free();
-  void await_all(const char* name, Counter counter, uint64_t number, uint64_t value);
+  void await_all(const char* name, Counter counter, uint64_t value);
   Until until_all(const char* name, Counter counter, uint64_t value);
   // On an emulated link the word that the last rank has entered takes its time as well.
   Until until_entry_has_travelled();

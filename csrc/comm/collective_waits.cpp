@@ -3,14 +3,13 @@
 
 namespace dpcore {
 
-void CollectiveOperation::await_all(const char* name, Counter counter, uint64_t number,
-                                    uint64_t value) {
-  awaited_ = {name, counter, number, value, 0, world(), nullptr};
+void CollectiveOperation::await_all(const char* name, Counter counter, uint64_t value) {
+  awaited_ = {name, counter, value, 0, world(), nullptr};
 }
 
 CollectiveOperation::Until CollectiveOperation::until_all(const char* name, Counter counter,
                                                           uint64_t value) {
-  await_all(name, counter, number_, value);
+  await_all(name, counter, value);
   return {*this};
 }
 
@@ -25,6 +24,7 @@ bool CollectiveOperation::is_slot_free() {
     return true;
   }
   const uint64_t user = number_ - kSlots;
+  // This rank counts as well: an urgent operation may have come past the earlier one.
   for (int& r = awaited_.next; r < world(); ++r) {
     if (group_->slot(r, user).finished.load(std::memory_order_acquire) <= user) {
       return false;
@@ -65,12 +65,10 @@ bool CollectiveOperation::poll() {
     return awaited_.custom(*this);
   }
   for (; awaited_.next < awaited_.end; ++awaited_.next) {
-    // An earlier operation counts for this rank as well: an urgent one may have come past it.
-    if (awaited_.next == me() && awaited_.number == number_) {
+    if (awaited_.next == me()) {
       continue;
     }
-    const OperationSlot& slot = group_->slot(awaited_.next, awaited_.number);
-    if ((slot.*awaited_.counter).load(std::memory_order_acquire) < awaited_.value) {
+    if ((slot(awaited_.next).*awaited_.counter).load(std::memory_order_acquire) < awaited_.value) {
       return false;
     }
   }
