@@ -37,11 +37,17 @@ def test_every_message_is_received_once_and_names_its_sender(mode, count):
 
 @every_mode
 def test_receives_of_one_rank_and_of_any_keep_their_order(mode):
-    """A receive that stands in the queues of all ranks must leave them when it has found one."""
+    """A receive that stands in the queues of all ranks must leave them when it has found one.
+
+    Rank 2 keeps its second message until the first three receives are over: they are free to take
+    both of its messages, and the last one would wait for a third.
+    """
 
     def body(comm):
         if comm.rank != 0:
             for step in range(2):
+                if comm.rank == 2 and step == 1:
+                    comm.recv(torch.empty(1), 0, tag=2)
                 comm.send(of_rank(10 * comm.rank + step, 100), 0, tag=1)
             return None
         targets = [torch.empty(100) for _ in range(4)]
@@ -50,8 +56,10 @@ def test_receives_of_one_rank_and_of_any_keep_their_order(mode):
             comm.recv(target, source, tag=1, async_op=True)
             for target, source in zip(targets, sources, strict=True)
         ]
-        for work in works:
+        for work in works[:3]:
             work.wait()
+        comm.send(torch.ones(1), 2, tag=2)
+        works[3].wait()
         assert works[0].source == 1 and works[3].source == 2
         received = [(work.source, int(t[0]) - 1) for work, t in zip(works, targets, strict=True)]
         for rank in (1, 2):
