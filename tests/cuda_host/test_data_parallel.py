@@ -1,6 +1,7 @@
 """DataParallel over a communicator for devices: the contract of all implementations, and what is
 different where work is ordered by streams."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -68,8 +69,11 @@ def test_deterministic_has_the_bits_of_the_processor():
 
 
 def test_an_error_names_the_bucket(fake):
+    both_have_trained = threading.Barrier(2)
+
     def body(comm):
         model, _ = train(comm)
+        both_have_trained.wait(60)
         fake.fake_nccl_fail(b"AllReduce", 4)
         with pytest.raises(
             dpcore.Error, match=r"bucket \d \(.*\), step \d+: .*ncclAllReduce: inv"

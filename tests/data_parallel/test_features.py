@@ -114,7 +114,7 @@ def test_two_backwards_that_reach_every_parameter_together():
 
 def test_a_second_gradient_after_the_bucket_was_sent_is_an_error():
     def body(comm):
-        model = dpcore.DataParallel(Branches(), comm=comm, bucket_cap_mb=0)
+        model = dpcore.DataParallel(Branches(), comm=comm, bucket_cap_mb=0, schedule="bucketed")
         x = torch.ones(1, 4)
         # The last branch was registered last, so its buckets are the first to be sent.
         model(x, which=1)["out"][0].sum().backward()

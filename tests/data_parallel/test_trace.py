@@ -19,7 +19,7 @@ def one_step(comm, model, step=0):
 
 def test_a_step_in_the_order_in_which_it_happens():
     def body(comm):
-        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.01)
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.01, schedule="bucketed")
         one_step(comm, model)
         with dpcore.trace(comm=comm) as t:
             one_step(comm, model)
