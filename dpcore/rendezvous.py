@@ -25,7 +25,8 @@ from dpcore.stores import FileStore, HostStore, Store, TorchStore
 if TYPE_CHECKING:
     from dpcore import _C
 
-_SOCKETS = 2
+# One stream fills a link, or the processors that serve it; docs/decisions/0020.
+_SOCKETS = 1
 
 
 @contextlib.contextmanager

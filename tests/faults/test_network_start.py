@@ -71,6 +71,13 @@ def test_ranks_meet_at_an_address(host):
     assert [result[0] for result in results] == ["met"] * 3
 
 
+def test_another_number_of_connections_is_refused():
+    more = {1: {"DPCORE_TCP_SOCKETS": "2"}}
+    results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), environment=more)
+    for message, _ in results:
+        assert "3 connections per peer on rank 1, 2 on rank 0; DPCORE_TCP_SOCKETS must" in message
+
+
 def test_everybody_who_came_hears_which_ranks_are_missing():
     results = meet([(0, 4, 0), (2, 4, 0)], meeting_place())
     for message, seconds in results:
