@@ -252,8 +252,9 @@ void Communicator::close() {
     return;
   }
   const bool others_wait = context_->engine().somebody_waits();
-  context_->engine().drain(
-      *group_, now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s)));
+  const int64_t deadline_ns =
+      now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s));
+  context_->engine().drain(*group_, deadline_ns);
   if (others_wait) {
     // At the end of a program: threads that came out of a wait must be back with their callers
     // before the interpreter goes (it ends threads that ask for its lock, and C++ aborts).
@@ -263,8 +264,12 @@ void Communicator::close() {
   if (auto own = group_->take_own_block()) {
     blocks.push_back(std::move(own));
   }
+  Network* network = endpoint().network();
+  if (network != nullptr && !group_->failed()) {
+    network->deliver_data(deadline_ns);
+  }
   group_->leave();
-  if (Network* network = endpoint().network()) {
+  if (network != nullptr) {
     network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs));
   }
   context_->keep_until_everybody_left(group_, std::move(blocks));

@@ -85,6 +85,7 @@ class Engine {
   void note_blocked(Operation& operation);
   void note_end_of_wait(Operation& operation);
   void look_for_trouble();
+  void find_missing_peers();
   bool relieve_all();
   int64_t next_event_ns() const;
   void sleep_on_bell(int64_t until_ns);

@@ -7,23 +7,65 @@
 
 namespace dpcore {
 
+namespace {
+
+int find_missing_peer(const Operation& operation) {
+  const Group& group = operation.group();
+  for (int r = 0; r < group.world(); ++r) {
+    const bool gone = group.is_dead(r) || group.has_left(r);
+    if (r != group.rank() && gone && operation.needs(r)) {
+      return r;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+// A peer that is gone may have given all it had to give, after the operation was stepped last: who
+// sends a message and finalizes has done everything right. So whatever misses a peer is stepped
+// again after the peer was seen to be gone, and only what does not move even then is stuck.
+void Engine::find_missing_peers() {
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    bool is_any_missing = false;
+    for (const auto& operation : active_) {
+      operation->missing_peer = find_missing_peer(*operation);
+      is_any_missing |= operation->missing_peer >= 0;
+    }
+    if (!is_any_missing) {
+      return;
+    }
+    if (Network* network = endpoint_->network()) {
+      network->poll();
+    }
+    for (size_t i = 0; i < active_.size() && !moved; ++i) {
+      moved = active_[i]->missing_peer >= 0 && step(i);
+    }
+    moved = moved || relieve_all();  // something that nobody asked for may lie before it
+  }
+  for (const auto& operation : active_) {
+    // On an emulated link it may still be on its way.
+    const bool is_on_its_way = operation->next_event_ns() != INT64_MAX;
+    operation->missing_peer = is_on_its_way ? -1 : operation->missing_peer;
+  }
+}
+
 void Engine::look_for_trouble() {
   last_look_ns_ = now_ns();
   if (Network* network = endpoint_->network()) {
     network->look_for_broken_lines();
   }
   endpoint_->look_for_deaths();
+  find_missing_peers();
   for (const auto& operation : active_) {
     Group& group = operation->group();
     group.show_life(last_look_ns_);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
     }
-    for (int r = 0; r < group.world() && !group.failed(); ++r) {
-      const bool gone = group.is_dead(r) || group.has_left(r);
-      if (r == group.rank() || !gone || !operation->needs(r)) {
-        continue;
-      }
+    if (const int r = operation->missing_peer; r >= 0) {
       const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
       group.fail(ErrorKind::peer_lost, r,
                  "rank " + std::to_string(r) + " (process " + process + ") " +

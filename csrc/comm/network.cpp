@@ -26,11 +26,12 @@ constexpr size_t kLongestFrame =
 constexpr int kEvents = 64;
 constexpr int64_t kSettleLookNs = 200'000;
 
-// What the other side's kernel has not confirmed, on a connection that it has not ended.
-bool is_unacknowledged(int fd) {
+// Bytes that the other side's kernel has not confirmed, on a connection that it has not ended.
+uint64_t unacknowledged(int fd) {
   int bytes = 0;
   pollfd entry{fd, 0, 0};  // errors and the end show without being asked for
-  return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 && ::poll(&entry, 1, 0) == 0;
+  const bool is_of_use = ioctl(fd, SIOCOUTQ, &bytes) == 0 && ::poll(&entry, 1, 0) == 0;
+  return is_of_use ? static_cast<uint64_t>(bytes) : 0;
 }
 
 [[noreturn]] Descriptor no_descriptor() {
@@ -255,6 +256,26 @@ void Network::wake(int wake_event, uint32_t sleepers) {
   }
 }
 
+void Network::deliver_data(int64_t deadline_ns) {
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (!peers_[r]) {
+      continue;
+    }
+    for (const TcpLine& line : peers_[r]->data) {
+      const uint64_t until = line.taken();
+      // What other communicators send meanwhile is not waited for. Asked in this order, the
+      // confirmed part may only be thought smaller than it is.
+      const auto is_confirmed = [&] {
+        const uint64_t taken = line.taken();
+        return unacknowledged(line.fd()) <= taken - until;
+      };
+      while (!is_confirmed() && !is_lost(static_cast<int>(r)) && now_ns() < deadline_ns) {
+        sleep_ns(kSettleLookNs);
+      }
+    }
+  }
+}
+
 void Network::settle(int64_t deadline_ns) {
   for (const auto& peer : peers_) {
     if (!peer) {
@@ -263,9 +284,9 @@ void Network::settle(int64_t deadline_ns) {
     const auto is_on_its_way = [&] {
       const std::lock_guard<SpinLock> hold(peer->lock);
       send_queued(*peer);
-      bool waits = !peer->out.empty() || is_unacknowledged(peer->control.fd());
+      bool waits = !peer->out.empty() || unacknowledged(peer->control.fd()) > 0;
       for (const TcpLine& line : peer->data) {
-        waits |= is_unacknowledged(line.fd());
+        waits |= unacknowledged(line.fd()) > 0;
       }
       return waits;
     };

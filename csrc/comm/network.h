@@ -95,6 +95,9 @@ class Network {
   // them; those of closed or failed groups are thrown away. True when anything moved.
   bool set_aside_unexpected();
 
+  // Waits until the peers' kernels have the data that was sent before the call: then this rank may
+  // say that it leaves, which goes another way and is believed at once.
+  void deliver_data(int64_t deadline_ns);
   // Waits until the peers' kernels have all that was sent: then this process may end.
   void settle(int64_t deadline_ns);
 

@@ -81,6 +81,7 @@ class Operation {
   uint32_t counted = 0;  // whether the engine counts it among those in flight
   int64_t begun_ns = 0;  // for the trace
   int64_t blocked_since_ns = 0;
+  int missing_peer = -1;  // was gone at the last look, and is needed
   WaitPoint blocked_at;
   Operation* next_submitted = nullptr;
   std::shared_ptr<Operation> self;  // holds it while it is in flight

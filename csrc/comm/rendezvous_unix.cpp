@@ -191,9 +191,11 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
       } catch (const RendezvousError&) {
         continue;  // a connection that said nothing is not a rank
       }
-      last_refusal = refusal(hello, place, present, descriptors.list.size(), wake_event >= 0);
-      if (!last_refusal.empty()) {
-        send_verdict(line, last_refusal, place);
+      const std::string problem =
+          refusal(hello, place, present, descriptors.list.size(), wake_event >= 0);
+      if (!problem.empty()) {
+        last_refusal = problem;
+        send_verdict(line, problem, place);
         continue;
       }
       present[hello.rank] = presence_of(hello, descriptors);

@@ -64,6 +64,8 @@ size_t TcpLine::send_some(const std::byte* payload, size_t bytes) {
       }
       continue;
     }
+    std::atomic_ref<uint64_t>(taken_).store(taken_ + static_cast<uint64_t>(sent),
+                                            std::memory_order_relaxed);
     const size_t of_header = std::min(static_cast<size_t>(sent), pieces[0].iov_len);
     header_sent_ += of_header;
     taken += static_cast<size_t>(sent) - of_header;

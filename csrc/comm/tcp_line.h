@@ -7,9 +7,10 @@
 // place when the taker says where they belong, else through memory of the caller.
 //
 // readable and writable are what epoll said and no call has disproved since (edge-triggered).
-// Used under the engine's seat only.
+// Used under the engine's seat only, but for taken().
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -39,6 +40,10 @@ class TcpLine {
   // The caller gives up: copies the rest of the frame, which flush() will send.
   void detach();
   void flush();
+  // Bytes that the kernel has taken, ever. To be asked by any thread.
+  uint64_t taken() const {
+    return std::atomic_ref<uint64_t>(taken_).load(std::memory_order_relaxed);
+  }
 
   // ---- incoming ----
   // The frame that is being received, or nullptr when its header is not there yet.
@@ -69,6 +74,7 @@ class TcpLine {
   size_t header_sent_ = 0;
   size_t payload_sent_ = 0;
   const std::byte* rest_ = nullptr;  // of the payload
+  mutable uint64_t taken_ = 0;       // one writer: the seat
   std::vector<std::byte> detached_;
   FrameHeader incoming_;
   size_t header_received_ = 0;

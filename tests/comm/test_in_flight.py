@@ -60,6 +60,22 @@ def test_messages_with_the_same_tag_arrive_in_the_order_of_the_calls(mode, count
 
 
 @every_mode
+def test_what_a_rank_sent_before_it_left_is_received(mode):
+    def body(comm):
+        if comm.rank == 0:
+            for step in range(300):
+                comm.send(torch.full((4,), float(step)), 1)
+            return
+        time.sleep(0.5)  # rank 0 has left, where its messages fit between them
+        for step in range(300):  # so many that the engine looks who is gone in between
+            target = torch.empty(4)
+            comm.recv(target, 0)
+            assert target.tolist() == [step] * 4
+
+    dpcore.spawn(body, 2, **HOW[mode])
+
+
+@every_mode
 def test_everybody_sends_to_everybody_at_once(mode):
     def body(comm):
         peers = [r for r in range(comm.world_size) if r != comm.rank]

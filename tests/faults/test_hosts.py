@@ -46,6 +46,16 @@ except dp.Error as error:
 """
 
 
+LAST_MESSAGES = """
+t = torch.full((500_000,), comm.rank + 1.0)
+if comm.rank == 0:
+    comm.send(t, 1)
+else:
+    comm.recv(t, 0)
+    print(t.unique().tolist())
+"""
+
+
 class Job:
     """A rank per entry of ``places``, each the number of its host."""
 
@@ -91,6 +101,15 @@ def test_ranks_of_several_hosts(places):
         outputs, problems = Job(made, places, ONCE, at(made)).said()
     mean = (len(places) + 1) / 2
     assert outputs == [f"met\n[{mean}] {float(len(places))}\n"] * len(places), problems
+
+
+def test_a_last_message_arrives_although_its_sender_leaves():
+    """Most of it is still in the sender's kernel when send() returns; a slow network takes longer
+    for it than for the word that the sender has left."""
+    with namespaces.hosts(2) as made:
+        made.shape("20mbit")
+        outputs, problems = Job(made, (0, 1), LAST_MESSAGES, at(made)).said()
+    assert outputs == ["met\n", "met\n[1.0]\n"], problems
 
 
 def test_only_ipv6():
