@@ -89,8 +89,11 @@ def test_split_and_close_100_times(transport):
         return growth(before, {**of_this_process(), **comm.stats()["arena"]})
 
     for grown in results(body, 3, options={"transport": transport}):
-        # What peers may still look at is kept for one more round; 60 rounds would be 126 MB.
+        # What peers may still look at is kept for one more round; 60 rounds would be 126 MB. Only
+        # a rank that closes before the others does so, which may happen late for the first time.
         assert grown.pop("used", (0, 0))[1] < 20e6
+        before, after = grown.pop("bytes", (0, 0))
+        assert after - before <= 4 << 20
         assert grown == {}
 
 
