@@ -211,8 +211,9 @@ bool Engine::advance_all() {
   if (Network* network = endpoint_->network()) {
     network->poll();
   }
-  if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs) {
-    look_for_trouble();
+  if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs &&
+      look_for_trouble()) {
+    return true;
   }
   for (size_t i = 0; i < active_.size(); ++i) {
     if (step(i)) {
@@ -298,12 +299,9 @@ int64_t Engine::next_event_ns() const {
 
 // Called with the seat, returns without it.
 void Engine::sleep_on_bell(int64_t until_ns) {
-  if (relieve_all()) {
+  if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
     release_seat();
     return;
-  }
-  if (now_ns() - last_look_ns_ >= kSliceNs) {
-    look_for_trouble();
   }
   Doorbell& bell = endpoint_->bell();
   const Count asleep(sleepers_);

@@ -84,8 +84,9 @@ class Engine {
   void complete(size_t index, Operation::Status status);
   void note_blocked(Operation& operation);
   void note_end_of_wait(Operation& operation);
-  void look_for_trouble();
-  void find_missing_peers();
+  // Both return whether an operation went on.
+  bool look_for_trouble();
+  bool find_missing_peers();
   bool relieve_all();
   int64_t next_event_ns() const;
   void sleep_on_bell(int64_t until_ns);

@@ -25,9 +25,9 @@ int find_missing_peer(const Operation& operation) {
 // A peer that is gone may have given all it had to give, after the operation was stepped last: who
 // sends a message and finalizes has done everything right. So whatever misses a peer is stepped
 // again after the peer was seen to be gone, and only what does not move even then is stuck.
-void Engine::find_missing_peers() {
-  bool moved = true;
-  while (moved) {
+bool Engine::find_missing_peers() {
+  bool went_on = false;
+  for (bool moved = true; moved; went_on |= moved) {
     moved = false;
     bool is_any_missing = false;
     for (const auto& operation : active_) {
@@ -35,7 +35,7 @@ void Engine::find_missing_peers() {
       is_any_missing |= operation->missing_peer >= 0;
     }
     if (!is_any_missing) {
-      return;
+      return went_on;
     }
     if (Network* network = endpoint_->network()) {
       network->poll();
@@ -50,15 +50,16 @@ void Engine::find_missing_peers() {
     const bool is_on_its_way = operation->next_event_ns() != INT64_MAX;
     operation->missing_peer = is_on_its_way ? -1 : operation->missing_peer;
   }
+  return went_on;
 }
 
-void Engine::look_for_trouble() {
+bool Engine::look_for_trouble() {
   last_look_ns_ = now_ns();
   if (Network* network = endpoint_->network()) {
     network->look_for_broken_lines();
   }
   endpoint_->look_for_deaths();
-  find_missing_peers();
+  const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
     Group& group = operation->group();
     group.show_life(last_look_ns_);
@@ -84,6 +85,7 @@ void Engine::look_for_trouble() {
                      ". Look at what the late rank does, or allow a longer timeout in init()");
     }
   }
+  return went_on;
 }
 
 }  // namespace dpcore
