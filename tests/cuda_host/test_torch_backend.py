@@ -13,7 +13,7 @@ import torch.distributed as dist
 import dpcore
 from dpcore.torch_backend import Options
 from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import in_device_group
+from tests.cuda_host.torch_ranks import all_begun, in_device_group
 from tests.torch_backend import test_collectives as cpu
 from tests.torch_backend import test_messages as cpu_messages
 from tests.torch_backend.ranks import error_of, in_group
@@ -31,13 +31,6 @@ def own_backend():
 def carriers():
     """What the operations on devices went over, by device."""
     return {place: carrier for place, (carrier, _) in own_backend().device_libraries().items()}
-
-
-def all_begun(met):
-    """A first collective, over on every rank of the barrier: whoever gives up now breaks nobody's
-    start. What waits for a rank on purpose gets its short time limit after this."""
-    dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=60))
-    met.wait(60)
 
 
 # ---- results ---------------------------------------------------------------------------------
