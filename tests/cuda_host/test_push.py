@@ -3,6 +3,7 @@ of the arena and in others, ranks as threads and as processes, by both ways to m
 
 import gc
 import os
+import threading
 import time
 
 import pytest
@@ -335,19 +336,26 @@ def test_a_call_may_be_more_patient_than_its_communicator(meeting):
 
 @pytest.mark.parametrize("meeting", [SHARED, OWN])
 def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(meeting):
+    met = threading.Barrier(3)
+
     def body(comm):
         mine = comm.empty(2_000_000).fill_(1.0 + comm.rank)
         comm.all_reduce(mine)
         if comm.rank == 2:
             mine.fill_(-1.0)
-            time.sleep(2.5)
+        met.wait(60)  # the first one is over everywhere
+        if comm.rank == 2:
+            met.wait(60)  # the others have given up
             return bool((mine == -1).all())
-        for _ in range(3):
-            comm.all_reduce(mine, async_op=True)
-        comm.barrier()
+        try:
+            for _ in range(3):
+                comm.all_reduce(mine, async_op=True, timeout=1.0)
+            comm.barrier()
+        finally:
+            met.wait(60)
         return None
 
-    *errors, untouched = errors_of(body, 3, backend="cuda", timeout=1.0, uuids=uuids_of(meeting, 3))
+    *errors, untouched = errors_of(body, 3, backend="cuda", uuids=uuids_of(meeting, 3))
     assert untouched is True
     for error in errors:
         assert isinstance(error, dpcore.Timeout), error

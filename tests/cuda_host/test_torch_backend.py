@@ -2,6 +2,8 @@
 stand-in for NCCL and over mapped memory, ranks as threads on devices of the host."""
 
 import re
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -11,7 +13,7 @@ import torch.distributed as dist
 import dpcore
 from dpcore.torch_backend import Options
 from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import in_device_group
+from tests.cuda_host.torch_ranks import all_begun, in_device_group
 from tests.torch_backend import test_collectives as cpu
 from tests.torch_backend import test_messages as cpu_messages
 from tests.torch_backend.ranks import error_of, in_group
@@ -97,15 +99,17 @@ def test_messages(world, cuda):
 
 def test_messages_that_cross_need_a_batch():
     """One after the other both ranks send first: a batch has to be more than that."""
+    met = threading.Barrier(2)
 
     def body():
-        dist.all_reduce(torch.ones(1))
+        all_begun(met)
+        own_backend().set_timeout(timedelta(seconds=1))
         peer = 1 - dist.get_rank()
-        dist.isend(torch.ones(3), peer)
         with pytest.raises(dpcore.Timeout, match="send of 12 bytes to rank"):
+            dist.isend(torch.ones(3), peer)  # raises if the other one has given up already
             dist.irecv(torch.empty(3), peer).wait()
 
-    in_device_group(body, 2, timeout=1.0)
+    in_device_group(body, 2)
 
 
 def test_a_batch_of_collectives_is_one_work():
@@ -164,18 +168,22 @@ def test_dropped_work_keeps_its_tensors(cuda):
 
 
 def test_a_barrier_waits_for_all():
-    def body():
-        import time
+    came = []
 
-        begin = time.monotonic()
+    def body():
         if dist.get_rank() == 1:
             time.sleep(0.3)
+            came.append("for the first")
         dist.barrier()
+        assert came == ["for the first"]
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+            came.append("for the second")
         work = dist.barrier(async_op=True)
         assert work.wait() and work.is_completed()
-        return time.monotonic() - begin
+        assert came == ["for the first", "for the second"]
 
-    assert min(in_device_group(body, 2)) >= 0.2
+    in_device_group(body, 2)
 
 
 def test_the_flight_record_and_profilers_see_them():
@@ -290,10 +298,13 @@ def test_ranks_that_disagree_all_hear_of_it(name):
 
 @BOTH
 def test_a_rank_that_does_not_come_is_named(cuda):
+    met = threading.Barrier(2)
+
     def body():
-        dist.all_reduce(torch.ones(1))
+        all_begun(met)
         work = None
         if dist.get_rank() == 0:
+            own_backend().set_timeout(timedelta(seconds=1))
             work = dist.all_reduce(torch.ones(3), async_op=True)
             with pytest.raises(dpcore.Timeout, match="rank 1 has not called it"):
                 work.wait()
@@ -306,12 +317,14 @@ def test_a_rank_that_does_not_come_is_named(cuda):
         if dist.get_rank() == 0:
             dist.group.WORLD.monitored_barrier(timedelta(seconds=20))  # the host goes on
 
-    in_device_group(body, 2, cuda=cuda, timeout=2.0)
+    in_device_group(body, 2, cuda=cuda)
 
 
 def test_waits_have_time_limits_of_their_own():
+    met = threading.Barrier(2)
+
     def body():
-        dist.all_reduce(torch.ones(1))
+        all_begun(met)
         if dist.get_rank() == 0:
             work = dist.all_reduce(torch.ones(3), async_op=True)
             with pytest.raises(dpcore.Timeout):
@@ -322,8 +335,10 @@ def test_waits_have_time_limits_of_their_own():
 
 
 def test_abort_ends_the_waits_of_all():
+    met = threading.Barrier(2)
+
     def body():
-        dist.all_reduce(torch.ones(1))
+        all_begun(met)
         if dist.get_rank() == 0:
             own_backend().abort()
         with pytest.raises(dpcore.PeerLost, match="rank 0 gave up: its program aborted"):

@@ -93,3 +93,10 @@ def in_device_group(
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         multi_threaded_pg._uninstall_threaded_pg()
         torch_backend.meet, torch_backend._groups = before
+
+
+def all_begun(met):
+    """A first collective, over on every rank of the barrier: whoever gives up now breaks nobody's
+    start. What waits for a rank on purpose gets its short time limit after this."""
+    dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=60))
+    met.wait(60)

@@ -65,11 +65,11 @@ def test_a_slow_link_is_measured_as_such():
     def body(comm):
         return measured_speed(comm, nn.Linear(1, 1).weight.device)
 
-    first, second = dpcore.spawn(body, 2, mode="threads", link="200mbit,1ms")
+    first, second = dpcore.spawn(body, 2, mode="threads", link="50mbit,20ms")
     assert first == second
-    assert first.latency >= 1e-3
+    assert first.latency >= 20e-3
     assert first.share < first.latency
-    assert first.bandwidth <= 1.1 * 200e6 / 8
+    assert first.bandwidth <= 1.1 * 50e6 / 8
 
 
 def test_what_auto_does_not_go_with():

@@ -166,7 +166,7 @@ def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
     lines = simulated.compare("pauses", "200mbit,200us", ("sequential", "bucketed"), steps=5)
     by_name = {line["schedule"]: line for line in lines}
     for line in lines:
-        assert line["least_ms"] > 0.95 * line["predicted_ms"]
+        assert line["least_ms"] > 0.9 * line["predicted_ms"]
         assert line["least_ms"] < 1.5 * line["predicted_ms"] + 60
     saved = by_name["sequential"]["predicted_ms"] - by_name["bucketed"]["predicted_ms"]
     assert saved > 30
