@@ -38,14 +38,27 @@ def results(body, world=2, **options):
 
 
 @pytest.mark.parametrize("poor", [0, 1])
-@three_tries
 def test_too_few_descriptors(poor, tmp_path):
-    """Whatever number is left: a clear error on the rank concerned, and none stays open.
+    """Whatever number is left: a clear error on the rank concerned, and none stays open."""
+    unclear = set(range(12))
+    for number in range(3):  # a rank that is late finds nobody and says so: that round again
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        both = meet_with_few_descriptors(poor, folder)
+        for seen, before, after in both:
+            assert after == before, seen
+        complaints = [text for text in both[poor][0] if text != "met"]
+        assert len(complaints) >= 4
+        texts = both[poor][0][:-1]  # in the end there are enough
+        unclear -= {left for left, text in enumerate(texts) if "ulimit -n" in text}
+        unclear -= {left for left in range(12) if both[0][0][left] == both[1][0][left] == "met"}
+        if not unclear:
+            break
+    assert not unclear, both
 
-    A rank that is late finds nobody and says so; what the numbers make is the same every time.
-    """
-    tmp_path /= str(time.monotonic_ns())
-    tmp_path.mkdir()
+
+def meet_with_few_descriptors(poor, folder):
+    """What each rank saw with ever more descriptors left, and how many it had open."""
 
     def body(comm):
         dp.finalize()
@@ -66,19 +79,12 @@ def test_too_few_descriptors(poor, tmp_path):
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 dp.finalize()
-            (tmp_path / f"{comm.rank}-{left}").touch()  # without a communicator, to keep step
-            while not (tmp_path / f"{1 - comm.rank}-{left}").exists():
+            (folder / f"{comm.rank}-{left}").touch()  # without a communicator, to keep step
+            while not (folder / f"{1 - comm.rank}-{left}").exists():
                 time.sleep(0.002)
         return seen, before, descriptors()
 
-    both = results(body)
-    for seen, before, after in both:
-        assert after == before, seen
-        in_time(seen[-1] == "met", seen)
-    complaints = [text for text in both[poor][0] if text != "met"]
-    assert len(complaints) >= 4
-    for text in complaints:
-        in_time("ulimit -n" in text, both)
+    return results(body)
 
 
 def test_too_few_addresses():
