@@ -54,7 +54,9 @@ class Scenario:
     exit_code: int = 0  # of the victim
     within: float = 1.0  # seconds from the fault to the last survivor's error
     not_before: float = 0.0
-    timeout: float = 10.0
+    from_own_call: bool = False  # these are counted from a survivor's own call, not from the fault
+    timeout: float = 10.0  # of the meeting and of every operation,
+    patience: float = 0.0  # unless operation FATAL has another
     wakes_by: signal.Signals = signal.SIGKILL  # what ends a stop, after the survivors' errors
     transport: str = "auto"
 
@@ -66,18 +68,35 @@ class Scenario:
 def observe(comm, scenario, stamp):
     """Runs the steps on a rank and reports what was raised, when, and what a second call says."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    report = {"error": None, "message": "", "at": 0.0, "again": None}
+    report = {"error": None, "message": "", "at": 0.0, "entered": None, "again": None}
     try:
         scenario.steps(comm, scenario, stamp)
     except dp.Error as error:
         report.update(error=type(error).__name__, message=str(error), at=time.monotonic())
+        report["entered"] = getattr(error, "entered", None)
         try:
             comm.barrier()
         except dp.Error as again:
             report["again"] = (type(again).__name__, str(again))
+        raised(stamp, comm.rank).touch()
         if scenario.fault.startswith("stop") and comm.rank == neighbour_of(scenario):
+            wait_for_survivors(scenario, stamp)
             os.kill(read_stamp(stamp)[1], scenario.wakes_by)
     return report
+
+
+def raised(stamp, rank):
+    return Path(f"{stamp}.{rank}")
+
+
+def wait_for_survivors(scenario, stamp):
+    """Until all have raised: what happens to the victim next is not for a slow one to see."""
+    survivors = set(range(scenario.world)) - {scenario.victim}
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if all(raised(stamp, rank).exists() for rank in survivors):
+            return
+        time.sleep(0.01)
 
 
 def mark(stamp):
@@ -98,11 +117,27 @@ def neighbour_of(scenario):
 
 
 def reduce_again_and_again(comm, scenario, stamp, elements=1000):
-    tensor = comm.empty(elements).zero_()
+    reduce_one(comm, scenario, stamp, comm.empty(elements).zero_())
+
+
+def reduce_one(comm, scenario, stamp, tensor, **options):
     for number in range(FATAL + 3):
-        if number == FATAL and comm.rank == scenario.victim:
-            mark(stamp)
-        comm.all_reduce(tensor)
+        if number == FATAL:
+            if comm.rank == scenario.victim:
+                mark(stamp)
+            fatal_call(comm, tensor, scenario, **options)
+        else:
+            comm.all_reduce(tensor, **options)
+
+
+def fatal_call(comm, tensor, scenario, **options):
+    """Its error bears the moment at which it was called."""
+    entered = time.monotonic()
+    try:
+        comm.all_reduce(tensor, timeout=scenario.patience, **options)
+    except dp.Error as error:
+        error.entered = entered
+        raise
 
 
 def reduce_much(comm, scenario, stamp):
@@ -110,11 +145,7 @@ def reduce_much(comm, scenario, stamp):
 
 
 def reduce_ordinary_memory(comm, scenario, stamp):
-    tensor = torch.zeros(1 << 18)
-    for number in range(FATAL + 3):
-        if number == FATAL and comm.rank == scenario.victim:
-            mark(stamp)
-        comm.all_reduce(tensor)
+    reduce_one(comm, scenario, stamp, torch.zeros(1 << 18))
 
 
 def in_flight(comm, scenario, stamp):
@@ -150,9 +181,7 @@ def while_all_compute(comm, scenario, stamp):
         time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.3)
-    if comm.rank == neighbour_of(scenario):
-        mark(stamp)
-    comm.all_reduce(tensor)
+    fatal_call(comm, tensor, scenario)
 
 
 def kill_self():
@@ -199,8 +228,9 @@ def deaths():
                 f"kill:rank1:op{FATAL}:middle", DIED, exit_code=-9,
             )  # fmt: skip
     yield Scenario(
-        1, "killed-while-all-compute", 3, 0, "PeerLost", while_all_compute, says=DIED, exit_code=-9
-    )
+        1, "killed-while-all-compute", 3, 0, "PeerLost", while_all_compute, says=DIED,
+        exit_code=-9, from_own_call=True,
+    )  # fmt: skip
     for item, action, exit_code in ((3, "exit", 0), (4, "segv", -11), (4, "abort", -6)):
         yield Scenario(
             item, action, 3, 2, "PeerLost", reduce_again_and_again,
@@ -236,23 +266,34 @@ def a_rank_raises():
 
 
 def ring_moves(comm, scenario, stamp):
-    tensor = torch.zeros(100_000)
-    for number in range(FATAL + 3):
-        if number == FATAL and comm.rank == scenario.victim:
-            mark(stamp)
-        comm.all_reduce(tensor, algorithm="ring/moves")
+    reduce_one(comm, scenario, stamp, torch.zeros(100_000), algorithm="ring/moves")
+
+
+def never_calls(comm, scenario, stamp):
+    tensor = comm.empty(1000).zero_()
+    for _ in range(FATAL):
+        comm.all_reduce(tensor)
+    if comm.rank == scenario.victim:
+        mark(stamp)
+        wait_for_survivors(scenario, stamp)
+        return
+    fatal_call(comm, tensor, scenario)
+
+
+def limit(timeout):
+    return {"not_before": 0.9 * timeout, "within": 1.1 * timeout + 0.5, "from_own_call": True}
 
 
 def late():
-    timeout = 1.0
-    bounds = {"timeout": timeout, "not_before": 0.9 * timeout, "within": 1.1 * timeout + 0.5}
-    after = rf"operation {FATAL} \(all_reduce of \d+ x float32, sum\) was not complete after 1 s"
-    entry = (
-        after,
+    bounds = {"timeout": 30.0, "patience": 1.0, **limit(1.0)}
+    of_the_communicator = {"timeout": 2.0, **limit(2.0)}
+    after = rf"operation {FATAL} \(all_reduce of \d+ x float32, sum\) was not complete after "
+    not_entered = (
         r"rank {victim} has not entered it: its last was operation 4 "
-        r"\(all_reduce of \d+ x float32, sum\), finished [\d.]+ s ago",
+        r"\(all_reduce of \d+ x float32, sum\), finished [\d.]+ s ago"
     )
-    middle = (after, r"every rank has entered it, but rank {victim} stopped in the middle")
+    entry = (after + "1 s", not_entered)
+    middle = (after + "1 s", r"every rank has entered it, but rank {victim} stopped in the middle")
     for world, victim in ((2, 0), (3, 1), (4, 3)):
         for place, says in (("entry", entry), ("middle", middle)):
             yield Scenario(
@@ -265,12 +306,10 @@ def late():
     )  # fmt: skip
     yield Scenario(
         2, "stopped-then-woken", 3, 1, "Timeout", reduce_much,
-        f"stop:rank1:op{FATAL}:entry", entry, "Timeout", wakes_by=signal.SIGCONT, **bounds,
+        f"stop:rank1:op{FATAL}:entry", (after + "2 s", not_entered), "Timeout",
+        wakes_by=signal.SIGCONT, **of_the_communicator,
     )  # fmt: skip
-    yield Scenario(
-        2, "never-calls", 3, 1, "Timeout", between_two(lambda: time.sleep(1.5)), says=entry,
-        **bounds,
-    )  # fmt: skip
+    yield Scenario(2, "never-calls", 3, 1, "Timeout", never_calls, says=entry, **bounds)
     yield Scenario(
         8, "slow-but-in-time", 3, 1, "", reduce_again_and_again,
         f"delay=400:rank1:op{FATAL}:entry",

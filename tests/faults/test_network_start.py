@@ -20,6 +20,8 @@ import torch
 import dpcore as dp
 from dpcore.ranks import run_processes
 
+from .tries import in_time, three_tries
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TIMEOUT = 1.0
@@ -36,9 +38,10 @@ def meeting_place(host="127.0.0.1"):
     return f"tcp://[{host}]:{free_port(host)}" if ":" in host else f"tcp://{host}:{free_port()}"
 
 
-def meet(claims, place, before=None, timeout=TIMEOUT, environment=None):
+def meet(claims, place, before=None, timeout=TIMEOUT, environment=None, refused=None):
     """Each rank closes the communicator it was given and claims ``claims[r]``: (rank, world,
-    seconds to wait before); ``before[r]()`` runs in between, and ``environment[r]`` is set."""
+    seconds to wait before); ``before[r]()`` runs in between, and ``environment[r]`` is set.
+    A file ``refused`` is there as soon as somebody was."""
 
     def body(comm):
         me = comm.rank
@@ -57,12 +60,17 @@ def meet(claims, place, before=None, timeout=TIMEOUT, environment=None):
             again.all_reduce(tensor)
             assert tensor.unique().tolist() == [float(world)]
         except dp.RendezvousError as error:
-            return str(error), time.monotonic() - begin
-        return "met", time.monotonic() - begin
+            if refused:
+                refused.touch()
+            return str(error), time.monotonic() - begin, begin
+        return "met", time.monotonic() - begin, begin
 
     outcomes = run_processes(body, len(claims))
     assert [outcome.error for outcome in outcomes] == [None] * len(claims), outcomes
-    return [outcome.result for outcome in outcomes]
+    begins = [outcome.result[2] for outcome in outcomes]
+    # Whoever comes when the others have given up hears something else.
+    in_time(max(begins) - min(begins) < timeout / 2, "they did not come together")
+    return [outcome.result[:2] for outcome in outcomes]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
@@ -71,6 +79,7 @@ def test_ranks_meet_at_an_address(host):
     assert [result[0] for result in results] == ["met"] * 3
 
 
+@three_tries
 def test_another_number_of_connections_is_refused():
     more = {1: {"DPCORE_TCP_SOCKETS": "2"}}
     results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), environment=more)
@@ -78,39 +87,58 @@ def test_another_number_of_connections_is_refused():
         assert "3 connections per peer on rank 1, 2 on rank 0; DPCORE_TCP_SOCKETS must" in message
 
 
+@three_tries
 def test_everybody_who_came_hears_which_ranks_are_missing():
     results = meet([(0, 4, 0), (2, 4, 0)], meeting_place())
     for message, seconds in results:
         assert "2 of 4 ranks came to 127.0.0.1:" in message and "missing: 1, 3" in message
-        assert seconds < TIMEOUT + 2
+        in_time(seconds < TIMEOUT + 2)
     # Rank 0's patience counts; who starts after it waits for less.
     assert results[0][1] > 0.9 * TIMEOUT
 
 
+@three_tries
 def test_rank_0_is_missing():
     results = meet([(1, 3, 0), (2, 3, 0)], meeting_place())
     for message, seconds in results:
         assert "cannot reach rank 0 at 127.0.0.1:" in message
         assert "is it running, with the same MASTER_ADDR and MASTER_PORT" in message
-        assert 0.9 * TIMEOUT < seconds < TIMEOUT + 2
+        assert seconds > 0.9 * TIMEOUT
+        in_time(seconds < TIMEOUT + 2)
 
 
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        ((1, 3, 0.3), "rank 1 is there already (process "),
-        ((0, 3, 0.3), "cannot listen at 127.0.0.1:"),
-        ((2, 4, 0.3), "world size 4 on rank 2, 3 on rank 0"),
+        ((1, 3, 0), "rank 1 is there already (process "),
+        ((0, 3, 0), "cannot listen at 127.0.0.1:"),
+        ((2, 4, 0), "world size 4 on rank 2, 3 on rank 0"),
     ],
     ids=["the same rank", "rank 0 twice", "another world"],
 )
-def test_a_rank_that_does_not_belong_is_refused_and_the_job_goes_on(odd, says):
-    results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0.8), odd], meeting_place(), timeout=10)
-    assert [result[0] for result in results[:3]] == ["met"] * 3
-    assert says in results[3][0]
-    assert results[3][1] < 0.5  # at once
+@three_tries
+def test_a_rank_that_does_not_belong_is_refused_and_the_job_goes_on(odd, says, tmp_path):
+    """Rank 2 completes the job once somebody was refused: of two that claim the same, one is."""
+    refused = tmp_path / f"{time.monotonic_ns()}"
+
+    def wait_for_the_refusal(place):
+        deadline = time.monotonic() + 10
+        while not refused.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    results = meet(
+        [(0, 3, 0), (1, 3, 0), (2, 3, 0), odd], meeting_place(),
+        before={2: wait_for_the_refusal}, timeout=20, refused=refused,
+    )  # fmt: skip
+    outside = [3, *(r for r in range(3) if odd[:2] == (r, 3))]  # any of these
+    assert sum(results[r][0] != "met" for r in outside) == 1
+    assert sum(result[0] == "met" for result in results) == 3
+    message, seconds = next(result for result in results if result[0] != "met")
+    assert says in message
+    in_time(seconds < 0.5, "not refused at once")
 
 
+@three_tries
 def test_another_secret_is_refused_by_both_sides():
     secrets = {r: {"DPCORE_SECRET": "right" if r < 2 else "wrong"} for r in range(3)}
     results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0)], meeting_place(), environment=secrets)
@@ -125,6 +153,7 @@ def test_the_same_secret_lets_everybody_in():
     assert [result[0] for result in results] == ["met"] * 2
 
 
+@three_tries
 def test_another_restart_of_the_job_is_refused():
     restarts = {r: {"TORCHELASTIC_RESTART_COUNT": str(r)} for r in range(2)}
     results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), environment=restarts)
@@ -182,12 +211,14 @@ def scan(place):
 
 
 @pytest.mark.parametrize("stranger", [http, noise, greeting_with_noise, silent, scan])
+@three_tries
 def test_strangers_do_not_disturb(stranger):
     results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), before={1: stranger}, timeout=10)
     assert [result[0] for result in results] == ["met"] * 2
-    assert results[0][1] < 5
+    in_time(results[0][1] < 5)
 
 
+@three_tries
 def test_the_port_is_taken():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -195,7 +226,7 @@ def test_the_port_is_taken():
         place = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         results = meet([(0, 2, 0), (1, 2, 0)], place)
     assert "cannot listen at 127.0.0.1:" in results[0][0] and "choose another" in results[0][0]
-    assert results[0][1] < 0.5
+    in_time(results[0][1] < 0.5)
     assert "rank 1: somebody listens as rank 0 at 127.0.0.1:" in results[1][0]
     assert "is it stopped, or is the port taken by another program?" in results[1][0]
 

