@@ -30,6 +30,7 @@ from typing import Any
 from dpcore.errors import Error, PeerLost, Unsupported
 
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
+_EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Outcome:
     traceback: str = ""
     exit_code: int | None = None
     failed_at: float = field(default=float("inf"))  # time.monotonic(), the same for all ranks
+    reported: bool = False
 
 
 class RemoteTraceback(Exception):
@@ -185,14 +187,15 @@ def run_processes(
                 lines[ours] = (outcomes[rank], process)
         _collect(lines, deadline, grace)
     finally:
-        _end(processes)
+        _end(processes, outcomes)
         for line in lines:
             line.close()
     for outcome, process in zip(outcomes, processes, strict=True):
         outcome.exit_code = process.exitcode
         if outcome.error is None and outcome.exit_code != 0:
             outcome.error = PeerLost(
-                f"rank {outcome.rank} ended {_how(outcome.exit_code)} without a result"
+                f"rank {outcome.rank} ended {_how(outcome.exit_code)} "
+                f"{'after its result was there' if outcome.reported else 'without a result'}"
             )
     return outcomes
 
@@ -242,6 +245,7 @@ def _collect(
                     raise EOFError
                 report = cloudpickle.loads(line.recv_bytes())
                 outcome.result, outcome.error, outcome.traceback, outcome.failed_at = report
+                outcome.reported = True
                 failed = outcome.error is not None
             except EOFError:  # the process is gone
                 outcome.failed_at = time.monotonic()
@@ -250,9 +254,9 @@ def _collect(
                 ends_at = min(ends_at, time.monotonic() + grace)
 
 
-def _end(processes: Sequence[Any]) -> None:
-    for process in processes:
-        process.join(timeout=0.5 if process.exitcode is None else 0)
+def _end(processes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    for process, outcome in zip(processes, outcomes, strict=False):  # all may not have started
+        process.join(timeout=_EXIT_SECONDS if outcome.reported else 0.5)
         if process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

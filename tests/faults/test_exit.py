@@ -235,3 +235,11 @@ def test_other_signals_while_waiting_change_nothing():
 
     outcomes = run_processes(body, 2)
     assert [outcome.result for outcome in outcomes] == [([30.0], True, True)] * 2, outcomes
+
+
+def test_a_process_that_takes_its_time_to_go_has_its_result():
+    def body(comm):
+        threading.Thread(target=time.sleep, args=(1.5,)).start()  # Python waits for it
+        return comm.rank
+
+    assert dp.spawn(body, 2) == [0, 1]
