@@ -31,6 +31,7 @@ class TcpLine {
 
   // ---- outgoing ----
   bool can_start() const { return writable && !is_sending_ && problem_.empty(); }
+  bool can_resume() const { return writable && problem_.empty(); }
   bool is_sending(uint64_t group, const MessageTag& tag) const;
   bool is_sending(uint64_t group) const { return is_sending_ && outgoing_.group == group; }
   // Both return how many bytes of the payload the kernel took; start() nothing at all or a frame

@@ -9,7 +9,7 @@ TcpLine* TcpTransport::line_for(std::vector<TcpLine>& lines, const Message& mess
   const uint64_t group = group_.remote()->group();
   for (TcpLine& line : lines) {
     if (line.is_sending(group, message.tag)) {
-      return line.writable ? &line : nullptr;
+      return line.can_resume() ? &line : nullptr;  // broken: the look for lost peers says so
     }
   }
   if (message.keeps_order) {
