@@ -255,8 +255,9 @@ def _collect(
 
 
 def _end(processes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    ends_at = time.monotonic() + _EXIT_SECONDS
     for process, outcome in zip(processes, outcomes, strict=False):  # all may not have started
-        process.join(timeout=_EXIT_SECONDS if outcome.reported else 0.5)
+        process.join(timeout=max(0.0, ends_at - time.monotonic()) if outcome.reported else 0.5)
         if process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -265,8 +265,11 @@ void Communicator::close() {
     blocks.push_back(std::move(own));
   }
   Network* network = endpoint().network();
-  if (network != nullptr && !group_->failed()) {
-    network->deliver_data(deadline_ns);
+  for (int r = 0; r < world(); ++r) {
+    if (group_->is_remote(r)) {
+      network->deliver_data(group_->remote()->peer_of(r), deadline_ns,
+                            [&] { return !group_->has_left(r) && !group_->failed(); });
+    }
   }
   group_->leave();
   if (network != nullptr) {

@@ -23,8 +23,10 @@ int find_missing_peer(const Operation& operation) {
 }  // namespace
 
 // A peer that is gone may have given all it had to give, after the operation was stepped last: who
-// sends a message and finalizes has done everything right. So whatever misses a peer is stepped
-// again after the peer was seen to be gone, and only what does not move even then is stuck.
+// sends a message and finalizes has done everything right. So all operations are stepped again
+// (what one waits for may lie behind what another takes) after the peer was seen to be gone, and
+// only what misses it when nothing moves any more is stuck. Who keeps this rank busy for longer
+// than a look may take postpones the verdict to the next one.
 bool Engine::find_missing_peers() {
   bool went_on = false;
   for (bool moved = true; moved; went_on |= moved) {
@@ -41,9 +43,15 @@ bool Engine::find_missing_peers() {
       network->poll();
     }
     for (size_t i = 0; i < active_.size() && !moved; ++i) {
-      moved = active_[i]->missing_peer >= 0 && step(i);
+      moved = step(i);
     }
     moved = moved || relieve_all();  // something that nobody asked for may lie before it
+    if (moved && now_ns() - last_look_ns_ > kSliceNs) {
+      for (const auto& operation : active_) {
+        operation->missing_peer = -1;
+      }
+      return true;
+    }
   }
   for (const auto& operation : active_) {
     // On an emulated link it may still be on its way.

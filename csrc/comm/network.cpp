@@ -256,22 +256,17 @@ void Network::wake(int wake_event, uint32_t sleepers) {
   }
 }
 
-void Network::deliver_data(int64_t deadline_ns) {
-  for (size_t r = 0; r < peers_.size(); ++r) {
-    if (!peers_[r]) {
-      continue;
-    }
-    for (const TcpLine& line : peers_[r]->data) {
-      const uint64_t until = line.taken();
-      // What other communicators send meanwhile is not waited for. Asked in this order, the
-      // confirmed part may only be thought smaller than it is.
-      const auto is_confirmed = [&] {
-        const uint64_t taken = line.taken();
-        return unacknowledged(line.fd()) <= taken - until;
-      };
-      while (!is_confirmed() && !is_lost(static_cast<int>(r)) && now_ns() < deadline_ns) {
-        sleep_ns(kSettleLookNs);
-      }
+void Network::deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted) {
+  for (const TcpLine& line : peers_[peer]->data) {
+    const uint64_t until = line.taken();
+    // What other communicators send meanwhile is not waited for. Asked in this order, the confirmed
+    // part may only be thought smaller than it is.
+    const auto is_confirmed = [&] {
+      const uint64_t taken = line.taken();
+      return unacknowledged(line.fd()) <= taken - until;
+    };
+    while (!is_confirmed() && !is_lost(peer) && is_wanted() && now_ns() < deadline_ns) {
+      sleep_ns(kSettleLookNs);
     }
   }
 }

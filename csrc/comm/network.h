@@ -17,6 +17,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -95,9 +96,10 @@ class Network {
   // them; those of closed or failed groups are thrown away. True when anything moved.
   bool set_aside_unexpected();
 
-  // Waits until the peers' kernels have the data that was sent before the call: then this rank may
-  // say that it leaves, which goes another way and is believed at once.
-  void deliver_data(int64_t deadline_ns);
+  // Waits until the peer's kernel has the data that was sent before the call, as long as
+  // `is_wanted`: then this rank may say that it leaves, which goes another way and is believed at
+  // once.
+  void deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted);
   // Waits until the peers' kernels have all that was sent: then this process may end.
   void settle(int64_t deadline_ns);
 
