@@ -65,14 +65,16 @@ def install_torch(python: Path, version: str) -> None:
     torch = f"torch=={version}"
     # With the build tools: older versions of torch refuse the newest setuptools.
     if not has_nvidia_gpu():
-        # A build without CUDA is a tenth of the size. Where the configured package indexes have
-        # none, the ordinary one runs as well.
-        print(f"installing {torch} (CPU build)", flush=True)
+        # Where the configured package indexes have none, the ordinary one runs as well.
+        print(f"installing {torch}: the CPU build, where a package index has it")
+        print(
+            "(PIP_EXTRA_INDEX_URL names another; torch's installation page knows one)", flush=True
+        )
         command = [str(python), "-m", "pip", "install", *QUIETLY, "-q", f"{torch}+cpu"]
         command += BUILD_TOOLS
         if subprocess.run(command).returncode == 0:
             return
-        print("pip finds no CPU build; PIP_EXTRA_INDEX_URL can name an index that has one")
+        print("pip finds none: now the ordinary build, ten times the size, with CUDA's libraries")
     print(f"installing {torch}", flush=True)
     pip(python, torch, *BUILD_TOOLS)
 
