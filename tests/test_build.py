@@ -1,4 +1,4 @@
-"""Building: what may lie around in the environment and must not stop it."""
+"""Environments and building, where torch is another environment's."""
 
 import os
 import subprocess
@@ -28,3 +28,18 @@ def test_another_clone_that_is_installed_in_part_does_not_stop_it(tmp_path):
     # Finds torch and names the sources; there is no C library to build.
     out = run("setup.py", "-q", "build_clib")
     assert out.returncode == 0, out.stderr
+
+
+def test_a_borrowed_torch_has_its_launcher_in_the_environment(tmp_path, monkeypatch):
+    """It starts the environment's Python, and not the one that torch belongs to."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import environment
+
+    own = tmp_path / "bin"
+    own.mkdir()
+    (own / "python").symlink_to(sys.executable)
+    environment.make_torchrun(own / "python")
+    assert (own / "torchrun").read_text().startswith(f"#!{own}/python\n")
+    (own / "torchrun").write_text("somebody's own")
+    environment.make_torchrun(own / "python")
+    assert (own / "torchrun").read_text() == "somebody's own"

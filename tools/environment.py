@@ -107,11 +107,22 @@ def borrow_torch(directory: Path, python: Path) -> None:
     (target / BORROWED).write_text("\n".join(packages) + "\n")
 
 
+def make_torchrun(python: Path) -> None:
+    """The launcher of a borrowed torch, for the environment's own Python: the one in PATH starts
+    the Python that torch was borrowed of, which has no dpcore."""
+    torchrun = python.parent / "torchrun"
+    if not torchrun.exists():
+        lines = [f"#!{python.absolute()}", "from torch.distributed.run import main", "main()", ""]
+        torchrun.write_text("\n".join(lines))
+        torchrun.chmod(0o755)
+
+
 def create(directory: Path, torch: str | None) -> None:
     own_torch = torch is None and importlib.util.find_spec("torch") is not None
     python = create_venv(directory, system_site_packages=own_torch)
     if own_torch:
         borrow_torch(directory, python)
+        make_torchrun(python)
     if not can_import(python, "torch"):
         install_torch(python, torch or TORCH)
     install_programs(python, *BUILD_TOOLS)
