@@ -152,7 +152,10 @@ def main() -> int:
             old.unlink()
         console.print(scene.title, style="bold")
         if scene.link:
-            console.print(f"a real one {namespaces.why_not()}; this one Gloo knows nothing of")
+            console.print(f"A real one {namespaces.why_not()}.")
+            console.print(
+                "This one slows down dpcore only, so torch DDP sends its buckets over it."
+            )
         try:
             result = train(scene, options.rounds, options.steps, folder, console)
         except RankFailed as problem:

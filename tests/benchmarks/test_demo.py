@@ -77,7 +77,7 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demo", "--out", out, "--rounds", "1", "--steps", "1"])
     assert demo.main() == 0
     said = capsys.readouterr().out
-    assert "a real one needs rights that nobody has" in said
+    assert "A real one needs rights that nobody has." in said
     apart = [float(number) for number in re.findall(r"losses differ by at most (\S+) in 1 ", said)]
     assert len(apart) == 1
     assert apart[0] < 1e-4
