@@ -33,7 +33,6 @@ CONTENTS = (
 LINK = re.compile(r'(href|src)="([^"]+)"')
 HEADING = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
 IMAGES = (".png", ".svg")
-LONGEST_FILE = 100_000  # bytes of a file of a folder that gets a page
 STYLE = Path(__file__).with_name("site.css")
 
 
@@ -150,11 +149,9 @@ class Site:
         for path in sorted(folder.iterdir()):
             if path.name.startswith((".", "__pycache__")) or path.suffix in IMAGES:
                 continue
-            line = html.escape(title_of(path) if path in self.known else path.name)
-            if path.is_dir() or path.stat().st_size <= LONGEST_FILE:
-                target = os.path.relpath(self.page_for(path), self.page_of(folder).parent)
-                line = f'<a href="{target}">{line}</a>'
-            lines.append(f"<li>{line}</li>")
+            name = html.escape(title_of(path) if path in self.known else path.name)
+            target = os.path.relpath(self.page_for(path), self.page_of(folder).parent)
+            lines.append(f'<li><a href="{target}">{name}</a></li>')
         return f"<ul>{''.join(lines)}</ul>"
 
     def source(self, path: Path) -> str:
