@@ -37,6 +37,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 MINIMUM_TORCH = (2, 11)
+MINIMUM_CUDA = (12, 5)  # see csrc/cuda/driver.cuh
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
 # pip asks for metadata several times per install; importing torch for each would cost seconds.
 COMMANDS_WITHOUT_COMPILER = {"egg_info", "dist_info", "sdist", "clean", "--version", "--help"}
@@ -168,6 +169,16 @@ def run_nvcc(command: list[str]) -> str:
     return out.stdout + out.stderr
 
 
+def check_nvcc(nvcc: str) -> None:
+    found = re.search(r"release (\d+)\.(\d+)", run_nvcc([nvcc, "--version"]))
+    if found and (int(found[1]), int(found[2])) < MINIMUM_CUDA:
+        stop(
+            f"{nvcc} is of CUDA {found[1]}.{found[2]}, dpcore needs 12.5 or newer. Put a newer one "
+            "first in PATH, or leave the part for GPUs out:\n\n"
+            "    DPCORE_CUDA=0 pip install --no-build-isolation .\n"
+        )
+
+
 def cuda_library_dir(nvcc: str) -> str:
     """Where libcudart_static.a is, as nvcc itself would find it: it may be a wrapper script."""
     plan = run_nvcc([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull])
@@ -274,6 +285,7 @@ def extension_arguments() -> dict[str, Any]:
     kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
     link_flags = ["-Wl,--exclude-libs,ALL"]  # keeps the static CUDA runtime's symbols to ourselves
     if nvcc:
+        check_nvcc(nvcc)
         link_flags += [
             f"-L{cuda_library_dir(nvcc)}",
             "-lcudart_static",

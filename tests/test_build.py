@@ -1,9 +1,11 @@
-"""Environments and building, where torch is another environment's."""
+"""Environments and building: torch of another environment, a toolkit that is too old."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,3 +45,29 @@ def test_a_borrowed_torch_has_its_launcher_in_the_environment(tmp_path, monkeypa
     (own / "torchrun").write_text("somebody's own")
     environment.make_torchrun(own / "python")
     assert (own / "torchrun").read_text() == "somebody's own"
+
+
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [
+        ("12.4", "is of CUDA 12.4, dpcore needs 12.5 or newer"),
+        (
+            "12.5",
+            "has no libcudart_static.a beside it",
+        ),  # new enough, and the next thing is missing
+        ("13.0", "has no libcudart_static.a beside it"),
+    ],
+)
+def test_a_toolkit_that_is_too_old_is_named(tmp_path, release, says):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.1\n")
+    nvcc.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    out = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_clib"],
+        cwd=ROOT, env=os.environ | {"PATH": path, "DPCORE_CUDA": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert out.returncode != 0
+    assert f"{nvcc} {says}" in out.stderr
+    assert "DPCORE_CUDA=0" in out.stderr
