@@ -140,8 +140,12 @@ def main() -> int:
     ends_at = time.monotonic() + options.seconds
     # Ranks that are threads: their streams must not queue behind each other's waits.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Nor may the first launch of a kernel load it, which waits for the whole device. The driver
+    # reads this when it starts, here. Ranks that are processes start sooner without.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    if not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    os.environ["CUDA_MODULE_LOADING"] = "LAZY"
+    if not has_gpu:
         problem = _C.cuda_probe()["problem"] or "torch sees none: install a CUDA build of it"
         print(f"no GPU: {problem}", file=sys.stderr)
         return 1
