@@ -165,13 +165,37 @@ def test_failures_of_figures_are_kept(run, monkeypatch):
     assert status == 1 and found["failures"] == {"copy": "copy: no"}
 
 
+def test_without_pytest_there_are_figures(run, monkeypatch, capsys):
+    there = gpu_machine.is_there
+    monkeypatch.setattr(
+        gpu_machine, "is_there", lambda module: module != "pytest" and there(module)
+    )
+    monkeypatch.setattr(gpu_machine, "find_tool", lambda name: "/somewhere/" + name)
+    writes(monkeypatch, {"failures": {}, "results": [ROW | {"of_torch": 0.9, "reached": True}]})
+    monkeypatch.setattr(gpu_check, "STAGES", [(["tests/test_docs.py"], 0.5)])
+    status, found = run()
+    assert status == 1 and found["tests"] == {} and len(found["results"]) == 1
+    assert found["compute_sanitizer"]["outcome"] == "not run: its tests need pytest"
+    assert found["missing"]["needed"] == ["pytest>=8"]
+    said = capsys.readouterr().err
+    assert said.startswith("missing here: python -m pip install") and '"pytest>=8"' in said
+    assert said.splitlines()[-1].startswith("needed: python -m pip install")
+
+
 # ---- compute-sanitizer -----------------------------------------------------------------------
 
 
 def test_without_compute_sanitizer_it_says_so(run, monkeypatch, capsys):
     monkeypatch.setattr(gpu_machine, "find_tool", lambda name: None)
     writes(monkeypatch, {"failures": {}, "results": []})
-    status, found = run()
+    heard = []
+    figures = gpu_check.run_figures
+    monkeypatch.setattr(
+        gpu_check, "run_figures", lambda path, at: heard.append(at) or figures(path, at)
+    )
+    began = time.monotonic()
+    status, found = run("--seconds", "100")
+    assert heard[0] - began > 90, "figures have its time"
     assert status == 0 and found["compute_sanitizer"]["path"] is None
     assert found["compute_sanitizer"]["outcome"].startswith("not found: compute-sanitizer is neit")
     assert "compute-sanitizer: not found" in capsys.readouterr().out

@@ -10,7 +10,16 @@ import pytest
 from tools import gpu_machine
 
 ROOT = gpu_machine.ROOT
-OPTIONAL = ("rich", "hypothesis", "matplotlib", "mpi4py", "expecttest", "pytest_timeout", "ninja")
+OPTIONAL = (
+    "cloudpickle",
+    "rich",
+    "hypothesis",
+    "matplotlib",
+    "mpi4py",
+    "expecttest",
+    "pytest_timeout",
+    "ninja",
+)
 
 
 def test_what_is_missing_is_one_line_to_type(monkeypatch):
@@ -27,16 +36,21 @@ def test_what_is_missing_is_one_line_to_type(monkeypatch):
 
 
 def test_nothing_else_is_needed():
-    """What gpu-check runs can be imported without anything that it does not ask for."""
+    """What gpu-check runs can be imported without anything that it does not ask for; without
+    cloudpickle ranks can still be threads."""
     files = sorted((ROOT / "tests" / "cuda").glob("test_*.py"))
     names = [f"tests.cuda.{path.stem}" for path in files]
     names += ["benchmarks.gpu.__main__", "tests.cuda.sanitized", "tools.gpu_check"]
     code = "import importlib, sys, torch\n"
     code += f"sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # cannot be imported from here on
-    code += f"for name in {names}: importlib.import_module(name)"
+    code += f"for name in {names}: importlib.import_module(name)\n"
+    code += (
+        "import dpcore\nassert dpcore.spawn(lambda comm: comm.rank, 2, mode='threads') == [0, 1]\n"
+    )
+    code += "try: dpcore.spawn(len, 1)\nexcept ModuleNotFoundError as why: print(why)"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
-    assert len(names) > 8
+    assert len(names) > 8 and "cloudpickle" in out.stdout
 
 
 def test_a_tool_lies_in_path_or_with_the_toolkit(tmp_path, monkeypatch):

@@ -152,7 +152,9 @@ class Check:
         measured = json.loads(self.figures.read_text()) if self.figures.is_file() else {}
         failures = measured.get("failures", {}) | self.found["failures"]
         found: Found = measured | self.found | {"failures": failures}
-        self.out.write_text(json.dumps(found, indent=1) + "\n")
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(self.out)
         return found
 
     def build(self) -> bool:

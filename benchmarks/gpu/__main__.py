@@ -152,7 +152,9 @@ def main() -> int:
     def write(results: list[Row], failures: dict[str, str]) -> str:
         text = json.dumps({**known, "failures": failures, "results": results}, indent=1)
         if options.out is not None:
-            options.out.write_text(text + "\n")
+            part = options.out.with_suffix(".part")
+            part.write_text(text + "\n")
+            part.replace(options.out)  # whole also when this process is ended in the middle
         return text
 
     write([], {})
