@@ -93,6 +93,20 @@ def test_tests_have_what_the_build_has_left(run, monkeypatch):
     assert heard["sanitizer"] == pytest.approx(101, abs=1)
 
 
+def test_every_stage_has_time_to_begin(run, monkeypatch):
+    monkeypatch.setattr(gpu_machine, "find_tool", lambda name: None)
+    writes(monkeypatch, {"failures": {}, "results": []})
+    monkeypatch.setattr(gpu_check, "STAGES", [(["tests/one.py"], 0.01), (["tests/two.py"], 0.02)])
+    heard = []
+    monkeypatch.setattr(
+        gpu_check.Check,
+        "run_tests",
+        lambda self, names, ends_at: heard.append(ends_at - time.monotonic()),
+    )
+    run("--seconds", "100")
+    assert heard == [pytest.approx(30, abs=1)] * 2
+
+
 # ---- what it says ----------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ STAGES: list[tuple[list[str], float]] = [
         0.6,
     ),
 ]
+STAGE_SECONDS = 30  # at least, whatever those before have taken: libraries alone take ten
 FIGURES_UNTIL = 0.8
 FIGURES_UNTIL_ALONE = 0.97  # where there is no compute-sanitizer
 LAST = "tests/cuda/test_sanitizer.py"
@@ -179,7 +180,7 @@ class Check:
             return begins_at + part * (ends_at - begins_at)
 
         for names, until in STAGES:
-            self.run_tests(names, at(until))
+            self.run_tests(names, max(at(until), time.monotonic() + STAGE_SECONDS))
         has_sanitizer = gpu_machine.find_tool(SANITIZER) is not None
         until = FIGURES_UNTIL if has_sanitizer else FIGURES_UNTIL_ALONE
         if problem := run_figures(self.figures, at(until)):
