@@ -179,7 +179,7 @@ void NcclCommunicator::connect(const nccl::UniqueId& id) {
   const int result = library_.CommInitRankConfig(&comm, world(), id, rank(), &config);
   comm_ = comm;
   if (result != nccl::kSuccess && result != nccl::kInProgress) {
-    throw Error(describe() + ", ncclCommInitRankConfig: " + last_error(result));
+    throw Error(failure_of("ncclCommInitRankConfig", result));
   }
   settle("ncclCommInitRankConfig", now_ns() + to_ns(options_.timeout_s));
 }
@@ -195,6 +195,10 @@ std::shared_ptr<StreamCommunicator> NcclCommunicator::split(int color, int key) 
 
 // ---- errors and the end ----------------------------------------------------------------------
 
+std::string NcclCommunicator::failure_of(const char* call, int result) const {
+  return describe() + ", " + call + ": " + last_error(result);
+}
+
 std::string NcclCommunicator::last_error(int result) const {
   std::string text = library_.GetErrorString(result);
   const char* detail = library_.GetLastError(nullptr);
@@ -206,7 +210,7 @@ void NcclCommunicator::check(int result, const char* call) {
   if (result == nccl::kInProgress) {
     settle(call, now_ns() + to_ns(options_.timeout_s));
   } else if (result != nccl::kSuccess) {
-    throw Error(std::string(call) + ": " + last_error(result));
+    throw Error(failure_of(call, result));
   }
 }
 
@@ -218,7 +222,7 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
     const int result = library_.CommGetAsyncError(comm_, &state);
     if (result != nccl::kSuccess) state = result;
     if (state == nccl::kSuccess) return;
-    if (state != nccl::kInProgress) throw Error(std::string(call) + ": " + last_error(state));
+    if (state != nccl::kInProgress) throw Error(failure_of(call, state));
     if (group().adopt_failure_of_peer() || group().failed()) group().raise_failure();
     if (now_ns() > deadline_ns) {
       watch_->fail(ErrorKind::timeout, -1,
