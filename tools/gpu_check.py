@@ -46,6 +46,7 @@ STAGES: list[tuple[list[str], float]] = [
             "tests/cuda/test_mapped.py",
             "tests/cuda/test_data_parallel.py",
             "tests/cuda/test_torch_backend.py",
+            "tests/cuda/test_features.py",
         ],
         0.6,
     ),

@@ -17,6 +17,9 @@ namespace dpcore {
 namespace {
 
 constexpr auto kNap = std::chrono::microseconds(20);
+// A thread of NCCL's own does what a call asks for, within some tens of microseconds as a rule: a
+// nap would be longer.
+constexpr int64_t kBriefNs = 200'000;
 // Whoever is in a call sees a failure at the next look, unless the call itself does not come back.
 constexpr int64_t kCallPatienceNs = 2'000'000'000;
 constexpr int kSharesGpuFrom = 23003;  // NCCL 2.30.3
@@ -216,6 +219,7 @@ void NcclCommunicator::check(int result, const char* call) {
 
 // Until NCCL has done what a call began.
 void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
+  const int64_t brief_until_ns = now_ns() + kBriefNs;
   while (true) {
     if (comm_ == nullptr) group().raise_failure();  // it was aborted from under the call
     int state = nccl::kSuccess;
@@ -223,6 +227,10 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
     if (result != nccl::kSuccess) state = result;
     if (state == nccl::kSuccess) return;
     if (state != nccl::kInProgress) throw Error(failure_of(call, state));
+    if (now_ns() < brief_until_ns) {
+      std::this_thread::yield();
+      continue;
+    }
     if (group().adopt_failure_of_peer() || group().failed()) group().raise_failure();
     if (now_ns() > deadline_ns) {
       watch_->fail(ErrorKind::timeout, -1,
