@@ -12,7 +12,7 @@ import torch
 
 from dpcore import _C
 from tests.cuda_host import sanitized
-from tests.cuda_host.conftest import ROOT
+from tests.cuda_host.conftest import ROOT, STAND_IN
 
 pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
@@ -59,6 +59,12 @@ def program():
 def test_a_device_and_its_faults(program, what):
     name, *more = what.split()
     sanitized.run(program, name, *more, says=f"{name}: fine")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_nccl_in_streams_of_cuda(program, world, stand_in, monkeypatch):
+    monkeypatch.setenv("DPCORE_NCCL_LIBRARY", str(STAND_IN))
+    sanitized.run(program, "nccl", world, says="nccl: fine")
 
 
 @pytest.mark.parametrize("world", [2, 3])

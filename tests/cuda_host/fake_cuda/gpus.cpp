@@ -6,9 +6,10 @@
 //   gpus threads WORLD GPUS MEETING MEMORY   ranks of one process
 //   gpus processes WORLD GPUS MEETING MEMORY
 //   gpus graph WORLD                     a captured step, replayed
-//   gpus late                            a kernel that waits in vain
-//   gpus killed MEETING                  a process ends in the middle
-//   gpus fallbacks                       which way memory goes where the first is refused
+//   gpus nccl WORLD                      a stand-in for NCCL ($DPCORE_NCCL_LIBRARY) in these
+//   streams gpus late                            a kernel that waits in vain gpus killed MEETING a
+//   process ends in the middle gpus fallbacks                       which way memory goes where the
+//   first is refused
 //
 // MEMORY may be "auto". Everything is asked for by what the program does, too: it writes and reads
 // memory of devices by copies only.
@@ -35,6 +36,8 @@ int main(int argc, char** argv) {
                 : as_processes(job, arguments[3], arguments[4]);
   } else if (what == "graph") {
     graphs(std::stoi(arguments[1]));
+  } else if (what == "nccl") {
+    over_nccl(std::stoi(arguments[1]));
   } else if (what == "killed") {
     a_process_is_killed(arguments[1]);
   } else if (what == "late") {

@@ -76,15 +76,18 @@ struct Job {
   double timeout_s = 30.0;
 };
 
-inline Comm join(const Job& job, int rank) {
+inline std::shared_ptr<Communicator> meet(const Job& job, int rank) {
   Options options;
   options.job = job.name;
   options.rank = rank;
   options.world = job.world;
   options.threads = job.threads;
   options.timeout_s = job.timeout_s;
-  auto control = Communicator::start(options);
-  return MappedCommunicator::start(std::move(control), cuda_device(rank % job.gpus),
+  return Communicator::start(options);
+}
+
+inline Comm join(const Job& job, int rank) {
+  return MappedCommunicator::start(meet(job, rank), cuda_device(rank % job.gpus),
                                    {job.timeout_s, "auto", false, nullptr});
 }
 
@@ -148,6 +151,7 @@ void one_device();
 void as_threads(const Job& job, const std::string& meeting, const std::string& memory);
 void as_processes(const Job& job, const std::string& meeting, const std::string& memory);
 void graphs(int world);
+void over_nccl(int world);
 void a_kernel_that_waits_in_vain();
 void a_process_is_killed(const std::string& meeting);
 void fallbacks();

@@ -19,14 +19,19 @@ struct Capture {
   bool is_valid = true;
 };
 
-struct CUstream_st {
+// A HostStream first of all: the stand-in for NCCL puts its work into those.
+struct CUstream_st final : dpcore::HostStream {
   explicit CUstream_st(int on) : device(on) {
-    thread.add([] { fake_cuda::let_this_thread_touch_devices(); });
+    HostStream::add([] { fake_cuda::let_this_thread_touch_devices(); });
   }
+  // A piece of work, or of the graph that it is captured into.
+  void add(std::function<void()> work) override;
+  // Beside the work, whatever is captured.
+  void mark(std::function<void()> call) { HostStream::add(std::move(call)); }
+
   int device;
   std::atomic<uint64_t> given{0};  // pieces of work
   std::atomic<uint64_t> done{0};
-  dpcore::HostStream thread;
   std::shared_ptr<Capture> capture;  // while it takes part in one
   size_t last = 0;                   // item of that which came into this stream
   size_t joined = 0;                 // up to which item another stream of it has waited
@@ -112,17 +117,8 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
   {
     const std::lock_guard<std::mutex> lock(streams().mutex);
     into = found(stream);
-    if (into->capture) {
-      into->capture->work.push_back(std::move(work));
-      into->last = into->capture->work.size();
-      return;
-    }
   }
-  into->given.fetch_add(1);
-  into->thread.add([into, work = std::move(work)] {  // may wait for room
-    work();
-    into->done.fetch_add(1);
-  });
+  into->add(std::move(work));
 }
 
 bool is_captured(cudaStream_t stream) {
@@ -143,7 +139,7 @@ void wait_for_stream(cudaStream_t stream) {
   const auto done = std::make_shared<Recordings>();
   {
     const std::lock_guard<std::mutex> lock(streams().mutex);
-    found(stream)->thread.add([done] { happens(done, 1); });
+    found(stream)->mark([done] { happens(done, 1); });
   }
   std::unique_lock<std::mutex> lock(done->mutex);
   done->changed.wait(lock, [&] { return done->happened == 1; });
@@ -156,7 +152,7 @@ void wait_for_device(int device) {
     const auto ask = [&](CUstream_st& stream) {
       if (stream.device != device) return;
       all.push_back(std::make_shared<Recordings>());
-      stream.thread.add([done = all.back()] { happens(done, 1); });
+      stream.mark([done = all.back()] { happens(done, 1); });
     };
     for (CUstream_st* stream : streams().alive) ask(*stream);
     for (const auto& stream : streams().ended) ask(*stream);
@@ -180,6 +176,22 @@ std::string streams_left() {
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
+
+void CUstream_st::add(std::function<void()> work) {
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    if (capture) {
+      capture->work.push_back(std::move(work));
+      last = capture->work.size();
+      return;
+    }
+  }
+  given.fetch_add(1);
+  HostStream::add([this, work = std::move(work)] {  // may wait for room
+    work();
+    done.fetch_add(1);
+  });
+}
 
 extern "C" {
 
