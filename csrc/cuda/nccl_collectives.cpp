@@ -80,6 +80,21 @@ void NcclCommunicator::enqueue(const Request& request) {
   }
 }
 
+// Which algorithm NCCL takes is its secret; exchanges are messages between every two ranks.
+const char* NcclCommunicator::path_of(const Request& request) const {
+  if (request.program) return "moves";
+  switch (request.collective) {
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_to_all:
+      return "direct/nccl";
+    case Collective::barrier:
+      return "barrier";
+    default:
+      return "nccl";
+  }
+}
+
 void NcclCommunicator::run_reduction(const Request& request) {
   const nccl::Reduction reduction = *nccl::reduction_of(request.dtype, request.op);
   nccl::RedOp op = reduction.op;

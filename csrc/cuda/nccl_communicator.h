@@ -48,6 +48,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
 
   void plan(Request& request, const std::string& algorithm) override;
   void enqueue(const Request& request) override;
+  const char* path_of(const Request& request) const override;
   void enqueue(const std::vector<StreamMessage>& messages) override;
   StreamWatch::Trouble trouble() override;
   void stop() override;
