@@ -256,6 +256,8 @@ def extension_arguments() -> dict[str, Any]:
     if platform.system() != "Linux":
         stop("the native core is for Linux. dpcore/reference works on any system, uninstalled.")
     make_torch_importable()
+    # Of a dpcore that is visible but not importable, such as another clone's, torch would not load.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     make_ninja_callable()
     torch = check_torch()
     from torch.utils import cpp_extension

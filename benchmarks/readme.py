@@ -53,9 +53,12 @@ def source(
 ) -> str:
     """`root`: from the document to the root of the repository."""
     machine = first["machine"]
+    commit = first["commit"][:10] + (
+        "+, with uncommitted changes" if "+" in first["commit"] else ""
+    )
     return (
         f"{what} on {machine['cores']} cores of an {machine['cpu']}"
-        f" ({first['date'][:10]}, commit {first['commit'][:10].rstrip('+')});"
+        f" ({first['date'][:10]}, commit {commit});"
         f" the records are in [`benchmarks/results/{name}.jsonl`]"
         f"({root}benchmarks/results/{name}.jsonl)."
     )

@@ -33,6 +33,7 @@ from dpcore.show import read_run, write_page, write_picture
 from tests.faults import hosts as namespaces
 
 BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}  # see Hosts.shape
+OTHER_BURST = "64kb"
 CONTENDERS = (
     ALONE, "torch", "torch 1", "torch 4", "dpcore bucketed 1", "dpcore bucketed 4",
     "dpcore bucketed auto",
@@ -93,7 +94,7 @@ def main() -> int:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--rates", default=",".join(BURSTS), help="of %(default)s")
+    made.add_argument("--rates", default=",".join(BURSTS), help="default: %(default)s")
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     made.add_argument("--model", default="transformer", help="of benchmarks/training/models.py")
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
@@ -117,7 +118,7 @@ def main() -> int:
             options.model, contenders, options.rounds, options.steps, str(folder),
             init={"transport": "tcp"}, raw_port=RAW_PORT, optimizer=False,
         )  # fmt: skip
-        with shaped_hosts(rate, BURSTS[rate]) as hosts:
+        with shaped_hosts(rate, BURSTS.get(rate, OTHER_BURST)) as hosts:
             result = run_job(job, lambda _: None, hosts)
         print(table(rate, figures(result)), flush=True)
         print("timelines:", *draw(folder, contenders), "\n", flush=True)

@@ -1,8 +1,9 @@
 """``dpcore doctor``: what this machine has for dpcore, what works, and what to do about the rest.
 
 The findings are made by ``doctor_checks``, one function each; a check that fails in a way nobody
-thought of is a finding, too. Two ranks are started as soon as the core is loaded and add numbers
-while the checks look around.
+thought of is a finding, too. As soon as the core is loaded two ranks are started, and where there
+is a driver a process that tries the GPUs: they work while the checks look around, and get what is
+left of ten seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any
 
 from dpcore._version import __version__
 
-_SELF_TEST_SECONDS = 8.0
+BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
+BUDGET_SECONDS = 10.0  # for everything, from the first look to the last line
+_FOR_PRINTING = 0.5
+_LEAST_SECONDS = 2.0  # of the ranks, where torch alone took the whole budget
 _ELEMENTS = 250_000
 _SIGNS = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "trouble": ("✗", "bold red")}
 
@@ -40,55 +44,67 @@ class Finding:
 Check = Callable[[], Finding]
 
 
-class SelfTest:
-    """Two ranks as processes, forked while this one has no thread yet: another interpreter would
-    import torch once more, which takes longer than all checks together."""
+class Child:
+    """A process that answers with what ``body`` returns. Forked while this one has no thread yet
+    and has not called CUDA: another interpreter would import torch once more, which takes longer
+    than all checks together."""
 
-    def __init__(self, body: Callable[[int], Any]) -> None:
-        self._deadline = time.monotonic() + _SELF_TEST_SECONDS
-        self._ranks = [_start(body, rank) for rank in range(2)]
+    def __init__(self, body: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        self._pipe, writes = os.pipe()
+        self.process = os.fork()
+        if self.process:
+            os.close(writes)
+            return
+        try:
+            os.write(writes, json.dumps(body(*arguments)).encode())
+        except BaseException as problem:
+            os.write(writes, json.dumps({"error": f"{type(problem).__name__}: {problem}"}).encode())
+        finally:
+            os._exit(0)  # nothing of the parent's is to be cleaned up here
+
+    def answer(self, deadline: float) -> dict[str, Any] | None:
+        """Waits for it, until the deadline: None is no answer."""
+        ready, _, _ = select.select([self._pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        said = os.read(self._pipe, 1 << 16)
+        return dict(json.loads(said)) if said else {"error": "the process died"}
+
+    def end(self) -> None:
+        os.close(self._pipe)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)  # what has answered is on its way out
+        os.waitpid(self.process, 0)
+
+
+class SelfTest:
+    """Two ranks as processes."""
+
+    def __init__(self, body: Callable[[int, float], Any], deadline: float) -> None:
+        self._deadline = deadline
+        self._seconds = deadline - time.monotonic()
+        self.ranks = [Child(body, rank, self._seconds) for rank in range(2)]
 
     def finding(self) -> Finding:
         """Waits for the ranks, not for ever."""
-        answers = [self._answer(pipe) for _, pipe in self._ranks]
-        for process, pipe in self._ranks:
-            os.close(pipe)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)  # what has answered is on its way out
-            os.waitpid(process, 0)
+        answers = [rank.answer(self._deadline) for rank in self.ranks]
+        for rank in self.ranks:
+            rank.end()
         if any(answer is None for answer in answers):
             return Finding(
                 "self-test",
                 "trouble",
-                f"two ranks were not done after {_SELF_TEST_SECONDS:.0f} s",
-                "on a machine that is not just busy this is worth an issue",
+                f"two ranks were not done after {self._seconds:.1f} s",
+                "dpcore doctor once more when the machine is less busy; if they are late again, "
+                "this is worth an issue",
             )
-        return _judged([json.loads(answer) for answer in answers if answer is not None])
-
-    def _answer(self, pipe: int) -> bytes | None:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, self._deadline - time.monotonic()))
-        return os.read(pipe, 1 << 16) or b'{"error": "the rank died"}' if ready else None
-
-
-def _start(body: Callable[[int], Any], rank: int) -> tuple[int, int]:
-    """A forked process that writes what ``body`` returns into a pipe: its number and the pipe."""
-    reads, writes = os.pipe()
-    process = os.fork()
-    if process:
-        os.close(writes)
-        return process, reads
-    try:
-        os.write(writes, json.dumps(body(rank)).encode())
-    except BaseException as problem:
-        os.write(writes, json.dumps({"error": f"{type(problem).__name__}: {problem}"}).encode())
-    finally:
-        os._exit(0)  # nothing of the parent's is to be cleaned up here
+        return _judged([answer for answer in answers if answer is not None])
 
 
 def _judged(answers: Sequence[dict[str, Any]]) -> Finding:
     errors = [answer["error"] for answer in answers if "error" in answer]
     if errors:
-        advice = "a check above says what is missing; if none does, this is worth an issue"
+        advice = "a check above says what is missing; if none does: make test, and an issue"
         return Finding("self-test", "trouble", errors[0], advice)
     if not all(answer["right"] for answer in answers):
         advice = "do not train with this build; make test finds what is wrong with it"
@@ -99,12 +115,12 @@ def _judged(answers: Sequence[dict[str, Any]]) -> Finding:
     return Finding("self-test", "ok", f"{text} in {seconds * 1e3:.2f} ms", details=details)
 
 
-def add_two_numbers(rank: int) -> dict[str, Any]:
+def add_two_numbers(rank: int, seconds: float) -> dict[str, Any]:
     """What each rank does: sums in mapped memory, checked, and the time of the fastest."""
     import dpcore
 
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(os.getppid()))
-    comm = dpcore.init(rank=rank, world_size=2, timeout=_SELF_TEST_SECONDS)
+    comm = dpcore.init(rank=rank, world_size=2, timeout=seconds)
     values = comm.empty(_ELEMENTS)
     best, right = float("inf"), True
     for _ in range(5):
@@ -118,32 +134,41 @@ def add_two_numbers(rank: int) -> dict[str, Any]:
     return {"right": right, "seconds": best}
 
 
-def examine() -> list[Finding]:
-    """All findings; the self-test comes last."""
+def examine(begin: float) -> list[Finding]:
+    """All findings, since ``begin`` of the monotonic clock; the self-test comes last."""
+    from dpcore import doctor_gpu
     from dpcore.doctor_checks import CHECKS, compiled_core
 
     core = _tried(compiled_core)
-    test = SelfTest(add_two_numbers) if core.state == "ok" else None
+    works = core.state == "ok"
+    deadline = max(begin + BUDGET_SECONDS - _FOR_PRINTING, time.monotonic() + _LEAST_SECONDS)
+    has_driver = doctor_gpu.driver_release() is not None
+    gpus = Child(doctor_gpu.try_gpus) if works and has_driver else None
+    test = SelfTest(add_two_numbers, deadline) if works else None
     findings = [core, *(_tried(check) for check in CHECKS)]
+    answer = None
+    if gpus is not None:
+        answer = gpus.answer(deadline) or {"error": "no answer in time"}
+        gpus.end()
+    findings.append(_tried(doctor_gpu.cuda, answer))
     if test is not None:
         findings.append(test.finding())
     return findings
 
 
-def _tried(check: Check) -> Finding:
+def _tried(check: Callable[..., Finding], *arguments: Any) -> Finding:
     try:
-        return check()
+        return check(*arguments)
     except Exception as problem:
         topic = check.__name__.replace("_", " ")
-        return Finding(
-            topic, "missing", f"{type(problem).__name__}: {problem}", "look at it by hand"
-        )
+        advice = "nothing else depends on this look; open an issue with the line above"
+        return Finding(topic, "missing", f"{type(problem).__name__}: {problem}", advice)
 
 
 def show(*, as_json: bool) -> int:
     """Prints the findings; 1 when dpcore does not work here."""
     begin = time.monotonic()
-    findings = examine()
+    findings = examine(begin)
     seconds = time.monotonic() - begin
     works = all(finding.state != "trouble" for finding in findings)
     if as_json:
@@ -151,6 +176,7 @@ def show(*, as_json: bool) -> int:
             "version": __version__,
             "works": works,
             "seconds": round(seconds, 2),
+            "budget": BUDGET_SECONDS,
             "findings": [asdict(finding) for finding in findings],
         }
         json.dump(content, sys.stdout, indent=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import importlib.metadata
 import importlib.util
@@ -15,7 +14,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-from dpcore.doctor import Check, Finding
+from dpcore.doctor import BUILD_AGAIN, Check, Finding
+from dpcore.doctor_gpu import nccl
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915
@@ -34,8 +34,8 @@ def compiled_core() -> Finding:
             "core",
             "trouble",
             f"the compiled module does not load: {problem}",
-            "build it against this torch: pip install --no-build-isolation --force-reinstall "
-            "--no-deps . (dpcore show, simulate and dpcore.reference work without it)",
+            f"build it against this torch: {BUILD_AGAIN} (dpcore show, simulate and "
+            "dpcore.reference work without it)",
         )
     where = Path(_C.__file__).name
     return Finding("core", "ok", f"{where}, with torch {torch.__version__}")
@@ -61,7 +61,8 @@ def processors() -> Finding:
     if mine < 2:
         return Finding(
             "processors", "missing", text,
-            "ranks take turns: nothing is hidden behind computation, and timings mean little",
+            "ranks take turns: nothing is hidden behind computation, and timings mean little. "
+            "taskset -cp $$ says which ones are allowed, docker run --cpus 2 allows more",
         )  # fmt: skip
     return Finding("processors", "ok", text, details={"usable": mine})
 
@@ -100,56 +101,11 @@ def kernel() -> Finding:
     except (OSError, AttributeError) as problem:
         return Finding(
             "kernel", "trouble", f"{platform.release()}: {problem}",
-            "Linux 5.3 or newer is needed, and a sandbox has to allow memfd_create, pidfd_open and "
-            "abstract Unix sockets",
+            "Linux 5.3 or newer is needed (uname -r), and a sandbox has to allow memfd_create, "
+            "pidfd_open and abstract Unix sockets: docker run --security-opt seccomp=unconfined "
+            "shows whether it is the sandbox",
         )  # fmt: skip
     return Finding("kernel", "ok", f"Linux {platform.release()}: memfd, pidfd, abstract sockets")
-
-
-def cuda() -> Finding:
-    import torch
-
-    driver = Path("/proc/driver/nvidia/version")
-    if not driver.exists() and not Path("/dev/nvidiactl").exists():
-        return Finding("CUDA", "missing", "no NVIDIA driver", "only for training on GPUs")
-    if torch.version.cuda is None:
-        return Finding(
-            "CUDA", "missing", "there is a driver, but torch is built for CPUs",
-            "to train on the GPU, install a CUDA build of torch, and dpcore anew",
-        )  # fmt: skip
-    if not torch.cuda.is_available():
-        return Finding("CUDA", "missing", "torch finds no usable GPU", "try nvidia-smi")
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("CUDA", "ok", f"{torch.version.cuda}, {', '.join(names)}", details=names)
-
-
-def nccl() -> Finding:
-    """The wheel's library, else the system's; its path and version, since several may be there."""
-    wheel = _nccl_of_wheel()
-    for name in (*([str(wheel)] if wheel else []), "libnccl.so.2"):
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        number = ctypes.c_int()
-        library.ncclGetVersion(ctypes.byref(number))
-        major, rest = divmod(number.value, 10_000)
-        version = f"{major}.{rest // 100}.{rest % 100}"
-        return Finding("NCCL", "ok", f"{version}, {name}", details={"path": name})
-    return Finding(
-        "NCCL", "missing", "no libnccl.so.2",
-        "only for training on several GPUs: a CUDA build of torch brings it",
-    )  # fmt: skip
-
-
-def _nccl_of_wheel() -> Path | None:
-    try:
-        wheel = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return None
-    folders = list(wheel.submodule_search_locations or []) if wheel is not None else []
-    found = (Path(folder) / "lib" / "libnccl.so.2" for folder in folders)
-    return next((path for path in found if path.exists()), None)
 
 
 def mpi() -> Finding:
@@ -171,7 +127,10 @@ def cupy() -> Finding:
     names = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
     found = [(name, version) for name in names if (version := _version_of(name))]
     if not found:
-        return Finding("CuPy", "missing", "not installed", "only for communicators of CuPy")
+        return Finding(
+            "CuPy", "missing", "not installed",
+            'only for backend="cupy": pip install cupy-cuda13x (cupy-cuda12x for CUDA 12)',
+        )  # fmt: skip
     return Finding("CuPy", "ok", ", ".join(f"{name} {version}" for name, version in found))
 
 
@@ -189,7 +148,8 @@ def namespaces() -> Finding:
     if tried.returncode != 0:
         return Finding(
             "namespaces", "missing", tried.stderr.strip() or "not allowed",
-            'as root they can be made; dpcore.init(link="1gbit,50us") emulates a link without them',
+            "only for benchmarks between two network namespaces: run them with sudo, in a "
+            'container with --privileged; dpcore.init(link="1gbit,50us") emulates a link without',
         )  # fmt: skip
     return Finding("namespaces", "ok", "network namespaces can be made, links can be shaped")
 
@@ -200,14 +160,19 @@ def interfaces() -> Finding:
     shown = ", ".join(f"{name} {address or 'without IPv4'}" for name, address in found.items())
     outside = [name for name, address in found.items() if address and name != "lo"]
     if not outside:
-        return Finding("interfaces", "missing", shown, "no other host can be reached from here")
+        return Finding(
+            "interfaces", "missing", shown,
+            "no other host can be reached from here, which one host does not need: ip addr shows "
+            "the cards, docker run --network host gives a container those of its host",
+        )  # fmt: skip
     return Finding("interfaces", "ok", shown, details=found)
 
 
 def drawing() -> Finding:
     version = _version_of("matplotlib")
     if not version:
-        return Finding("matplotlib", "missing", "not installed", "only for dpcore show --png")
+        advice = "only for dpcore show --png and plots: pip install matplotlib"
+        return Finding("matplotlib", "missing", "not installed", advice)
     return Finding("matplotlib", "ok", version)
 
 
@@ -217,14 +182,13 @@ CHECKS: tuple[Check, ...] = (
     memory,
     descriptors,
     kernel,
-    cuda,
-    nccl,
-    mpi,
-    cupy,
     namespaces,
     interfaces,
     drawing,
-)
+    mpi,
+    cupy,
+    nccl,
+)  # and cuda, which waits for another process
 
 
 def _address_of(interface: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcore import errors
 from dpcore.__main__ import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +61,39 @@ def test_there_are_eight_lessons_that_begin_with_a_number_to_predict():
     for path in LESSONS:
         text = path.read_text()
         assert text.index("**Predict:**") < text.index("```") < text.index("<details>")
+
+
+def test_every_error_has_its_usual_causes():
+    text = (ROOT / "docs" / "failures.md").read_text()
+    sections = dict(re.findall(r"^### `(\w+)`.*?\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert set(sections) == classes
+    for name, section in sections.items():
+        rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+        assert len(rows) >= 4, name
+        assert all(cell.strip() for row in rows for cell in row.strip("|").split("|")), name
+
+
+def test_what_messages_are_said_to_say_is_in_the_code():
+    """The words by which a lost rank's end is told, and every setting that is named."""
+    code = "".join(path.read_text() for path in (ROOT / "csrc").rglob("*.cpp"))
+    code += "".join(path.read_text() for path in (ROOT / "dpcore").rglob("*.py"))
+    code += (ROOT / "setup.py").read_text()
+    lost = (ROOT / "docs" / "failures.md").read_text().split("### `PeerLost`")[1].split("###")[0]
+    words = re.findall(r"^\| `([^`]+)`", lost, re.MULTILINE)
+    assert len(words) == 4
+    assert all(word in code for word in words)
+    for path in DOCS:
+        for setting in re.findall(r"`(DPCORE_[A-Z_]+)", path.read_text()):
+            assert setting in code, (path, setting)
+
+
+def test_every_decision_is_in_the_list():
+    folder = ROOT / "docs" / "decisions"
+    titles = {path.name: path.read_text().splitlines()[0] for path in folder.glob("0*.md")}
+    listed = re.findall(r"^\* (\d+): \[(.+)\]\((.+)\)$", (folder / "README.md").read_text(), re.M)
+    assert {name: f"# {number}. {title}" for number, title, name in listed} == titles
+    assert all(name.startswith(f"{int(number):04}-") for number, _, name in listed)
 
 
 def commands_of(path):
@@ -115,15 +149,35 @@ def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
     assert bucketed.overlap > sequential.overlap
 
 
-def test_the_site_builds_and_has_no_dead_link(tmp_path):
-    out = run([sys.executable, "tools/build_site.py", str(tmp_path / "site")])
-    assert "pages, begin with" in out
-    index = (tmp_path / "site" / "index.html").read_text()
-    assert "<table>" in index
-    for page in (tmp_path / "site").rglob("*.html"):
-        for target in re.findall(r'(?:href|src)="([^"#]+)"', page.read_text()):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "site"
+    assert "pages, begin with" in run([sys.executable, "tools/build_site.py", str(folder)])
+    return folder
+
+
+def test_the_site_has_a_page_for_every_document_and_no_dead_link(site):
+    assert "<table>" in (site / "index.html").read_text()
+    for path in DOCS:
+        page = site / path.relative_to(ROOT).with_suffix(".html")
+        assert "<h1 id=" in page.read_text(), path  # a page, and not its Markdown as code
+    for page in site.rglob("*.html"):
+        for target, place in re.findall(r'(?:href|src)="([^"#]*)(#[^"]*)?"', page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), (page, target)
+                there = (page.parent / target) if target else page
+                assert there.exists(), (page, target)
+                if place and "docs" in there.parts:
+                    assert f'id="{place[1:]}"' in there.read_text(), (page, target, place)
+
+
+def test_a_folder_of_the_site_is_a_list_with_links(site):
+    folder = (site / "csrc" / "comm.html").read_text()
+    for source in (ROOT / "csrc" / "comm").glob("schedule_*.cpp"):
+        assert f'<a href="comm/{source.name}.html">{source.name}</a>' in folder
+    readme = (site / "README.html").read_text()
+    assert 'href="docs/decisions/README.html"' in readme
+    results = (site / "benchmarks" / "results.html").read_text()
+    assert "<li>collectives.jsonl</li>" in results  # too long for a page
 
 
 def test_a_dead_link_stops_the_site(tmp_path, monkeypatch):
@@ -131,6 +185,19 @@ def test_a_dead_link_stops_the_site(tmp_path, monkeypatch):
     import build_site
 
     made = build_site.Site(tmp_path)
-    match = build_site.LINK.search('<a href="nowhere.md">')
-    with pytest.raises(build_site.Broken, match=r"nowhere\.md leads nowhere"):
-        made.link(match, ROOT / "docs" / "why.md")
+    for target in ("nowhere.md", "gpu.md#no-such-place", "#no-such-place"):
+        match = build_site.LINK.search(f'<a href="{target}">')
+        with pytest.raises(build_site.Broken, match=re.escape(f"{target} leads nowhere")):
+            made.link(match, ROOT / "docs" / "why.md")
+    match = build_site.LINK.search('<a href="gpu.md#without-nccl-backendcuda">')
+    assert made.link(match, ROOT / "docs" / "why.md").startswith('href="gpu.html#without')
+
+
+def test_a_document_that_is_no_page_stops_the_site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import build_site
+
+    without = [(title, names) for title, names in build_site.CONTENTS if title != "Use it"]
+    monkeypatch.setattr(build_site, "CONTENTS", without)
+    with pytest.raises(build_site.Broken, match=r"docs/\w+\.md is on no page: name it in CONTENTS"):
+        build_site.Site(tmp_path / "site").build()

@@ -13,8 +13,10 @@ from benchmarks import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BIN = Path(sys.executable).parent
-ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+ACTIVATE = Path(sys.prefix) / "bin" / "activate"
+in_an_environment = pytest.mark.skipif(
+    not ACTIVATE.exists(), reason=f"there is no {ACTIVATE}: this Python is in no environment"
+)
 
 
 def blocks(language):
@@ -26,17 +28,28 @@ def commands():
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
+def as_a_reader(command):
+    """In a shell that knows nothing of the environment until it is activated, as the page says. The
+    environment is the one that the tests run in, which need not be .venv."""
+    there = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    own = str(Path(sys.executable).parent)
+    there["PATH"] = os.pathsep.join(p for p in there["PATH"].split(os.pathsep) if p != own)
+    return subprocess.run(
+        ["bash", "-c", f"source {shlex.quote(str(ACTIVATE))} && {command}"],
+        capture_output=True, text=True, timeout=180, env=there, cwd=ROOT,
+    )  # fmt: skip
+
+
+@in_an_environment
 @pytest.mark.parametrize(("number", "printed"), ((0, "1.5 [0.0, 1.0, 2.0, 3.0]"), (1, "native")))
 def test_the_code_of_the_first_screen_runs(tmp_path, number, printed):
     code = blocks("python")[number]
     script = tmp_path / "first_screen.py"
     script.write_text(code)
     # Unbuffered, as torchrun starts Python, the lines of two ranks would mix: a file for each.
-    said = ["--log-dir", tmp_path / "said", "--redirects", "1"]
-    launch = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", *said, script]
-    run = subprocess.run(
-        launch, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=ROOT
-    )
+    said = ["--log-dir", str(tmp_path / "said"), "--redirects", "1"]
+    launch = ["torchrun", "--standalone", "--nproc-per-node", "2", *said, str(script)]
+    run = as_a_reader(shlex.join(launch))
     assert run.returncode == 0, run.stderr
     outputs = [path.read_text() for path in (tmp_path / "said").rglob("stdout.log")]
     assert [output.count(printed) for output in outputs] == [1, 1]
@@ -55,15 +68,32 @@ def test_make_targets_exist(command):
     assert run.returncode == 0, run.stderr
 
 
-RUNNABLE = [c for c in commands() if not c.startswith(("make", "pip"))]
+ACTIVATION = "source .venv/bin/activate"
+RUNNABLE = [c for c in commands() if not c.startswith(("make", "pip")) and c != ACTIVATION]
 
 
+@in_an_environment
 @pytest.mark.parametrize("command", RUNNABLE)
 def test_commands_run(command):
-    run = subprocess.run(
-        command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=180, env=ENVIRONMENT
-    )
+    run = as_a_reader(command)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_environment_is_activated_before_anything_of_it_is_used():
+    lines = commands()
+    assert lines.count(ACTIVATION) == 1
+    assert len(RUNNABLE) >= 3
+    assert lines.index(ACTIVATION) < min(lines.index(command) for command in RUNNABLE)
+
+
+def test_what_the_first_make_takes_is_said(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import environment
+
+    assert f"downloads torch {environment.TORCH.rpartition('.')[0]}" in TEXT
+    # Both before the first command that would download.
+    for needed in ("python3-venv", "PIP_EXTRA_INDEX_URL"):
+        assert TEXT.index(needed) < TEXT.index("make demo ")
 
 
 def test_every_command_is_of_a_tested_kind():
@@ -77,6 +107,13 @@ def test_figures_are_those_of_the_committed_results():
     performance = readme.PERFORMANCE.read_text()
     assert set(re.findall(r"<!-- figures: (\w+) -->", performance)) == set(readme.MORE_TABLES)
     assert readme.rendered(performance) == performance
+
+
+def test_a_commit_with_changes_is_shown_as_one():
+    record = {"machine": {"cores": 2, "cpu": "X"}, "date": "2026-11-22T00:00", "commit": "a" * 12}
+    assert f"commit {'a' * 10})" in readme.source("x", record)
+    record["commit"] += "+"
+    assert f"commit {'a' * 10}+, with uncommitted changes)" in readme.source("x", record)
 
 
 def test_links_lead_somewhere():

@@ -1,8 +1,9 @@
 """Builds the documentation as a site: python tools/build_site.py [folder]
 
 Every Markdown file of docs/, README, CHANGELOG, CONTRIBUTING and SECURITY becomes a page. A link to
-a file of the code becomes a page of that file with its colours, so the site is whole without a
-repository beside it. A link that leads nowhere stops the build.
+a file of the code becomes a page of that file with its colours, one to a folder a list of what is
+in it, so the site is whole without a repository beside it. A link that leads nowhere stops the
+build, as does a document that is no page.
 """
 
 from __future__ import annotations
@@ -21,24 +22,33 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
+USED = ("data_parallel", "torch_distributed", "network", "gpu", "failures", "performance")
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
-    ("Use it", ("docs/network.md", "docs/failures.md", "docs/performance.md", "SECURITY.md")),
+    ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),
     ("How it is made", ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md")),
     ("Decisions", "docs/decisions/*.md"),
 )
 LINK = re.compile(r'(href|src)="([^"]+)"')
+HEADING = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
+IMAGES = (".png", ".svg")
+LONGEST_FILE = 100_000  # bytes of a file of a folder that gets a page
 STYLE = Path(__file__).with_name("site.css")
 
 
 class Broken(SystemExit):
-    """A link that leads nowhere."""
+    """A link that leads nowhere, or a document that nothing leads to."""
 
 
 def pages() -> list[tuple[str, list[Path]]]:
+    def first_the_list(path: Path) -> tuple[bool, str]:
+        return path.name != "README.md", path.name
+
     return [
-        (title, sorted(ROOT.glob(names)) if isinstance(names, str) else [ROOT / n for n in names])
+        (title, sorted(ROOT.glob(names), key=first_the_list))
+        if isinstance(names, str)
+        else (title, [ROOT / name for name in names])
         for title, names in CONTENTS
     ]
 
@@ -59,9 +69,19 @@ def _colours_of_code() -> str:
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
 
 
+def with_places(body: str) -> str:
+    """Headings can be linked to: by their words, as on the usual sites for repositories."""
+    return HEADING.sub(lambda m: f'<h{m[1]} id="{place_of(m[2])}">{m[2]}</h{m[1]}>', body)
+
+
+def place_of(heading: str) -> str:
+    words = html.unescape(re.sub(r"<[^>]+>", "", heading)).strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
 def title_of(path: Path) -> str:
     first = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return first[1] if first else path.stem
+    return first[1].replace("`", "") if first else path.stem
 
 
 class Site:
@@ -69,14 +89,20 @@ class Site:
         self.folder = folder
         self.contents = pages()
         self.known = {path for _, paths in self.contents for path in paths}
-        self.sources: set[Path] = set()
+        self.sources: list[Path] = []  # grows while they are written: a folder names its files
         options = {"html": True, "highlight": colours}
-        self.markdown = MarkdownIt("commonmark", options).enable("table")
+        markdown = MarkdownIt("commonmark", options).enable("table")
+        self.bodies = {
+            path: with_places(markdown.render(path.read_text(encoding="utf-8")))
+            for path in self.known
+        }
 
     def build(self) -> int:
         shutil.rmtree(self.folder, ignore_errors=True)
-        for path in self.known:
-            body = self.markdown.render(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "docs").rglob("*.md"):
+            if path not in self.known:
+                raise Broken(f"{path.relative_to(ROOT)} is on no page: name it in CONTENTS")
+        for path, body in self.bodies.items():
             self.write(path, title_of(path), LINK.sub(lambda m, p=path: self.link(m, p), body))
         for path in self.sources:
             self.write(path, path.relative_to(ROOT).as_posix(), self.source(path))
@@ -91,26 +117,49 @@ class Site:
         """A link of a page, to where its target is in the site."""
         kind, target = match.groups()
         address, _, place = target.partition("#")
-        if "://" in target or not address:
+        if "://" in target:
             return match[0]
-        path = (page.parent / address).resolve()
-        if not path.exists() or ROOT not in path.parents:
+        path = (page.parent / address).resolve() if address else page
+        if (path / "README.md") in self.known and path != ROOT:
+            path /= "README.md"
+        there = path.exists() and ROOT in path.parents
+        if there and place and path in self.known:
+            there = f'id="{place}"' in self.bodies[path]
+        if not there:
             raise Broken(f"{page.relative_to(ROOT)}: the link {target} leads nowhere")
-        if kind == "src" or path.suffix in (".png", ".svg"):
+        if not address:
+            return match[0]
+        if kind == "src" or path.suffix in IMAGES:
             copy = self.folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
         else:
-            if path not in self.known:
-                self.sources.add(path)
-            copy = self.page_of(path)
+            copy = self.page_for(path)
         relative = os.path.relpath(copy, self.page_of(page).parent)
         return f'{kind}="{relative}{"#" + place if place else ""}"'
 
+    def page_for(self, path: Path) -> Path:
+        """Its page, which there will be."""
+        if path not in self.known and path not in self.sources:
+            self.sources.append(path)
+        return self.page_of(path)
+
+    def listed(self, folder: Path) -> str:
+        """What is in a folder, each with its page; of a document its title."""
+        lines = []
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith((".", "__pycache__")) or path.suffix in IMAGES:
+                continue
+            line = html.escape(title_of(path) if path in self.known else path.name)
+            if path.is_dir() or path.stat().st_size <= LONGEST_FILE:
+                target = os.path.relpath(self.page_for(path), self.page_of(folder).parent)
+                line = f'<a href="{target}">{line}</a>'
+            lines.append(f"<li>{line}</li>")
+        return f"<ul>{''.join(lines)}</ul>"
+
     def source(self, path: Path) -> str:
         if path.is_dir():
-            names = sorted(child.name for child in path.iterdir() if not child.name.startswith("."))
-            return "<ul>" + "".join(f"<li>{html.escape(name)}</li>" for name in names) + "</ul>"
+            return self.listed(path)
         try:
             lexer = get_lexer_for_filename(path.name)
         except ClassNotFound:
@@ -121,7 +170,7 @@ class Site:
         target = self.page_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         style = _colours_of_code() + STYLE.read_text()
-        head = "" if "<h1>" in body else f"<h1>{html.escape(title)}</h1>"
+        head = "" if "<h1" in body else f"<h1>{html.escape(title)}</h1>"
         target.write_text(
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -65,14 +65,16 @@ def install_torch(python: Path, version: str) -> None:
     torch = f"torch=={version}"
     # With the build tools: older versions of torch refuse the newest setuptools.
     if not has_nvidia_gpu():
-        # A build without CUDA is a tenth of the size. Where the configured package indexes have
-        # none, the ordinary one runs as well.
-        print(f"installing {torch} (CPU build)", flush=True)
+        # Where the configured package indexes have none, the ordinary one runs as well.
+        print(f"installing {torch}: the CPU build, where a package index has it")
+        print(
+            "(PIP_EXTRA_INDEX_URL names another; torch's installation page knows one)", flush=True
+        )
         command = [str(python), "-m", "pip", "install", *QUIETLY, "-q", f"{torch}+cpu"]
         command += BUILD_TOOLS
         if subprocess.run(command).returncode == 0:
             return
-        print("pip finds no CPU build; PIP_EXTRA_INDEX_URL can name an index that has one")
+        print("pip finds none: now the ordinary build, ten times the size, with CUDA's libraries")
     print(f"installing {torch}", flush=True)
     pip(python, torch, *BUILD_TOOLS)
 
@@ -105,11 +107,22 @@ def borrow_torch(directory: Path, python: Path) -> None:
     (target / BORROWED).write_text("\n".join(packages) + "\n")
 
 
+def make_torchrun(python: Path) -> None:
+    """The launcher of a borrowed torch, for the environment's own Python: the one in PATH starts
+    the Python that torch was borrowed of, which has no dpcore."""
+    torchrun = python.parent / "torchrun"
+    if not torchrun.exists():
+        lines = [f"#!{python.absolute()}", "from torch.distributed.run import main", "main()", ""]
+        torchrun.write_text("\n".join(lines))
+        torchrun.chmod(0o755)
+
+
 def create(directory: Path, torch: str | None) -> None:
     own_torch = torch is None and importlib.util.find_spec("torch") is not None
     python = create_venv(directory, system_site_packages=own_torch)
     if own_torch:
         borrow_torch(directory, python)
+        make_torchrun(python)
     if not can_import(python, "torch"):
         install_torch(python, torch or TORCH)
     install_programs(python, *BUILD_TOOLS)

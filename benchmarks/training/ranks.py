@@ -48,15 +48,21 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
     if kind == ALONE:
         return model
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):
-        group = {"process_group": dist.new_group(backend="dpcore")} if kind == OVER_DPCORE else {}
-        options: dict[str, Any] = cap | group | {"gradient_as_bucket_view": True}
-        ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
+        ddp = torch_ddp(name, model)
         if kind == TORCH_OVER_OURS:
             ddp.register_comm_hook(comm, average_by_ours)
         return ddp
     if kind in STEPS_OF_THE_LADDER:
         return STEPS_OF_THE_LADDER[kind](model, comm, **cap)
     return dp.DataParallel(model, comm=comm, schedule=kind.removeprefix("dpcore "), **cap)
+
+
+def torch_ddp(name: str, model: torch.nn.Module) -> torch.nn.parallel.DistributedDataParallel:
+    """A contender of torch's without a hook: it takes one only."""
+    kind, cap = kind_and_cap(name)
+    group = {"process_group": dist.new_group(backend="dpcore")} if kind == OVER_DPCORE else {}
+    options: dict[str, Any] = cap | group | {"gradient_as_bucket_view": True}
+    return torch.nn.parallel.DistributedDataParallel(model, **options)
 
 
 # torch compares the annotations of a hook as objects, and finds text where this module has them.

@@ -1,7 +1,8 @@
 """Torch DDP in the eyes of dpcore.trace: the same file, so that both can be shown side by side.
 
 Torch records no overlap on the CPU. A communication hook that does what DDP does without one tells
-when each bucket is sent and complete; hooks of the parameters tell when gradients are there. From
+when each bucket is sent and complete; hooks of the parameters tell when gradients are there. It
+sends over torch's group, or over a communicator of ours, where the network is a paced one. From
 the last gradient to the end of backward the program can only wait: that is exposed. (What DDP does
 after the last bucket came is in it, microseconds where gradients are views.)
 """
@@ -24,7 +25,9 @@ from dpcore.trace_file import Event, RankRecord
 class TorchTrace:
     """Watches one model from now on; a DDP takes one hook for its life."""
 
-    def __init__(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+    def __init__(self, model: torch.nn.parallel.DistributedDataParallel, comm: Any = None) -> None:
+        """`comm`: what carries the buckets instead of torch's group."""
+        self._comm = comm
         self._events: list[Event] = []
         self._recording = False
         self._last_gradient_ns = 0
@@ -45,7 +48,8 @@ class TorchTrace:
 
     def _send(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
-        flat.div_(dist.get_world_size())
+        if self._comm is None:
+            flat.div_(dist.get_world_size())
         begin, nbytes = time.monotonic_ns(), flat.numel() * flat.element_size()
         recording, number, operation = self._recording, self._bucket, self._operation
         self._bucket, self._operation = number + 1, operation + 1
@@ -59,7 +63,11 @@ class TorchTrace:
                 self._add("all_reduce", "operation", operation, nbytes, begin, end)
             return future.value()[0]
 
-        return dist.all_reduce(flat, async_op=True).get_future().then(complete)
+        if self._comm is None:
+            sent = dist.all_reduce(flat, async_op=True)
+        else:
+            sent = self._comm.all_reduce(flat, "mean", async_op=True)
+        return sent.get_future().then(complete)
 
     def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Forward and backward, recorded."""
@@ -85,7 +93,9 @@ class TorchTrace:
         dist.all_gather_object(parts, mine.to_bytes())
         if dist.get_rank() == 0:
             records = [RankRecord.from_bytes(part) for part in parts]
-            facts = {"transport": "gloo", "paths": {"all_reduce": {"gloo": self._operation}}}
+            way = "gloo" if self._comm is None else self._comm.transport
+            facts = {"transport": way, "paths": {"all_reduce": {way: self._operation}}}
+            facts |= {"link": "" if self._comm is None else self._comm._link}
             trace_file.write(path, records, len(parts), facts)
 
     def _add(self, name: str, kind: str, number: int, nbytes: int, begin: int, end: int) -> None:

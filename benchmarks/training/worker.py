@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import wrapped
+from benchmarks.training.ranks import TORCH_OVER_OURS, torch_ddp, wrapped
 from benchmarks.training.text import Text, language_model, loss_of
 from benchmarks.training.torch_trace import TorchTrace
 
@@ -64,13 +64,16 @@ class Contender:
             MODELS[job.model]() if job.model in MODELS else (language_model(text), None)
         )
         module.to(device_of(job, comm.rank))
-        self.model = wrapped(name, module, comm)
+        self._trace: TorchTrace | None = None
+        # TorchTrace looks at the processor's clock, which says nothing of a GPU.
+        if name.startswith("torch") and job.device == "cpu":
+            self.model = torch_ddp(name, module)
+            self._trace = TorchTrace(self.model, comm if name.startswith(TORCH_OVER_OURS) else None)
+        else:
+            self.model = wrapped(name, module, comm)
         self._forward = forward
         self._module = module
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-        # Looks at the processor's clock, which says nothing of a GPU.
-        on_cpu = job.device == "cpu"
-        self._trace = TorchTrace(self.model) if on_cpu and name.startswith("torch") else None
 
     @property
     def gradient_bytes(self) -> int:

@@ -1,18 +1,22 @@
 """The ranks of the training benchmarks: all learn the same, and all can be looked at."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
-from rich.console import Console
 
 from benchmarks import demo, shaped_link
-from benchmarks.training import worker
+from benchmarks.harness.contenders import ROOT
+from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import kind_and_cap
 from benchmarks.training.start import RankFailed, run_job
 from benchmarks.training.text import LENGTH, Text
 from benchmarks.training.worker import Job
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans
-from tests.show.traces import write_trace
+from tests.faults.hosts import why_not
 
 
 def test_torch_and_dpcore_learn_the_same_and_leave_traces(tmp_path):
@@ -59,6 +63,7 @@ def test_names_of_contenders():
     for name, kind, cap in (
         ("torch", "torch", None),
         ("torch 100", "torch", 100.0),
+        ("torch over ours 1", "torch over ours", 1.0),
         ("dpcore auto", "dpcore auto", None),  # the schedule
         ("dpcore bucketed 0.5", "dpcore bucketed", 0.5),
         ("dpcore bucketed auto", "dpcore bucketed", "auto"),
@@ -85,38 +90,28 @@ def test_the_bound_of_a_shaped_link():
     assert [line["contender"] for line in lines] == ["alone", "torch"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "backend", "title"),
-    [(0, None, None), (1, "cuda", "both ranks on one GPU"), (2, "nccl", "over NCCL")],
-)
-def test_the_demo_uses_what_gpus_there_are(monkeypatch, gpus, backend, title):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(demo._C, "cuda_probe", lambda: {"problem": "" if gpus else "no driver"})
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    scenes = demo.scenes()
-    assert [scene.name for scene in scenes] == ["machine", "link"] + ["gpu"] * (gpus > 0)
-    if gpus:
-        assert scenes[-1].init() == {"backend": backend}
-        assert title in scenes[-1].title
-        job = Job("text", [], 1, 1, "", device=scenes[-1].device)
-        assert worker.has_own_gpus(job) == (gpus == 2)
-        assert [worker.device_of(job, rank).index for rank in range(2)] == [0, gpus - 1]
-    assert worker.device_of(Job("text", [], 1, 1, ""), 1) == torch.device("cpu")
-
-
-def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
-    """On a GPU torch DDP leaves none; the other figures stand."""
-    scene = demo.Scene("gpu", "", ("torch", "dpcore bucketed"))
-    write_trace(tmp_path / "dpcore-bucketed.json")
-    result = {
-        "seconds": {name: [[0.001], [0.002]] for name in scene.contenders},
-        "losses": {"torch": [[1.0], [2.0]], "dpcore bucketed": [[1.25], [2.0]]},
-    }
-    console = Console(record=True, width=100)
-    demo.tell(scene, result, tmp_path, console)
-    said = console.export_text()
-    rows = [line.split() for line in said.splitlines()]
-    assert ["torch", "2.00", "–", "–", "1.500"] in rows
-    assert "losses differ by at most 0.1 in 1 steps" in said
-    assert (tmp_path / "timeline.html").exists()
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
+def test_training_over_a_real_link(tmp_path):
+    """Nobody's step beats the link, and everything that it names lies there."""
+    contenders = ["alone", "torch 1", "dpcore bucketed 1"]
+    kept = tmp_path / "shaped_link.jsonl"
+    command = [sys.executable, "-m", "benchmarks.shaped_link", "--contenders", ",".join(contenders)]
+    command += ["--rates", "200mbit", "--rounds", "1", "--model", "many"]
+    command += ["--json", str(kept), "--out", str(tmp_path)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert out.returncode == 0, out.stderr
+    records = {record["contender"]: record for record in map(json.loads, kept.open())}
+    assert list(records) == contenders
+    folder = tmp_path / "200mbit"
+    model, _ = MODELS["many"]()
+    gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    for name, record in records.items():
+        assert (record["rate"], record["model"], len(record["steps_s"])) == ("200mbit", "many", 3)
+        assert record["goodput_bytes_per_s"] < 1.1 * 25e6
+        trace = folder / f"{name.replace(' ', '-')}.json"
+        assert trace.exists() == (name != "alone")
+        if name != "alone":
+            assert figures_of(read_run(trace)).world_size == 2
+            assert min(record["steps_s"]) > 0.5 * gradient_bytes / 25e6  # less a burst of 64 KiB
+    assert {"timeline.html", "timeline.png"} <= {path.name for path in folder.iterdir()}
+    assert "dpcore-bucketed-1" in (folder / "timeline.html").read_text()

@@ -1,0 +1,93 @@
+"""The demo: what it compares, what it says, and that all of it is where it says."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import demo
+from benchmarks.training import worker
+from benchmarks.training.worker import Job
+from dpcore.show import read_run
+from dpcore.show.buckets import bucket_spans
+from tests.show.traces import write_trace
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "title"),
+    [(0, None, None), (1, "cuda", "both ranks on one GPU"), (2, "nccl", "over NCCL")],
+)
+def test_the_demo_uses_what_gpus_there_are(monkeypatch, gpus, backend, title):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(demo._C, "cuda_probe", lambda: {"problem": "" if gpus else "no driver"})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    scenes = demo.scenes()
+    assert [scene.name for scene in scenes] == ["machine", "link"] + ["gpu"] * (gpus > 0)
+    assert all(scene.contenders[0].startswith("torch") for scene in scenes)
+    if gpus:
+        assert scenes[-1].init() == {"backend": backend}
+        assert title in scenes[-1].title
+        job = Job("text", [], 1, 1, "", device=scenes[-1].device)
+        assert worker.has_own_gpus(job) == (gpus == 2)
+        assert [worker.device_of(job, rank).index for rank in range(2)] == [0, gpus - 1]
+    assert worker.device_of(Job("text", [], 1, 1, ""), 1) == torch.device("cpu")
+
+
+def test_the_demo_tells_of_runs_without_a_trace(tmp_path):
+    """On a GPU torch DDP leaves none; the other figures stand."""
+    scene = demo.Scene("gpu", "", ("torch", "dpcore bucketed"))
+    write_trace(tmp_path / "dpcore-bucketed.json")
+    result = {
+        "seconds": {name: [[0.001], [0.002]] for name in scene.contenders},
+        "losses": {"torch": [[1.0], [2.0]], "dpcore bucketed": [[1.25], [2.0]]},
+    }
+    console = Console(record=True, width=100)
+    demo.tell(scene, result, tmp_path, console)
+    said = console.export_text()
+    rows = [line.split() for line in said.splitlines()]
+    assert ["torch", "2.00", "–", "–", "1.500"] in rows
+    assert "losses differ by at most 0.1 in 1 steps" in said
+    assert (tmp_path / "timeline.html").exists()
+    kept = (tmp_path / "table.txt").read_text()
+    assert ["torch", "2.00", "–", "–", "1.500"] in [line.split() for line in kept.splitlines()]
+    assert "losses differ by at most 0.1" in kept
+
+
+@pytest.mark.parametrize("why_not", ["", "needs the right to make network namespaces"])
+def test_over_a_slow_link_torch_and_dpcore_are_compared(monkeypatch, why_not):
+    """Between namespaces over Gloo; an emulated link only slows down what goes over it."""
+    monkeypatch.setattr(demo.namespaces, "why_not", lambda: why_not)
+    link = demo.scenes()[1]
+    assert (link.shaped, bool(link.link)) == (not why_not, bool(why_not))
+    torchs = ("torch over ours", "torch over ours 1") if why_not else ("torch", "torch 1")
+    assert link.contenders == (*torchs, "dpcore bucketed 1")
+    assert link.init() == ({"link": "1gbit,50us"} if why_not else {"transport": "tcp"})
+
+
+def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
+    """One step of each: the losses are compared, and everything that it names lies there."""
+    monkeypatch.setattr(demo.namespaces, "why_not", lambda: "needs rights that nobody has")
+    link = demo.scenes()[1]
+    monkeypatch.setattr(demo, "scenes", lambda: [link])
+    out = str(tmp_path / "demo")
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", out, "--rounds", "1", "--steps", "1"])
+    assert demo.main() == 0
+    said = capsys.readouterr().out
+    assert "A real one needs rights that nobody has." in said
+    apart = [float(number) for number in re.findall(r"losses differ by at most (\S+) in 1 ", said)]
+    assert len(apart) == 1
+    assert apart[0] < 1e-4
+    named = [Path(name) for name in re.findall(r"(?:page|picture|table) ([^\s,]+)", said)]
+    assert [path.name for path in named] == ["timeline.html", "timeline.png", "table.txt"]
+    assert all(path.stat().st_size > 0 for path in named)
+    for contender in link.contenders:
+        assert contender in named[2].read_text()
+        run = read_run(tmp_path / "demo" / "link" / f"{contender.replace(' ', '-')}.json")
+        assert run.link == "1gbit,50us"
+        for span in bucket_spans(run, run.ranks[0]):
+            # Each rank sends as many bytes as the bucket has, and no link is faster than it is.
+            assert span.end_ns - span.launch_ns > 0.95 * span.bytes / 125e6 * 1e9

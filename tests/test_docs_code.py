@@ -1,0 +1,108 @@
+"""The Python in the documents: shown from the code, run by two ranks, or at least compiled.
+
+Code between the marks of tools/snippets.py is the code's, and test_docs.py runs what the lessons
+begin with. Every other block has a row here: what it prints when two ranks run it, or why it cannot
+run without a GPU.
+"""
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpcore as dp
+from dpcore.link import parse_speed
+from dpcore.show import figures_of, read_run
+from dpcore.torch_backend import Options
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+SHOWN = re.compile(r"<!-- code: .*?<!-- end -->", re.DOTALL)
+
+RUN = {  # what each rank prints
+    ("performance.md", 0): r"",
+    ("network.md", 0): r"2 after [\d.]+ ms\n",
+    ("torch_distributed.md", 0): r"dpcore 2\.0\n",
+    ("torch_distributed.md", 1): r"",
+}
+ON_A_GPU = {("gpu.md", 0)}
+OF_LESSONS = {  # by test_docs.py
+    (f"learn/{path.name}", 0)
+    for path in DOCS
+    if path.parent.name == "learn" and "<!-- printed:" in path.read_text()
+}
+
+
+def blocks():
+    found = {}
+    for path in DOCS:
+        own = SHOWN.sub("", path.read_text())
+        codes = re.findall(r"^```python\n(.*?)^```", own, re.MULTILINE | re.DOTALL)
+        name = path.relative_to(ROOT / "docs").as_posix()
+        found |= {(name, number): code for number, code in enumerate(codes)}
+    return found
+
+
+def test_every_block_of_code_is_tried():
+    python_lessons = {block for block in OF_LESSONS if block in blocks()}
+    assert set(blocks()) == set(RUN) | ON_A_GPU | python_lessons
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block[0]}-{block[1]}")
+def test_two_ranks_run_it(block, tmp_path):
+    script = tmp_path / "shown.py"
+    script.write_text(blocks()[block])
+    said = tmp_path / "said"  # a file for each rank: their lines would mix
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--log-dir", str(said), "--redirects", "3", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    errors = "".join(path.read_text() for path in said.rglob("stderr.log"))
+    assert run.returncode == 0, run.stderr + errors
+    outputs = [path.read_text() for path in said.rglob("stdout.log")]
+    assert len(outputs) == 2
+    for output in outputs:
+        assert re.fullmatch(RUN[block], output), shlex.quote(output)
+    if block[0] == "performance.md":
+        figures = figures_of(read_run(tmp_path / "run.json"))
+        assert (figures.world_size, figures.steps) == (2, 5)
+    if block[0] == "network.md":
+        assert all(float(output.split()[2]) > 7.9 for output in outputs)  # 1 MB at 125 MB/s
+
+
+@pytest.mark.parametrize("block", sorted(ON_A_GPU), ids=lambda block: f"{block[0]}-{block[1]}")
+def test_what_needs_a_gpu_names_what_is_there(block):
+    """Every function and argument of ours; what ``comm`` is made by ``dp.init``."""
+    things = {"dp": dp, "comm": dp.Communicator}
+    calls = [node for node in ast.walk(ast.parse(blocks()[block])) if isinstance(node, ast.Call)]
+    checked = 0
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            owner = things.get(call.func.value.id)
+            if owner is not None:
+                function = getattr(owner, call.func.attr)
+                accepted = inspect.signature(function).parameters
+                assert {word.arg for word in call.keywords} <= set(accepted), ast.unparse(call)
+                checked += 1
+    assert checked >= 4
+
+
+def test_links_that_the_documents_name_are_understood():
+    words = {
+        word
+        for path in [*DOCS, ROOT / "README.md"]
+        for word in re.findall(r'"(\d+[kmg]?bit(?:,[^"]*)?)"', path.read_text())
+    }
+    assert {"1gbit,50us", "10gbit,5us,jitter=2us,loss=0.1%,seed=7"} <= words
+    for word in words:
+        assert parse_speed(word).bytes_per_second > 0
+
+
+def test_options_that_the_documents_name_are_accepted():
+    text = (ROOT / "docs" / "torch_distributed.md").read_text()
+    for name in re.findall(r'Options\(cuda="(\w+)"\)  # or "(\w+)"', text)[0]:
+        assert Options(cuda=name).wanted() == name
