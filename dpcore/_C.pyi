@@ -9,8 +9,8 @@ from dpcore.launch_schedule import LaunchSchedule
 
 # (step, src, dst, chunk, reduce)
 _Move = tuple[int, int, int, int, bool]
-# (name, kind, peer, thread, operation, bytes, begin_ns, end_ns)
-_TraceEvent = tuple[str, str, int, int, int, int, int, int]
+# (name, kind, peer, thread, operation, bytes, begin_ns, end_ns, path, schedule, root, world)
+_TraceEvent = tuple[str, str, int, int, int, int, int, int, str, int, int, int]
 
 # ---- schedules -------------------------------------------------------------------------------
 
@@ -296,8 +296,8 @@ class Communicator:
     def start_trace(self, capacity: int, /) -> None:
         """Begins to record into a ring of this many events."""
 
-    def stop_trace(self) -> list[_TraceEvent]:
-        """Ends it; the last entry is ("dropped", ..., number of events overwritten at index 5, ...)."""
+    def stop_trace(self) -> tuple[list[_TraceEvent], int, dict[int, Schedule]]:
+        """Ends it: events, how many were overwritten, the lists of moves that events name."""
 
     def latency_loop(self, nbytes: int, iterations: int, /) -> float:
         """Seconds per all-reduce in the arena, without Python in between."""

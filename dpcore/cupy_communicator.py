@@ -6,14 +6,21 @@ from C++, without the GIL, watches for ranks that are gone, and has more algorit
 that does not come is noticed by whoever synchronises with the GPU.
 
 Order is kept as there: work goes to a stream of its own, after what the current stream holds, and
-``wait()`` puts what comes next behind it. Tensors stay alive until then.
+``wait()`` puts what comes next behind it. Memory of tensors that are let go of earlier stays theirs
+until the GPU is done with it.
+
+NCCL's premultiplied sums are nothing that CuPy has, nor are there messages with tags, deadlines or
+algorithms to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from dpcore.cupy_streams import CupyWork, TorchStreams
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -36,55 +43,6 @@ _TYPES = {
 _OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4, "avg": 4}
 _OPS_OF_BOOL = {"sum": 2, "max": 2, "bor": 2, "prod": 3, "min": 3, "band": 3}
 _BYTES = _TYPES["int8"]
-
-
-class TorchStreams:
-    """The communication stream, and how torch's current one and it wait for each other."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._device = device
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-
-    @property
-    def address(self) -> int:
-        """The cudaStream_t as a number."""
-        return int(self._stream.cuda_stream)
-
-    def begin(self) -> None:
-        """What follows waits for what the current stream holds."""
-        import torch
-
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def end(self) -> Any:
-        """An event that happens when all so far is done."""
-        return self._stream.record_event()
-
-    def wait(self, event: Any) -> None:
-        """The current stream waits for the event, the caller does not."""
-        import torch
-
-        torch.cuda.current_stream(self._device).wait_event(event)
-
-
-class CupyWork:
-    """An operation in flight."""
-
-    def __init__(self, streams: Any, event: Any, tensors: Sequence[Any]) -> None:
-        self._streams, self._event, self._tensors = streams, event, tensors
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Orders what comes next behind it. Refuses a ``timeout``: CuPy can't be stopped."""
-        if timeout:
-            raise Unsupported("backend='cupy' has no deadlines; use backend='nccl'")
-        self._streams.wait(self._event)
-        self._tensors = ()
-
-    def is_completed(self) -> bool:
-        """Whether the GPU has done it."""
-        return bool(self._event.query())
 
 
 class CupyCommunicator:
@@ -121,16 +79,28 @@ class CupyCommunicator:
         return self._done(async_op, tensor)
 
     def reduce_scatter(
-        self, output: Any, input: Any, op: str = "sum", *, async_op: bool = False
+        self,
+        output: Any,
+        input: Any,
+        op: str = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        async_op: bool = False,
     ) -> CupyWork | None:
-        """Leaves the r-th part of the combined ``input`` in rank r's ``output``."""
+        """Leaves the r-th part of the combined ``input`` in rank r's ``output``; ``sizes``
+        (elements) when parts differ."""
         source, count, kind, operator = self._reduction(input, op)
         target = self._address(output, "output")
-        self._expect(count, output.numel() * self.world_size, "input")
+        lengths = self._lengths(sizes, output, "output")
+        self._expect(count, sum(lengths), "input")
+        stream = self._streams.address
         self._streams.begin()
-        self._comm.reduceScatter(
-            source, target, output.numel(), kind, operator, self._streams.address
-        )
+        if sizes is None:
+            self._comm.reduceScatter(source, target, lengths[0], kind, operator, stream)
+        else:
+            with self._group():
+                for root, address, part in self._parts(source, lengths, input):
+                    self._comm.reduce(address, target, part, kind, operator, root, stream)
         return self._done(async_op, output, input)
 
     def broadcast(self, tensor: Any, root: int = 0, *, async_op: bool = False) -> CupyWork | None:
@@ -152,22 +122,61 @@ class CupyCommunicator:
     ) -> CupyWork | None:
         """Everybody's ``input``, one after the other; ``sizes`` (elements) when they differ."""
         target, source = self._address(output, "output"), self._address(input, "input")
-        lengths = [input.numel()] * self.world_size if sizes is None else list(sizes)
+        lengths = self._lengths(sizes, input, "input")
         self._expect(output.numel(), sum(lengths), "output")
-        self._expect(input.numel(), lengths[self.rank], "input")
         stream = self._streams.address
         self._streams.begin()
         if sizes is None:
             self._comm.allGather(source, target, _size_of(input), _BYTES, stream)
         else:
-            self._nccl.groupStart()
-            for root, length in enumerate(lengths):
-                count = length * input.element_size()
-                origin = source if root == self.rank else target
-                self._comm.broadcast(origin, target, count, _BYTES, root, stream)
-                target += count
-            self._nccl.groupEnd()
+            with self._group():
+                for root, address, length in self._parts(target, lengths, output):
+                    origin = source if root == self.rank else address
+                    count = length * input.element_size()
+                    self._comm.broadcast(origin, address, count, _BYTES, root, stream)
         return self._done(async_op, output, input)
+
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = 0,
+        *,
+        sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> CupyWork | None:
+        """``all_gather`` for one rank: ``output`` is None on the others."""
+        self._check_presence(output, "output", root)
+        source, lengths = self._address(input, "input"), self._lengths(sizes, input, "input")
+        messages = [("send", source, _size_of(input), root)]
+        if output is not None:
+            target = self._address(output, "output")
+            self._expect(output.numel(), sum(lengths), "output")
+            for rank, address, length in self._parts(target, lengths, output):
+                messages.append(("recv", address, length * output.element_size(), rank))
+        self._exchange(messages)
+        return self._done(async_op, *([input] if output is None else [output, input]))
+
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = 0,
+        *,
+        sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> CupyWork | None:
+        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
+        self._check_presence(input, "input", root)
+        target, lengths = self._address(output, "output"), self._lengths(sizes, output, "output")
+        messages = [("recv", target, _size_of(output), root)]
+        if input is not None:
+            source = self._address(input, "input")
+            self._expect(input.numel(), sum(lengths), "input")
+            for rank, address, length in self._parts(source, lengths, input):
+                messages.append(("send", address, length * input.element_size(), rank))
+        self._exchange(messages)
+        return self._done(async_op, *([output] if input is None else [output, input]))
 
     def all_to_all(self, output: Any, input: Any, *, async_op: bool = False) -> CupyWork | None:
         """The d-th part of ``input`` to rank d; not in place."""
@@ -177,13 +186,11 @@ class CupyCommunicator:
         if target == source:
             raise Unsupported("all_to_all in place: backend='cupy' needs two tensors")
         part = _size_of(input) // self.world_size
-        stream = self._streams.address
-        self._streams.begin()
-        self._nccl.groupStart()
+        messages = []
         for peer in range(self.world_size):
-            self._comm.send(source + peer * part, part, _BYTES, peer, stream)
-            self._comm.recv(target + peer * part, part, _BYTES, peer, stream)
-        self._nccl.groupEnd()
+            messages.append(("send", source + peer * part, part, peer))
+            messages.append(("recv", target + peer * part, part, peer))
+        self._exchange(messages)
         return self._done(async_op, output, input)
 
     def send(self, tensor: Any, dst: int, *, async_op: bool = False) -> CupyWork | None:
@@ -203,6 +210,13 @@ class CupyCommunicator:
     def barrier(self) -> None:
         """Returns when every rank has called it; says nothing about work on the GPU."""
         self._control.barrier()
+
+    def split(self, color: int | None, key: int = 0) -> CupyCommunicator | None:
+        """Groups of ranks, see ``Communicator.split``. Their work goes to the same stream."""
+        control = self._control.split(color, key)
+        if control is None:
+            return None
+        return CupyCommunicator(control, self._nccl, self.device, self._streams)
 
     def close(self) -> None:
         """Leaves. Closing twice is fine."""
@@ -257,9 +271,53 @@ class CupyCommunicator:
         if have != want:
             raise Unsupported(f"{role} has {have} elements, {want} are needed")
 
+    def _lengths(self, sizes: Sequence[int] | None, own: Any, role: str) -> list[int]:
+        """Elements of each rank's part; ``own`` holds this rank's."""
+        if sizes is None:
+            return [own.numel()] * self.world_size
+        if len(sizes) != self.world_size:
+            raise Unsupported(f"sizes has {len(sizes)} entries, {self.world_size} are needed")
+        self._expect(own.numel(), sizes[self.rank], role)
+        return list(sizes)
+
+    def _parts(
+        self, address: int, lengths: Sequence[int], whole: Any
+    ) -> Iterator[tuple[int, int, int]]:
+        """(rank, where its part begins, elements) of parts that lie one after the other; nobody
+        sends or awaits an empty one."""
+        ends = accumulate(lengths)
+        for rank, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+            if length > 0:
+                yield rank, address + (end - length) * whole.element_size(), length
+
+    @contextlib.contextmanager
+    def _group(self) -> Iterator[None]:
+        """What is called within travels at the same time."""
+        self._nccl.groupStart()
+        try:
+            yield
+        finally:  # left open, it would keep whatever this thread calls of NCCL from here on
+            self._nccl.groupEnd()
+
+    def _exchange(self, messages: Sequence[tuple[str, int, int, int]]) -> None:
+        """Messages ("send" or "recv", address, bytes, other rank) at the same time."""
+        self._streams.begin()
+        with self._group():
+            for call, address, count, peer in messages:
+                if count > 0:
+                    getattr(self._comm, call)(address, count, _BYTES, peer, self._streams.address)
+
+    def _check_presence(self, buffer: Any, role: str, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise ValueError(f"root {root} is not a rank: 0..{self.world_size - 1}")
+        if (buffer is None) == (self.rank == root):
+            wanted = "needed" if self.rank == root else "to be None"
+            raise ValueError(f"rank {self.rank}: {role} is {wanted} here (root is {root})")
+
     def _done(self, async_op: bool, *tensors: Any) -> CupyWork | None:
         work = CupyWork(self._streams, self._streams.end(), tensors)
         if async_op:
+            self._streams.keep(tensors)  # the work may be dropped, and they with it
             return work
         work.wait()
         return None

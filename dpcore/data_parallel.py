@@ -228,7 +228,7 @@ class DataParallel(TorchSurface):
             )
             if self._mixed.reduce_dtype is not None:
                 self._reducer.reduce_as(self._mixed.reduce_dtype)
-        if self.device_type == "cpu":
+        if not sync_batch_norm.torch_can(self.device_type, self._torch_group):
             sync_batch_norm.take_over(self.module, self.group)
         completion.watch(self)
         self._listen([part for part, _ in modules])

@@ -1,4 +1,4 @@
-"""What a trace file says beside its events: whose gradients, in which buckets, over which path.
+"""What a trace file says beside its events: whose gradients, in which buckets, over which link.
 
 Events carry numbers only, since recording one must cost next to nothing. What the numbers stand
 for is asked once, when the block has ended, of the models that live then.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,11 +24,10 @@ def know(model: DataParallel) -> None:
         _models.add(model)
 
 
-def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries for ``otherData``: ``backend``, ``transport``, ``link``, ``paths`` and ``models``.
+def facts_of(comm: Communicator) -> dict[str, Any]:
+    """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
-    ``paths``: by collective, how many operations ran over which path since ``stats_before``.
     ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
     """
     with _models_lock:
@@ -38,23 +36,8 @@ def facts_of(comm: Communicator, stats_before: Mapping[str, Any]) -> dict[str, A
         "backend": comm.backend,
         "transport": comm.transport,
         "link": comm._link,
-        "paths": _paths_since(stats_before, comm.stats()),
         "models": [_describe(model) for model in mine],
     }
-
-
-def _paths_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    result: dict[str, dict[str, int]] = {}
-    for collective, by_path in now.items():
-        if not isinstance(by_path, Mapping):
-            continue  # of a communicator for devices: what it is made of
-        for path, counters in by_path.items():
-            if not isinstance(counters, dict):
-                break  # the arena's size and the like: no operations
-            earlier = before.get(collective, {}).get(path, {}).get("operations", 0)
-            if counters["operations"] > earlier:
-                result.setdefault(collective, {})[path] = counters["operations"] - earlier
-    return result
 
 
 def _describe(model: DataParallel) -> dict[str, Any]:

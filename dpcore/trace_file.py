@@ -5,6 +5,10 @@ callers see (user spans, and *exposed* time: the thread sat in a communication c
 called "operations" with what was in flight: each operation from its submission to its
 completion, and inside of it the waits, named by what was missing. Operations may overlap, spans
 of one track may not, so there are as many of these tracks as operations in flight at once.
+
+An operation says what it ran: ``path``, ``world``, ``root`` where it has one, and ``schedule``
+where it was a list of moves, which lies under that number in ``otherData.schedules``. Earlier
+files, and operations of which it is not known, say none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +28,8 @@ from dpcore._version import __version__
 _FIRST_TRACK = (1 << 22) + 1
 # The "thread" of what a device's stream computes and waits for. No thread of a program has it.
 DEVICE_TRACK = 0
+# Of larger ones the file names the algorithm only: lists grow with the square of the ranks.
+_LARGEST_LISTED_WORLD = 32
 
 
 class Event(NamedTuple):
@@ -35,6 +41,9 @@ class Event(NamedTuple):
               the program recorded itself; forward and backward of a DataParallel.
     ``operation``  its number in the communicator (of send and recv: the tag; of ready and launch:
               the gradient's or bucket's).
+    ``path``  of operations: the algorithm and how its data travelled, "two_shot/push" or
+              "ring/moves", or "" where that is not known; ``world`` and ``root`` are the
+              communicator's and the call's (-1: none), ``schedule`` the number of its moves.
     Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     """
 
@@ -46,6 +55,10 @@ class Event(NamedTuple):
     bytes: int
     begin_ns: int
     end_ns: int
+    path: str = ""
+    schedule: str = ""
+    root: int = -1
+    world: int = 0
 
     @property
     def ms(self) -> float:
@@ -55,22 +68,37 @@ class Event(NamedTuple):
 
 @dataclass
 class RankRecord:
-    """What one rank contributes to the file."""
+    """What one rank contributes to the file. ``schedules``: what ``describe`` says of the lists of
+    moves that events name."""
 
     rank: int
     process: int
     threads: dict[int, str]
     dropped: int
     events: list[Event]
+    schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        fields = [self.rank, self.process, list(self.threads.items()), self.dropped, self.events]
+        threads = list(self.threads.items())
+        fields = [self.rank, self.process, threads, self.dropped, self.events, self.schedules]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RankRecord:
-        rank, process, threads, dropped, events = json.loads(data)
-        return cls(rank, process, dict(threads), dropped, [Event(*fields) for fields in events])
+        rank, process, threads, dropped, events, schedules = json.loads(data)
+        made = [Event(*fields) for fields in events]
+        return cls(rank, process, dict(threads), dropped, made, schedules)
+
+
+def describe(schedule: Any) -> dict[str, Any]:
+    """A schedule (of the core, or a ``dpcore.reference.Schedule``) for the file."""
+    description = {
+        name: getattr(schedule, name)
+        for name in ("algorithm", "collective", "world", "root", "chunks", "ordered")
+    }
+    if schedule.world <= _LARGEST_LISTED_WORLD:
+        description["moves"] = [[int(part) for part in move] for move in schedule.moves]
+    return description
 
 
 def covered_ms(events: Iterable[Event]) -> float:
@@ -125,6 +153,7 @@ def chrome_trace(
             "machine": machine(),
             "dropped": {str(record.rank): record.dropped for record in records},
             "monotonicBaseNanoseconds": base_ns,
+            "schedules": {k: v for record in records for k, v in record.schedules.items()},
             **facts,
         },
     }
@@ -186,9 +215,20 @@ def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
         entry["args"] = {"operation": event.operation, "bytes": event.bytes}
         if event.peer >= 0:
             entry["args"]["peer"] = event.peer
+        if event.path:
+            entry["args"].update(_what_ran(event))
         if track != event.thread:
             entry["args"]["thread"] = event.thread
     return entry
+
+
+def _what_ran(event: Event) -> dict[str, Any]:
+    said: dict[str, Any] = {"path": event.path, "world": event.world}
+    if event.root >= 0:
+        said["root"] = event.root
+    if event.schedule:
+        said["schedule"] = event.schedule
+    return said
 
 
 def assign_lanes(events: Sequence[Event]) -> dict[int, int]:

@@ -29,7 +29,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -109,7 +109,6 @@ class Trace:
             )
         _recording[self._key] = self
         self._state = "recording"
-        self._stats_before = self._comm.stats()
         self._comm._native.start_trace(self._capacity)
         return self
 
@@ -164,18 +163,20 @@ class Trace:
         self._own.append(Event(name, kind, -1, threading.get_native_id(), 0, 0, begin, end))
 
     def _stop(self) -> RankRecord:
-        *events, (*_, dropped, _, _) = self._comm._native.stop_trace()
-        merged = sorted([*map(Event._make, events), *self._own], key=lambda e: e.begin_ns)
+        found, dropped, schedules = self._comm._native.stop_trace()
+        events = (_event_of(fields, schedules) for fields in found)
+        merged = sorted([*events, *self._own], key=lambda e: e.begin_ns)
         return RankRecord(
             rank=self._comm.rank,
             process=os.getpid(),
             threads=_thread_names({event.thread for event in merged}, self._comm),
             dropped=dropped + self._own_count - len(self._own),
             events=merged,
+            schedules={_number(n): trace_file.describe(s) for n, s in schedules.items()},
         )
 
     def _facts(self) -> dict[str, Any]:
-        return {} if self._comm.closed else trace_facts.facts_of(self._comm, self._stats_before)
+        return {} if self._comm.closed else trace_facts.facts_of(self._comm)
 
     def _write_alone(self, problem: BaseException | None) -> None:
         assert self._path is not None
@@ -255,6 +256,19 @@ class Trace:
 
 def _key_of(comm: Communicator) -> tuple[int, int]:
     return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
+
+
+def _event_of(fields: tuple[Any, ...], schedules: Mapping[int, Any]) -> Event:
+    """An event of the core. A list of moves is called what its schedule is called."""
+    *what, path, number, root, world = fields
+    ran = schedules.get(number)
+    if ran is None:
+        return Event._make((*what, path, "", root, world))
+    return Event._make((*what, f"{ran.algorithm}/{path}", _number(number), root, world))
+
+
+def _number(schedule: int) -> str:
+    return f"{schedule:016x}"  # JSON's numbers are too short
 
 
 def _thread_names(used: set[int], comm: Communicator) -> dict[int, str]:

@@ -71,6 +71,14 @@ def check_launches(model: nn.Module, step: Callable[[], None]) -> int:
     return buckets
 
 
+def launches_of(model: nn.Module, step: Callable[[], None]) -> dict[str, Any]:
+    """For the row of a measurement; with ``wrong`` its times are of something else."""
+    try:
+        return {"launches_per_step": check_launches(model, step)}
+    except RuntimeError as problem:
+        return {"wrong": str(problem)}
+
+
 def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str, Any]]:
     """Median seconds of a step for each contender, round by round one after the other. torch is
     taken as it comes and with its gradients as views, and compared with the faster one."""
@@ -98,8 +106,5 @@ def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str
     ]
     rows[1]["of_torch"] = seconds["dpcore"] / min(seconds["torch"], seconds["torch, views"])
     rows[1]["target_of_torch"] = STEP_TARGET
-    try:
-        rows[1]["launches_per_step"] = check_launches(*made["dpcore"])
-    except RuntimeError as problem:  # then the times are of something else, and say so
-        rows[1]["not_the_bucket_path"] = str(problem)
+    rows[1] |= launches_of(*made["dpcore"])
     return rows

@@ -44,23 +44,28 @@ py::dict stats_of(PyCommunicator& comm) {
   return result;
 }
 
-py::list list_of(const std::vector<TraceEvent>& events, uint64_t dropped) {
+py::tuple recording_of(const std::vector<TraceEvent>& events, uint64_t dropped,
+                       TraceRecorder& recorder) {
   static constexpr const char* kKinds[] = {"operation", "wait",   "exposed", "mark",
                                            "ready",     "launch", "compute"};
   py::list list;
   for (const TraceEvent& event : events) {
     list.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,
                                event.thread, event.operation, event.bytes, event.begin_ns,
-                               event.end_ns));
+                               event.end_ns, event.path, event.schedule, event.root, event.world));
   }
-  list.append(py::make_tuple("dropped", "dropped", -1, 0, 0, dropped, 0, 0));
-  return list;
+  py::dict schedules;
+  for (const auto& [identity, schedule] : recorder.take_schedules()) {
+    schedules[py::int_(identity)] = py::cast(*schedule);
+  }
+  return py::make_tuple(list, dropped, schedules);
 }
 
-py::list stop_trace(PyCommunicator& comm) {
+py::tuple stop_trace(PyCommunicator& comm) {
+  TraceRecorder& recorder = comm.core->endpoint().trace();
   uint64_t dropped = 0;
-  const std::vector<TraceEvent> events = comm.core->endpoint().trace().stop(&dropped);
-  return list_of(events, dropped);
+  const std::vector<TraceEvent> events = recorder.stop(&dropped);
+  return recording_of(events, dropped, recorder);
 }
 
 // Seconds per all-reduce of an arena buffer, measured without Python in between.

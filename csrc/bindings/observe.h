@@ -8,9 +8,11 @@
 namespace dpcore {
 
 pybind11::dict stats_of(PyCommunicator& comm);
-// Events as Python reads them; the last entry says how many more there were.
-pybind11::list list_of(const std::vector<TraceEvent>& events, uint64_t dropped);
-pybind11::list stop_trace(PyCommunicator& comm);
+// What was recorded as Python reads it: events, how many more there were, and the lists of moves
+// that the recorder has kept, by the number that events name them by.
+pybind11::tuple recording_of(const std::vector<TraceEvent>& events, uint64_t dropped,
+                             TraceRecorder& recorder);
+pybind11::tuple stop_trace(PyCommunicator& comm);
 // Seconds per all-reduce of an arena buffer, measured without Python in between.
 double latency_loop(PyCommunicator& comm, size_t bytes, int iterations);
 

@@ -185,7 +185,7 @@ void start_trace(PyStreamCommunicator& comm, size_t capacity) {
 }
 
 // What threads of the host did, and what the device did.
-py::list stop_device_trace(PyStreamCommunicator& comm) {
+py::tuple stop_device_trace(PyStreamCommunicator& comm) {
   uint64_t dropped = 0;
   uint64_t dropped_of_device = 0;
   std::vector<TraceEvent> events = comm.core->host_trace().stop(&dropped);
@@ -194,7 +194,7 @@ py::list stop_device_trace(PyStreamCommunicator& comm) {
     const auto of_device = comm.core->stop_trace(&dropped_of_device);
     events.insert(events.end(), of_device.begin(), of_device.end());
   }
-  return list_of(events, dropped + dropped_of_device);
+  return recording_of(events, dropped + dropped_of_device, comm.core->host_trace());
 }
 
 // (process, has descriptors, has ipc) of each rank.

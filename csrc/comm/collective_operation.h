@@ -64,6 +64,7 @@ class CollectiveOperation final : public Operation {
   const char* trace_name() const override;
   uint64_t trace_bytes() const override { return bytes_; }
   uint64_t trace_number() const override { return number_; }
+  void tell_what_ran(TraceEvent& event) const override;
   bool needs(int r) const override;
   std::string who_is_late() const override;
   int first_late() const override;
@@ -183,7 +184,7 @@ class CollectiveOperation final : public Operation {
   bool consumes() const;
   bool consumes(int r) const;
   bool reduces() const;
-  bool has_root() const;
+  bool has_root() const { return dpcore::has_root(request_.collective); }
   bool same_piece_for_all() const;
   ReduceSpec reduce_spec(bool streaming);
   size_t stage_quota() const;

@@ -105,12 +105,6 @@ bool CollectiveOperation::reduces() const {
          request_.collective == Collective::reduce;
 }
 
-bool CollectiveOperation::has_root() const {
-  return request_.collective == Collective::broadcast ||
-         request_.collective == Collective::reduce || request_.collective == Collective::gather ||
-         request_.collective == Collective::scatter;
-}
-
 bool CollectiveOperation::same_piece_for_all() const {
   return request_.collective != Collective::reduce_scatter &&
          request_.collective != Collective::scatter &&

@@ -63,6 +63,21 @@ std::string CollectiveOperation::describe() const { return Group::describe(numbe
 
 const char* CollectiveOperation::trace_name() const { return name_of(request_.collective).data(); }
 
+// One that failed before its path was chosen has run nothing.
+void CollectiveOperation::tell_what_ran(TraceEvent& event) const {
+  if (path_ == Path::automatic) {
+    return;
+  }
+  event.path = name_of(path_, request_.collective);
+  event.world = world();
+  event.root = has_root() ? request_.root : -1;
+  if (path_ == Path::moves) {
+    const std::shared_ptr<const Program>& program = request_.program;
+    event.schedule = program->identity;
+    group_->endpoint().trace().keep(program->identity, {program, &program->schedule});
+  }
+}
+
 bool CollectiveOperation::needs(int r) const {
   return slot(r).finished.load(std::memory_order_acquire) <= number_;
 }

@@ -262,9 +262,15 @@ void Engine::complete(size_t index, Operation::Status status) {
   active_.erase(active_.begin() + static_cast<ptrdiff_t>(index));
   note_end_of_wait(*operation);  // of one that failed: the wait that it never came out of
   if (operation->begun_ns != 0) {
-    endpoint_->trace().add({operation->trace_name(), EventKind::operation, -1, 0,
-                            operation->trace_number(), operation->trace_bytes(),
-                            operation->begun_ns, now_ns()});
+    TraceEvent event;
+    event.name = operation->trace_name();
+    event.kind = EventKind::operation;
+    event.operation = operation->trace_number();
+    event.bytes = operation->trace_bytes();
+    event.begin_ns = operation->begun_ns;
+    event.end_ns = now_ns();
+    operation->tell_what_ran(event);
+    endpoint_->trace().add(event);
   }
   const bool background = operation->in_background;
   operation->retire();

@@ -40,6 +40,8 @@ class Operation {
   virtual const char* trace_name() const = 0;
   virtual uint64_t trace_bytes() const = 0;
   virtual uint64_t trace_number() const = 0;
+  // Notes in the event of its end what it ran; before retire().
+  virtual void tell_what_ran(TraceEvent&) const {}
   // Whether rank r, if it is gone, can still be needed.
   virtual bool needs(int r) const = 0;
   // Why nobody can go on, from the point of view of the deadline: which ranks are late.

@@ -66,11 +66,6 @@ constexpr Entry kEntries[] = {
 // The schedules of an all_to_all number world * world chunks with an int.
 constexpr int kLargestWorld = 32768;
 
-bool has_root(Collective collective) {
-  return collective == Collective::broadcast || collective == Collective::reduce ||
-         collective == Collective::gather || collective == Collective::scatter;
-}
-
 // Within one host, or with a host for every rank, there are no two levels: everything is added at
 // once, but for a root, whose own contribution comes last.
 bool has_one_level(Collective collective, const std::vector<int>& hosts) {

@@ -45,6 +45,7 @@ std::shared_ptr<const Program> compile(const Schedule& schedule, int rank) {
   auto program = std::make_shared<Program>();
   program->schedule = schedule;
   program->hash = hash_of(schedule);
+  program->identity = Fnv().add(program->hash).add(schedule.algorithm).value();
   program->rank = rank;
   program->lanes.resize(schedule.chunks);
   for (size_t i = 0; i < schedule.moves.size(); ++i) {

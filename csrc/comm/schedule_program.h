@@ -30,7 +30,8 @@ struct LaneStep {
 
 struct Program {
   Schedule schedule;
-  uint64_t hash = 0;
+  uint64_t hash = 0;      // of the moves: what ranks compare
+  uint64_t identity = 0;  // of moves and name: what traces tell them apart by
   int rank = 0;
   std::vector<std::vector<LaneStep>> lanes;  // by chunk
   bool receives(int chunk) const;

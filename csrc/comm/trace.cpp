@@ -25,6 +25,7 @@ void TraceRecorder::start(size_t capacity) {
     capacity_ = capacity;
   }
   next_.store(0);
+  take_schedules();
   recording_.store(true);
 }
 
@@ -39,6 +40,37 @@ void TraceRecorder::add(const TraceEvent& event) {
     slot.thread = thread_number();
   }
   writers_.fetch_sub(1, std::memory_order_release);
+}
+
+void TraceRecorder::keep(uint64_t identity, const std::shared_ptr<const Schedule>& schedule) {
+  if (!recording()) {
+    return;
+  }
+  writers_.fetch_add(1, std::memory_order_seq_cst);
+  if (recording_.load(std::memory_order_seq_cst)) {
+    for (Kept& place : kept_) {
+      uint64_t holds = place.identity.load(std::memory_order_relaxed);
+      if (holds == 0 && place.identity.compare_exchange_strong(holds, identity)) {
+        place.schedule = schedule;
+        break;
+      }
+      if (holds == identity) {
+        break;
+      }
+    }
+  }
+  writers_.fetch_sub(1, std::memory_order_release);
+}
+
+std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> TraceRecorder::take_schedules() {
+  std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> taken;
+  for (Kept& place : kept_) {
+    if (const uint64_t identity = place.identity.exchange(0)) {
+      taken.emplace_back(identity, std::move(place.schedule));
+      place.schedule.reset();
+    }
+  }
+  return taken;
 }
 
 void TraceRecorder::wait_for_writers() const {

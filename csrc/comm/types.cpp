@@ -93,6 +93,11 @@ Collective parse_collective(std::string_view name) {
   return static_cast<Collective>(index);
 }
 
+bool has_root(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::reduce ||
+         kind == Collective::gather || kind == Collective::scatter;
+}
+
 bool is_valid(ReduceOp op, DType dtype) {
   const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
   const bool is_scaled = op == ReduceOp::mean || op == ReduceOp::premul_sum;

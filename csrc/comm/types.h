@@ -39,6 +39,9 @@ ReduceOp parse_reduce_op(std::string_view name);
 DType parse_dtype(std::string_view name);
 Collective parse_collective(std::string_view name);
 
+// Whether one rank of it is special: of broadcast, reduce, gather and scatter.
+bool has_root(Collective kind);
+
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in
 // floating point, no mean or prescaling of integers (it would have to round).
 bool is_valid(ReduceOp op, DType dtype);

@@ -1,11 +1,12 @@
 // A GPU as a Device, over the CUDA runtime that is linked into the module.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <mutex>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "comm/error.h"
 #include "cuda/device.h"
@@ -216,13 +217,15 @@ class CudaDevice final : public Device {
 
   template <class MakeItem>
   void work_on_flags(Stream stream, std::span<const FlagNumber> flags, MakeItem make) {
-    if (flags.empty()) return;
-    std::vector<CUstreamBatchMemOpParams> items;
-    items.reserve(flags.size());
-    for (const FlagNumber& flag : flags) items.push_back(make(flag));
-    const CUresult result = Driver::get().stream_batch(
-        as_stream(stream), static_cast<unsigned>(items.size()), items.data(), 0);
-    Driver::check(result, name() + ": cuStreamBatchMemOp");
+    std::array<CUstreamBatchMemOpParams, kMeetingRanks> items;  // rarely more at once
+    while (!flags.empty()) {
+      const auto now = flags.first(std::min(flags.size(), items.size()));
+      std::transform(now.begin(), now.end(), items.begin(), make);
+      const CUresult result = Driver::get().stream_batch(
+          as_stream(stream), static_cast<unsigned>(now.size()), items.data(), 0);
+      if (result != CUDA_SUCCESS) Driver::check(result, name() + ": cuStreamBatchMemOp");
+      flags = flags.subspan(now.size());
+    }
   }
 
   int index_;
@@ -252,6 +255,10 @@ std::shared_ptr<Device> cuda_device(int index) {
                       " GPUs (CUDA_VISIBLE_DEVICES); pass torch.device('cuda', local_rank)");
   }
   auto device = std::make_shared<CudaDevice>(index);
+  {
+    const CurrentDevice here(*device);
+    load_kernels();
+  }
   is_known_to_work(index, true);
   return device;
 }

@@ -153,6 +153,10 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
     if (entry.waited && happens(entry.wait_begins)) {
       event.kind = EventKind::exposed;
       event.begin_ns = time_of(entry.wait_begins);
+      event.path = "";  // what ran says the operation's own
+      event.schedule = 0;
+      event.root = -1;
+      event.world = 0;
       // A stream that comes when the result is there does not stand still.
       if (event.begin_ns < event.end_ns) found.push_back(event);
     }

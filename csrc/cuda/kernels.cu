@@ -58,4 +58,10 @@ void launch(const PartList& list, void* stream) {
   check_launch("a copy of gradients");
 }
 
+void load_kernels() {
+  reductions<element::OrderedByStream>().each([](auto kernel) { load(kernel); });
+  load_meetings();
+  load(copy_kernel);
+}
+
 }  // namespace dpcore

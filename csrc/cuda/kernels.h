@@ -13,4 +13,8 @@ void launch(const DeviceReduction& job, void* stream);
 void launch(const DeviceReduction& job, const ShareSync& sync, void* stream);
 void launch(const PartList& list, void* stream);
 
+// Brings the code of all of them to the current device. CUDA does so at the first launch otherwise
+// and may wait for the whole device, on which another rank of this process may wait for this one.
+void load_kernels();
+
 }  // namespace dpcore

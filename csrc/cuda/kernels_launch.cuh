@@ -50,11 +50,25 @@ inline void check_launch(const char* what) {
 }
 
 template <class Policy>
-void launch_reduction(const DeviceReduction& job, const ShareSync& sync, unsigned blocks,
-                      void* stream) {
+const auto& reductions() {
   using Make = OnDevice<Policy>;
   static const ReduceTable<typename Make::Kernel, Make> table;
-  const auto kernel = table.find(job.kernel.dtype, job.kernel.op);
+  return table;
+}
+
+// Asking for what it takes loads it. Where that fails, a launch will say so.
+template <class Kernel>
+void load(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) != cudaSuccess) {
+    cudaGetLastError();
+  }
+}
+
+template <class Policy>
+void launch_reduction(const DeviceReduction& job, const ShareSync& sync, unsigned blocks,
+                      void* stream) {
+  const auto kernel = reductions<Policy>().find(job.kernel.dtype, job.kernel.op);
   kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(job.shares, sync);
   check_launch("a reduction");
 }
@@ -62,5 +76,6 @@ void launch_reduction(const DeviceReduction& job, const ShareSync& sync, unsigne
 // Of kernels_meeting.cu: one that waits for its counterparts, also where there is nothing to
 // reduce.
 void launch_meeting(const DeviceReduction& job, const ShareSync& sync, void* stream);
+void load_meetings();
 
 }  // namespace dpcore

@@ -7,4 +7,8 @@ void launch_meeting(const DeviceReduction& job, const ShareSync& sync, void* str
   launch_reduction<element::MeetsPeers>(job, sync, static_cast<unsigned>(sync.blocks), stream);
 }
 
+void load_meetings() {
+  reductions<element::MeetsPeers>().each([](auto kernel) { load(kernel); });
+}
+
 }  // namespace dpcore

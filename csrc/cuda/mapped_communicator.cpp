@@ -267,6 +267,12 @@ void MappedCommunicator::enqueue(const Request& request) {
   if (world() > 1) meeting_->meet();
 }
 
+const char* MappedCommunicator::path_of(const Request& request) const {
+  if (world() == 1) return "alone";
+  if (request.collective == Collective::barrier) return "barrier";
+  return request.program ? "moves" : name_of(planned_.path, request.collective, world());
+}
+
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
   if (capturing_) throw Unsupported("backend='cuda' can't capture messages into a graph");
   for (const StreamMessage& message : messages) {

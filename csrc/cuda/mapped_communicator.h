@@ -73,6 +73,7 @@ class MappedCommunicator final : public StreamCommunicator {
   void plan(Request& request, const std::string& algorithm) override;
   void check_captured(const Request& request) const;
   void enqueue(const Request& request) override;
+  const char* path_of(const Request& request) const override;
   void enqueue(const std::vector<StreamMessage>& messages) override;
   StreamWatch::Trouble trouble() override;
   int late_peer() const override;

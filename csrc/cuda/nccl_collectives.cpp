@@ -11,22 +11,25 @@ void NcclCommunicator::begin_group() { check(library_.GroupStart(), "ncclGroupSt
 // Waits, if NCCL has to connect two ranks first; not for the messages.
 void NcclCommunicator::end_group() { check(library_.GroupEnd(), "ncclGroupEnd"); }
 
-// Within a group a call can only be noted down: in progress is what it is until the group ends.
-namespace {
-void check_in_group(int result, const char* call, const nccl::Library& library) {
-  if (result != nccl::kSuccess && result != nccl::kInProgress) {
-    throw Error(std::string(call) + ": " + library.GetErrorString(result));
-  }
+// Within a group a call can only be noted down: in progress is what it is until the group ends. One
+// that stays open would keep whatever this thread calls of NCCL from here on.
+void NcclCommunicator::check_in_group(int result, const char* call) {
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return;
+  const std::string why = failure_of(call, result);
+  library_.GroupEnd();
+  throw Error(why);
 }
-}  // namespace
+
+void NcclCommunicator::check_not_aborted() const {
+  if (comm_ == nullptr) throw Error(describe() + ": the communicator was aborted");
+}
 
 void NcclCommunicator::send(const void* data, size_t bytes, int to) {
-  check_in_group(library_.Send(data, bytes, nccl::kInt8, to, comm_, stream_), "ncclSend", library_);
+  check_in_group(library_.Send(data, bytes, nccl::kInt8, to, comm_, stream_), "ncclSend");
 }
 
 void NcclCommunicator::receive(void* data, size_t bytes, int from) {
-  check_in_group(library_.Recv(data, bytes, nccl::kInt8, from, comm_, stream_), "ncclRecv",
-                 library_);
+  check_in_group(library_.Recv(data, bytes, nccl::kInt8, from, comm_, stream_), "ncclRecv");
 }
 
 void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
@@ -34,7 +37,7 @@ void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
 }
 
 void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
-  if (comm_ == nullptr) throw Error("NCCL's communicator was aborted");
+  check_not_aborted();
   begin_group();
   for (const StreamMessage& message : messages) {
     if (message.sends) {
@@ -47,7 +50,7 @@ void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
 }
 
 void NcclCommunicator::enqueue(const Request& request) {
-  if (comm_ == nullptr) throw Error("NCCL's communicator was aborted");
+  check_not_aborted();
   if (request.program) {
     run_moves(request, *device_, stream_, *this, [this](size_t bytes) { return scratch(bytes); });
     return;
@@ -74,6 +77,21 @@ void NcclCommunicator::enqueue(const Request& request) {
             "ncclAllReduce");
       break;
     }
+  }
+}
+
+// Which algorithm NCCL takes is its secret; exchanges are messages between every two ranks.
+const char* NcclCommunicator::path_of(const Request& request) const {
+  if (request.program) return "moves";
+  switch (request.collective) {
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_to_all:
+      return "direct/nccl";
+    case Collective::barrier:
+      return "barrier";
+    default:
+      return "nccl";
   }
 }
 
@@ -108,7 +126,7 @@ void NcclCommunicator::run_reduction(const Request& request) {
           in + part_begin_of(request, request.input_parts, r) * size_of(request.dtype);
       check_in_group(
           library_.Reduce(from, out, part * reduction.width, reduction.type, op, r, comm_, stream_),
-          "ncclReduce", library_);
+          "ncclReduce");
     }
     end_group();
   }
@@ -132,7 +150,7 @@ void NcclCommunicator::run_copies(const Request& request) {
       if (bytes == 0) continue;
       std::byte* to = request.output + part_begin_of(request, request.output_parts, r) * element;
       check_in_group(library_.Broadcast(request.input, to, bytes, nccl::kInt8, r, comm_, stream_),
-                     "ncclBroadcast", library_);
+                     "ncclBroadcast");
     }
     end_group();
   }

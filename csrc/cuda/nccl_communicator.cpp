@@ -17,6 +17,9 @@ namespace dpcore {
 namespace {
 
 constexpr auto kNap = std::chrono::microseconds(20);
+// A thread of NCCL's own does what a call asks for, within some tens of microseconds as a rule: a
+// nap would be longer.
+constexpr int64_t kBriefNs = 200'000;
 // Whoever is in a call sees a failure at the next look, unless the call itself does not come back.
 constexpr int64_t kCallPatienceNs = 2'000'000'000;
 constexpr int kSharesGpuFrom = 23003;  // NCCL 2.30.3
@@ -179,7 +182,7 @@ void NcclCommunicator::connect(const nccl::UniqueId& id) {
   const int result = library_.CommInitRankConfig(&comm, world(), id, rank(), &config);
   comm_ = comm;
   if (result != nccl::kSuccess && result != nccl::kInProgress) {
-    throw Error(describe() + ", ncclCommInitRankConfig: " + last_error(result));
+    throw Error(failure_of("ncclCommInitRankConfig", result));
   }
   settle("ncclCommInitRankConfig", now_ns() + to_ns(options_.timeout_s));
 }
@@ -195,6 +198,10 @@ std::shared_ptr<StreamCommunicator> NcclCommunicator::split(int color, int key) 
 
 // ---- errors and the end ----------------------------------------------------------------------
 
+std::string NcclCommunicator::failure_of(const char* call, int result) const {
+  return describe() + ", " + call + ": " + last_error(result);
+}
+
 std::string NcclCommunicator::last_error(int result) const {
   std::string text = library_.GetErrorString(result);
   const char* detail = library_.GetLastError(nullptr);
@@ -206,19 +213,24 @@ void NcclCommunicator::check(int result, const char* call) {
   if (result == nccl::kInProgress) {
     settle(call, now_ns() + to_ns(options_.timeout_s));
   } else if (result != nccl::kSuccess) {
-    throw Error(std::string(call) + ": " + last_error(result));
+    throw Error(failure_of(call, result));
   }
 }
 
 // Until NCCL has done what a call began.
 void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
+  const int64_t brief_until_ns = now_ns() + kBriefNs;
   while (true) {
     if (comm_ == nullptr) group().raise_failure();  // it was aborted from under the call
     int state = nccl::kSuccess;
     const int result = library_.CommGetAsyncError(comm_, &state);
     if (result != nccl::kSuccess) state = result;
     if (state == nccl::kSuccess) return;
-    if (state != nccl::kInProgress) throw Error(std::string(call) + ": " + last_error(state));
+    if (state != nccl::kInProgress) throw Error(failure_of(call, state));
+    if (now_ns() < brief_until_ns) {
+      std::this_thread::yield();
+      continue;
+    }
     if (group().adopt_failure_of_peer() || group().failed()) group().raise_failure();
     if (now_ns() > deadline_ns) {
       watch_->fail(ErrorKind::timeout, -1,

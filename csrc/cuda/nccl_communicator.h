@@ -48,6 +48,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
 
   void plan(Request& request, const std::string& algorithm) override;
   void enqueue(const Request& request) override;
+  const char* path_of(const Request& request) const override;
   void enqueue(const std::vector<StreamMessage>& messages) override;
   StreamWatch::Trouble trouble() override;
   void stop() override;
@@ -65,7 +66,11 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
   void copy_own(void* to, const void* from, size_t bytes);
 
   void check(int result, const char* call);
+  void check_in_group(int result, const char* call);
+  void check_not_aborted() const;
   void settle(const char* call, int64_t deadline_ns);
+  // Which library, which call, and why: "NCCL 2.27.3 (/.../libnccl.so.2), ncclSend: ..."
+  std::string failure_of(const char* call, int result) const;
   std::string last_error(int result) const;
 
   const nccl::Library& library_;

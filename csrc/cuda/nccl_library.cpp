@@ -89,6 +89,7 @@ Library load(const std::vector<std::string>& wheels) {
 }  // namespace
 
 std::string version_text(int version) {
+  if (version < 10000) version = version / 1000 * 10000 + version % 1000;  // 2804 was 2.8.4
   return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
          std::to_string(version % 100);
 }

@@ -36,6 +36,8 @@ enum class PushPath : uint8_t { none, direct_push, two_shot_stage, one_shot_stag
 
 inline constexpr size_t kPushPaths = 5;
 std::string_view name_of(PushPath path);
+// The same with the schedule that a collective runs on it: "two_shot/push". A literal.
+const char* name_of(PushPath path, Collective collective, int world);
 
 struct PushPlan {
   PushPath path = PushPath::none;

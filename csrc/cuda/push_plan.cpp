@@ -35,6 +35,16 @@ bool has_schedule(Collective collective, const std::string& algorithm) {
 
 std::string_view name_of(PushPath path) { return kNames[static_cast<size_t>(path)]; }
 
+const char* name_of(PushPath path, Collective collective, int world) {
+  // Of what the root has every rank gives on a slice, but for two ordinary tensors.
+  const bool broadcasts = collective == Collective::broadcast;
+  if (path == PushPath::direct_push && (broadcasts || collective == Collective::all_reduce)) {
+    return "two_shot/push";
+  }
+  return path == PushPath::stage && broadcasts && world > 2 ? "two_shot/stage"
+                                                            : name_of(path).data();
+}
+
 PushPlan plan_push(const Request& request, const std::string& algorithm, int world,
                    const SharedRegions& regions) {
   PushPlan plan;

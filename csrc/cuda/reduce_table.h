@@ -34,6 +34,15 @@ class ReduceTable {
     const Entry sum = sums_[static_cast<int>(dtype)];
     return op == ReduceOp::sum && sum != nullptr ? sum : others_[static_cast<int>(dtype)];
   }
+  template <class Call>
+  void each(Call call) const {
+    for (const Entry& entry : sums_) {
+      if (entry != nullptr) call(entry);
+    }
+    for (const Entry& entry : others_) {
+      if (entry != nullptr) call(entry);
+    }
+  }
 
  private:
   static constexpr int kSumsAtOnce = 4;

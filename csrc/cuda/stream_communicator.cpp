@@ -100,10 +100,27 @@ void StreamCommunicator::check_usable() const {
 
 // ---- calls -----------------------------------------------------------------------------------
 
+DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_t bytes,
+                                                 const Request* request) {
+  if (!trace().recording() || work.captured) return 0;
+  TraceEvent event = event_of(work, bytes);
+  if (request != nullptr) {
+    event.path = path_of(*request);
+    event.world = world();
+    event.root = has_root(request->collective) ? request->root : -1;
+    if (const auto& program = request->program) {
+      event.schedule = program->identity;
+      host_trace().keep(program->identity, {program, &program->schedule});
+    }
+  }
+  return trace().begin(event, stream_);
+}
+
 template <class Enqueue>
-StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint64_t bytes,
-                                                  std::string message, double timeout_s,
-                                                  Device::Stream current, Enqueue enqueue) {
+StreamCommunicator::Works StreamCommunicator::run(const Request* request, const Fingerprint& what,
+                                                  uint64_t bytes, std::string message,
+                                                  double timeout_s, Device::Stream current,
+                                                  Enqueue enqueue) {
   const Works work = take_work();
   work->captured = capturing_;
   work->what = what;
@@ -116,8 +133,7 @@ StreamCommunicator::Works StreamCommunicator::run(const Fingerprint& what, uint6
   try {
     device_->record(entry_, current);
     device_->wait(stream_, entry_);
-    work->traced =
-        trace().recording() && !work->captured ? trace().begin(event_of(*work, bytes), stream_) : 0;
+    work->traced = begin_span(*work, bytes, request);
     enqueue();
     trace().end(work->traced, stream_);
     device_->record(work->event, stream_);
@@ -148,8 +164,8 @@ StreamCommunicator::Works StreamCommunicator::submit(Request request, const std:
   const CurrentDevice here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
-  return run(fingerprint_of(request), request.count * size_of(request.dtype), {}, request.timeout_s,
-             current, [&] { enqueue(request); });
+  return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
+             request.timeout_s, current, [&] { enqueue(request); });
 }
 
 StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
@@ -172,7 +188,7 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   check_usable();
   const CurrentDevice here(*device_);
   capturing_ = device_->is_capturing(current);
-  return run({}, bytes, text.empty() ? "no message" : text, timeout_s, current,
+  return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
              [&] { enqueue(messages); });
 }
 

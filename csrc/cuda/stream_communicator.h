@@ -102,6 +102,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // Throws Unsupported while nothing has happened yet; may set request.program.
   virtual void plan(Request& request, const std::string& algorithm) = 0;
   virtual void enqueue(const Request& request) = 0;
+  // What the planned request runs, for traces: a literal, "moves" where it has a program.
+  virtual const char* path_of(const Request& request) const = 0;
   virtual void enqueue(const std::vector<StreamMessage>& messages) = 0;
   // By the watching thread:
   virtual StreamWatch::Trouble trouble() = 0;
@@ -134,9 +136,11 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   std::unique_ptr<StreamWatch> watch_;
 
  private:
+  // `request`: what a collective was planned as; null for messages.
   template <class Enqueue>
-  Works run(const Fingerprint& what, uint64_t bytes, std::string message, double timeout_s,
-            Device::Stream current, Enqueue enqueue);
+  Works run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
+            double timeout_s, Device::Stream current, Enqueue enqueue);
+  DeviceTrace::Span begin_span(const StreamWork& work, uint64_t bytes, const Request* request);
   Works take_work();
   void let_go_of_kept(bool all);
 

@@ -1,4 +1,6 @@
-"""Batch normalisation over the batches of all ranks, on the CPU too, where torch's refuses.
+"""Batch normalisation over the batches of all ranks, also where torch's does not do it: on the CPU,
+which it refuses, and on GPUs without torch.distributed, where it takes each rank for the only one
+and says nothing.
 
 Each rank's mean, spread and count are put together as those of one batch would be, so ranks may
 have batches of different sizes, also empty ones. One all-gather in forward, one all-reduce in
@@ -35,7 +37,7 @@ class _OverRanks(torch.autograd.Function):
         count = rows.shape[1]
         mean = rows.mean(1) if count else rows.new_zeros(channels)
         spread = (rows - mean.unsqueeze(1)).square().sum(1)
-        mine = torch.cat([mean, spread, mean.new_tensor([count])])
+        mine = torch.cat([mean, spread, mean.new_full((1,), count)])
         everybody = mine.new_empty(group.world_size * mine.numel())
         group.all_gather(everybody, mine)
         means, spreads, counts = torch.split(
@@ -75,7 +77,7 @@ class _OverRanks(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """``torch.nn.SyncBatchNorm``, which DataParallel makes of it for modules on the CPU."""
+    """``torch.nn.SyncBatchNorm``, which DataParallel makes of it where torch's can't."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         group: GradientGroup | None = vars(self).get("_group")
@@ -124,8 +126,13 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         return {name: value for name, value in vars(self).items() if name != "_group"}
 
 
+def torch_can(device_type: str, torch_group: Any) -> bool:
+    """Whether torch's own layers normalise over the ranks that average gradients."""
+    return device_type != "cpu" and torch_group is not None
+
+
 def take_over(module: nn.Module, group: GradientGroup) -> None:
-    """Makes torch's layers within a module on the CPU ours."""
+    """Makes torch's layers within the module ours."""
     for layer in module.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             if type(layer) is nn.SyncBatchNorm:

@@ -24,7 +24,7 @@ _LOOKED_AT = 256  # operations that may begin between the launch of a bucket and
 @dataclass(frozen=True)
 class BucketSpan:
     """One bucket in one step, in nanoseconds: its first gradient came, its last one, it was sent,
-    it was complete. ``operation`` is -1 where the communicator recorded none."""
+    it was complete. ``sent_by``: the operation, where the communicator recorded it."""
 
     bucket: int
     bytes: int
@@ -32,7 +32,12 @@ class BucketSpan:
     last_ready_ns: int
     launch_ns: int
     end_ns: int
-    operation: int
+    sent_by: Event | None
+
+    @property
+    def operation(self) -> int:
+        """The number of the operation, -1 where there is none."""
+        return -1 if self.sent_by is None else self.sent_by.operation
 
 
 def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
@@ -58,7 +63,7 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
                 last_ready_ns=max(ready, default=launch.begin_ns),
                 launch_ns=launch.begin_ns,
                 end_ns=operation.end_ns if operation is not None else launch.begin_ns,
-                operation=operation.operation if operation is not None else -1,
+                sent_by=operation,
             )
         )
     return sorted(spans, key=lambda span: span.first_ready_ns)

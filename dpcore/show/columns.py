@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpcore.show.buckets import bucket_spans, gradient_name, pack_lanes, paramet
 from dpcore.show.figures import communication_of, exposed_of
 from dpcore.show.intervals import Intervals
 from dpcore.show.reading import RankEvents, Run
+from dpcore.show.schedules import DrawnSchedules, kind_of
 from dpcore.trace_file import Event
 
 _LARGEST = (1 << 32) - 1
@@ -40,7 +42,7 @@ class Columns:
 
     def label(self, **content: Any) -> int:
         """The number of a label with this content."""
-        known = {key: value for key, value in content.items() if value not in ("", None)}
+        known = {key: value for key, value in content.items() if value not in ("", None, ())}
         key = tuple(sorted(known.items()))
         if key not in self._number_of:
             self._number_of[key] = len(self.labels)
@@ -68,8 +70,8 @@ class Columns:
         return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()
 
 
-def columns_of(run: Run) -> Columns:
-    """All lanes of a run."""
+def columns_of(run: Run, drawn: DrawnSchedules) -> Columns:
+    """All lanes of a run. Labels of operations say where their moves are among the drawn ones."""
     columns = Columns(_tick_for(run.end_ns))
     for rank in run.ranks:
         _add_compute(columns, rank)
@@ -77,12 +79,22 @@ def columns_of(run: Run) -> Columns:
         _add_union(columns, rank.rank, "communication", communication_of(rank))
         _add_union(columns, rank.rank, "waiting", exposed_of(rank))
         _add_gradients(columns, run, rank)
-        _add_buckets(columns, run, rank)
-        paths = {name: " or ".join(by_path) for name, by_path in run.paths.items()}
-        _add_events(columns, rank.rank, "operation", rank.operation_lanes, rank.operations, paths)
+        _add_buckets(columns, run, rank, drawn)
+        told = partial(_what_ran, run, drawn)
+        _add_events(columns, rank.rank, "operation", rank.operation_lanes, rank.operations, told)
         _add_events(columns, rank.rank, "wait", rank.wait_lanes, rank.waits)
         _add_events(columns, rank.rank, "mark", [0] * len(rank.marks), rank.marks)
     return columns
+
+
+def _what_ran(run: Run, drawn: DrawnSchedules, event: Event) -> dict[str, Any]:
+    """For the label of an operation: its path in words, and the place of its moves. An earlier file
+    knows the path where all operations of the collective took the same one."""
+    path = event.path
+    if not path and len(run.paths.get(event.name, {})) == 1:
+        (path,) = run.paths[event.name]
+    root = f", root {event.root}" if path and event.root >= 0 else ""
+    return {"path": path + root, "moves": drawn.place_of(run, event)}
 
 
 def _tick_for(end_ns: int) -> int:
@@ -122,22 +134,22 @@ def _add_events(
     kind: str,
     rows: Sequence[int],
     events: Sequence[Event],
-    paths: dict[str, str] | None = None,
+    told: Callable[[Event], dict[str, Any]] = lambda event: {},
 ) -> None:
     by_row: dict[int, list[Event]] = {}
     for row, event in zip(rows, events, strict=True):
         by_row.setdefault(row, []).append(event)
-    known: dict[tuple[str, int, int], int] = {}
+    known: dict[tuple[Any, ...], int] = {}
     for row, mine in sorted(by_row.items()):
         labels = []
         for event in mine:
-            key = event.name, event.bytes, event.peer
+            key = event.bytes, event.peer, *kind_of(event)
             if key not in known:
                 known[key] = columns.label(
                     n=event.name,
                     b=event.bytes or None,
                     peer=event.peer if event.peer >= 0 else None,
-                    path=(paths or {}).get(event.name),
+                    **told(event),
                 )
             labels.append(known[key])
         begins = [event.begin_ns for event in mine]
@@ -151,22 +163,24 @@ def _add_union(columns: Columns, rank: int, kind: str, spans: Intervals) -> None
     columns.add(rank, kind, 0, begins, durations, nothing, nothing)
 
 
-def _add_buckets(columns: Columns, run: Run, rank: RankEvents) -> None:
+def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSchedules) -> None:
     spans = bucket_spans(run, rank)
     lanes = pack_lanes(spans)
-    paths = " or ".join(run.paths.get("all_reduce", {}))
-    names: dict[tuple[int, int], int] = {}
+    names: dict[tuple[Any, ...], int] = {}
     for lane in range(max(lanes, default=-1) + 1):
         mine = [span for span, at in zip(spans, lanes, strict=True) if at == lane]
+        labels = []
         for span in mine:
-            key = (span.bucket, span.bytes)
+            sent_by = span.sent_by
+            key = span.bucket, span.bytes, *(kind_of(sent_by) if sent_by is not None else ())
             if key not in names:
                 names[key] = columns.label(
                     n=f"bucket {span.bucket}",
                     b=span.bytes,
                     of=parameters_of(run, span.bucket, span.bytes),
-                    path=paths,
+                    **(_what_ran(run, drawn, sent_by) if sent_by is not None else {}),
                 )
+            labels.append(names[key])
         begins = [span.first_ready_ns for span in mine]
         columns.add(
             rank.rank,
@@ -174,7 +188,7 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents) -> None:
             lane,
             begins,
             [span.end_ns - span.first_ready_ns for span in mine],
-            [names[span.bucket, span.bytes] for span in mine],
+            labels,
             [span.operation for span in mine],
             [span.last_ready_ns - span.first_ready_ns for span in mine],
             [span.launch_ns - span.first_ready_ns for span in mine],

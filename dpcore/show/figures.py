@@ -9,6 +9,7 @@ run: ``dpcore.measure_overlap`` measures that.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class OperationFigures:
     bytes: int
     in_flight_ms: float
     exposed_ms: float
-    paths: dict[str, int]  # of one rank
+    paths: dict[str, int]  # how many took which, as far as the file knows
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,15 @@ def _operations(run: Run) -> list[OperationFigures]:
                 bytes=sum(e.bytes for e in mine),
                 in_flight_ms=sum(e.ms for e in mine),
                 exposed_ms=sum(e.ms for e in exposed),
-                paths=dict(run.paths.get(name, {})),
+                paths=_paths(run, name, mine),
             )
         )
     return sorted(result, key=lambda line: -line.in_flight_ms)
+
+
+def _paths(run: Run, name: str, operations: Sequence[Event]) -> dict[str, int]:
+    told = Counter(event.path for event in operations if event.path)
+    return dict(told.most_common()) if told else dict(run.paths.get(name, {}))
 
 
 def _waits(ranks: Sequence[RankEvents]) -> list[WaitFigures]:

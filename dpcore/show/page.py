@@ -16,7 +16,7 @@ from typing import Any
 from dpcore.show.columns import columns_of
 from dpcore.show.figures import figures_of, short, steps_of
 from dpcore.show.reading import Run
-from dpcore.show.schedules import schedules_for
+from dpcore.show.schedules import DrawnSchedules
 from dpcore.show.tables import tables_of
 
 
@@ -28,8 +28,9 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
 def page_text(runs: Sequence[Run]) -> str:
     """The page as text."""
     entries, blobs = [], []
+    drawn = DrawnSchedules(runs)
     for number, run in enumerate(runs):
-        entry, packed = _entry(run)
+        entry, packed = _entry(run, drawn)
         entries.append(entry)
         blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
     parts = resources.files("dpcore.show") / "page_parts"
@@ -37,7 +38,7 @@ def page_text(runs: Sequence[Run]) -> str:
     content = {
         "title": _escaped(", ".join(run.name for run in runs) + " · dpcore show"),
         "style": (parts / "style.css").read_text(encoding="utf-8"),
-        "data": _json({"runs": entries, "schedules": schedules_for(runs)}),
+        "data": _json({"runs": entries, "schedules": drawn.content, "world": drawn.first_world}),
         "columns": "\n".join(blobs),
         "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
     }
@@ -46,9 +47,9 @@ def page_text(runs: Sequence[Run]) -> str:
     return "".join(content[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def _entry(run: Run) -> tuple[dict[str, Any], str]:
+def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     figures = figures_of(run)
-    columns = columns_of(run)
+    columns = columns_of(run, drawn)
     machine = run.machine
     entry = {
         "name": run.name,

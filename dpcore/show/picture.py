@@ -105,7 +105,7 @@ def _buckets_within(run: Run, rank: RankEvents, window: Step) -> list[list[Bucke
     spans = bucket_spans(run, rank)
     of_buckets = {span.operation for span in spans}
     spans += [
-        BucketSpan(-1, e.bytes, e.begin_ns, e.begin_ns, e.begin_ns, e.end_ns, e.operation)
+        BucketSpan(-1, e.bytes, e.begin_ns, e.begin_ns, e.begin_ns, e.end_ns, e)
         for e in rank.operations
         if e.operation not in of_buckets
     ]

@@ -59,7 +59,9 @@ class Run:
     transport: str
     link: str  # the words of an emulated one, or nothing
     error: str  # what ended the run, or nothing
-    paths: Mapping[str, Mapping[str, int]]  # operations by collective and path
+    # Of files whose operations don't say what they ran: how many took which path, by collective.
+    paths: Mapping[str, Mapping[str, int]]
+    schedules: Mapping[str, Mapping[str, Any]]  # lists of moves, by the number that events give
     models: list[Mapping[str, Any]]
     ranks: list[RankEvents]
 
@@ -126,6 +128,7 @@ def _read(path: Path) -> Run:
         link=str(other.get("link", "")),
         error=str(other.get("error", "")),
         paths=other.get("paths", {}),
+        schedules=other.get("schedules", {}),
         models=list(other.get("models", [])),
         ranks=ranks,
     )
@@ -176,4 +179,8 @@ def _event(entry: Mapping[str, Any], kind: str) -> Event:
         bytes=args.get("bytes", 0),
         begin_ns=begin,
         end_ns=begin + round(entry.get("dur", 0) * 1000),
+        path=args.get("path", ""),
+        schedule=args.get("schedule", ""),
+        root=args.get("root", -1),
+        world=args.get("world", 0),
     )

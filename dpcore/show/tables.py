@@ -79,7 +79,7 @@ def _operations(figures: RunFigures) -> Table:
         ]
         for line in figures.operations
     ]
-    return Table("Operations, of all ranks; the path of one", columns, rows)
+    return Table("Operations, of all ranks", columns, rows)
 
 
 def _waits(figures: RunFigures) -> Table:

@@ -33,6 +33,8 @@ def test_launches_of_a_step_are_checked():
         on_host = dpcore.DataParallel(model.module, comm=comm._on_host)
         with pytest.raises(RuntimeError, match=r"took 0 launches and copied 400 gradients alone"):
             steps.check_launches(on_host, step_of(on_host))
+        assert steps.launches_of(model, step) == {"launches_per_step": len(model.bucket_report())}
+        assert "took 0 launches" in steps.launches_of(on_host, step_of(on_host))["wrong"]
 
     def step_of(model):
         def step():
@@ -61,11 +63,12 @@ def test_targets_are_judged():
         {"of_copy": 0.8, "target_of_copy": 0.85},
         {"of_torch": 0.9, "target_of_torch": 0.95},
         {"of_torch": 1.0, "target_of_torch": 0.95},
+        {"of_torch": 0.9, "target_of_torch": 0.95, "wrong": "took 0 launches"},
         {"what": "copy"},
     ]
     for row in rows:
         gpu.judge(row)
-    assert [row.get("reached") for row in rows] == [True, False, True, False, None]
+    assert [row.get("reached") for row in rows] == [True, False, True, False, False, None]
 
 
 def test_shared_steps_are_those_of_the_slowest_rank(monkeypatch):
@@ -108,6 +111,19 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
 
     rows, failures = gpu.measured(ends_at=0.0)
     assert rows == [] and failures["step 400-tensors"].endswith("no time was left")
+
+
+def test_a_step_that_went_another_way_is_a_failure(monkeypatch):
+    row = {"what": "step", "of_torch": 0.5, "target_of_torch": 0.95, "wrong": "took 0 launches"}
+    for name in ("reduction", "flattening", "all_reduce", "shared_steps"):
+        monkeypatch.setattr(gpu, name, lambda *_: [])
+    monkeypatch.setattr(gpu, "_reductions", lambda *_: [])
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 4.0)
+    monkeypatch.setattr(gpu, "_steps_of_one", lambda *_: [dict(row)])
+    rows, failures = gpu.measured()
+    names = ["step gpt2-124m-bf16", "step resnet50-bf16", "step 400-tensors"]
+    assert failures == {name: f"{name}: took 0 launches" for name in names}
+    assert [row["reached"] for row in rows[1:]] == [False] * 3, "and its times are in the file"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

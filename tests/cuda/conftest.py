@@ -7,10 +7,12 @@ import torch
 
 # Ranks that are threads of one process: their streams must not queue behind each other's waits.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-# Nor may the first launch of a kernel load it, which waits for the whole device.
+# Nor may the first launch of a kernel load it, which waits for the whole device. The driver reads
+# this when it starts, here. Ranks that are processes wait for themselves only, and start sooner
+# without.
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-
 HAS_GPU = torch.cuda.is_available()
+os.environ["CUDA_MODULE_LOADING"] = "LAZY"
 
 
 def pytest_collection_modifyitems(items):

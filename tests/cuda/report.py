@@ -29,6 +29,11 @@ def lines_of(path):
     return found
 
 
+def pytest_configure(config):
+    # Known to pytest-timeout alone, which may be missing.
+    config.addinivalue_line("markers", "timeout(seconds): how long a test may take")
+
+
 def pytest_collection_modifyitems(config, items):
     known = {line["test"] for line in lines_of(REPORT)}
     again = [item for item in items if item.nodeid in known]

@@ -63,6 +63,13 @@ class TwoStreams(nn.Module):
         self.here, self.beside = nn.Linear(64, 64), nn.Linear(64, 64)
         self.stream = None
 
+    def gradients_come_in_two_streams(self):
+        """A parameter's gradient is accumulated in the stream that its node was made in. Who keeps
+        the result keeps the nodes."""
+        self.stream = torch.cuda.Stream()
+        with torch.cuda.stream(self.stream):
+            return [p.expand_as(p).grad_fn.next_functions[0][0] for p in self.beside.parameters()]
+
     def forward(self, x):
         current = torch.cuda.current_stream()
         self.stream = self.stream or torch.cuda.Stream()
@@ -80,6 +87,7 @@ def test_gradients_of_one_bucket_from_two_streams(comm, narrow):
     torch.manual_seed(0)
     module = TwoStreams().cuda()
     alone = copy.deepcopy(module)
+    nodes = module.gradients_come_in_two_streams()
     options = {} if narrow is None else {"mixed_precision": _MixedPrecision(reduce_dtype=narrow)}
     model = dpcore.DataParallel(module, comm=comm, bucket_cap_mb=100, **options)
     for step in range(5):
@@ -90,6 +98,7 @@ def test_gradients_of_one_bucket_from_two_streams(comm, narrow):
         for p, other in zip(module.parameters(), alone.parameters(), strict=True):
             wanted = other.grad if narrow is None else other.grad.to(narrow).float()
             assert torch.equal(p.grad, wanted)
+    assert len(nodes) == 2  # kept until here
 
 
 def test_no_memory_is_taken_after_the_first_steps(comm):

@@ -13,11 +13,18 @@ from tests.cuda.test_mapped import with_device
 from tests.cuda_host import device_traces as bodies
 
 PLACE = "cuda:0"
+
+
+def settle():
+    """For what this rank has asked for: on the device another one, as a thread, may wait for us."""
+    torch.cuda.current_stream().synchronize()
+
+
 BODIES = [
-    partial(bodies.operations_one_after_the_other, settle=torch.cuda.synchronize),
+    partial(bodies.operations_one_after_the_other, settle=settle),
     bodies.the_oldest_are_dropped,
     bodies.groups_are_recorded_as_well,
-    partial(bodies.steps, settle=torch.cuda.synchronize),
+    partial(bodies.steps, settle=settle),
 ]
 
 

@@ -121,12 +121,12 @@ using Body = std::function<void(std::vector<Arrival>&)>;
 inline void add_collective(Comm* comm, void* stream, Arrival own, Body body) {
   auto run = [world = comm->world, aborted = comm->aborted, rank = comm->rank,
               number = comm->collectives++, own, body = std::move(body)] {
-    std::unique_lock<std::mutex> lock(world->mutex);
-    const auto hangs = [rank] {
+    const bool hangs = [rank] {
       const std::lock_guard<std::mutex> steering(g_mutex);
       return g_hanging.contains(rank);
-    };
-    if (hangs()) {
+    }();
+    std::unique_lock<std::mutex> lock(world->mutex);
+    if (hangs) {
       wait_in(*world, lock, *aborted, [] { return false; });
       return;
     }

@@ -29,6 +29,9 @@ class Streams:
         assert event == "event"
         self.notes.append("wait")
 
+    def keep(self, tensors):
+        self.notes.append(("keep", *(tensor.data_ptr() for tensor in tensors)))
+
 
 class Nccl:
     """The module cupy.cuda.nccl, of which every call is a note."""
@@ -57,8 +60,8 @@ class Nccl:
         self.notes.append("groupEnd")
 
 
-def notes_of(body, world=2):
-    """What rank 1 has called while it ran ``body``."""
+def notes_of(body, world=2, rank=1):
+    """What a rank has called while it ran ``body``."""
     results = {}
     lock = threading.Lock()
 
@@ -74,7 +77,7 @@ def notes_of(body, world=2):
     dpcore.spawn(rank_main, world, mode="threads")
     identities = {identity for identity, _ in results.values()}
     assert len(identities) == 1, "the ranks meet under one name"
-    return results[1][1]
+    return results[rank][1]
 
 
 def test_reductions():
@@ -139,6 +142,86 @@ def test_groups_of_calls():
     ]  # fmt: skip
 
 
+def test_parts_of_a_reduction_that_differ():
+    x, y = torch.zeros(6), torch.zeros(4)
+    at, to = x.data_ptr(), y.data_ptr()
+
+    def body(comm):
+        comm.reduce_scatter(y[: 4 if comm.rank else 2], x, "max", sizes=[2, 4])
+        comm.reduce_scatter(y[: 4 if comm.rank else 0], x[:4], sizes=[0, 4])
+
+    assert notes_of(body) == [
+        "begin", "groupStart",
+        ("reduce", at, to, 2, 7, 2, 0, 77), ("reduce", at + 8, to, 4, 7, 2, 1, 77),
+        "groupEnd", "end", "wait",
+        "begin", "groupStart", ("reduce", at, to, 4, 7, 0, 1, 77), "groupEnd", "end", "wait",
+    ]  # fmt: skip
+
+
+def test_gather_and_scatter():
+    whole, own = torch.zeros(6), torch.zeros(4)
+    at, mine = whole.data_ptr(), own.data_ptr()
+
+    def body(comm):
+        part = own[: 4 if comm.rank else 2]
+        at_root = whole if comm.rank == 1 else None
+        comm.gather(at_root, part, 1, sizes=[2, 4])
+        comm.scatter(part, at_root, 1, sizes=[2, 4])
+
+    assert notes_of(body, rank=1) == [
+        "begin", "groupStart", ("send", mine, 16, 0, 1, 77),
+        ("recv", at, 8, 0, 0, 77), ("recv", at + 8, 16, 0, 1, 77), "groupEnd", "end", "wait",
+        "begin", "groupStart", ("recv", mine, 16, 0, 1, 77),
+        ("send", at, 8, 0, 0, 77), ("send", at + 8, 16, 0, 1, 77), "groupEnd", "end", "wait",
+    ]  # fmt: skip
+    assert notes_of(body, rank=0) == [
+        "begin", "groupStart", ("send", mine, 8, 0, 1, 77), "groupEnd", "end", "wait",
+        "begin", "groupStart", ("recv", mine, 8, 0, 1, 77), "groupEnd", "end", "wait",
+    ]  # fmt: skip
+
+
+def test_groups_of_ranks():
+    x = torch.zeros(3)
+
+    def body(comm):
+        assert (comm.split(None if comm.rank else 0) is None) == (comm.rank == 1)
+        alone = comm.split(comm.rank)
+        alone.all_reduce(x)
+        alone.close()
+        with pytest.raises(dpcore.Error, match="finalized"):
+            alone.all_reduce(x)
+        comm.all_reduce(x)
+
+    notes = notes_of(body)
+    assert notes[0][:2] == ("NcclCommunicator", 1) and notes[0][3] == 0
+    reduced = ("allReduce", x.data_ptr(), x.data_ptr(), 3, 7, 0, 77)
+    once = ["begin", reduced, "end", "wait"]
+    assert notes[1:] == [*once, ("destroy",), *once]
+
+
+def test_memory_is_kept_for_work_that_nobody_waits_for():
+    whole, part = torch.zeros(4), torch.zeros(2)
+
+    def body(comm):
+        comm.all_gather(whole, part, async_op=True)
+        comm.all_gather(whole, part)  # the current stream waits: nobody needs to keep it
+
+    kept = [note for note in notes_of(body) if note[0] == "keep"]
+    assert kept == [("keep", whole.data_ptr(), part.data_ptr())]
+
+
+def test_a_group_of_calls_ends_when_one_of_them_fails():
+    def body(comm):
+        def fails(*_):
+            raise RuntimeError("no such peer")
+
+        comm._comm.send = fails
+        with pytest.raises(RuntimeError, match="no such peer"):
+            comm.all_to_all(torch.zeros(2), torch.zeros(2))
+
+    assert notes_of(body) == ["begin", "groupStart", "groupEnd"]
+
+
 def test_asynchronous_work_waits_when_it_is_told_to():
     def body(comm):
         work = comm.all_reduce(torch.zeros(2), async_op=True)
@@ -157,6 +240,14 @@ def test_what_is_refused():
             comm.broadcast(torch.zeros(3, 3).t())
         with pytest.raises(dpcore.Unsupported, match="output has 3 elements, 4 are needed"):
             comm.all_gather(torch.zeros(3), torch.zeros(2))
+        with pytest.raises(dpcore.Unsupported, match="sizes has 1 entries, 2 are needed"):
+            comm.reduce_scatter(torch.zeros(2), torch.zeros(4), sizes=[2])
+        with pytest.raises(dpcore.Unsupported, match="input has 3 elements, 2 are needed"):
+            comm.gather(torch.zeros(4) if comm.rank == 0 else None, torch.zeros(3), sizes=[2, 2])
+        with pytest.raises(ValueError, match=r"output is (needed|to be None) here"):
+            comm.gather(None if comm.rank == 0 else torch.zeros(4), torch.zeros(2))
+        with pytest.raises(ValueError, match=r"root 2 is not a rank: 0\.\.1"):
+            comm.scatter(torch.zeros(2), None, 2)
         with pytest.raises(dpcore.Unsupported, match=r"on meta, this communicator works on cpu"):
             comm.all_reduce(torch.zeros(2, device="meta"))
         comm.close()

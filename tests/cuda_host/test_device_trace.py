@@ -11,6 +11,7 @@ import dpcore
 from dpcore.__main__ import main
 from dpcore.show.figures import figures_of
 from dpcore.show.reading import read_run
+from dpcore.show.schedules import DrawnSchedules
 from tests.cuda_host import device_traces as bodies
 from tests.cuda_host.ranks import on_devices
 
@@ -57,6 +58,72 @@ def test_steps_and_their_file(tmp_path, backend, capsys):
     assert main(["show", str(path), "--out", str(tmp_path / "run.html")]) in (0, None)
     assert "exposed" in capsys.readouterr().out
     assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def what_ran(comm, path=None):
+    """(path, root, world) of one operation after the other."""
+    large, arena = torch.ones(300_000), comm.empty(300_000)
+    arena.fill_(1.0)
+    with dpcore.trace(path, comm=comm) as t:
+        comm.all_reduce(torch.ones(100))
+        comm.all_reduce(large)
+        comm.all_reduce(arena)
+        comm.broadcast(arena, 1)
+        comm.broadcast(large, 1)
+        comm.all_reduce(large, algorithm="ring/moves")
+        comm.scatter(torch.ones(10), torch.ones(20) if comm.rank == 1 else None, 1)
+        comm.barrier()
+    found = bodies.of_kind(t, "operation")
+    assert {e.path for e in t.events if e.kind != "operation"} == {""}
+    return [(e.path, e.root, e.world) for e in found]
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (
+            "cuda",
+            [
+                ("one_shot/stage", -1, 2),
+                ("two_shot/stage", -1, 2),
+                ("two_shot/push", -1, 2),
+                ("two_shot/push", 1, 2),
+                ("direct/stage", 1, 2),
+                ("ring/moves", -1, 2),
+                ("direct/moves", 1, 2),
+                ("barrier", -1, 2),
+            ],
+        ),
+        (
+            "nccl",
+            [
+                ("nccl", -1, 2),
+                ("nccl", -1, 2),
+                ("nccl", -1, 2),
+                ("nccl", 1, 2),
+                ("nccl", 1, 2),
+                ("ring/moves", -1, 2),
+                ("direct/nccl", 1, 2),
+                ("barrier", -1, 2),
+            ],
+        ),
+    ],
+)
+def test_each_operation_says_what_it_ran(tmp_path, backend, expected):
+    path = tmp_path / "run.json"
+    assert on_devices(what_ran, 2, path, backend=backend) == [expected] * 2
+    run = read_run(path)
+    drawn = DrawnSchedules([run])
+    for event, (name, root, _) in zip(run.ranks[0].operations, expected, strict=True):
+        algorithm = name.partition("/")[0]
+        place = drawn.place_of(run, event)
+        if algorithm in ("nccl", "barrier"):  # nobody knows its moves, or it has none
+            assert place == ()
+        else:
+            shown = f"{algorithm}, root {root}" if root > 0 else algorithm
+            assert place == ("2", event.name, shown, 2)
+    (ring,) = (line for line in figures_of(run).operations if line.name == "all_reduce")
+    assert ring.paths["ring/moves"] == 2
 
 
 def test_exposed_is_what_the_caller_waits_for():

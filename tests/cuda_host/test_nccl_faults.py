@@ -8,9 +8,12 @@ import torch
 
 import dpcore
 from dpcore import _C
-from tests.cuda_host.ranks import calls, errors_of, on_devices
+from dpcore.device_communicator import DeviceCommunicator
+from tests.cuda_host.conftest import STAND_IN
+from tests.cuda_host.ranks import calls, errors_of, on_devices, start
 
 pytestmark = pytest.mark.usefixtures("fake")
+LIBRARY = f"NCCL 2.27.3 ({STAND_IN})"  # stands in every error that comes from it
 
 
 def test_a_call_that_fails_breaks_it_for_all(fake):
@@ -23,6 +26,7 @@ def test_a_call_that_fails_breaks_it_for_all(fake):
     for error in errors_of(body, 2):
         assert "operation 1 (all_gather of 2 x float32) failed on rank" in str(error)
         assert "ncclAllGather: invalid argument: the stand-in was told to fail" in str(error)
+        assert f"{LIBRARY}, ncclAllGather" in str(error)
     assert "CommAbort" in calls(fake, 0) and "CommAbort" in calls(fake, 1)
     assert "CommDestroy" not in calls(fake, 0)
 
@@ -38,7 +42,7 @@ def test_an_error_that_comes_later_names_the_library(fake):
 
     for error in errors_of(body, 2):
         assert isinstance(error, dpcore.Error)
-        assert "on rank" in str(error) and "NCCL 2.27.3" in str(error)
+        assert "on rank" in str(error) and LIBRARY in str(error)
         assert "reports: unhandled stand-in error" in str(error)
 
 
@@ -148,8 +152,71 @@ def test_ranks_on_one_gpu_are_refused():
 
 def test_a_start_that_fails_names_the_rank(fake):
     fake.fake_nccl_fail(b"CommInitRankConfig", 4)
-    with pytest.raises(dpcore.Error, match=r"ncclCommInitRankConfig: invalid argument"):
+    with pytest.raises(dpcore.Error, match=r"ncclCommInitRankConfig: invalid argument") as caught:
         on_devices(lambda comm: None, 2, timeout=5.0)
+    assert LIBRARY in str(caught.value)
+
+
+# What a rank calls, and the call of NCCL that is told to fail in it.
+FAILING = {
+    "AllReduce": lambda comm: comm.all_reduce(torch.ones(4)),
+    "Reduce": lambda comm: comm.reduce(torch.ones(4)),
+    "Broadcast": lambda comm: comm.broadcast(torch.ones(4)),
+    "ReduceScatter": lambda comm: comm.reduce_scatter(torch.zeros(2), torch.ones(4)),
+    "RedOpCreatePreMulSum": lambda comm: comm.all_reduce(torch.ones(4), "premul_sum", factor=0.5),
+    "Send": lambda comm: comm.all_to_all(torch.zeros(4), torch.ones(4)),
+    "Recv": lambda comm: comm.all_reduce(torch.ones(4), algorithm="ring/moves"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_every_call_that_fails_names_the_library(fake, name):
+    fake.fake_nccl_fail(name.encode(), 4)
+    for error in errors_of(FAILING[name], 2):
+        assert f"{LIBRARY}, nccl{name}: invalid argument: the stand-in" in str(error), error
+
+
+def test_an_error_of_a_call_in_progress_names_the_library(fake):
+    fake.fake_nccl_in_progress(3)
+
+    def body(comm):
+        fake.fake_nccl_async_error(6)
+        comm.all_reduce(torch.ones(3))
+
+    for error in errors_of(body, 1):
+        assert f"{LIBRARY}, ncclAllReduce: unhandled stand-in error" in str(error), error
+
+
+def test_a_start_without_a_name_to_meet_by_names_the_library(fake):
+    fake.fake_nccl_fail(b"GetUniqueId", 4)
+    with pytest.raises(dpcore.Error, match="ncclGetUniqueId: invalid argument") as caught:
+        on_devices(lambda comm: None, 2, timeout=5.0)
+    assert LIBRARY in str(caught.value)
+
+
+def test_a_group_of_calls_that_failed_is_closed(fake):
+    """Otherwise the next communicator of this thread would only collect what it is asked for."""
+
+    def communicator(control):
+        native = start("nccl", control, (5.0, "auto", False), "gpu 0")
+        return DeviceCommunicator(native, "inproc")
+
+    def body(control):
+        other = control.split(0)
+        fake.fake_nccl_fail(b"Broadcast", 4)
+        broken = communicator(control)
+        out, own = torch.zeros(4), torch.ones(4)
+        with pytest.raises(dpcore.Error, match="ncclBroadcast: invalid argument"):
+            broken.all_gather(out, own, sizes=[4])
+        broken.close()
+        whole = communicator(other)
+        whole.all_gather(out, own, sizes=[4])
+        whole.all_to_all(own, out)
+        whole.close()
+        return out
+
+    (out,) = dpcore.spawn(body, 1, mode="threads")
+    assert torch.equal(out, torch.ones(4))
 
 
 def test_arguments_are_checked_before_anything_happens(fake):
@@ -169,14 +236,19 @@ def test_arguments_are_checked_before_anything_happens(fake):
 # ---- without a GPU ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("backend", ["nccl", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_says_so():
+def test_a_machine_without_a_gpu_says_so(backend):
     with pytest.raises(dpcore.Unsupported, match=r"GPU|built without CUDA"):
-        dpcore.init("nccl", rank=0, world_size=1)
+        dpcore.init(backend, rank=0, world_size=1)
     assert dpcore.init(rank=0, world_size=1).world_size == 1  # nothing is left open
     dpcore.finalize()
-    with pytest.raises(dpcore.Unsupported, match="backend='nccl' is for GPUs"):
-        dpcore.init("nccl", rank=0, world_size=1, device="cpu")
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cuda", "cupy"])
+def test_a_device_that_is_no_gpu(backend):
+    with pytest.raises(dpcore.Unsupported, match=f"backend='{backend}' is for GPUs"):
+        dpcore.init(backend, rank=0, world_size=1, device="cpu")
     with pytest.raises(
         dpcore.Unsupported, match="backend 'native' takes none; pass backend='nccl'"
     ):

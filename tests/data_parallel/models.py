@@ -44,9 +44,11 @@ class Small(nn.Module):
 
 def batch(step, rows=ROWS):
     generator = torch.Generator().manual_seed(1000 + step)
-    x = torch.randn(rows, 6, dtype=torch.float64, generator=generator)
-    y = torch.randn(rows, 3, dtype=torch.float64, generator=generator)
-    return x, y
+    with torch.device("cpu"):
+        x = torch.randn(rows, 6, dtype=torch.float64, generator=generator)
+        y = torch.randn(rows, 3, dtype=torch.float64, generator=generator)
+    there = torch.get_default_device()
+    return x.to(there), y.to(there)
 
 
 def part(tensor, comm):

@@ -12,11 +12,9 @@ from dpcore.errors import Error
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
 from dpcore.show.intervals import union_of_spans
-from dpcore.show.schedules import algorithm_taken, schedules_for, steps_of_schedule
-from dpcore.trace_facts import _paths_since
 from dpcore.trace_file import covered_ms
 
-from .traces import MS, model_of, write_trace
+from .traces import MS, model_of, says_nothing, write_trace
 
 
 @pytest.fixture
@@ -37,10 +35,17 @@ def test_figures_of_a_run_that_is_known(run):
     assert (first.forward_ms, first.backward_ms) == (pytest.approx(6), pytest.approx(8))
     (operation,) = figures.operations
     assert (operation.name, operation.count, operation.bytes) == ("all_reduce", 12, 6 * 3072)
-    assert operation.paths == {"moves": 6}
+    assert operation.paths == {"ring/moves": 6, "two_shot/stage": 6}
     (wait,) = figures.waits
     assert (wait.name, wait.count) == ("a message", 12)
     assert wait.total_ms == pytest.approx(6 * (4 + 3))
+
+
+def test_an_earlier_file_tells_paths_by_collective(tmp_path):
+    told = {"paths": {"all_reduce": {"two_shot/push": 4, "one_shot/stage": 2}}}
+    path = write_trace(tmp_path / "run.json", ran=says_nothing, **told)
+    (operation,) = figures_of(read_run(path)).operations
+    assert operation.paths == told["paths"]["all_reduce"]
 
 
 def test_exposed_time_without_communication_hides_nothing_and_adds_nothing(tmp_path):
@@ -114,7 +119,8 @@ def test_the_numbers_are_those_of_the_trace(tmp_path):
         waits = {e.name for e in run.ranks[rank.rank].waits}
         assert waits == set(by_wait)
     assert (run.transport, run.link) == ("inproc", "10gbit,20us")
-    assert sum(run.paths["all_reduce"].values()) == 12
+    (operation,) = figures.operations
+    assert sum(operation.paths.values()) == operation.count == 24
     assert figures.steps == 0
     assert covered_ms(run.ranks[0].exposed) == pytest.approx(said[0][0], abs=1e-3)
 
@@ -160,29 +166,6 @@ def test_files_that_are_no_traces_are_explained(tmp_path):
         read_run(path)
 
 
-# ---- schedules ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "tree"])
-def test_the_stepper_ends_with_the_sum_everywhere(algorithm):
-    steps = steps_of_schedule(algorithm, "all_reduce", 4)
-    expected = {chunk: sum(r + 1 + 10 * chunk for r in range(4)) for chunk in range(64)}
-    last = steps["states"][-1]
-    assert len(last) == 4 * steps["chunks"]
-    assert all(value == expected[chunk] for _, chunk, value, _ in last)
-    assert all(contributors == 4 for *_, contributors in last)
-    assert len(steps["moves"]) == len(steps["states"]) - 1
-
-
-def test_the_stepper_begins_with_the_algorithm_of_the_run(run, tmp_path):
-    entry = schedules_for([run])["2"]["all_reduce"]
-    assert entry["taken"] == "two_shot"
-    assert set(entry["algorithms"]) >= {"ring", "one_shot", "two_shot"}
-    path = write_trace(tmp_path / "one.json", paths={"all_reduce": {"one_shot/stage": 6}})
-    assert algorithm_taken(read_run(path), "all_reduce") == ("one_shot", True)
-    assert algorithm_taken(run, "all_reduce") == ("two_shot", False)
-
-
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -217,14 +200,3 @@ def test_show_explains_mistakes(tmp_path, capsys, monkeypatch, arguments, messag
     write_trace(tmp_path / "run.json")
     assert main(["show", *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_what_is_no_operation_is_no_path():
-    before = {"all_reduce": {"moves": {"operations": 2}}, "arena": {"bytes": 1, "used": 1}}
-    now = {
-        "all_reduce": {"moves": {"operations": 5}, "one_shot/stage": {"operations": 0}},
-        "barrier": {"barrier": {"operations": 1}},
-        "arena": {"bytes": 2, "used": 2},
-        "sent": {"memory": 7, "network": 0},
-    }
-    assert _paths_since(before, now) == {"all_reduce": {"moves": 3}, "barrier": {"barrier": 1}}

@@ -9,28 +9,11 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore.show import figures_of, read_run, write_page
+from dpcore.show import figures_of, read_run
 from dpcore.show.page import page_text
 
-from . import browser as browsers
-from .traces import write_trace
-
-needs_browser = pytest.mark.skipif(
-    bool(browsers.why_not()), reason=browsers.why_not() or "there is one"
-)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = browsers.Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
-
-
-def page_of(tmp_path, *paths):
-    page = tmp_path / "page.html"
-    write_page(page, [read_run(path) for path in paths])
-    return page
+from .browser import needs_browser
+from .traces import MS, page_of, write_trace
 
 
 def lane_totals(browser, kind):
@@ -81,12 +64,94 @@ def test_what_is_pointed_at_is_told(browser, tmp_path):
     assert "filling 2.000 ms, waiting to be sent 0 ns, in flight 5.000 ms" in tip
     assert "1.0 KiB" in tip
     assert "layer0.weight, layer0.bias" in tip
-    assert "path moves" in tip
+    assert "path ring/moves" in tip
     browser.click(x, y)
     assert "rank 0: bucket 0" in browser.text("#detail")
     browser.run("document.querySelectorAll('#detail button')[1].click()")
     assert "A chunk is 512 B of the 1.0 KiB" in browser.text("#move-text")
     assert browser.problems == []
+
+
+def select_operation(browser, number):
+    """Selects an operation of rank 0 and asks for its moves; what is said of it."""
+    return browser.run(f"""(() => {{ const t = page.timelines[0];
+      for (const band of t.layout.bands.filter((b) => b.kind === "operation" && b.rank === 0)) {{
+        const index = band.lane.number.indexOf({number});
+        if (index < 0) continue;
+        t.show({{ band, lane: band.lane, index }});
+        document.querySelectorAll("#detail button")[1].click();
+        return document.getElementById("detail").innerText;
+      }} }})()""")
+
+
+def drawn_values(browser):
+    """The numbers in the stepper's cells, by (rank, chunk)."""
+    cells = browser.run("""[...document.querySelectorAll("#moves text.value")].map((cell) =>
+      [cell.dataset.rank, cell.dataset.chunk, cell.textContent].map(Number))""")
+    return {(rank, chunk): value for rank, chunk, value in cells}
+
+
+@needs_browser
+def test_the_stepper_draws_what_the_operation_ran(browser, tmp_path):
+    """A ring of two: each chunk is added up on one of the ranks, then both are passed on."""
+    browser.open(page_of(tmp_path, write_trace(tmp_path / "run.json")))
+    chosen = "document.getElementById('algorithm').selectedOptions[0].innerText"
+    assert "path two_shot/stage" in select_operation(browser, 3)
+    assert browser.run(chosen) == "two_shot (ran)"
+    assert "path ring/moves" in select_operation(browser, 2)
+    assert browser.run(chosen) == "ring (ran)"
+    before = {(0, 0): 1, (1, 0): 2, (0, 1): 11, (1, 1): 12}
+    assert drawn_values(browser) == before
+    press = "document.getElementById('move-on').click()"
+    browser.run(press)
+    added = drawn_values(browser)
+    changed = {place: value for place, value in added.items() if value != before[place]}
+    assert sorted(changed.values()) == [3, 23]
+    assert {rank for rank, _ in changed} == {0, 1}
+    sentence = browser.text("#move-text")
+    for rank, chunk in changed:
+        assert f"rank {1 - rank} sends chunk {chunk} to rank {rank}, which adds it" in sentence
+    browser.run(press)
+    assert drawn_values(browser) == {(0, 0): 3, (1, 0): 3, (0, 1): 23, (1, 1): 23}
+    assert "Done." in browser.text("#move-text")
+    assert browser.problems == []
+
+
+@needs_browser
+def test_other_algorithms_are_not_said_to_have_run(browser, tmp_path):
+    browser.open(page_of(tmp_path, write_trace(tmp_path / "run.json", buckets=1)))
+    options = browser.run("[...document.getElementById('algorithm').options].map((o) => o.text)")
+    assert "ring (ran)" in options and {"two_shot", "tree", "one_shot"} <= set(options)
+
+
+def colours_at(browser, times_ms):
+    """Red, green and blue under the lowest band of rank 0, at some times of the step."""
+    return browser.run(f"""(() => {{ const t = page.timelines[0], {{ painter, layout }} = t;
+      const ratio = window.devicePixelRatio, y = (layout.blocks[0].bottom - 4) * ratio;
+      const row = painter.context.getImageData(0, y, painter.canvas.width, 1).data;
+      return {times_ms}.map((time) => {{
+        const x = painter.toX(t.scale, t.origin + time * {MS}), at = 4 * Math.round(x * ratio);
+        return [...row.slice(at, at + 3)]; }}); }})()""")
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_exposed_time_is_shaded(browser, tmp_path, scheme):
+    """From 14 to 18 ms of a step, on rank 1 from 15: behind the lanes, and only there."""
+    browser.colours(scheme)
+    try:
+        browser.open(page_of(tmp_path, write_trace(tmp_path / "run.json", late=1.0)))
+        beside, within = [3.5, 9.5, 13.5, 18.5], [14.5, 15.5, 16.5, 17.5]  # no line of the axis
+        found = colours_at(browser, beside + within)
+        plain, *others = found[:4]
+        assert others == [plain] * 3
+        for red, green, blue in found[4:]:
+            assert red - green > plain[0] - plain[1] + 15 and red - blue > plain[0] - plain[2] + 15
+        lane = """(() => { const b = page.timelines[0].layout.blocks[1].waiting;
+          return [b.begin[0], b.end[0]]; })()"""
+        assert browser.run(lane) == [15 * MS, 18 * MS]
+    finally:
+        browser.colours("light")
 
 
 @needs_browser

@@ -1,4 +1,6 @@
-// Mouse, touch and keys on a timeline.
+// Mouse, touch and keys on a timeline. What the wheel does is told in the hint of page.html: the page is
+// longer than the window, so it scrolls until somebody turns the wheel with a key, or has clicked into
+// the timeline. (Two fingers on a touchpad arrive as a wheel with Ctrl.)
 
 function listenTo(timeline, page) {
   const { canvas, view } = timeline;
@@ -20,7 +22,7 @@ function listenTo(timeline, page) {
     } else if (event.ctrlKey || event.shiftKey || event.altKey || document.activeElement === canvas) {
       page.zoom(Math.exp(event.deltaY * 0.0016), timeAt(place(event)[0]));
     } else {
-      return; // the page scrolls until somebody has clicked into the timeline
+      return;
     }
     event.preventDefault();
   }, { passive: false });

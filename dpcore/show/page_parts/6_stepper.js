@@ -1,4 +1,4 @@
-// One operation, move by move: the lists come from dpcore.reference, the same that the core runs.
+// One operation, move by move: as it ran, and as it would by the other algorithms.
 
 const SVG = "http://www.w3.org/2000/svg";
 const CELL_WIDTH = 74, CELL_HEIGHT = 34, COLUMN_GAP = 46, ROW_GAP = 14, LEFT = 66, TOP = 34;
@@ -11,18 +11,20 @@ function svg(name, attributes, text) {
 }
 
 class Stepper {
-  constructor(schedules) {
+  constructor(schedules, shownFirst) {
     this.schedules = schedules;
-    this.bytes = 0;
+    this.operation = { bytes: 0, ranks: 0 }; // the one that is shown, if it is one of the run
     this.step = 0;
     const find = (id) => document.getElementById(id);
     this.parts = { collective: find("collective"), algorithm: find("algorithm"), world: find("world"), text: find("move-text"),
       number: find("move-number"), drawing: find("moves"), play: find("move-play") };
     const { world, collective, algorithm } = this.parts;
     world.replaceChildren(...Object.keys(schedules).map((n) => new Option(n)));
+    world.value = shownFirst;
     find("world-choice").hidden = world.options.length < 2;
-    world.addEventListener("change", () => this.chooseWorld());
-    collective.addEventListener("change", () => this.chooseCollective());
+    const forget = () => { this.operation = { bytes: 0, ranks: 0 }; };
+    world.addEventListener("change", () => { forget(); this.chooseWorld(); });
+    collective.addEventListener("change", () => { forget(); this.chooseCollective(); });
     algorithm.addEventListener("change", () => this.begin());
     find("move-back").addEventListener("click", () => this.go(this.step - 1));
     find("move-on").addEventListener("click", () => this.go(this.step + 1));
@@ -40,19 +42,21 @@ class Stepper {
   chooseCollective() {
     const { world, collective, algorithm } = this.parts;
     const entry = this.schedules[world.value][collective.value];
-    algorithm.replaceChildren(...Object.keys(entry.algorithms).map((name) =>
-      new Option(name === entry.taken && entry.is_known ? `${name} (this run)` : name, name)));
-    algorithm.value = entry.taken;
+    algorithm.replaceChildren(...Object.entries(entry.algorithms).map(([name, plan]) =>
+      new Option(plan.ran ? `${name} (ran)` : name, name)));
+    algorithm.value = entry.first;
     this.begin();
   }
 
-  // Shows an operation of a run.
-  open(run, name, bytes) {
-    this.parts.world.value = String(Math.min(8, Math.max(2, run.world_size)));
+  // Shows what an operation of so many bytes ran.
+  open([world, collective, name, ranks], bytes) {
+    this.operation = { bytes, ranks };
+    this.parts.world.value = world;
     this.chooseWorld();
-    this.parts.collective.value = name;
-    this.bytes = bytes;
+    this.parts.collective.value = collective;
     this.chooseCollective();
+    this.parts.algorithm.value = name;
+    this.begin();
     document.getElementById("stepper").scrollIntoView({ behavior: "smooth", block: "start" });
   }
 
@@ -89,7 +93,9 @@ class Stepper {
   }
 
   sentence() {
-    const each = this.bytes ? ` A chunk is ${bytesText(this.bytes / this.plan.chunks)} of the ${bytesText(this.bytes)}.` : "";
+    const { bytes, ranks } = this.operation;
+    const fewer = ranks > this.world ? ` Drawn for ${this.world} ranks, the operation had ${ranks}.` : "";
+    const each = (bytes && !fewer ? ` A chunk is ${bytesText(bytes / this.plan.chunks)} of the ${bytesText(bytes)}.` : "") + fewer;
     if (this.step === 0) return `Before: every rank holds its own numbers.${each}`;
     const moves = this.plan.moves[this.step - 1];
     const told = moves.slice(0, 4).map(([from, to, chunk, adds]) =>
@@ -131,7 +137,7 @@ class Stepper {
       svg("rect", { x, y, width: CELL_WIDTH, height: CELL_HEIGHT, rx: 6, fill: "var(--cell)" }),
       svg("rect", { x, y, width: CELL_WIDTH * share, height: CELL_HEIGHT, rx: 6, fill: "var(--full-cell)" }),
       svg("rect", { x, y, width: CELL_WIDTH, height: CELL_HEIGHT, rx: 6, fill: "none", class: changed ? "changed" : "" }),
-      svg("text", { x: x + CELL_WIDTH / 2, y: y + CELL_HEIGHT / 2 }, String(value)),
+      svg("text", { x: x + CELL_WIDTH / 2, y: y + CELL_HEIGHT / 2, class: "value", "data-rank": rank, "data-chunk": chunk }, String(value)),
     );
   }
 

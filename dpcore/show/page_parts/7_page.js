@@ -4,7 +4,7 @@ class Page {
   constructor(data) {
     this.narrow = window.innerWidth < 640;
     this.view = { begin: 0, end: 1 };
-    this.stepper = new Stepper(data.schedules);
+    this.stepper = new Stepper(data.schedules, data.world);
     this.timelines = data.runs.map((run) => new Timeline(run, this.view, this));
     this.tip = document.getElementById("tip");
     this.detail = document.getElementById("detail");
@@ -118,10 +118,9 @@ class Page {
     this.detail.replaceChildren(element("p", { className: "title", textContent: `rank ${found.band.rank}: ${title}` }),
       ...lines.map((line) => element("p", { textContent: line })), zoom);
     const label = timeline.labelOf(found.lane, found.index);
-    const name = found.band.kind === "bucket" ? "all_reduce" : label.n;
-    if (found.lane.kind !== "wait" && this.stepper.schedules[this.stepper.parts.world.value][name]) {
+    if (label.moves) {
       const step = element("button", { type: "button", textContent: "its moves" });
-      step.addEventListener("click", () => this.stepper.open(timeline.run, name, label.b || 0));
+      step.addEventListener("click", () => this.stepper.open(label.moves, label.b || 0));
       this.detail.append(step);
     }
   }
@@ -130,7 +129,8 @@ class Page {
 // An event in words: a title and lines.
 function describe(timeline, { band, lane, index }) {
   const label = timeline.labelOf(lane, index), begin = lane.begin[index], end = lane.end[index];
-  const when = `at ${timeText(begin - timeline.origin)}${timeline.steps.length ? " of the step" : ""}`;
+  const step = timeline.steps.findLastIndex(([from]) => from <= begin);
+  const when = step < 0 ? `at ${timeText(begin)}` : `at ${timeText(begin - timeline.steps[step][0])} of step ${step + 1}`;
   const lines = [lane.kind === "gradient" || lane.kind === "mark" ? when : `${timeText(end - begin)}, ${when}`];
   let title = label.n || "";
   if (lane.kind === "exposed") title = `exposed: the program waited in ${label.n}`;
@@ -188,10 +188,10 @@ function tables(runs) {
   })));
 }
 
-const started = performance.now();
 loadRuns().then((data) => {
   window.page = new Page(data);
-  document.body.dataset.ready = (performance.now() - started).toFixed(0);
+  // The first frame, in milliseconds after somebody asked for the page.
+  requestAnimationFrame(() => { document.body.dataset.ready = performance.now().toFixed(0); });
 }).catch((problem) => {
   document.body.dataset.failed = String(problem);
   document.getElementById("runs").textContent = `The page could not be drawn: ${problem}`;

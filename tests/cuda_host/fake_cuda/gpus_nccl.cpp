@@ -1,0 +1,92 @@
+// Collectives over NCCL in CUDA's streams, as calls and as a captured graph.
+#include <barrier>
+#include <thread>
+
+#include "cuda/nccl_communicator.h"
+#include "gpus.h"
+
+namespace dpcore::gpus {
+namespace {
+
+StreamCommunicator::Works average(StreamCommunicator& comm, const Tensor& tensor,
+                                  Device::Stream current, const std::string& algorithm = "") {
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.op = ReduceOp::mean;
+  request.dtype = DType::f32;
+  request.count = tensor.count();
+  request.input = request.output = tensor.data();
+  return comm.submit(std::move(request), algorithm, current);
+}
+
+// Each rank adds its number, then all average: by NCCL, and by our own ring over its messages.
+void calls(StreamCommunicator& comm, Device::Stream stream) {
+  const auto mean = static_cast<float>(comm.world() + 1) / 2;
+  Tensor tensor(comm.device(), 5000);
+  const auto registered = comm.register_memory(tensor.data(), tensor.count() * sizeof(float));
+  for (const char* algorithm : {"", "ring/moves"}) {
+    tensor.fill(static_cast<float>(comm.rank() + 1));
+    const auto work = average(comm, tensor, stream, algorithm);
+    comm.order(work, stream);
+    comm.device().synchronize(stream);
+    CHECK(tensor.holds(mean));
+    comm.wait(work, 0, nullptr);
+  }
+}
+
+void a_graph(StreamCommunicator& comm, Device::Stream stream, std::barrier<>& all,
+             std::mutex& capturing) {
+  constexpr int kReplays = 3;
+  Tensor tensor(comm.device(), 700);
+  cudaGraph_t graph = nullptr;
+  all.arrive_and_wait();  // nobody does anything else while one captures
+  {
+    const std::lock_guard<std::mutex> lock(capturing);
+    CHECK(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeGlobal) ==
+          cudaSuccess);
+    comm.order(average(comm, tensor, stream), stream);
+    CHECK(cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph) == cudaSuccess);
+  }
+  all.arrive_and_wait();
+  cudaGraphExec_t runs = nullptr;
+  CHECK(cudaGraphInstantiate(&runs, graph, 0) == cudaSuccess);
+  for (int i = 0; i < kReplays; ++i) {
+    tensor.fill(static_cast<float>(comm.rank() + i));
+    CHECK(cudaGraphLaunch(runs, static_cast<cudaStream_t>(stream)) == cudaSuccess);
+    comm.device().synchronize(stream);
+    CHECK(tensor.holds(static_cast<float>(comm.world() - 1) / 2 + static_cast<float>(i)));
+    all.arrive_and_wait();  // the stand-in knows its meetings by number
+  }
+  CHECK(cudaGraphExecDestroy(runs) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+void run_rank(int world, int rank, std::barrier<>& all, std::mutex& capturing) {
+  CHECK(!fake_cuda::has_context());
+  {
+    auto comm = NcclCommunicator::start(meet({"nccl", world, world}, rank), cuda_device(rank),
+                                        {30.0, "auto", false, nullptr}, {});
+    CHECK(!fake_cuda::has_context() && !fake_cuda::has_error());
+    const Program program(comm->device());
+    calls(*comm, program.stream());
+    a_graph(*comm, program.stream(), all, capturing);
+    calls(*comm, program.stream());
+    comm->close();
+  }
+  CHECK(!fake_cuda::has_error());
+}
+
+}  // namespace
+
+void over_nccl(int world) {
+  fake_cuda::have_devices(world);
+  std::barrier<> all(world);
+  std::mutex capturing;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] { run_rank(world, rank, all, capturing); });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  nothing_is_left();
+}
+
+}  // namespace dpcore::gpus

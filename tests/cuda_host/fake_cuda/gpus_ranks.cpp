@@ -1,0 +1,148 @@
+// Ranks as threads and as processes: collectives, messages, groups, traces, and a steady state.
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "gpus.h"
+
+namespace dpcore::gpus {
+namespace {
+
+void collectives(MappedCommunicator& comm, Device::Stream stream, unsigned seed) {
+  constexpr const char* kAlgorithms[] = {"", "", "ring/moves", "one_shot/moves"};
+  const auto sum = static_cast<float>(comm.world() * (comm.world() + 1)) / 2;
+  std::mt19937 dice(seed);  // the same on all ranks
+  for (int round = 0; round < 12; ++round) {
+    const size_t count = 1 + dice() % (round % 4 == 0 ? 600'000 : 3000);
+    const std::string algorithm = kAlgorithms[dice() % 4];
+    const bool of_the_arena = dice() % 2 == 0;
+    auto tensor = of_the_arena ? std::make_unique<Tensor>(comm, count)
+                               : std::make_unique<Tensor>(comm.device(), count);
+    tensor->fill(static_cast<float>(comm.rank() + 1));
+    const auto work = all_reduce(comm, *tensor, stream, algorithm);
+    if (dice() % 2 == 0) {
+      comm.wait(work, 0, nullptr);
+    } else {
+      comm.order(work, stream);
+      comm.device().synchronize(stream);
+    }
+    CHECK(tensor->holds(sum));
+    CHECK(!fake_cuda::has_error());
+  }
+}
+
+// What was called between the two, beside work.
+std::string made_between(const std::map<std::string, uint64_t>& before,
+                         const std::map<std::string, uint64_t>& after) {
+  static const std::set<std::string> kWork = {
+      "<<<>>>",          "cudaMemcpyAsync",     "cuStreamBatchMemOp",
+      "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamIsCapturing",
+      "cudaEventQuery",  "cudaSetDevice",       "cudaStreamSynchronize"};  // the last by the test
+  std::string made;
+  for (const auto& [name, count] : after) {
+    const auto was = before.find(name);
+    if (count > (was == before.end() ? 0 : was->second) && !kWork.contains(name))
+      made += name + " ";
+  }
+  return made;
+}
+
+// What is there is used again: a call asks the device for nothing and waits for nothing. Works come
+// back when the thread that looks after them has seen their end, on a busy machine late.
+void nothing_is_made_in_a_steady_state(MappedCommunicator& comm, Device::Stream stream) {
+  constexpr int kRounds = 20;
+  constexpr int kTries = 6;  // the same for all ranks
+  Tensor tensor(comm, 5000);
+  tensor.fill(0.0F);
+  bool nothing_made = false;
+  std::string made;
+  for (int i = 0; i < kTries; ++i) {
+    const auto before = fake_cuda::calls();
+    for (int round = 0; round < kRounds; ++round) {
+      comm.order(all_reduce(comm, tensor, stream), stream);
+      comm.device().synchronize(stream);
+    }
+    made = made_between(before, fake_cuda::calls());
+    nothing_made |= made.empty();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  if (!nothing_made) std::fprintf(stderr, "in each round: %s\n", made.c_str());
+  CHECK(nothing_made);
+}
+
+void messages(MappedCommunicator& comm, Device::Stream stream) {
+  Tensor sent(comm.device(), 70'000);
+  Tensor got(comm.device(), 70'000);
+  sent.fill(static_cast<float>(comm.rank()));
+  const int right = (comm.rank() + 1) % comm.world();
+  const int left = (comm.rank() + comm.world() - 1) % comm.world();
+  const size_t bytes = sent.count() * sizeof(float);
+  const auto work =
+      comm.submit({{true, right, sent.data(), bytes}, {false, left, got.data(), bytes}}, 0, stream);
+  comm.order(work, stream);
+  comm.device().synchronize(stream);
+  CHECK(got.holds(static_cast<float>(left)));
+}
+
+void trace(MappedCommunicator& comm, Device::Stream stream) {
+  comm.trace().start(16);
+  Tensor tensor(comm.device(), 1000);
+  tensor.fill(1.0F);
+  comm.order(all_reduce(comm, tensor, stream), stream);
+  comm.device().synchronize(stream);
+  uint64_t dropped = 0;
+  const auto events = comm.stop_trace(&dropped);
+  CHECK(!events.empty() && dropped == 0);
+  for (const TraceEvent& event : events) CHECK(event.begin_ns <= event.end_ns);
+}
+
+void run_rank(const Job& job, int rank, const std::string& meeting, const std::string& memory) {
+  CHECK(!fake_cuda::has_context());
+  {
+    Comm comm = join(job, rank);
+    CHECK(!fake_cuda::has_context() && !fake_cuda::has_error());
+    const std::string description = comm->describe();
+    if (meeting != "auto") CHECK(description.ends_with("meetings: " + meeting));
+    if (memory != "auto") CHECK(description.find("(" + memory + ")") != std::string::npos);
+    const Program program(comm->device());
+    collectives(*comm, program.stream(), static_cast<unsigned>(job.world));
+    messages(*comm, program.stream());
+    trace(*comm, program.stream());
+    if (!job.threads) nothing_is_made_in_a_steady_state(*comm, program.stream());
+    const auto part = comm->split(rank % 2, rank);
+    CHECK(part != nullptr);
+    Tensor one(comm->device(), 10);
+    one.fill(1.0F);
+    const auto inner = std::dynamic_pointer_cast<MappedCommunicator>(part);
+    inner->order(all_reduce(*inner, one, program.stream()), program.stream());
+    comm->device().synchronize(program.stream());
+    CHECK(one.holds(static_cast<float>(inner->world())));
+    part->close();
+    comm->close();
+  }
+  CHECK(!fake_cuda::has_error());
+}
+
+}  // namespace
+
+void as_threads(const Job& job, const std::string& meeting, const std::string& memory) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < job.world; ++rank) {
+    ranks.emplace_back([&, rank] { run_rank(job, rank, meeting, memory); });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  nothing_is_left();
+}
+
+void as_processes(const Job& job, const std::string& meeting, const std::string& memory) {
+  const auto run = [&](int rank) {
+    run_rank(job, rank, meeting, memory);
+    nothing_is_left();
+  };
+  for (const int status : statuses_of(job.world, run)) CHECK(status == 0);
+}
+
+}  // namespace dpcore::gpus

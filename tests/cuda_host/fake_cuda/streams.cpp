@@ -1,0 +1,386 @@
+// Streams, events, and graphs that are captured from them. A graph is its work in the order in
+// which it was given, which is one of the orders that its edges allow.
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "comm/clock.h"
+#include "cuda/device_host.h"
+#include "fake_cuda.h"
+
+// A capture: what was put into the streams that take part in it.
+struct Capture {
+  std::vector<std::function<void()>> work;
+  cudaStream_t origin = nullptr;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  bool is_valid = true;
+};
+
+// A HostStream first of all: the stand-in for NCCL puts its work into those.
+struct CUstream_st final : dpcore::HostStream {
+  explicit CUstream_st(int on) : device(on) {
+    HostStream::add([] { fake_cuda::let_this_thread_touch_devices(); });
+  }
+  // A piece of work, or of the graph that it is captured into.
+  void add(std::function<void()> work) override;
+  // Beside the work, whatever is captured.
+  void mark(std::function<void()> call) { HostStream::add(std::move(call)); }
+
+  int device;
+  std::atomic<uint64_t> given{0};  // pieces of work
+  std::atomic<uint64_t> done{0};
+  std::shared_ptr<Capture> capture;  // while it takes part in one
+  size_t last = 0;                   // item of that which came into this stream
+  size_t joined = 0;                 // up to which item another stream of it has waited
+};
+
+namespace {
+
+struct Recordings {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0;
+  uint64_t happened = 0;
+  int64_t happened_ns = 0;
+};
+
+}  // namespace
+
+struct CUevent_st {
+  CUevent_st(int on, bool timed) : device(on), is_timed(timed) {}
+  int device;
+  bool is_timed;
+  std::shared_ptr<Recordings> recordings = std::make_shared<Recordings>();
+  std::shared_ptr<Capture> capture;  // it was recorded in last
+  CUstream_st* captured_in = nullptr;
+  size_t captured_at = 0;
+};
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> work;
+};
+
+namespace fake_cuda {
+namespace {
+
+struct Streams {
+  std::mutex mutex;
+  std::set<CUstream_st*> alive;
+  std::vector<std::unique_ptr<CUstream_st>> ended;  // with work that is left
+  std::unique_ptr<CUstream_st> own[kMostDevices];   // what null means, by device
+  std::set<CUevent_st*> events;
+  std::shared_ptr<Capture> capture;  // one at a time
+};
+
+Streams& streams() {
+  static auto* it = new Streams;
+  return *it;
+}
+
+thread_local cudaStreamCaptureMode t_mode = cudaStreamCaptureModeGlobal;
+
+// With the lock.
+CUstream_st* found(cudaStream_t stream) {
+  if (stream != nullptr) {
+    if (!streams().alive.contains(stream)) misuse("a stream that there is not (any more)");
+    return stream;
+  }
+  const int device = current_device_or_first();
+  auto& own = streams().own[device];
+  if (!own) own = std::make_unique<CUstream_st>(device);
+  return own.get();
+}
+
+void check_event(cudaEvent_t event) {
+  if (!streams().events.contains(event)) misuse("an event that there is not (any more)");
+}
+
+void happens(const std::shared_ptr<Recordings>& of, uint64_t recording) {
+  const std::lock_guard<std::mutex> lock(of->mutex);
+  of->happened = std::max(of->happened, recording);
+  of->happened_ns = dpcore::now_ns();
+  of->changed.notify_all();
+}
+
+}  // namespace
+
+bool is_ours(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  return found(stream)->device == current_device_or_first();
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+  CUstream_st* into = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    into = found(stream);
+  }
+  into->add(std::move(work));
+}
+
+bool is_captured(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  return stream != nullptr && found(stream)->capture != nullptr;
+}
+
+bool may_disturb() {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  const auto& capture = streams().capture;
+  if (!capture || capture->mode == cudaStreamCaptureModeRelaxed) return true;
+  if (t_mode == cudaStreamCaptureModeRelaxed) return true;
+  capture->is_valid = false;
+  return false;
+}
+
+void wait_for_stream(cudaStream_t stream) {
+  const auto done = std::make_shared<Recordings>();
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    found(stream)->mark([done] { happens(done, 1); });
+  }
+  std::unique_lock<std::mutex> lock(done->mutex);
+  done->changed.wait(lock, [&] { return done->happened == 1; });
+}
+
+void wait_for_device(int device) {
+  std::vector<std::shared_ptr<Recordings>> all;
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    const auto ask = [&](CUstream_st& stream) {
+      if (stream.device != device) return;
+      all.push_back(std::make_shared<Recordings>());
+      stream.mark([done = all.back()] { happens(done, 1); });
+    };
+    for (CUstream_st* stream : streams().alive) ask(*stream);
+    for (const auto& stream : streams().ended) ask(*stream);
+    if (streams().own[device]) ask(*streams().own[device]);
+  }
+  for (const auto& done : all) {
+    std::unique_lock<std::mutex> lock(done->mutex);
+    done->changed.wait(lock, [&] { return done->happened == 1; });
+  }
+}
+
+std::string streams_left() {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  streams().ended.clear();  // waits for what is left in them
+  std::string text;
+  if (!streams().alive.empty()) text += std::to_string(streams().alive.size()) + " streams\n";
+  if (!streams().events.empty()) text += std::to_string(streams().events.size()) + " events\n";
+  return text;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+void CUstream_st::add(std::function<void()> work) {
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    if (capture) {
+      capture->work.push_back(std::move(work));
+      last = capture->work.size();
+      return;
+    }
+  }
+  given.fetch_add(1);
+  HostStream::add([this, work = std::move(work)] {  // may wait for room
+    work();
+    done.fetch_add(1);
+  });
+}
+
+extern "C" {
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  FAKE_RUNTIME_CALL("cudaStreamCreateWithPriority");
+  if (flags != cudaStreamNonBlocking || priority > 0 || priority < -5) {
+    return answer(cudaErrorInvalidValue);  // a blocking one is ordered after others: not made here
+  }
+  *stream = new CUstream_st(current_device_or_first());
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  streams().alive.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+// Returns at once.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  FAKE_RUNTIME_CALL("cudaStreamDestroy");
+  if (stream == nullptr) return answer(cudaErrorInvalidResourceHandle);
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  streams().alive.erase(found(stream));
+  streams().ended.emplace_back(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  FAKE_RUNTIME_CALL("cudaStreamSynchronize");
+  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  wait_for_stream(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  FAKE_RUNTIME_CALL("cudaStreamQuery");
+  if (!may_disturb() || is_captured(stream)) return answer(cudaErrorStreamCaptureUnsupported);
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  const CUstream_st& asked = *found(stream);
+  return answer(asked.done == asked.given ? cudaSuccess : cudaErrorNotReady);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  FAKE_RUNTIME_CALL("cudaEventCreateWithFlags");
+  *event = new CUevent_st(current_device_or_first(), (flags & cudaEventDisableTiming) == 0);
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  streams().events.insert(*event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  check_event(event);
+  streams().events.erase(event);
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  FAKE_RUNTIME_CALL("cudaEventRecord");
+  std::shared_ptr<Recordings> of;
+  uint64_t recording = 0;
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    check_event(event);
+    CUstream_st* in = found(stream);
+    if (in->device != event->device) return answer(cudaErrorInvalidResourceHandle);
+    event->capture = in->capture;
+    event->captured_in = in;
+    event->captured_at = in->last;
+    if (in->capture) return cudaSuccess;  // an edge of the graph, and no moment
+    of = event->recordings;
+    const std::lock_guard<std::mutex> recordings(of->mutex);
+    recording = ++of->recorded;
+  }
+  enqueue(stream, [of, recording] { happens(of, recording); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  FAKE_RUNTIME_CALL("cudaStreamWaitEvent");
+  if (flags != 0) return answer(cudaErrorInvalidValue);
+  std::shared_ptr<Recordings> of;
+  uint64_t recording = 0;
+  {
+    const std::lock_guard<std::mutex> lock(streams().mutex);
+    check_event(event);
+    CUstream_st* waits = found(stream);
+    if (event->capture && event->capture == streams().capture) {
+      if (waits->capture && waits->capture != event->capture) {
+        return answer(cudaErrorStreamCaptureMerge);
+      }
+      waits->capture = event->capture;  // takes part from here on
+      event->captured_in->joined = std::max(event->captured_in->joined, event->captured_at);
+      return cudaSuccess;
+    }
+    if (waits->capture) return answer(cudaErrorStreamCaptureIsolation);
+    of = event->recordings;
+    const std::lock_guard<std::mutex> recordings(of->mutex);
+    recording = of->recorded;
+  }
+  enqueue(stream, [of, recording] {
+    std::unique_lock<std::mutex> lock(of->mutex);
+    of->changed.wait(lock, [&] { return of->happened >= recording; });
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  FAKE_RUNTIME_CALL("cudaEventQuery");
+  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  check_event(event);
+  if (event->capture) return answer(cudaErrorCapturedEvent);
+  const std::lock_guard<std::mutex> recordings(event->recordings->mutex);
+  const bool is_over = event->recordings->happened >= event->recordings->recorded;
+  return answer(is_over ? cudaSuccess : cudaErrorNotReady);
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  FAKE_RUNTIME_CALL("cudaEventElapsedTime");
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  int64_t at[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    const cudaEvent_t event = i == 0 ? from : to;
+    check_event(event);
+    const std::lock_guard<std::mutex> recordings(event->recordings->mutex);
+    if (!event->is_timed || event->recordings->recorded == 0) {
+      return answer(cudaErrorInvalidResourceHandle);
+    }
+    if (event->recordings->happened < event->recordings->recorded) return answer(cudaErrorNotReady);
+    at[i] = event->recordings->happened_ns;
+  }
+  *ms = static_cast<float>(static_cast<double>(at[1] - at[0]) / 1e6);
+  return cudaSuccess;
+}
+
+// ---- graphs
+// --------------------------------------------------------------------------------------
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, t_mode);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  FAKE_RUNTIME_CALL("cudaStreamIsCapturing");
+  *status = is_captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  if (stream == nullptr) return answer(cudaErrorStreamCaptureUnsupported);
+  if (streams().capture) misuse("two graphs are captured at once, which this stand-in can't");
+  streams().capture = std::make_shared<Capture>();
+  streams().capture->origin = stream;
+  streams().capture->mode = mode;
+  found(stream)->capture = streams().capture;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard<std::mutex> lock(streams().mutex);
+  const std::shared_ptr<Capture> capture = std::move(streams().capture);
+  streams().capture.reset();
+  if (!capture || capture->origin != stream) misuse("the end of a capture that has not begun");
+  bool is_joined = true;
+  for (CUstream_st* part : streams().alive) {
+    if (part->capture != capture) continue;
+    if (part != stream && part->joined < part->last) is_joined = false;
+    part->capture.reset();
+    part->last = part->joined = 0;
+  }
+  if (!capture->is_valid) return answer(cudaErrorStreamCaptureInvalidated);
+  if (!is_joined) return answer(cudaErrorStreamCaptureUnjoined);
+  *graph = new CUgraph_st{std::move(capture->work)};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* runs, cudaGraph_t graph, unsigned long long) {
+  *runs = reinterpret_cast<cudaGraphExec_t>(new CUgraph_st(*graph));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t runs, cudaStream_t stream) {
+  for (const auto& work : reinterpret_cast<CUgraph_st*>(runs)->work) enqueue(stream, work);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t runs) {
+  delete reinterpret_cast<CUgraph_st*>(runs);
+  return cudaSuccess;
+}
+
+}  // extern "C"
