@@ -7,6 +7,7 @@ import torch
 
 import dpcore
 from dpcore.device_communicator import on_device
+from tests.cuda.dropped_work import keeps_memory_of_dropped_work
 
 GPUS = torch.cuda.device_count()
 
@@ -82,21 +83,7 @@ def test_a_call_does_not_wait_and_what_follows_does(comm):
 
 
 def test_memory_of_dropped_work_is_not_used_again(comm):
-    """Nobody keeps the work or its tensors while the GPU has not even begun."""
-    comm.all_gather(torch.zeros(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda"))
-    torch.cuda.synchronize()
-    for _ in range(5):
-        out, x = torch.zeros(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            side.wait_stream(torch.cuda.default_stream())
-            torch.cuda._sleep(50_000_000)  # some 25 ms
-            comm.all_gather(out, x, async_op=True)
-        del out, x  # of a stream that does not wait for the operation
-        y = torch.full((1 << 20,), 7.0, device="cuda")
-        z = torch.full((1 << 20,), 7.0, device="cuda")
-        torch.cuda.synchronize()
-        assert bool((y == 7).all()) and bool((z == 7).all())
+    keeps_memory_of_dropped_work(comm)
 
 
 def between_ranks(control):
