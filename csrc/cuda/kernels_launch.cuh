@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/error.h"
+#include "cuda/driver.cuh"
 #include "cuda/kernels.h"
 #include "cuda/reduce_table.h"
 
@@ -60,9 +61,7 @@ const auto& reductions() {
 template <class Kernel>
 void load(Kernel kernel) {
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) != cudaSuccess) {
-    cudaGetLastError();
-  }
+  Driver::ignore(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
 }
 
 template <class Policy>

@@ -85,10 +85,8 @@ bool may_disturb();
 // Memory of a device: from a memfd, shared with whoever else maps it.
 std::byte* map_device_memory(int descriptor, size_t bytes, std::byte* at = nullptr);
 int make_device_memory(size_t bytes);
-void guard(std::byte* memory, size_t bytes, bool readable);
+void let_streams_touch(std::byte* memory, size_t bytes);
 void let_this_thread_touch_devices();
-
-void* driver_function(const std::string& name);
 
 std::string memory_left();
 std::string physical_left();

@@ -2,14 +2,14 @@
 // handed from rank to rank in every way, ranks as threads and as processes that share a GPU or have
 // one each, collectives, graphs, and what is left behind.
 //
-//   gpus device                          calls of Device, one by one
-//   gpus threads WORLD GPUS MEETING MEMORY   ranks of one process
-//   gpus processes WORLD GPUS MEETING MEMORY
-//   gpus graph WORLD                     a captured step, replayed
-//   gpus nccl WORLD                      a stand-in for NCCL ($DPCORE_NCCL_LIBRARY) in these
-//   streams gpus late                            a kernel that waits in vain gpus killed MEETING a
-//   process ends in the middle gpus fallbacks                       which way memory goes where the
-//   first is refused
+//   gpus device             calls of Device, one by one
+//   gpus threads RANKS      of one process
+//   gpus processes RANKS    where RANKS are WORLD GPUS MEETING MEMORY
+//   gpus graph WORLD        a captured step, replayed
+//   gpus nccl WORLD         NCCL's stand-in ($DPCORE_NCCL_LIBRARY)
+//   gpus late               a kernel that waits in vain
+//   gpus killed MEETING     a process ends in the middle
+//   gpus fallbacks          where memory goes if refused
 //
 // MEMORY may be "auto". Everything is asked for by what the program does, too: it writes and reads
 // memory of devices by copies only.

@@ -103,10 +103,10 @@ cudaError_t answer(cudaError_t error) {
   return error;
 }
 
-void guard(std::byte* memory, size_t bytes, bool readable) {
-  const int rights = readable ? PROT_READ | PROT_WRITE : PROT_NONE;
-  const int failed = is_guarded() && readable ? pkey_mprotect(memory, bytes, rights, machine().key)
-                                              : mprotect(memory, bytes, rights);
+void let_streams_touch(std::byte* memory, size_t bytes) {
+  constexpr int kRights = PROT_READ | PROT_WRITE;
+  const int failed = is_guarded() ? pkey_mprotect(memory, bytes, kRights, machine().key)
+                                  : mprotect(memory, bytes, kRights);
   if (failed != 0) misuse("mprotect: " + std::string(std::strerror(errno)));
 }
 

@@ -68,7 +68,7 @@ cudaError_t allocate(void** pointer, size_t bytes) {
   allocation.descriptor = make_device_memory(allocation.bytes);
   allocation.device = current_device_or_first();
   std::byte* base = map_device_memory(allocation.descriptor, allocation.bytes);
-  guard(base, allocation.bytes, true);
+  let_streams_touch(base, allocation.bytes);
   *pointer = base + kBefore;
   const std::lock_guard<std::mutex> lock(memory().mutex);
   memory().allocated[base + kBefore] = allocation;
@@ -244,7 +244,7 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
     opened.bytes = of.bytes;
     opened.base = map_device_memory(descriptor, of.bytes);
     close(descriptor);
-    guard(opened.base, of.bytes, true);
+    let_streams_touch(opened.base, of.bytes);
   }
   *pointer = opened.base;
   return cudaSuccess;

@@ -163,7 +163,7 @@ CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* ac
       access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  guard(pages(address), bytes, true);
+  let_streams_touch(pages(address), bytes);
   return CUDA_SUCCESS;
 }
 
