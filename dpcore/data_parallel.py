@@ -57,8 +57,8 @@ class DataParallel(TorchSurface):
     ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
     ``find_unused_parameters``  when forward does not always use all parameters.
-    ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket, overwritten by the next
-                        backward; False: a tensor of its own, for one more copy.
+    ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket; one that is kept over the
+                        next backward gets a copy. False: memory of its own, for one more copy.
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
                         "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto" is bucketed
                         where a processor is free for it, else sequential.

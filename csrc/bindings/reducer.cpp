@@ -17,6 +17,7 @@
 #include "bindings/stream_collectives.h"
 #include "bindings/translate.h"
 #include "reducer/collectives_native.h"
+#include "reducer/tensor_memory.h"
 
 namespace py = pybind11;
 
@@ -122,7 +123,7 @@ py::tuple bucket_of(const Reducer& reducer, size_t number) {
   };
   py::list parts;
   for (const size_t i : bucket.gradients) {
-    parts.append(wrapped(reducer.gradient_list()[i].part));
+    parts.append(wrapped(tensor_like(reducer.gradient_list()[i].part)));
   }
   return py::make_tuple(wrapped(bucket.flat), bucket.gradients, parts);
 }

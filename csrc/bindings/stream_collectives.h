@@ -30,6 +30,7 @@ class StreamCollectives final : public Collectives {
   int world() const override { return communicator_->world(); }
   void check_usable() override { communicator_->check_usable(); }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
+  bool allocates_alone() const override { return false; }
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;

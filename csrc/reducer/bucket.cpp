@@ -47,21 +47,28 @@ void add_layout(Fnv& hash, const Gradient& gradient) {
 }
 
 bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
-  return to.place != nullptr && from.layout() == at::kStrided && from.device().is_cpu() &&
+  return from.layout() == at::kStrided && from.device().is_cpu() && to.part.device().is_cpu() &&
          from.scalar_type() == to.part.scalar_type() && from.strides() == to.part.strides() &&
          from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg();
+}
+
+// Whether a gradient can be given other memory and nobody sees the difference in what he holds:
+// the tensor is known to autograd alone, or its memory to the tensor alone.
+bool can_move(const at::Tensor& grad, const c10::StorageImpl* incoming) {
+  if (!is_known_elsewhere(grad)) {
+    return true;
+  }
+  const c10::StorageImpl* memory = grad.storage().unsafeGetStorageImpl();
+  return !may_be_numpys(grad) && owners_of(grad.storage()) == (memory == incoming ? 2 : 1);
 }
 
 }  // namespace
 
 bool Gradient::is_in_place() const {
   const at::Tensor& grad = parameter.grad();
-  if (!grad.defined() || grad.is_same(part)) {
-    return grad.defined();
-  }
-  return grad.layout() == at::kStrided && grad.const_data_ptr() == part.const_data_ptr() &&
+  return grad.defined() && grad.layout() == at::kStrided && grad.const_data_ptr() == address &&
          grad.strides() == part.strides() && grad.sizes() == part.sizes() &&
-         grad.scalar_type() == part.scalar_type() && grad.numel() > 0;
+         grad.scalar_type() == part.scalar_type();
 }
 
 bool Gradient::has_layout_of_part() const {
@@ -89,26 +96,38 @@ void warn_of_graph(const at::Tensor& grad) {
   }
 }
 
-bool Gradient::collect(bool becomes_grad) {
-  at::Tensor& grad = parameter.mutable_grad();
-  if (grad.is_same(part) || is_in_place()) {
-    return false;
-  }
+void Gradient::make_part(const at::Tensor& flat) {
+  part = part_of(flat, first_element, parameter.sizes(), strides_for(parameter));
+  address = static_cast<std::byte*>(flat.mutable_data_ptr()) + first_element * flat.element_size();
+}
+
+void Gradient::collect() {
+  const at::Tensor& grad = parameter.grad();
   const at::NoGradGuard no_grad;
   if (!grad.defined()) {
     part.zero_();
-    return true;
+    return;
   }
   warn_of_graph(grad);
   const bool parallel = bytes >= kParallelCopyBytes && at::get_num_threads() > 1;
   if (!parallel && can_copy_bytes(grad, *this)) {
-    copy_bytes(place, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
+    copy_bytes(address, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
   } else {
     part.copy_(grad.is_sparse() ? grad.to_dense() : grad);
   }
-  if (becomes_grad) {
-    grad = part;
+}
+
+bool Gradient::settle(const c10::StorageImpl* incoming) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (grad.layout() != at::kStrided || grad.requires_grad() ||
+      !grad.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(part.key_set())) {
+    grad = tensor_like(part);  // of another kind: sparse, or with a graph that ends here
+    return true;
   }
+  if (grad.scalar_type() != part.scalar_type() || !can_move(grad, incoming)) {
+    return false;
+  }
+  grad.unsafeGetTensorImpl()->shallow_copy_from(part.getIntrusivePtr());
   return true;
 }
 
@@ -132,12 +151,8 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
     Gradient& gradient = gradients[bucket.gradients[at]];
     gradient.bucket = number;
     gradient.first_element = begins[at];
-    gradient.part = part_of(bucket.flat, begins[at], gradient.parameter.sizes(),
-                            strides_for(gradient.parameter));
+    gradient.make_part(bucket.flat);
     gradient.bytes = static_cast<size_t>(gradient.parameter.numel()) * element;
-    gradient.place = first.device().is_cpu()
-                         ? static_cast<std::byte*>(gradient.part.mutable_data_ptr())
-                         : nullptr;
     bucket.bytes += gradient.bytes;
     add_layout(layout, gradient);
   }

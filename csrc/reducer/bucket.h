@@ -4,6 +4,12 @@
 // is, so that `parameter.grad` can be that part and optimizers find strides that match. What
 // travels is that tensor or, when it is asked for in a narrower type, a second one. The counters
 // belong to the thread that runs backward.
+//
+// The program never gets `Gradient::part` itself. A tensor that autograd has made for
+// `parameter.grad` is moved onto the part's storage and stays the object it was, so whatever the
+// program does to that object (`.data = x`, `set_`, `resize_`) leaves the part as it is, and the
+// number of references to the storage says whether anybody still holds the last gradient. Where a
+// gradient lies is judged by its address alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +27,8 @@
 
 namespace dpcore {
 
+struct Bucket;
+
 // One parameter as the reducer sees it.
 struct Gradient {
   at::Tensor parameter;
@@ -29,16 +37,22 @@ struct Gradient {
   bool is_sparse = false;  // expected to come as a sparse tensor: never in a bucket
 
   size_t bucket = 0;
-  at::Tensor part;             // of the bucket
-  size_t first_element = 0;    // of the bucket, where the part begins
-  std::byte* place = nullptr;  // of the part, when it lies in memory of this processor
+  at::Tensor part;               // of the bucket
+  size_t first_element = 0;      // of the bucket, where the part begins
+  std::byte* address = nullptr;  // of the same
   size_t bytes = 0;
   uint64_t iteration = 0;  // the last one in which it was complete
 
-  // Brings what backward has left in `parameter.grad` into the bucket, unless it is there.
-  // `becomes_grad`: from now on `parameter.grad` is the part itself. False: it was there.
-  bool collect(bool becomes_grad);
-  // The bucket's part is `parameter.grad` already.
+  // Makes the part, anew when it was there.
+  void make_part(const at::Tensor& flat);
+  // Copies what backward has left in `parameter.grad`, which is not in place, into the part. Nobody
+  // else holds the part.
+  void collect();
+  // From now on `parameter.grad` is the part's memory. False when it has to stay where it is,
+  // because its memory is the program's: the result is copied there. `incoming` is memory that
+  // autograd holds at the moment, or none.
+  bool settle(const c10::StorageImpl* incoming = nullptr);
+  // `parameter.grad` is the bucket's memory already.
   bool is_in_place() const;
   // The gradient lies as the part does, so that both are copied element by element.
   bool has_layout_of_part() const;
@@ -49,6 +63,7 @@ struct Bucket {
   at::Tensor flat;
   at::Tensor narrow;      // the same in another type; undefined: flat itself travels
   bool together = false;  // gradients are copied at once when all are there
+  bool has_own = false;   // a gradient of this iteration stays in the program's memory
   uint64_t bytes = 0;     // of gradients, without padding
   uint64_t layout = 0;    // hash of names and shapes, equal on all ranks
 

@@ -54,6 +54,8 @@ class Collectives {
 
   // A flat tensor of zeros. It outlives the object when somebody still holds it.
   virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
+  // Whether one rank may call allocate() without the others.
+  virtual bool allocates_alone() const { return true; }
 
   virtual void reserve(size_t slots) = 0;
   // In place. Ranks start the same operations in the same order.

@@ -16,8 +16,8 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
       : listener_(listener), gradient_(gradient) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    listener_.gradient_ready(gradient_);
+                                            const torch::autograd::variable_list& inputs) override {
+    listener_.gradient_ready(gradient_, inputs[0]);
     return outputs;  // a node at the end of the graph has none
   }
 

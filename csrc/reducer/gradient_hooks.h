@@ -18,7 +18,8 @@ namespace dpcore {
 
 class GradientListener {
  public:
-  virtual void gradient_ready(size_t gradient) = 0;
+  // `incoming` is what autograd has added; `parameter.grad` may be over the same memory.
+  virtual void gradient_ready(size_t gradient, const at::Tensor& incoming) = 0;
   // Compiled autograd wants to trace backward, which no hook here can be part of: throws.
   virtual void refuse_tracing() = 0;
 

@@ -103,9 +103,11 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   std::vector<size_t> moving;
   for (size_t i = 0; i < gradients_.size(); ++i) {
     Gradient& gradient = gradients_[i];
-    if (gradient.part.defined() && gradient.is_in_place()) {
-      gradient.parameter.mutable_grad() = gradient.part.clone();
-      moving.push_back(i);
+    if (gradient.part.defined()) {
+      if (gradient.is_in_place()) {
+        moving.push_back(i);
+      }
+      leave_part_to_holders(gradient);
     }
     gradient.part.reset();
   }
@@ -115,7 +117,8 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
     choose_copies(buckets_.back());
   }
   for (const size_t i : moving) {
-    gradients_[i].collect(true);
+    gradients_[i].collect();
+    settle(gradients_[i]);
   }
   order_ = schedule_->order(buckets_.size());
   if (!is_permutation_of(order_, buckets_.size())) {
@@ -242,6 +245,7 @@ void Reducer::open(bool again) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
     bucket.filled = false;
+    bucket.has_own = false;
     bucket.stream.reset();
     bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();

@@ -11,11 +11,12 @@
 // *again*: gradients are added to ones that are averaged already, which averaging keeps. In
 // between, gradients may be missing: which ones anybody has is agreed by a map.
 //
-// Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on.
-// After the first iteration nothing is allocated here. Threads: forward and backward of one model
-// run one after the other; hooks come on the thread that runs backward, without the GIL, and no
-// lock is taken. When a rank dies: start() or wait() of the collectives throws, with the bucket's
-// name in front; the iteration stays open and the next forward raises again.
+// Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on,
+// unless it is the program's own memory, and whoever holds a gradient when its part is filled anew
+// gets a copy. After the first iteration nothing is allocated here. Threads: forward and backward
+// of one model run one after the other; hooks come on the thread that runs backward, without the
+// GIL, and no lock is taken. When a rank dies: start() or wait() of the collectives throws, with
+// the bucket's name in front; the iteration stays open and the next forward raises again.
 #pragma once
 
 #include <functional>
@@ -136,7 +137,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
  private:
   // GradientListener
-  void gradient_ready(size_t i) override;
+  void gradient_ready(size_t i, const at::Tensor& incoming) override;
   void refuse_tracing() override;
 
   // LaunchControl
@@ -156,12 +157,16 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void make_buckets(const std::vector<size_t>& order);
   void choose_copies(Bucket& bucket);
   void come_to_this_stream(Bucket& bucket);
+  void leave_part_to_holders(Gradient& gradient);
+  void leave_bucket_to_holders(Bucket& bucket);
+  void settle(Gradient& gradient);
   void bring(Gradient& gradient);
   void bring_again(size_t i);
   void gather(Bucket& bucket, std::span<const size_t> members);
   void fill_narrow(Bucket& bucket);
   void hand_out(Bucket& bucket);
   void hand_out_narrow(Bucket& bucket);
+  void hand_out_to_own(Bucket& bucket);
   void copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat, double factor);
   void open(bool again);
   void begin_backward_if_new();
@@ -203,7 +208,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   double scale_ = 1;
   std::optional<at::ScalarType> narrow_type_;
-  std::vector<FlatGradient> copied_;  // of one launch, and whose they are
+  const c10::StorageImpl* incoming_ = nullptr;  // autograd holds it during a hook
+  std::vector<FlatGradient> copied_;            // of one launch, and whose they are
   std::vector<size_t> copied_of_;
   Copies copies_;
   std::vector<Bucket> buckets_;

@@ -2,6 +2,7 @@
 // gradient comes first; what happens for every bucket and every backward follows. Gradients that do
 // not come, or not once, are in reducer_unused.cpp.
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -10,14 +11,19 @@
 #include "comm/clock.h"
 #include "comm/error.h"
 #include "reducer/reducer.h"
+#include "reducer/tensor_memory.h"
 
 namespace dpcore {
 
-void Reducer::gradient_ready(size_t i) {
+void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
   if (!synchronised_) {
     accumulated_[i] = gradients_[i].parameter.grad().defined() ? 1 : 0;
     return;
   }
+  const auto afterwards = c10::make_scope_exit([this] { incoming_ = nullptr; });
+  incoming_ = incoming.defined() && incoming.has_storage()
+                  ? incoming.storage().unsafeGetStorageImpl()
+                  : nullptr;
   try {
     if (!open_) {
       if (unfinished_ > 0) {
@@ -284,7 +290,7 @@ void Reducer::finish_iteration() {
   for (const size_t i : undefined_) {
     Gradient& gradient = gradients_[i];
     gradient.parameter.mutable_grad() =
-        settings_.grad_is_part ? gradient.part : gradient.part.clone();
+        settings_.grad_is_part ? tensor_like(gradient.part) : gradient.part.clone();
   }
   undefined_.clear();
   times_.sample(completed_, first_gradient_ns_, buckets_);

@@ -63,9 +63,13 @@ void Reducer::come_to_this_stream(Bucket& bucket) {
 void Reducer::bring(Gradient& gradient) {
   Bucket& bucket = buckets_[gradient.bucket];
   come_to_this_stream(bucket);
-  if (!bucket.together && gradient.collect(settings_.grad_is_part)) {
-    ++copies_.alone;
+  if (bucket.together || gradient.is_in_place()) {
+    return;
   }
+  leave_part_to_holders(gradient);
+  gradient.collect();
+  settle(gradient);
+  ++copies_.alone;
 }
 
 // Autograd has added to a gradient that had come before.
@@ -88,13 +92,19 @@ void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
   copied_.clear();
   copied_of_.clear();
   for (const size_t i : members) {
+    if (!gradients_[i].is_in_place()) {
+      leave_part_to_holders(gradients_[i]);
+    }
+  }
+  for (const size_t i : members) {
     Gradient& gradient = gradients_[i];
     const at::Tensor* source = &gradient.parameter.grad();
     if (!gradient.is_in_place()) {
       if (gradient.has_layout_of_part()) {
         warn_of_graph(*source);
       } else {
-        gradient.collect(settings_.grad_is_part);
+        gradient.collect();
+        settle(gradient);
         ++copies_.alone;
         source = &gradient.part;
       }
@@ -116,8 +126,8 @@ void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
       c10::impl::VirtualGuardImpl(grad.device().type())
           .recordDataPtrOnStream(grad.storage().data_ptr(), *bucket.stream);
     }
-    if (settings_.grad_is_part) {
-      grad = gradients_[i].part;
+    if (!gradients_[i].is_in_place()) {
+      settle(gradients_[i]);
     }
   }
 }
@@ -139,6 +149,9 @@ void Reducer::fill_narrow(Bucket& bucket) {
 
 // The results of a bucket that is complete, to where `parameter.grad` is.
 void Reducer::hand_out(Bucket& bucket) {
+  if (arrived_ == 0) {
+    return;  // a rank without inputs has lent zeros, and its gradients are not of this iteration
+  }
   const at::NoGradGuard no_grad;
   if (bucket.narrow.defined() && bucket.together) {
     hand_out_narrow(bucket);
@@ -150,14 +163,18 @@ void Reducer::hand_out(Bucket& bucket) {
   if (scale_ != 1 && !hook_) {
     bucket.flat.mul_(scale_);
   }
-  if (settings_.grad_is_part) {
-    return;
+  if (!settings_.grad_is_part || bucket.has_own) {
+    hand_out_to_own(bucket);
   }
+}
+
+// From the bucket to gradients that are memory of their own.
+void Reducer::hand_out_to_own(Bucket& bucket) {
   copied_.clear();
   for (const size_t i : bucket.gradients) {
     Gradient& gradient = gradients_[i];
     at::Tensor& grad = gradient.parameter.mutable_grad();
-    if (!grad.defined()) {
+    if (!grad.defined() || gradient.is_in_place()) {
       continue;
     }
     if (bucket.together && gradient.has_layout_of_part()) {
@@ -178,6 +195,9 @@ void Reducer::hand_out_narrow(Bucket& bucket) {
     copied_.push_back(
         {bucket.flat.mutable_data_ptr(), 0, static_cast<uint64_t>(bucket.flat.numel())});
     copy_together(bucket, bucket.narrow, false, scale_);
+    if (bucket.has_own) {
+      hand_out_to_own(bucket);
+    }
     return;
   }
   const size_t element = bucket.narrow.element_size();

@@ -110,6 +110,11 @@ void Reducer::arrive_as_recorded() {
 
 void Reducer::shadow_backward() {
   open(false);
+  for (Gradient& gradient : gradients_) {
+    if (!gradient.is_sparse) {
+      leave_part_to_holders(gradient);  // this rank's gradients stay what they are
+    }
+  }
   for (Bucket& bucket : buckets_) {
     bucket.travelling().zero_();
     bucket.filled = true;

@@ -1,13 +1,42 @@
 // Names of types, and tensors over memory that is not torch's.
 #include "reducer/tensor_memory.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "comm/error.h"
 
 namespace dpcore {
+namespace {
+
+// torch 2.13 counts the Python object as a reference; before, one that only C++ holds is not.
+template <typename Slot>
+bool has_python_object(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj() != nullptr;
+  } else {
+    return slot.check_pyobj().value_or(nullptr) != nullptr;
+  }
+}
+
+// Only Python's object for it keeps it for Python, and that is kept by us.
+template <typename Slot>
+bool is_kept_by_us_alone(const Slot& slot) {
+  if constexpr (requires { slot.has_unique_reference(); }) {
+    return slot.has_unique_reference();
+  } else {
+    return false;
+  }
+}
+
+}  // namespace
 
 DType dtype_of(at::ScalarType type, const char* role) {
   switch (type) {
@@ -53,9 +82,52 @@ at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape, 
 at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRef shape,
                    at::IntArrayRef strides) {
   auto* base = static_cast<std::byte*>(whole.mutable_data_ptr());
-  return at::from_blob(
-      base + first_element * whole.element_size(), shape, strides,
-      [keep = whole](void*) mutable { keep.reset(); }, whole.options(), whole.device());
+  at::DataPtr memory(
+      base + first_element * whole.element_size(), new at::Tensor(whole),
+      [](void* keep) { delete static_cast<at::Tensor*>(keep); }, whole.device());
+  const size_t bytes = at::detail::computeStorageNbytes(shape, strides, whole.element_size());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                       c10::GetAllocator(whole.device().type()), /*resizable=*/true);
+  at::Tensor part =
+      at::detail::make_tensor<at::TensorImpl>(std::move(storage), whole.key_set(), whole.dtype());
+  part.unsafeGetTensorImpl()->set_sizes_and_strides(shape, strides);
+  return part;
+}
+
+at::Tensor tensor_like(const at::Tensor& tensor) {
+  return at::Tensor::wrap_tensor_impl(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+}
+
+void move_storage_to_copy(const at::Tensor& tensor) {
+  struct Memories {
+    at::DataPtr now;
+    at::DataPtr before;
+  };
+  const at::Tensor copy = tensor.clone();
+  auto memories = std::make_unique<Memories>();
+  memories->now = copy.storage().unsafeGetStorageImpl()->set_data_ptr({});
+  void* data = memories->now.get();
+  Memories* both = memories.get();
+  at::DataPtr together(
+      data, memories.release(), [](void* kept) { delete static_cast<Memories*>(kept); },
+      tensor.device());
+  both->before = tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(together));
+}
+
+size_t owners_of(const c10::Storage& storage) {
+  const size_t owners = storage.use_count();
+  const bool has_idle_object =
+      owners > 1 && is_kept_by_us_alone(*storage.unsafeGetStorageImpl()->pyobj_slot());
+  return has_idle_object ? owners - 1 : owners;
+}
+
+bool may_be_numpys(const at::Tensor& tensor) {
+  return !tensor.storage().unsafeGetStorageImpl()->resizable();
+}
+
+bool is_known_elsewhere(const at::Tensor& tensor) {
+  return tensor.use_count() > 1 || has_python_object(*tensor.unsafeGetTensorImpl()->pyobj_slot());
 }
 
 }  // namespace dpcore

@@ -18,8 +18,25 @@ at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape, 
                        at::Device device = at::kCPU);
 
 // A tensor over a part of `whole`, as a tensor of its own and not as a view: it may be detached,
-// saved and replaced without its neighbours. Keeps the memory of `whole`.
+// saved, resized and replaced without its neighbours. Keeps the memory of `whole`.
 at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRef shape,
                    at::IntArrayRef strides);
+
+// Another tensor over the same storage, without history.
+at::Tensor tensor_like(const at::Tensor& tensor);
+
+// Gives all tensors over the storage of `tensor` a copy of its memory, strides included. What they
+// had stays allocated as long as the storage does: a numpy array may point there.
+void move_storage_to_copy(const at::Tensor& tensor);
+
+// How many tensors, and storages in Python, keep it. One that Python has made and dropped again,
+// which lives on for the next time that it is asked for, is none.
+size_t owners_of(const c10::Storage& storage);
+
+// Memory that was given to numpy, or came from there: who holds an array has an address.
+bool may_be_numpys(const at::Tensor& tensor);
+
+// Whether anybody besides the only owner at hand has this very tensor, Python included.
+bool is_known_elsewhere(const at::Tensor& tensor);
 
 }  // namespace dpcore

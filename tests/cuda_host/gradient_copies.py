@@ -3,6 +3,7 @@ a rank, which run on devices of the host (test_gradient_copies.py) and on GPUs (
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import dpcore
@@ -70,7 +71,7 @@ def one_launch_per_bucket(comm, device, as_view, dtype=torch.float32):
 
     hooks = [
         p.register_post_accumulate_grad_hook(
-            lambda p: fresh.append(torch._C._WeakTensorRef(p.grad))
+            lambda p: fresh.append(StorageWeakRef(p.grad.untyped_storage()))
         )
         for p in module.parameters()
     ]
@@ -88,7 +89,7 @@ def one_launch_per_bucket(comm, device, as_view, dtype=torch.float32):
         for i, (p, average) in enumerate(zip(module.parameters(), wanted, strict=True)):
             torch.testing.assert_close(p.grad, average)
             assert (p.grad.data_ptr() == addresses(model)[i]) == as_view
-        assert all(ref.expired() for ref in fresh) == as_view, "who keeps autograd's tensors?"
+        assert all(ref.expired() for ref in fresh) == as_view, "who keeps autograd's memory?"
         fresh.clear()
     for hook in hooks:
         hook.remove()

@@ -87,6 +87,17 @@ def test_the_first_launch_comes_before_half_of_backward():
             assert before <= parts / 2
 
 
+def test_one_graph_for_the_wrapped_model_is_refused():
+    """As by torch DDP: what happens around forward is no part of a graph."""
+
+    def body(comm):
+        run = torch.compile(dpcore.DataParallel(nn.Linear(4, 2)), backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            run(torch.ones(1, 4))
+
+    dpcore.spawn(body, 1, timeout=120)
+
+
 def test_compiled_autograd_is_refused_by_the_name_of_its_switch():
     def body(comm):
         from torch._dynamo import compiled_autograd
