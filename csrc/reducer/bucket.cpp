@@ -54,12 +54,19 @@ bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
 
 // Whether a gradient can be given other memory and nobody sees the difference in what he holds:
 // the tensor is known to autograd alone, or its memory to the tensor alone.
-bool can_move(const at::Tensor& grad, const c10::StorageImpl* incoming) {
+bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
   if (!is_known_elsewhere(grad)) {
     return true;
   }
-  const c10::StorageImpl* memory = grad.storage().unsafeGetStorageImpl();
-  return !may_be_numpys(grad) && owners_of(grad.storage()) == (memory == incoming ? 2 : 1);
+  if (may_be_numpys(grad)) {
+    return false;
+  }
+  size_t accounted_for = tensors_behind(grad);
+  if (incoming != nullptr && incoming->defined() && incoming->has_storage() &&
+      incoming->storage().is_alias_of(grad.storage())) {
+    accounted_for += tensors_behind(*incoming);
+  }
+  return owners_of(grad.storage()) == accounted_for;
 }
 
 }  // namespace
@@ -117,7 +124,7 @@ void Gradient::collect() {
   }
 }
 
-bool Gradient::settle(const c10::StorageImpl* incoming) {
+bool Gradient::settle(const at::Tensor* incoming) {
   at::Tensor& grad = parameter.mutable_grad();
   if (grad.layout() != at::kStrided || grad.requires_grad() ||
       !grad.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(part.key_set())) {

@@ -49,9 +49,9 @@ struct Gradient {
   // else holds the part.
   void collect();
   // From now on `parameter.grad` is the part's memory. False when it has to stay where it is,
-  // because its memory is the program's: the result is copied there. `incoming` is memory that
-  // autograd holds at the moment, or none.
-  bool settle(const c10::StorageImpl* incoming = nullptr);
+  // because its memory is the program's: the result is copied there. `incoming` is a tensor
+  // that autograd holds at the moment, or none.
+  bool settle(const at::Tensor* incoming);
   // `parameter.grad` is the bucket's memory already.
   bool is_in_place() const;
   // The gradient lies as the part does, so that both are copied element by element.

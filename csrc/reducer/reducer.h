@@ -208,8 +208,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   double scale_ = 1;
   std::optional<at::ScalarType> narrow_type_;
-  const c10::StorageImpl* incoming_ = nullptr;  // autograd holds it during a hook
-  std::vector<FlatGradient> copied_;            // of one launch, and whose they are
+  const at::Tensor* incoming_ = nullptr;  // autograd holds it during a hook
+  std::vector<FlatGradient> copied_;      // of one launch, and whose they are
   std::vector<size_t> copied_of_;
   Copies copies_;
   std::vector<Bucket> buckets_;

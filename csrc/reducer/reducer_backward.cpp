@@ -21,9 +21,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
     return;
   }
   const auto afterwards = c10::make_scope_exit([this] { incoming_ = nullptr; });
-  incoming_ = incoming.defined() && incoming.has_storage()
-                  ? incoming.storage().unsafeGetStorageImpl()
-                  : nullptr;
+  incoming_ = &incoming;
   try {
     if (!open_) {
       if (unfinished_ > 0) {

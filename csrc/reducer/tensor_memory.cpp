@@ -115,6 +115,10 @@ void move_storage_to_copy(const at::Tensor& tensor) {
   both->before = tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(together));
 }
 
+size_t tensors_behind(const at::Tensor& tensor) {
+  return tensor.is_view() && tensor._base().use_count() == 1 ? 2 : 1;
+}
+
 size_t owners_of(const c10::Storage& storage) {
   const size_t owners = storage.use_count();
   const bool has_idle_object =

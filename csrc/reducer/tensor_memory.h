@@ -29,6 +29,10 @@ at::Tensor tensor_like(const at::Tensor& tensor);
 // had stays allocated as long as the storage does: a numpy array may point there.
 void move_storage_to_copy(const at::Tensor& tensor);
 
+// How many tensors over its memory a tensor accounts for: itself, and the base that it is a view of
+// when nobody else has that.
+size_t tensors_behind(const at::Tensor& tensor);
+
 // How many tensors, and storages in Python, keep it. One that Python has made and dropped again,
 // which lives on for the next time that it is asked for, is none.
 size_t owners_of(const c10::Storage& storage);
