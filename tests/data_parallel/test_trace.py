@@ -11,6 +11,8 @@ from torch import nn
 
 import dpcore
 from dpcore import overlap
+from dpcore.link import parse_speed
+from dpcore.simulate import gradients_of, predict
 from tests.data_parallel.contract import Watching
 from tests.data_parallel.models import Small, batch, part
 
@@ -61,6 +63,24 @@ def test_the_file_shows_it(tmp_path):
         launch = next(event for event in mine if event.get("cat") == "launch")
         assert launch["ph"] == "i"
         assert launch["args"]["number"] == 0
+
+
+def test_the_simulator_finds_the_buckets_of_the_run_in_its_file(tmp_path):
+    path = tmp_path / "run.json"
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.005)
+        for _ in range(2):
+            model.zero_grad()
+            one_step(comm, model)
+        with dpcore.trace(path, comm=comm):
+            model.zero_grad()
+            one_step(comm, model)
+        return len(model.bucket_report())
+
+    buckets, _ = dpcore.spawn(body, 2, mode="threads")
+    assert buckets > 2
+    assert predict(gradients_of(path), parse_speed("1gbit")).buckets == buckets
 
 
 class Pause(torch.autograd.Function):
