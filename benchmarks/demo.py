@@ -116,7 +116,7 @@ def tell(scene: Scene, result: dict[str, Any], folder: Path, console: Console) -
         table.add_column(column, justify="right" if column else "left")
     for name in scene.contenders:
         figures = figures_of(runs[name]) if name in runs else None
-        exposed = "–" if figures is None else short(figures.exposed_ms)
+        exposed = "–" if figures is None else short(figures.shown_ms[0])
         overlap = "–" if figures is None or figures.overlap is None else f"{figures.overlap:.0%}"
         last = statistics.mean(losses(result, name)[-10:])
         table.add_row(name, short(step_ms(result, name)), exposed, overlap, f"{last:.3f}")

@@ -459,7 +459,18 @@ class Reducer:
         """Tells the schedule."""
 
     def optimizer_steps(self) -> None:
-        """Tells the schedule."""
+        """Tells the schedule, and waits for what it leaves in flight even then."""
+
+    def wait_for_gradients(self) -> None:
+        """Waits for what a schedule left in flight at the end of backward."""
+
+    def share_parameters_with(self, other: Reducer, /) -> None:
+        """Gradients belong to the one of both whose forward ran last. Tell both."""
+
+    def withhold_by(self, guard: Callable[[bool], bool], /) -> None:
+        """guard(True): buckets are in flight at the end of backward, so nobody may read their
+        gradients without wait_for_gradients(); False when that cannot be had. guard(False): they
+        are final."""
 
     def check_complete(self) -> None:
         """Raises with their names when the last backward has missed parameters."""

@@ -43,7 +43,7 @@ examples:
   dpcore show --open run.json                   and opens the page
   dpcore show bucketed.json sequential.json     two runs under each other, step by step
   dpcore show run.json --png run.png --steps 3:5
-  dpcore show --json run.json | jq '.[0].overlap'
+  dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. The page is
 one file without any other; it needs neither dpcore nor a network to be looked at.
@@ -65,9 +65,11 @@ examples:
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
   dpcore simulate gradients.json --link 100mbit,1ms --json
 
-The file is a trace of dpcore.trace around steps of a DataParallel (over any link: only when
-gradients get ready is taken from it), or a description, see dpcore.simulate.gradients_of. That
-computation gets slower by the communication beside it is not predicted.
+The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
+see dpcore.simulate.gradients_of. From a trace come the times at which gradients get ready, each
+the least of all steps, so that a disturbed step disturbs no prediction, and the bucket cap. A step
+is forward, backward and communication. That communication slows down the computation beside it is
+not predicted.
 """
 
 

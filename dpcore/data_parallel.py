@@ -36,7 +36,7 @@ from dpcore._ddp.torch_surface import TorchSurface, without_torchs_machinery
 from dpcore.bucket_report import BucketReport
 from dpcore.communicator import Communicator
 from dpcore.errors import Unsupported
-from dpcore.launch_schedule import LaunchSchedule, automatic_schedule
+from dpcore.launch_schedule import LaunchSchedule, automatic_schedule, checked
 from dpcore.module_state import BufferSync, broadcast_values, check_same_model
 from dpcore.sparse_gradients import average_sparse
 
@@ -150,7 +150,7 @@ class DataParallel(TorchSurface):
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps = caps
-        self._wanted_schedule, self._deterministic = schedule, deterministic
+        self._wanted_schedule, self._deterministic = checked(schedule), deterministic
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._ddp_sink_clone = True
         self._divide_by_initial_world_size = True

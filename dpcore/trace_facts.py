@@ -28,7 +28,8 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
-    ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
+    ``models``: names and bytes of the parameters by number, the numbers in each bucket, and how
+    many bytes a bucket may have: the first, the second, ...; the last cap is for all further.
     """
     with _models_lock:
         mine = [model for model in _models if model.group is comm]
@@ -47,6 +48,7 @@ def _describe(model: DataParallel) -> dict[str, Any]:
     number_of = {name: number for number, name in enumerate(names)}
     return {
         "schedule": model.schedule,
+        "bucket_caps": list(model._caps),
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],
         "buckets": [

@@ -156,6 +156,19 @@ void use_hook(Reducer& reducer, const py::object& runner) {
   reducer.use_hook(std::move(hook));
 }
 
+// `guard(in_flight) -> bool`, see dpcore/_ddp/in_flight.py. It is called, and dropped, with the
+// GIL.
+void withhold_by(Reducer& reducer, py::object guard) {
+  const std::shared_ptr<py::object> kept(new py::object(std::move(guard)), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  reducer.withhold_by([kept](bool in_flight) {
+    const py::gil_scoped_acquire gil;
+    return (*kept)(in_flight).cast<bool>();
+  });
+}
+
 void use_reduced_type(Reducer& reducer, const py::object& dtype) {
   if (!THPDtype_Check(dtype.ptr())) {
     throw py::type_error("reduce_as: expected a torch.dtype");
@@ -205,6 +218,10 @@ void register_reducer(py::module_& m) {
       .def("forward_of_module_begins", &Reducer::forward_of_module_begins,
            py::call_guard<py::gil_scoped_release>())
       .def("optimizer_steps", &Reducer::optimizer_steps, py::call_guard<py::gil_scoped_release>())
+      .def("wait_for_gradients", &Reducer::wait_for_gradients,
+           py::call_guard<py::gil_scoped_release>())
+      .def("share_parameters_with", &Reducer::share_parameters_with)
+      .def("withhold_by", withhold_by)
       .def("check_complete", &Reducer::check_complete, py::call_guard<py::gil_scoped_release>())
       .def("outermost_backward_begins", &Reducer::outermost_backward_begins)
       .def("shadow_backward", &Reducer::shadow_backward, py::call_guard<py::gil_scoped_release>())

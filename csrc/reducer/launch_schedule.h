@@ -4,7 +4,9 @@
 // The reducer tells a schedule what happens (a gradient is there, a bucket is complete, backward
 // has ended, a module's forward begins, an optimizer is about to step); the schedule answers by
 // calls on LaunchControl. It decides how buckets are made, in which order they are launched, with
-// which priority, which thread drives them, and where to wait. It moves no byte itself.
+// which priority, which thread drives them, and where to wait. It moves no byte itself. What it
+// leaves in flight at the end of backward is waited for there, or, when it listens to
+// optimizer_step, by the next optimizer or whoever uses a gradient before.
 //
 // Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
 // predecessors in order() have not been launched yet is remembered and done after them.

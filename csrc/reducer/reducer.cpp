@@ -13,8 +13,6 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kNamesInMessages = 8;
-
 bool is_permutation_of(const std::vector<size_t>& order, size_t n) {
   std::vector<bool> seen(n);
   for (const size_t i : order) {
@@ -134,9 +132,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
 }
 
 void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
-  if (unfinished_ > 0 && !open_) {
-    wait_for_all();
-  }
+  wait_for_gradients();
   hook_ = std::move(hook);
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
@@ -163,9 +159,7 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
                    std::to_string(gradients_.size()) + " gradients, rank 0 sent an order of " +
                    std::to_string(order.size()) + "; wrap the same model on all ranks");
   }
-  if (unfinished_ > 0 && !open_) {
-    wait_for_all();
-  }
+  wait_for_gradients();
   if (!caps.empty()) {
     settings_.caps = schedule_->caps(std::move(caps));
   }
@@ -174,8 +168,8 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
 }
 
 void Reducer::begin_forward() {
-  if (unfinished_ > 0 && !open_ && !listens(LaunchSchedule::forward_begin)) {
-    wait_for_all();
+  if (!listens(LaunchSchedule::forward_begin)) {
+    wait_for_gradients();
   }
   check_complete();
   for (const Gradient& gradient : gradients_) {
@@ -183,12 +177,27 @@ void Reducer::begin_forward() {
       raise_changed(gradient);
     }
   }
+  for (const std::weak_ptr<Reducer>& other : shared_with_) {
+    if (const auto alive = other.lock()) {
+      alive->stand_back();
+    }
+  }
   times_.forward_begin_ns = now_ns();
 }
 
 void Reducer::check_complete() {
-  if (is_incomplete()) {
-    collectives_->check_usable();  // the cause of an incomplete iteration, rather than the effect
+  if (open_ && arrived_ > 0) {
+    // The cause of an incomplete iteration, rather than the effect.
+    try {
+      collectives_->check_usable();
+    } catch (const Error&) {
+      if (!first_failure_) {
+        first_failure_ = std::current_exception();
+      }
+    }
+    if (first_failure_) {
+      std::rethrow_exception(first_failure_);
+    }
     raise_incomplete();
   }
 }
@@ -220,12 +229,6 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
 void Reducer::forward_of_module_begins(size_t module) {
   if (listens(LaunchSchedule::forward_begin) && unfinished_ > 0 && !open_) {
     schedule_->on_forward_begin(*this, module);
-  }
-}
-
-void Reducer::optimizer_steps() {
-  if (listens(LaunchSchedule::optimizer_step) && unfinished_ > 0 && !open_) {
-    schedule_->on_optimizer_step(*this);
   }
 }
 
@@ -262,46 +265,6 @@ void Reducer::open(bool again) {
       }
     }
   }
-}
-
-// Autograd has made the parameter a new place to add gradients to, without our hook.
-void Reducer::raise_changed(const Gradient& gradient) const {
-  const auto in_words = [](const at::TensorOptions& kind) {
-    return std::string(c10::toString(c10::typeMetaToScalarType(kind.dtype()))) + " on " +
-           kind.device().str();
-  };
-  throw Error("rank " + std::to_string(collectives_->rank()) + ": " + gradient.name + " was " +
-              in_words(gradient.kind) + " when the model was wrapped, and is " +
-              in_words(gradient.parameter.options()) +
-              " now; convert and move models before they are wrapped, or call refresh() of the "
-              "wrapped model on all ranks after it");
-}
-
-std::string Reducer::step_in_words() const { return "step " + std::to_string(completed_ + 1); }
-
-void Reducer::raise_incomplete() const {
-  std::string names;
-  size_t missing = 0;
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    if (gradients_[i].iteration != iteration_ && ++missing <= kNamesInMessages) {
-      names += (missing > 1 ? ", " : "") + gradients_[i].name + " (" + std::to_string(i) + ")";
-    }
-  }
-  const std::string rank = "rank " + std::to_string(collectives_->rank()) + ": ";
-  if (missing == 0) {
-    throw Error(rank +
-                "the backward before this forward ended with an error after all gradients "
-                "were there; this rank cannot go on from here");
-  }
-  const std::string advice =
-      static_graph_
-          ? "With static_graph=True every step must use the parameters that the first one used"
-          : "If the model does not always use all parameters, pass find_unused_parameters=True";
-  throw Error(rank + std::to_string(missing) + " of " + std::to_string(gradients_.size()) +
-              " parameters did not receive grad in the backward of " + step_in_words() +
-              ", so their buckets were not averaged: " + names +
-              (missing > kNamesInMessages ? ", ..." : "") + ". " + advice +
-              "; if backward was interrupted, this rank cannot go on from here");
 }
 
 }  // namespace dpcore

@@ -19,6 +19,7 @@
 // the bucket's name in front; the iteration stays open and the next forward raises again.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -72,13 +73,26 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // one. `outputs` are looked at when unused parameters have to be found.
   void end_forward(bool synchronised, const std::vector<at::Tensor>& outputs);
   void forward_of_module_begins(size_t module);
+  // Tells the schedule, and waits for what it leaves in flight even then.
   void optimizer_steps();
+  // Waits for what a schedule left in flight at the end of backward.
+  void wait_for_gradients();
 
-  // Whether a backward has begun to bring gradients, and not brought all of them.
-  bool is_incomplete() const { return open_ && arrived_ > 0; }
+  // Two reducers of the same parameters (a module that was wrapped again while its first wrapper
+  // lives): gradients belong to the one whose forward ran last.
+  void share_parameters_with(const std::shared_ptr<Reducer>& other);
+  // Called with true when backward ends with buckets in flight: from then on nobody may read their
+  // gradients without wait_for_gradients(). False: that cannot be had. Called with false when
+  // they are final.
+  using Withhold = std::function<bool(bool in_flight)>;
+  void withhold_by(Withhold withhold) { withhold_ = std::move(withhold); }
+
+  // Whether a backward has begun to bring gradients, and not brought all of them. Not when another
+  // reducer of these parameters has gone on since then.
+  bool is_incomplete() const { return open_ && arrived_ > 0 && synchronised_; }
   // Whether that backward is over, and was not interrupted.
   bool has_ended_incomplete() const { return is_incomplete() && has_ended_; }
-  // Raises with their names when it is.
+  // Raises the error that ended that backward, or the names of what is missing.
   void check_complete();
 
   // Of the outermost backward, when there are backwards within: its end is the end.
@@ -182,6 +196,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void launch_in_order();
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
+  void leave_out(size_t b);
+  void await_or_withhold();
+  void stand_back();
+  bool is_usable() const;
   std::unique_ptr<at::RecordFunction> profiled_bucket() const;
   void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);
   struct Compute {         // that is being recorded
@@ -195,7 +213,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   [[noreturn]] void raise_changed(const Gradient& gradient) const;
   [[noreturn]] void raise_incomplete() const;
   [[noreturn]] void raise_too_late(size_t i) const;
-  [[noreturn]] void raise_with_bucket(size_t b) const;  // in a catch block
+  [[noreturn]] void raise_with_bucket(size_t b);  // in a catch block
 
   std::vector<Gradient> gradients_;
   std::vector<std::vector<size_t>> modules_;
@@ -203,6 +221,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::shared_ptr<Collectives> collectives_;
   std::shared_ptr<LaunchSchedule> schedule_;
   Upcalls upcalls_;
+  Withhold withhold_;      // or none
+  bool withheld_ = false;  // until the buckets in flight are complete
+  std::vector<std::weak_ptr<Reducer>> shared_with_;
+  std::exception_ptr first_failure_;  // of a bucket on its way
   uint32_t listens_ = 0;
   std::unique_ptr<BucketHook> hook_;           // in the place of all-reduces, or none
   std::unique_ptr<StaticGraph> static_graph_;  // or none

@@ -180,6 +180,16 @@ void Reducer::launch_in_order() {
 }
 
 void Reducer::skip(size_t b) {
+  if (schedule_->is_exact()) {
+    throw Error("schedule '" + schedule_->name() + "': skip of " +
+                describe(b, buckets_.at(b), gradients_) +
+                ", whose gradients then stay each rank's own, though its is_exact() says that "
+                "gradients are averaged; launch the bucket, or return False from is_exact()");
+  }
+  leave_out(b);
+}
+
+void Reducer::leave_out(size_t b) {
   Bucket& bucket = buckets_.at(b);
   if (bucket.state != Bucket::filling || requested_[b]) {
     return;
@@ -275,6 +285,7 @@ void Reducer::end_of_backward() {
       std::sort(sparse_.begin(), sparse_.end());
       upcalls_.reduce_sparse(sparse_);
     }
+    await_or_withhold();
     open_ = false;
     if (unfinished_ == 0) {
       finish_iteration();
@@ -291,6 +302,10 @@ void Reducer::finish_iteration() {
         settings_.grad_is_part ? tensor_like(gradient.part) : gradient.part.clone();
   }
   undefined_.clear();
+  if (withheld_) {
+    withheld_ = false;
+    withhold_(false);
+  }
   times_.sample(completed_, first_gradient_ns_, buckets_);
   ++completed_;
 }
@@ -310,7 +325,7 @@ std::unique_ptr<at::RecordFunction> Reducer::profiled_bucket() const {
   return record;
 }
 
-// ---- errors and traces -----------------------------------------------------------------------
+// ---- traces ----------------------------------------------------------------------------------
 
 void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
                           int64_t now) {
@@ -340,42 +355,6 @@ void Reducer::end_compute(Compute& compute, const char* name) {
     trace->add({name, EventKind::compute, -1, 0, iteration_, 0, compute.begin_ns, now_ns()});
   }
   compute = {};
-}
-
-void Reducer::refuse_tracing() {
-  try {
-    throw Unsupported(
-        "compiled autograd traces backward before it runs, and DataParallel's hooks in C++ act "
-        "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
-        "torch.compile of the forward needs no switch");
-  } catch (...) {
-    upcalls_.raise();
-  }
-}
-
-void Reducer::raise_too_late(size_t i) const {
-  throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +
-              gradients_[i].name +
-              " arrived when its bucket was on its way already. Use every "
-              "parameter in one backward per forward, put the earlier backward under no_sync(), "
-              "or pass schedule='sequential'");
-}
-
-void Reducer::raise_with_bucket(size_t b) const {
-  const std::string where = describe(b, buckets_[b], gradients_) + ", " + step_in_words() + ": ";
-  try {
-    throw;
-  } catch (const PeerLost& e) {
-    throw PeerLost(where + e.what());
-  } catch (const Timeout& e) {
-    throw Timeout(where + e.what());
-  } catch (const Mismatch& e) {
-    throw Mismatch(where + e.what());
-  } catch (const Unsupported& e) {
-    throw Unsupported(where + e.what());
-  } catch (const Error& e) {
-    throw Error(where + e.what());
-  }
 }
 
 }  // namespace dpcore

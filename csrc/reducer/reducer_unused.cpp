@@ -24,7 +24,7 @@ void Reducer::find_unused() {
       const std::vector<size_t>& members = buckets_[b].gradients;
       if (std::none_of(members.begin(), members.end(),
                        [&](size_t i) { return reached_[i] != 0 || accumulated_[i] != 0; })) {
-        skip(b);
+        leave_out(b);
       }
     }
   }

@@ -5,12 +5,19 @@ rank's own, and the last step of a run is never looked at. Here it is whatever c
 forward (``DataParallel.forward``), a step of an optimizer of these parameters, before it changes
 anything, or ``dpcore.finalize()``. Several backwards that reach every parameter together are fine.
 
+What a launch schedule left in flight is waited for before an optimizer steps, as well.
+
 A step costs one look at a flag: which models an optimizer trains is remembered.
+
+A module may be wrapped again while its first wrapper lives, as after a ``PeerLost``. Both have
+hooks on its parameters, so they are told of each other: gradients belong to the wrapper whose
+forward ran last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpcore import session
+from dpcore._ddp.in_flight import Guard
 from dpcore.errors import Error
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from dpcore.data_parallel import DataParallel
 
 _models: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+_models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
 _generation = 0  # of _models
 _Trained = tuple[tuple[int, int], list["weakref.ref[DataParallel]"]]
 _trained_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Trained] = (
@@ -34,10 +43,20 @@ _listening = False
 
 
 def watch(model: DataParallel) -> None:
-    """From now on, optimizers and ``finalize`` ask the model."""
+    """From now on, optimizers and ``finalize`` ask the model, and other wrappers of its parameters
+    know of it."""
     global _generation, _listening
-    _models.add(model)
-    _generation += 1
+    reducer = model._reducer
+    reducer.withhold_by(Guard(reducer, model._parameters_by_number))
+    with _models_lock:
+        others = [other for other in _models if other is not model]
+        _models.add(model)
+        _generation += 1
+    mine = _ids(model)
+    for other in others:
+        if not mine.isdisjoint(_ids(other)):
+            reducer.share_parameters_with(other._reducer)
+            other._reducer.share_parameters_with(reducer)
     if not _listening:
         _listening = True
         register_optimizer_step_pre_hook(_before_step)
@@ -48,7 +67,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     known = _trained_by.get(optimizer)
     if known is None or known[0] != (_generation, count):
-        owners = [weakref.ref(model) for model in list(_models) if _trains(optimizer, model)]
+        owners = [weakref.ref(model) for model in _all() if _trains(optimizer, model)]
         known = _trained_by[optimizer] = ((_generation, count), owners)
     for owner in known[1]:
         if (model := owner()) is not None:
@@ -60,12 +79,21 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _trains(optimizer: torch.optim.Optimizer, model: DataParallel) -> bool:
-    mine = {id(parameter) for parameter in model._parameters_by_number}
+    mine = _ids(model)
     return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
 
+def _ids(model: DataParallel) -> set[int]:
+    return {id(parameter) for parameter in model._parameters_by_number}
+
+
+def _all() -> list[DataParallel]:
+    with _models_lock:
+        return list(_models)
+
+
 def _before_finalize(communicator: Communicator) -> None:
-    for model in list(_models):
+    for model in _all():
         if model.group is communicator and model._reducer.has_ended_incomplete:
             raise_if_incomplete(model)
 

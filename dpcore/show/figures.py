@@ -23,8 +23,8 @@ Step = tuple[int, int]  # begin and end in nanoseconds
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Of one rank, in milliseconds over the whole trace; steps, forward and backward are medians
-    and None where no ``DataParallel`` was traced."""
+    """Of one rank. Exposed time and communication are of the whole trace; a step, a forward and a
+    backward are medians, and None where no ``DataParallel`` was traced."""
 
     rank: int
     exposed_ms: float
@@ -38,7 +38,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class OperationFigures:
-    """All operations of a collective on all ranks."""
+    """All operations of a collective, added up over the whole trace and all ranks."""
 
     name: str
     count: int
@@ -60,14 +60,16 @@ class WaitFigures:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Of a run. ``exposed_ms`` and ``communication_ms`` are per step where there are steps, else
-    of the whole trace; means over the ranks."""
+    """Of a run, means over the ranks. ``exposed_ms`` and ``communication_ms`` are of the whole
+    trace, as those of the ranks are; the same per step is None where there are no steps."""
 
     name: str
     world_size: int
     steps: int
     exposed_ms: float
     communication_ms: float
+    exposed_ms_per_step: float | None
+    communication_ms_per_step: float | None
     overlap: float | None
     step_ms: float | None
     ranks: list[RankFigures]
@@ -79,11 +81,19 @@ class RunFigures:
         """The run in a line."""
         if self.overlap is None:
             return "no communication was recorded"
+        exposed, communication = self.shown_ms
         per_step = " per step" if self.steps else ""
         return (
-            f"exposed {short(self.exposed_ms)} of {short(self.communication_ms)} ms of "
+            f"exposed {short(exposed)} of {short(communication)} ms of "
             f"communication{per_step}, overlap {self.overlap:.0%}"
         )
+
+    @property
+    def shown_ms(self) -> tuple[float, float]:
+        """Exposed time and communication: per step where there are steps, else of the trace."""
+        if self.exposed_ms_per_step is None or self.communication_ms_per_step is None:
+            return self.exposed_ms, self.communication_ms
+        return self.exposed_ms_per_step, self.communication_ms_per_step
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -122,16 +132,18 @@ def figures_of(run: Run) -> RunFigures:
     """Everything that is said about a run in numbers."""
     ranks = [_of_rank(rank) for rank in run.ranks]
     steps = max(len(steps_of(rank)) for rank in run.ranks)
-    share = max(1, steps) * len(ranks)
-    communication = sum(rank.communication_ms for rank in ranks)
-    hidden = sum((rank.overlap or 0.0) * rank.communication_ms for rank in ranks)
+    exposed = statistics.fmean(rank.exposed_ms for rank in ranks)
+    communication = statistics.fmean(rank.communication_ms for rank in ranks)
+    hidden = statistics.fmean((rank.overlap or 0.0) * rank.communication_ms for rank in ranks)
     step_ms = [rank.step_ms for rank in ranks if rank.step_ms is not None]
     return RunFigures(
         name=run.name,
         world_size=run.world_size,
         steps=steps,
-        exposed_ms=sum(rank.exposed_ms for rank in ranks) / share,
-        communication_ms=communication / share,
+        exposed_ms=exposed,
+        communication_ms=communication,
+        exposed_ms_per_step=exposed / steps if steps else None,
+        communication_ms_per_step=communication / steps if steps else None,
         overlap=hidden / communication if communication > 0 else None,
         step_ms=statistics.mean(step_ms) if step_ms else None,
         ranks=ranks,

@@ -50,12 +50,13 @@ def page_text(runs: Sequence[Run]) -> str:
 def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     figures = figures_of(run)
     columns = columns_of(run, drawn)
+    exposed, communication = figures.shown_ms
     machine = run.machine
     entry = {
         "name": run.name,
         "headline": figures.headline,
-        "exposed": short(figures.exposed_ms),
-        "communication": short(figures.communication_ms),
+        "exposed": short(exposed),
+        "communication": short(communication),
         "overlap": None if figures.overlap is None else f"{figures.overlap:.0%}",
         "step": None if figures.step_ms is None else short(figures.step_ms),
         "step_count": figures.steps,

@@ -12,7 +12,7 @@ from dpcore.errors import Unsupported
 from dpcore.link import parse_speed
 from dpcore.reference import algorithms_of
 from dpcore.show.figures import short
-from dpcore.simulate.training import Prediction, gradients_of, sweep
+from dpcore.simulate.training import CAPPED, Prediction, gradients_of, sweep
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,13 +37,15 @@ def run(options: argparse.Namespace) -> int:
     nbytes = sum(work.sizes)
     print(
         f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
-        f"link {options.link}; no step is shorter than {short(predictions[0].bound_ms)} ms"
+        f"link {options.link}. Forward and backward take at least "
+        f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
+        f"step is shorter than {short(predictions[0].bound_ms)} ms"
     )
-    _print_table(predictions)
+    _print_table(predictions, ", ".join(f"{cap / 2**20:g}" for cap in work.caps))
     return 0
 
 
-def _print_table(predictions: Sequence[Prediction]) -> None:
+def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -56,10 +58,16 @@ def _print_table(predictions: Sequence[Prediction]) -> None:
         table.add_row(
             line.schedule,
             line.algorithm,
-            "–" if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}",
+            _caps_of(line, caps_of_the_run),
             str(line.buckets),
             short(line.step_ms),
             short(line.exposed_ms),
             f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
         )
     console.print(table)
+
+
+def _caps_of(line: Prediction, caps_of_the_run: str) -> str:
+    if line.schedule not in CAPPED:
+        return "–"
+    return caps_of_the_run if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from dpcore.show.reading import RankEvents, read_run
 from dpcore.simulate.network import Network, NetworkOperation
 
 SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat", "oracle")
-_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
+CAPPED = SCHEDULES[:2]  # their buckets have the size that was asked for
+DEFAULT_CAPS = (1 << 20, 25 << 20)  # of DataParallel, and of traces that don't say any
 _UNLIMITED = 1 << 62
 
 
@@ -31,6 +32,8 @@ class Gradients:
     """What a step computes. Seconds; by rank where ranks differ.
 
     ``ready[rank][gradient]``: after the begin of backward. ``backward``: how long it computes.
+    ``caps``: bytes of the first bucket, the second, ... in the run that this is from; the last is
+    for all further.
     """
 
     sizes: list[int]
@@ -38,6 +41,7 @@ class Gradients:
     forward: list[float]
     backward: list[float]
     ready: list[list[float]]
+    caps: Sequence[int] = DEFAULT_CAPS
 
     @property
     def world(self) -> int:
@@ -46,19 +50,25 @@ class Gradients:
     def on(self, world: int) -> Gradients:
         """The same work on more or fewer ranks: each takes over the times of one that there is."""
         take = [rank % self.world for rank in range(world)]
-        return Gradients(
-            self.sizes,
-            self.kinds,
-            [self.forward[r] for r in take],
-            [self.backward[r] for r in take],
-            [self.ready[r] for r in take],
+        return replace(
+            self,
+            forward=[self.forward[r] for r in take],
+            backward=[self.backward[r] for r in take],
+            ready=[self.ready[r] for r in take],
         )
+
+    @property
+    def compute_seconds(self) -> float:
+        """Forward and backward of the rank that takes longest."""
+        return max(f + b for f, b in zip(self.forward, self.backward, strict=True))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Milliseconds of a step; of the rank that takes longest. ``bound_ms``: no schedule is faster,
-    since the first gradient has to be there before the card has anything to do."""
+    """Milliseconds of a step, which is forward, backward and communication, of the rank that takes
+    longest. ``bound_ms``: no schedule is faster, since the first gradient has to be there before
+    the card has anything to do. ``bucket_cap_mb``: what was asked for, or None for the caps that
+    come with the gradients."""
 
     schedule: str
     algorithm: str
@@ -76,7 +86,8 @@ def predict(
     bucket_cap_mb: float | None = None,
     algorithm: str = "two_shot",
 ) -> Prediction:
-    """The step of a schedule over a link.
+    """The step of a schedule over a link. Without ``bucket_cap_mb``, with the caps of the run that
+    the gradients are from.
 
     >>> ready = [0.01 * i for i in range(1, 9)]
     >>> work = Gradients([1_250_000] * 8, [0] * 8, [0.01], [0.08], [ready])
@@ -118,7 +129,7 @@ def predict(
 
 def bound_seconds(work: Gradients, link: Speed) -> float:
     """Computing alone, or the time to the first gradient and all bytes at full bandwidth."""
-    computed = max(f + b for f, b in zip(work.forward, work.backward, strict=True))
+    computed = work.compute_seconds
     if not link.bytes_per_second or work.world == 1:
         return computed
     first = max(f + min(r) for f, r in zip(work.forward, work.ready, strict=True))
@@ -129,8 +140,8 @@ def bound_seconds(work: Gradients, link: Speed) -> float:
 def _buckets(work: Gradients, schedule: str, cap_mb: float | None) -> list[list[int]]:
     """As the reducer plans them after the first step: in the order of arrival on rank 0."""
     order = sorted(range(len(work.sizes)), key=lambda gradient: work.ready[0][gradient])
-    caps = [_FIRST_BUCKET, _BUCKET] if cap_mb is None else [int(cap_mb * (1 << 20))]
-    caps = {"per_parameter": [0], "flat": [_UNLIMITED]}.get(schedule, caps)
+    wanted = work.caps if cap_mb is None else [int(cap_mb * (1 << 20))]
+    caps = {"per_parameter": [0], "flat": [_UNLIMITED]}.get(schedule, wanted)
     return plan_buckets(work.sizes, work.kinds, order, caps)
 
 
@@ -187,11 +198,14 @@ def _of_trace(path: Path) -> Gradients:
         forward.append(times[0])
         backward.append(times[1])
         ready.append(times[2])
-    return Gradients(list(model["parameter_bytes"]), kinds, forward, backward, ready)
+    caps = model.get("bucket_caps", DEFAULT_CAPS)
+    return Gradients(list(model["parameter_bytes"]), kinds, forward, backward, ready, caps)
 
 
 def _times_of(rank: RankEvents, count: int) -> tuple[float, float, list[float]] | None:
-    """Medians over the steps: to the begin of backward, backward, each gradient."""
+    """The least over the steps: to the begin of backward, backward, each gradient. Other programs
+    and waits make a step longer and nothing makes it shorter, so this is a step that nothing has
+    disturbed, and no step of the trace computed in less."""
     backwards = [event for event in rank.compute if event.name == "backward"]
     to_backward, computing = [], []
     arrivals: list[list[float]] = [[] for _ in range(count)]
@@ -207,9 +221,9 @@ def _times_of(rank: RankEvents, count: int) -> tuple[float, float, list[float]] 
                 arrivals[ready.operation].append((ready.begin_ns - event.begin_ns) * 1e-9)
     if not to_backward:
         return None
-    end_of_all = statistics.median(computing)
-    times = [statistics.median(seen) if seen else end_of_all for seen in arrivals]
-    return statistics.median(to_backward), end_of_all, times
+    end_of_all = min(computing)
+    times = [min(seen) if seen else end_of_all for seen in arrivals]
+    return min(to_backward), end_of_all, times
 
 
 def sweep(
@@ -222,7 +236,7 @@ def sweep(
     """Every combination that differs: caps mean nothing to per_parameter, flat and oracle."""
     predictions = []
     for schedule in schedules:
-        for cap in caps if schedule in ("bucketed", "sequential") else caps[:1]:
+        for cap in caps if schedule in CAPPED else caps[:1]:
             for algorithm in algorithms if schedule != "oracle" else algorithms[:1]:
                 predictions.append(predict(work, link, schedule, cap, algorithm))
     return predictions

@@ -35,7 +35,7 @@ def test_torch_and_dpcore_learn_the_same_and_leave_traces(tmp_path):
         figures = figures_of(run)
         assert (figures.world_size, figures.steps) == (2, 4)
         assert 0 <= figures.overlap <= 1
-        assert figures.exposed_ms < figures.step_ms
+        assert figures.exposed_ms_per_step < figures.step_ms
         for rank in run.ranks:
             spans = bucket_spans(run, rank)
             assert spans

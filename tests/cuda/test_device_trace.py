@@ -46,7 +46,7 @@ def test_the_file_is_read_back(comm, tmp_path):
     path = tmp_path / "run.json"
     bodies.steps(comm, PLACE, torch.cuda.synchronize, path)
     figures = figures_of(read_run(path))
-    assert figures.steps == 3 and 0 < figures.communication_ms <= figures.step_ms
+    assert figures.steps == 3 and 0 < figures.communication_ms_per_step <= figures.step_ms
 
 
 def test_an_operation_begins_when_its_input_is_there(comm):

@@ -74,6 +74,20 @@ def trains_as_one_process_with_the_whole_batch(comm, wrap):
     assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"], steps=4))
 
 
+def clips_what_is_averaged(comm, wrap):
+    """Gradients are read between backward and the step."""
+    model, alone = wrap(Small(), comm), Small()
+    for step in range(3):
+        x, y = batch(step)
+        alone.zero_grad()
+        model.module.zero_grad()
+        nn.functional.mse_loss(alone(x), y).backward()
+        backward(model, nn.functional.mse_loss(model(part(x, comm)), part(y, comm)))
+        for module in (alone, model.module):
+            nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+        assert_gradients_are_those_of(model, alone)
+
+
 def averages_what_was_accumulated_under_no_sync(comm, wrap):
     model, alone = wrap(Small(), comm), Small()
     for step in range(3):
@@ -210,6 +224,7 @@ def no_model_that_differs(comm, wrap):
 VALUES = (
     begins_with_the_values_of_rank_0,
     trains_as_one_process_with_the_whole_batch,
+    clips_what_is_averaged,
     averages_what_was_accumulated_under_no_sync,
     adds_up_gradients_that_are_not_zeroed,
     brings_buffers_of_rank_0_before_forward,

@@ -8,6 +8,7 @@ import pytest
 import dpcore
 from dpcore.reference.ladder import LADDER, BucketedDDP
 from tests.data_parallel import contract
+from tests.data_parallel.own_schedules import LEAVING
 
 CAP_MB = 0.01  # a few buckets
 
@@ -16,13 +17,19 @@ def data_parallel(schedule, module, comm):
     return dpcore.DataParallel(module, comm=comm, bucket_cap_mb=CAP_MB, schedule=schedule)
 
 
+def own_schedule(kind, module, comm):
+    return data_parallel(kind(), module, comm)
+
+
 WRAPPERS = {
     schedule: partial(data_parallel, schedule)
     for schedule in ("bucketed", "sequential", "per_parameter", "flat")
 }
+WRAPPERS |= {kind.__name__: partial(own_schedule, kind) for kind in LEAVING}
 WRAPPERS |= {cls.__name__: cls for cls in LADDER if cls is not BucketedDDP}
 WRAPPERS["BucketedDDP"] = partial(BucketedDDP, bucket_cap_mb=CAP_MB)
 OVERLAPPING = ("bucketed", "per_parameter", "PerParameterDDP", "BucketedDDP")
+OVERLAPPING += tuple(kind.__name__ for kind in LEAVING)
 
 
 def holds(name, check):

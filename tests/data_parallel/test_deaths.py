@@ -177,6 +177,9 @@ def test_a_model_that_is_dropped_with_buckets_in_flight():
         def bucket_ready(self, control, bucket):
             control.launch(bucket)
 
+        def optimizer_step(self, control):
+            control.wait_for_all()
+
     def body(comm):
         for _ in range(3):
             model = dpcore.DataParallel(layers(), comm=comm, schedule=Launches())

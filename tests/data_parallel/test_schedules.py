@@ -181,7 +181,7 @@ def test_waiting_at_the_optimizer():
 
 
 class AtForward(dpcore.LaunchSchedule):
-    """Waits for a layer's gradients when its next forward begins."""
+    """Waits for a layer's gradients when its next forward begins, if no optimizer steps before."""
 
     def __init__(self):
         super().__init__()
@@ -195,6 +195,9 @@ class AtForward(dpcore.LaunchSchedule):
         for gradient in control.gradients_of_module(module):
             control.wait(control.bucket_of(gradient))
         self.waited.append(module)
+
+    def optimizer_step(self, control):
+        control.wait_for_all()
 
 
 def test_waiting_at_the_next_forward_of_each_layer():

@@ -1,13 +1,18 @@
 """What a trace shows of data parallel training, and how much of it is hidden."""
 
+import itertools
 import json
 import time
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 import dpcore
+from dpcore import overlap
+from dpcore.link import parse_speed
+from dpcore.simulate import gradients_of, predict
 from tests.data_parallel.contract import Watching
 from tests.data_parallel.models import Small, batch, part
 
@@ -60,6 +65,24 @@ def test_the_file_shows_it(tmp_path):
         assert launch["args"]["number"] == 0
 
 
+def test_the_simulator_finds_the_buckets_of_the_run_in_its_file(tmp_path):
+    path = tmp_path / "run.json"
+
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.005)
+        for _ in range(2):
+            model.zero_grad()
+            one_step(comm, model)
+        with dpcore.trace(path, comm=comm):
+            model.zero_grad()
+            one_step(comm, model)
+        return len(model.bucket_report())
+
+    buckets, _ = dpcore.spawn(body, 2, mode="threads")
+    assert buckets > 2
+    assert predict(gradients_of(path), parse_speed("1gbit")).buckets == buckets
+
+
 class Pause(torch.autograd.Function):
     """A layer whose backward takes its time without a processor."""
 
@@ -97,7 +120,7 @@ def test_overlap(schedule):
         model = dpcore.DataParallel(
             Slow(late, 0.2 - late), comm=comm, bucket_cap_mb=0, schedule=schedule
         )
-        return dpcore.measure_overlap(model, lambda: one_step(comm, model), steps=3)
+        return dpcore.measure_overlap(model, lambda: one_step(comm, model), steps=7)
 
     early, _ = dpcore.spawn(body, 2, mode="threads")
     assert early.alone_ms > 195
@@ -133,7 +156,7 @@ def test_overlap_on_a_paced_link(schedule):
     def body(comm):
         model = dpcore.DataParallel(Wide(), comm=comm, bucket_cap_mb=0, schedule=schedule)
         x = torch.ones(4, 500, dtype=torch.float64)
-        return dpcore.measure_overlap(model, lambda: model(x).sum().backward(), steps=3)
+        return dpcore.measure_overlap(model, lambda: model(x).sum().backward(), steps=7)
 
     for seen in dpcore.spawn(body, 2, mode="threads", link="400mbit"):
         assert seen.communication_ms > 75
@@ -141,6 +164,73 @@ def test_overlap_on_a_paced_link(schedule):
             assert seen.exposed_ms < seen.communication_ms - 35
         else:
             assert seen.exposed_ms > 75
+
+
+def test_overlap_of_a_schedule_that_leaves_buckets_in_flight():
+    """They are waited for within their own step: all of their way is exposed, and none of it is
+    left for the step without communication."""
+
+    class AtTheOptimizer(dpcore.LaunchSchedule):
+        def backward_end(self, control):
+            for bucket in range(control.buckets):
+                control.launch(bucket)
+
+        def optimizer_step(self, control):
+            control.wait_for_all()
+
+    def body(comm):
+        model = dpcore.DataParallel(Wide(), comm=comm, bucket_cap_mb=0, schedule=AtTheOptimizer())
+        x = torch.ones(4, 500, dtype=torch.float64)
+        return dpcore.measure_overlap(model, lambda: model(x).sum().backward(), steps=7)
+
+    for seen in dpcore.spawn(body, 2, mode="threads", link="400mbit"):
+        assert seen.communication_ms > 75
+        assert seen.exposed_ms > 75
+        low, high = seen.interval
+        assert low <= seen.overlap <= high
+
+
+def test_overlap_refuses_what_has_none():
+    def body(comm, schedule, message, step, steps=7):
+        model = dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=schedule)
+        x = torch.ones(1, 2)
+        steps_of = {"whole": lambda: model(x).sum().backward(), "forward": lambda: model(x)}
+        with pytest.raises((dpcore.Error, ValueError), match=message):
+            dpcore.measure_overlap(model, steps_of[step], steps)
+
+    dpcore.spawn(body, 1, "bucketed", "one rank has nothing", "whole", mode="threads")
+    with pytest.warns(UserWarning, match="oracle"):
+        dpcore.spawn(body, 2, "oracle", "'oracle' leaves out", "whole", mode="threads")
+    dpcore.spawn(body, 2, "bucketed", "`step` must call the model", "forward", mode="threads")
+    dpcore.spawn(body, 2, "bucketed", "steps=3 are too few", "whole", 3, mode="threads")
+
+
+def test_the_interval_holds_the_truth_and_runs_agree_within_it():
+    """Steps of 40 ms that scatter, drift and are disturbed by a third at times; 6 of 10 ms of
+    communication are hidden. Of 400 measurements, 95% of the intervals hold that, and any two
+    measurements in a row have intervals that meet."""
+    random = numpy.random.default_rng(1)
+    intervals = []
+    for _ in range(400):
+        slow = random.uniform(0, 10, 20)  # whatever slows both of a pair
+        disturbed = random.exponential(4, (2, 20)) * (random.random((2, 20)) < 0.3)
+        alone = 36 + slow + random.normal(0, 0.5, 20) + disturbed[0]
+        with_it = 40 + slow + random.normal(0, 0.5, 20) + disturbed[1]
+        intervals.append(overlap._interval(with_it - alone, random.normal(10, 0.3, 20)))
+    assert sum(low <= 0.6 <= high for low, high in intervals) > 0.95 * len(intervals)
+    assert numpy.median([high - low for low, high in intervals]) < 0.5
+    for (low, high), (other_low, other_high) in itertools.pairwise(intervals):
+        assert max(low, other_low) <= min(high, other_high)
+
+
+def test_what_overlap_says():
+    told = str(overlap.Overlap(41.2, 37.5, 9.6, 1.1, (0.55, 0.68)))
+    assert told == (
+        "overlap 0.61, between 0.55 and 0.68 (95%); slowdown 2.60 ms and exposed 1.10 ms of "
+        "9.60 ms of communication per step of 41.20 ms"
+    )
+    told = str(overlap.Overlap(41.2, 37.5, 0.6, 0.1, (-3.0, 4.2)))
+    assert told.startswith("overlap unknown: between -3.00 and 4.20 (95%), since steps scatter")
 
 
 def test_overlap_needs_a_group_that_records():

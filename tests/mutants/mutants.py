@@ -10,6 +10,7 @@ import torch
 import dpcore
 from dpcore._ddp import completion
 from dpcore.reference.ladder import PerParameterDDP
+from tests.data_parallel.own_schedules import WaitsAtTheOptimizer
 
 CAP_MB = 0.01
 
@@ -95,6 +96,9 @@ class BroadcastsNothing(Group):
 
 
 class SkipsTheLastBucket(dpcore.LaunchSchedule):
+    def is_exact(self):
+        return False
+
     def backward_end(self, control):
         for bucket in range(control.buckets - 1):
             control.launch(bucket)
@@ -110,11 +114,6 @@ class WaitsForAllBeforeLaunching(dpcore.LaunchSchedule):
         for bucket in range(control.buckets):
             control.launch(bucket)
         control.wait_for_all()
-
-
-class NobodyWaits(dpcore.LaunchSchedule):
-    def bucket_ready(self, control, bucket):
-        control.launch(bucket)
 
 
 class OrderByRank(dpcore.LaunchSchedule):
@@ -178,6 +177,14 @@ class NeverAsksTheOptimizer(dpcore.DataParallel):
         completion._models.discard(self)
 
 
+class GradientsAreReadInFlight(dpcore.DataParallel):
+    """Nobody but the optimizer waits for what the schedule left."""
+
+    def _set_up(self, trained):
+        super()._set_up(trained)
+        self._reducer.withhold_by(lambda in_flight: True)
+
+
 class LooksAtParametersOnce(dpcore.DataParallel):
     """As torch's: in the constructor."""
 
@@ -213,7 +220,9 @@ MUTANTS = {
     "forgets buffers": with_class(dpcore.DataParallel, forward_sync_buffers=False),
     "skips the last bucket": with_schedule(SkipsTheLastBucket),
     "waits for all before launching": with_schedule(WaitsForAllBeforeLaunching),
-    "nobody waits": with_schedule(NobodyWaits),
+    "gradients are read in flight": with_class(
+        GradientsAreReadInFlight, schedule=WaitsAtTheOptimizer()
+    ),
     "bucket order by rank": with_schedule(OrderByRank),
     "rebuild loses accumulated gradients": with_class(RebuildLosesGradients),
     "rebuilds by its own order": with_class(RebuildsByOwnOrder),

@@ -24,7 +24,7 @@ KILLED_BY = {
     "forgets buffers": contract.brings_buffers_of_rank_0_before_forward,
     "skips the last bucket": contract.sends_every_gradient_once_per_step,
     "waits for all before launching": contract.sends_while_backward_goes_on,
-    "nobody waits": contract.trains_as_one_process_with_the_whole_batch,
+    "gradients are read in flight": contract.clips_what_is_averaged,
     "bucket order by rank": contract.pairs_gradients_by_parameter_and_not_by_arrival,
     "rebuild loses accumulated gradients": contract.adds_up_gradients_that_are_not_zeroed,
     "rebuilds by its own order": contract.pairs_gradients_by_parameter_and_not_by_arrival,

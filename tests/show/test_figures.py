@@ -27,8 +27,11 @@ def test_figures_of_a_run_that_is_known(run):
     figures = figures_of(run)
     assert (figures.world_size, figures.steps, figures.step_ms) == (2, 3, pytest.approx(20, abs=2))
     # In flight from 10 to 18 with a gap of none: 10..15 and 14..18.
-    assert figures.communication_ms == pytest.approx(8)
-    assert figures.exposed_ms == pytest.approx(4)
+    assert figures.communication_ms_per_step == pytest.approx(8)
+    assert figures.exposed_ms_per_step == pytest.approx(4)
+    # The names without a step are of the whole trace, for the run as for its ranks.
+    assert (figures.exposed_ms, figures.communication_ms) == pytest.approx((12, 24))
+    assert figures.ranks[0].exposed_ms == pytest.approx(12)
     assert figures.overlap == pytest.approx(0.5)
     assert figures.headline == "exposed 4.00 of 8.00 ms of communication per step, overlap 50%"
     first = figures.ranks[0]

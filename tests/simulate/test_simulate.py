@@ -11,7 +11,7 @@ from dpcore.errors import Error, Unsupported
 from dpcore.link import Speed
 from dpcore.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
 from dpcore.simulate.training import bound_seconds
-from tests.show.traces import write_trace
+from tests.show.traces import model_of, write_trace
 
 GBIT = Speed(bytes_per_second=1.25e8)
 MB = 1_000_000
@@ -108,6 +108,41 @@ def test_gradients_of_a_trace(tmp_path):
     assert work.ready[1] == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3])
 
 
+def test_a_disturbed_step_of_a_trace_disturbs_no_prediction(tmp_path):
+    """Of three steps, two have a forward that takes longer, and two a backward."""
+    path = write_trace(tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    forwards, backwards = (
+        sorted(
+            (e for e in content["traceEvents"] if e["name"] == name and e["pid"] == 0),
+            key=lambda event: event["ts"],
+        )
+        for name in ("forward", "backward")
+    )
+    for forward in forwards[1:]:
+        forward["ts"] -= 1000  # begins a millisecond earlier
+        forward["dur"] += 1000
+    for backward in backwards[:2]:
+        backward["dur"] += 3000
+    path.write_text(json.dumps(content))
+    work = gradients_of(path)
+    assert work.forward[0] == pytest.approx(6e-3)
+    assert work.backward[0] == pytest.approx(8e-3)
+    assert predict(work, Speed(1e12), "oracle").step_ms == pytest.approx(14)
+    assert bound_seconds(work, Speed(1e12)) == pytest.approx(14e-3)
+
+
+def test_the_cap_of_a_trace_is_the_cap_of_its_predictions(tmp_path):
+    models = [{**model_of(4), "bucket_caps": [512, 4096]}]
+    work = gradients_of(write_trace(tmp_path / "run.json", buckets=4, models=models))
+    assert list(work.on(4).caps) == [512, 4096]
+    sizes = [512, 512, 1024, 1024, 1536, 1536, 2048, 2048]
+    assert work.sizes == sizes
+    assert predict(work, GBIT).buckets == 4  # 512, then at most 4096: 3072, 3584, 4096
+    assert predict(work, GBIT, bucket_cap_mb=25).buckets == 1
+    assert predict(work, GBIT, "flat").buckets == 1
+
+
 def test_gradients_of_a_description(tmp_path):
     path = tmp_path / "gradients.json"
     gradients = [{"bytes": 4096, "ready_ms": 1}, {"bytes": 8192, "ready_ms": 2}]
@@ -125,6 +160,13 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "4 gradients of 0.0 MiB, 2 ranks, link 1mbit,1ms" in out
     assert "per_parameter" in out
+    # Computing takes 6 + 8 ms; 3072 bytes at 1 Mbit/s 24.6, from the first gradient on.
+    assert "take at least 14.0 ms; with communication" in out
+    assert "no step is shorter than" in out
+    assert main(["simulate", path, "--link", "1mbit,1ms", "--schedule", "bucketed,flat"]) == 0
+    bucketed, flat = capsys.readouterr().out.splitlines()[-2:]
+    assert "1, 25" in bucketed
+    assert "–" in flat
     options = ["--link", "1gbit", "--world", "4", "--algorithm", "ring", "--schedule", "flat"]
     assert main(["simulate", path, "--json", *options]) == 0
     (line,) = json.loads(capsys.readouterr().out)

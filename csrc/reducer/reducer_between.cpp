@@ -1,0 +1,77 @@
+// Between a backward and the next forward: gradients that are still in flight when the program goes
+// on, and gradients that another reducer of the same parameters brings.
+#include <algorithm>
+
+#include "comm/error.h"
+#include "reducer/reducer.h"
+
+namespace dpcore {
+
+// ---- in flight -------------------------------------------------------------------------------
+
+// From here on the program may read `parameter.grad`: to clip it, to log it, to step. What is
+// still in flight is waited for now, unless the schedule waits when the optimizer steps and whoever
+// reads a gradient before that can be made to wait as well.
+void Reducer::await_or_withhold() {
+  if (unfinished_ == 0) {
+    return;
+  }
+  const bool defers = listens(LaunchSchedule::optimizer_step);
+  if (!defers && listens(LaunchSchedule::forward_begin)) {
+    const auto first = std::find_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+      return bucket.state != Bucket::complete;
+    });
+    throw Error("schedule '" + schedule_->name() + "' leaves " +
+                describe(first - buckets_.begin(), *first, gradients_) +
+                " in flight at the end of backward and waits for it in forward_begin, after the "
+                "optimizer has used its gradients. Wait in backward_end, or define "
+                "optimizer_step and wait there");
+  }
+  // A gradient that is replaced, made or handled by a hook at the end can't be withheld.
+  const bool is_memory_of_buckets =
+      settings_.grad_is_part && undefined_.empty() && sparse_.empty() && !hook_;
+  if (defers && is_memory_of_buckets && withhold_ && withhold_(true)) {
+    withheld_ = true;
+  } else {
+    wait_for_all();
+  }
+}
+
+void Reducer::optimizer_steps() {
+  if (listens(LaunchSchedule::optimizer_step) && unfinished_ > 0 && !open_) {
+    schedule_->on_optimizer_step(*this);
+  }
+  wait_for_gradients();
+}
+
+void Reducer::wait_for_gradients() {
+  if (unfinished_ > 0 && !open_) {
+    wait_for_all();
+  }
+}
+
+// ---- another reducer of the same parameters --------------------------------------------------
+
+void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {
+  shared_with_.push_back(other);
+}
+
+// Another reducer of these parameters goes forward. Gradients that come now are its own, unless
+// this one expects some from a forward of its own that has had no backward yet.
+void Reducer::stand_back() {
+  const bool expects = open_ && arrived_ == 0 && is_usable();
+  if (!expects) {
+    synchronised_ = false;
+  }
+}
+
+bool Reducer::is_usable() const {
+  try {
+    collectives_->check_usable();
+  } catch (const Error&) {
+    return false;
+  }
+  return first_failure_ == nullptr;
+}
+
+}  // namespace dpcore
