@@ -90,6 +90,9 @@ def predict_seconds(
 def chunk_range(count: int, chunks: int, index: int) -> tuple[int, int]:
     """The bounds (begin, end) of one of `chunks` nearly equal parts of `count` elements."""
 
+def check_memory(tensor: torch.Tensor, role: str) -> None:
+    """Raises Unsupported, which says what it is, for a tensor whose elements lie in no memory."""
+
 # ---- communicators ---------------------------------------------------------------------------
 
 def default_costs() -> list[float]:

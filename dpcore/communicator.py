@@ -1,9 +1,15 @@
 """Collectives: the Python face of a communicator.
 
 Every method works in place on torch CPU tensors (contiguous) or on anything with the buffer
-protocol, numpy arrays first of all. Ranks must call the same operations in the same order. With
-``async_op=True`` a method returns a :class:`Work` at once; otherwise it returns when the result
-is there.
+protocol, numpy arrays (in C order) first of all. Ranks must call the same operations in the same
+order. With ``async_op=True`` a method returns a :class:`Work` at once; otherwise it returns when
+the result is there.
+
+The memory stays where it is until the operation is complete: a bytearray in flight raises
+``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
+other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
+``array.resize(..., refcheck=False)``: they free memory that the operation still uses, so wait for
+it first.
 
 Common keyword arguments:
 

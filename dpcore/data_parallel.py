@@ -117,7 +117,7 @@ class DataParallel(TorchSurface):
         }
         trained = parameters.trained_parameters(module, self.parameters_to_ignore)
         wanted = [p for _, p in delayed] or [p for _, p in trained]
-        arguments.check_parameters(trained or delayed, module)
+        arguments.check_parameters(trained or delayed, module, self.parameters_to_ignore)
         arguments.warn_of_check_reduction(check_reduction)
         self.forward_sync_buffers, buffers_at_init = arguments.buffer_options(
             broadcast_buffers, forward_sync_buffers
@@ -242,7 +242,7 @@ class DataParallel(TorchSurface):
             p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
         ]
         trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
-        arguments.check_parameters(trained, self.module)
+        arguments.check_parameters(trained, self.module, self.parameters_to_ignore)
         self._make_equal(trained, (), self.forward_sync_buffers)
         self._set_up(trained)
         self._use_hooks_again()

@@ -370,8 +370,15 @@ def _operator(op: str) -> Any:
 
 
 def _tensor(buffer: Any) -> torch.Tensor:
-    """The tensor, or one over the memory of a numpy array."""
-    return buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+    """The tensor, or one over the memory of a numpy array. Groups of torch take memory as it lies,
+    so one in another order would meet the elements of other indices on other ranks."""
+    tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+    if not tensor.is_contiguous():
+        raise Unsupported(
+            f"the {type(buffer).__name__} of shape {list(tensor.shape)} is not contiguous; pass "
+            ".contiguous(), or numpy.ascontiguousarray(...), and copy the result back"
+        )
+    return tensor
 
 
 def _padded(own: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -22,6 +22,7 @@ class Work:
     def __init__(self, native: _C.Work, result: list[Any]) -> None:
         self._native = native
         self._result = result
+        self._future: torch.futures.Future[list[Any]] | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the operation is complete; raises what went wrong.
@@ -50,9 +51,16 @@ class Work:
         return error
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
-        """A torch future whose value is the list of result tensors."""
+        """A torch future whose value is the list of result tensors.
+
+        What is attached to it runs on a thread of its own and may do whatever the program does,
+        other operations and waits included; callbacks of several futures may run side by side.
+        Where the operation is complete already, they run on the thread that attaches them.
+        """
         import torch
 
+        if self._future is not None:
+            return self._future
         future: torch.futures.Future[list[Any]] = torch.futures.Future()
 
         def finish() -> None:
@@ -63,6 +71,7 @@ class Work:
                 future.set_exception(error)  # type: ignore[arg-type]  # torch's own stub is wrong
 
         self._native.when_complete(finish)
+        self._future = future
         return future
 
     def __repr__(self) -> str:

@@ -30,10 +30,12 @@ LEVELS = {
         "schedule",
         "fnv",
         "sha256",
+        "thread",
         "trace",
     ],
     2: [
         "arena",
+        "callback_threads",
         "control",
         "descriptor",
         "doorbell",

@@ -38,11 +38,18 @@ void check_place(const at::Tensor& tensor, const char* role, std::string_view pl
                      : std::string(place) + "; move it with .to('" + std::string(place) + "')"));
 }
 
+Hold hold_of(const at::Tensor& tensor) {
+  c10::Storage storage = tensor.storage();
+  return {storage.unsafeReleaseStorageImpl(), {[](void* what) {
+            c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(
+                static_cast<c10::StorageImpl*>(what)));
+          }}};
+}
+
 Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view place) {
   check_place(tensor, role, place);
-  if (tensor.layout() != at::kStrided) {
-    throw Unsupported(std::string(role) + ": sparse tensors are not supported; use .to_dense()");
-  }
+  check_layout(tensor, role);
+  check_memory(tensor, role);
   if (tensor.is_conj() || tensor.is_neg()) {
     throw Unsupported(
         std::string(role) + ": the tensor is a lazy " +
@@ -54,11 +61,16 @@ Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_
                       " is not contiguous (strided); pass .contiguous() and copy the result back");
   }
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), static_cast<size_t>(tensor.numel()),
-          dtype_of(tensor.scalar_type(), role)};
+          dtype_of(tensor.scalar_type(), role), hold_of(tensor)};
 }
 
 DType dtype_of_format(const std::string& format, size_t item, const char* role) {
   const char* code = format.c_str();
+  if ((*code == '>' || *code == '!') && item > 1) {
+    throw Unsupported(std::string(role) + ": arrays of format '" + format +
+                      "' are not supported: their bytes are swapped (big-endian). Pass "
+                      "array.astype(array.dtype.newbyteorder('='))");
+  }
   if (*code == '@' || *code == '=' || *code == '<') {
     ++code;
   }
@@ -84,30 +96,49 @@ DType dtype_of_format(const std::string& format, size_t item, const char* role) 
   throw Unsupported(std::string(role) + ": arrays of format '" + format + "' are not supported");
 }
 
-Buffer buffer_of_array(py::handle object, const char* role, Access access) {
-  Py_buffer view;
+Hold export_of(py::handle object, const char* role, Access access) {
+  auto view = std::make_unique<Py_buffer>();
   const int flags =
       PyBUF_FORMAT | PyBUF_ND | PyBUF_STRIDES | (access == Access::write ? PyBUF_WRITABLE : 0);
-  if (PyObject_GetBuffer(object.ptr(), &view, flags) != 0) {
+  if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
     PyErr_Clear();
     throw Unsupported(std::string(role) + ": the " + Py_TYPE(object.ptr())->tp_name +
                       (access == Access::write ? " can't be written to; pass a writable array"
                                                : " can't be read as a buffer"));
   }
-  const bool contiguous = PyBuffer_IsContiguous(&view, 'A') != 0;
+  return {view.release(), {[](void* what) {
+            const std::unique_ptr<Py_buffer> held(static_cast<Py_buffer*>(what));
+            PyBuffer_Release(held.get());
+          }}};
+}
+
+// Ranks exchange elements in the order of their indices, so memory in any other order would meet
+// the elements of other indices on a rank whose array is laid out differently.
+void check_order(const Py_buffer& view, const char* role) {
+  if (PyBuffer_IsContiguous(&view, 'C') != 0) {
+    return;
+  }
+  if (PyBuffer_IsContiguous(&view, 'F') != 0) {
+    throw Unsupported(std::string(role) +
+                      ": the array lies in memory column by column (Fortran order); pass "
+                      "numpy.ascontiguousarray(...), or its transpose (array.T, the same memory) "
+                      "on every rank");
+  }
+  throw Unsupported(std::string(role) +
+                    ": the array has gaps in memory (strided), or its axes are permuted; pass "
+                    "numpy.ascontiguousarray(...)");
+}
+
+Buffer buffer_of_array(py::handle object, const char* role, Access access) {
+  Hold hold = export_of(object, role, access);
+  const auto& view = *static_cast<const Py_buffer*>(hold.get());
+  check_order(view, role);
+  const auto item = static_cast<size_t>(view.itemsize);
   Buffer buffer;
   buffer.data = static_cast<std::byte*>(view.buf);
-  buffer.elements =
-      view.itemsize > 0 ? static_cast<size_t>(view.len) / static_cast<size_t>(view.itemsize) : 0;
-  const std::string format = view.format != nullptr ? view.format : "B";
-  const auto item = static_cast<size_t>(view.itemsize);
-  PyBuffer_Release(&view);  // the caller's reference keeps the memory
-  if (!contiguous) {
-    throw Unsupported(
-        std::string(role) +
-        ": the array has gaps in memory (strided); pass numpy.ascontiguousarray(...)");
-  }
-  buffer.dtype = dtype_of_format(format, item, role);
+  buffer.elements = item > 0 ? static_cast<size_t>(view.len) / item : 0;
+  buffer.dtype = dtype_of_format(view.format != nullptr ? view.format : "B", item, role);
+  buffer.hold = std::move(hold);
   return buffer;
 }
 
@@ -122,10 +153,14 @@ at::ScalarType scalar_type_of(py::handle torch_dtype) {
 
 Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view place) {
   if (THPVariable_Check(object.ptr())) {
-    return buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, place);
+    Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, place);
+    buffer.object = object;
+    return buffer;
   }
   if (place == kCpu && PyObject_CheckBuffer(object.ptr())) {
-    return buffer_of_array(object, role, access);
+    Buffer buffer = buffer_of_array(object, role, access);
+    buffer.object = object;
+    return buffer;
   }
   throw py::type_error(std::string(role) + ": expected a torch tensor" +
                        (place == kCpu ? " or a numpy array" : " on " + std::string(place)) +

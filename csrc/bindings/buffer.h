@@ -16,11 +16,42 @@
 
 namespace dpcore {
 
+struct LetGo {
+  void (*call)(void*) = nullptr;
+  void operator()(void* what) const { call(what); }
+};
+// Keeps memory where it is, whatever its owner does with the object meanwhile: the export of a
+// buffer (a bytearray can't be resized), or the storage of a tensor. Let go of with the GIL.
+using Hold = std::unique_ptr<void, LetGo>;
+
 struct Buffer {
   std::byte* data = nullptr;
   size_t elements = 0;
   DType dtype = DType::u8;
+  Hold hold;
+  pybind11::handle object;  // that it was made of; borrowed
+
+  // The same memory, which this one keeps.
+  Buffer same() const { return {data, elements, dtype, {}, {}}; }
 };
+
+// What an asynchronous operation keeps of a buffer until it is complete.
+struct Held {
+  explicit Held(Buffer&& buffer)
+      : object(pybind11::reinterpret_borrow<pybind11::object>(buffer.object)),
+        hold(std::move(buffer.hold)) {}
+  pybind11::object object;
+  Hold hold;
+};
+
+// Of the buffers that are there.
+template <class... Buffers>
+std::vector<Held> held(Buffers&&... buffers) {
+  std::vector<Held> result;
+  result.reserve(sizeof...(buffers));
+  ((buffers.object ? void(result.emplace_back(std::move(buffers))) : void()), ...);
+  return result;
+}
 
 enum class Access { read, write };
 

@@ -82,9 +82,8 @@ void run_and_wait(Communicator& core, Request&& request, const std::string& algo
 }
 
 template <class Submit>
-py::object as_work(py::handle self, PyCommunicator& comm, std::vector<py::object> buffers,
+py::object as_work(py::handle self, PyCommunicator& comm, std::vector<Held> buffers,
                    Submit submit) {
-  comm.let_go_of_completed();
   Work operation;
   {
     const py::gil_scoped_release no_gil;
@@ -94,10 +93,9 @@ py::object as_work(py::handle self, PyCommunicator& comm, std::vector<py::object
                                            std::move(operation), std::move(buffers)));
 }
 
-py::object object_of(py::handle handle) { return py::reinterpret_borrow<py::object>(handle); }
-
 py::object perform(PyCommunicator& comm, py::handle self, Request&& request, const Call& call,
-                   py::handle output, py::handle input) {
+                   Buffer&& output, Buffer&& input) {
+  comm.let_go_of_completed();
   request.priority = call.priority;
   request.timeout_s = call.timeout;
   request.layout ^= call.layout;
@@ -106,7 +104,7 @@ py::object perform(PyCommunicator& comm, py::handle self, Request&& request, con
     request.program = call.program;
   }
   if (call.asynchronous) {
-    return as_work(self, comm, {object_of(output), object_of(input)},
+    return as_work(self, comm, held(output, input),
                    [&] { return comm.core->submit(std::move(request), call.algorithm); });
   }
   run_and_wait(*comm.core, std::move(request), call.algorithm);
@@ -157,8 +155,8 @@ py::object whole(Comm& comm, py::handle self, CallArguments& arguments) {
   request.collective = parse_collective(arguments.text("collective"));
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
-  const Buffer out = comm.buffer(output, "tensor", Access::write);
-  const Buffer in = input.is_none() ? out : comm.buffer(input, "input", Access::read);
+  Buffer out = comm.buffer(output, "tensor", Access::write);
+  Buffer in = input.is_none() ? out.same() : comm.buffer(input, "input", Access::read);
   if (in.dtype != out.dtype) {
     throw Unsupported("input is " + std::string(name_of(in.dtype)) + ", output is " +
                       std::string(name_of(out.dtype)));
@@ -171,11 +169,13 @@ py::object whole(Comm& comm, py::handle self, CallArguments& arguments) {
   request.op = parse_reduce_op(arguments.text("op"));
   request.prescale = arguments.real("factor");
   request.root = arguments.integer("root");
-  return perform(comm, self, std::move(request), call_of(comm, arguments), output, input);
+  return perform(comm, self, std::move(request), call_of(comm, arguments), std::move(out),
+                 std::move(in));
 }
 
 // The common case by itself: in place, all options as they are, and waiting.
 py::object all_reduce_now(PyCommunicator& comm, py::handle, CallArguments& arguments) {
+  comm.let_go_of_completed();
   const Buffer buffer = buffer_of(arguments.object(), "tensor", Access::write);
   Request request;
   request.collective = Collective::all_reduce;
@@ -258,14 +258,15 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments) {
   if (in && out) {
     check_overlap(kind, *in, *out, rank, request);
   }
-  return perform(comm, self, std::move(request), call_of(comm, arguments), output, input);
+  return perform(comm, self, std::move(request), call_of(comm, arguments),
+                 out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 
 py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
   Call call;
   call.timeout = arguments.timeout();
   call.asynchronous = arguments.flag();
-  return perform(comm, self, Request{}, call, py::none(), py::none());
+  return perform(comm, self, Request{}, call, {}, {});
 }
 
 py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
@@ -278,7 +279,8 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
   const uint64_t tag = arguments.natural("tag");
   const double timeout = arguments.timeout();
   const bool asynchronous = arguments.flag();
-  const Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
+  comm.let_go_of_completed();
+  Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
   Communicator& core = *comm.core;
   if (!from_any && (peer < 0 || peer >= core.world() || peer == core.rank())) {
     throw Unsupported("rank " + std::to_string(core.rank()) + " can't exchange a message with " +
@@ -289,7 +291,7 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
       sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;
   const size_t bytes = buffer.elements * size_of(buffer.dtype);
   if (asynchronous) {
-    return as_work(self, comm, {object_of(object)}, [&] {
+    return as_work(self, comm, held(buffer), [&] {
       return core.submit_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout);
     });
   }

@@ -79,6 +79,7 @@ void register_communicator(py::module_& m) {
            [](PyCommunicator& comm) {
              const py::gil_scoped_release no_gil;
              comm.core->close();
+             comm.callbacks->stop();
            })
       .def_property_readonly(
           "costs", [](const PyCommunicator& c) { return list_of(c.core->endpoint().costs()); })

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/orphans.h"
+#include "comm/callback_threads.h"
 #include "cuda/stream_communicator.h"
 
 namespace dpcore {
@@ -20,9 +22,11 @@ struct PyStreamCommunicator {
   ~PyStreamCommunicator() {
     const pybind11::gil_scoped_release no_gil;
     core.reset();
+    callbacks->stop();
   }
 
   std::shared_ptr<StreamCommunicator> core;
+  std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
   std::string place;  // of its tensors, as torch writes it: "cuda:0", "cpu"
 
   Buffer buffer(pybind11::handle object, const char* role, Access access) const {
@@ -34,18 +38,21 @@ struct PyStreamCommunicator {
   // Buffers of works that nobody holds any more, until they are complete. With the GIL.
   struct Orphan {
     StreamCommunicator::Works work;
-    std::vector<pybind11::object> buffers;
+    std::vector<Held> buffers;
   };
   std::vector<Orphan> orphans;
   void let_go_of_completed() {
-    std::erase_if(orphans, [](const Orphan& orphan) { return orphan.work->is_complete(); });
+    if (!orphans.empty()) {
+      dpcore::let_go_of_completed(orphans,
+                                  [](const Orphan& orphan) { return orphan.work->is_complete(); });
+    }
   }
 };
 
 struct PyStreamWork {
   std::shared_ptr<PyStreamCommunicator> communicator;
   StreamCommunicator::Works work;
-  std::vector<pybind11::object> buffers;
+  std::vector<Held> buffers;
 
   ~PyStreamWork() {
     if (work && !work->is_complete()) {
@@ -59,6 +66,6 @@ void define_stream_collectives(pybind11::handle type);
 
 struct Call;
 pybind11::object perform(PyStreamCommunicator& comm, pybind11::handle self, Request&& request,
-                         const Call& call, pybind11::handle output, pybind11::handle input);
+                         const Call& call, Buffer&& output, Buffer&& input);
 
 }  // namespace dpcore

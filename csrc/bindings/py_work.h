@@ -9,16 +9,30 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/orphans.h"
+#include "comm/callback_threads.h"
 #include "comm/communicator.h"
 
 namespace dpcore {
 
 // A communicator as Python holds it.
 struct PyCommunicator {
+  PyCommunicator() = default;
+  PyCommunicator(const PyCommunicator&) = delete;
+  PyCommunicator& operator=(const PyCommunicator&) = delete;
+  // With the GIL, which is let go while the core waits: ranks may be threads of this process, and
+  // callbacks want it. The buffers of what is in flight go after that.
+  ~PyCommunicator() {
+    const pybind11::gil_scoped_release no_gil;
+    core.reset();
+    callbacks->stop();
+  }
+
   std::shared_ptr<Communicator> core;
+  std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
   struct Orphan {
     Work operation;
-    std::vector<pybind11::object> buffers;
+    std::vector<Held> buffers;
   };
   std::vector<Orphan> orphans;  // with the GIL
 
@@ -27,18 +41,23 @@ struct PyCommunicator {
   }
 
   void let_go_of_completed() {
-    std::erase_if(orphans, [](const Orphan& orphan) { return orphan.operation->is_complete(); });
+    if (!orphans.empty()) {
+      dpcore::let_go_of_completed(
+          orphans, [](const Orphan& orphan) { return orphan.operation->is_complete(); });
+    }
   }
 };
 
 struct PyWork {
   std::shared_ptr<PyCommunicator> communicator;
   Work operation;
-  std::vector<pybind11::object> buffers;
+  std::vector<Held> buffers;
 
-  PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
-         std::vector<pybind11::object> buffers);
+  PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation, std::vector<Held> buffers);
   ~PyWork();
+
+  // With the GIL.
+  void let_go_when_complete();
 };
 
 // Adds the methods that move data to the Python class (collectives.cpp).

@@ -200,6 +200,12 @@ std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
 }  // namespace
 
 void register_reducer(py::module_& m) {
+  m.def(
+      "check_memory",
+      [](py::handle tensor, const std::string& role) {
+        check_memory(THPVariable_Unpack(tensor.ptr()), role.c_str());
+      },
+      py::arg("tensor"), py::arg("role"));
   m.def("plan_buckets", plan, py::arg("sizes"), py::arg("kinds"), py::arg("order"),
         py::arg("caps"));
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")

@@ -6,6 +6,7 @@
 
 #include "bindings/call.h"
 #include "bindings/observe.h"
+#include "bindings/py_callback.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/error.h"
@@ -58,7 +59,7 @@ Comm start_chosen(const PyCommunicator& control, const std::string& place, doubl
 }
 
 py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Works work,
-                  bool asynchronous, std::vector<py::object> buffers) {
+                  bool asynchronous, std::vector<Held> buffers) {
   if (asynchronous) {
     auto held = std::make_shared<PyStreamWork>();
     held->communicator = self.cast<Comm>();
@@ -74,18 +75,16 @@ py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicato
   return py::none();  // a reference is counted with the GIL
 }
 
-py::object object_of(py::handle handle) { return py::reinterpret_borrow<py::object>(handle); }
-
 py::object all_reduce_now(const py::object& self, py::handle tensor, const std::string& op) {
   auto& comm = self.cast<PyStreamCommunicator&>();
-  const Buffer buffer = comm.buffer(tensor, "tensor", Access::write);
+  Buffer buffer = comm.buffer(tensor, "tensor", Access::write);
   Request request;
   request.collective = Collective::all_reduce;
   request.dtype = buffer.dtype;
   request.op = parse_reduce_op(op);
   request.input = request.output = buffer.data;
   request.count = buffer.elements;
-  return perform(comm, self, std::move(request), {}, tensor, tensor);
+  return perform(comm, self, std::move(request), {}, std::move(buffer), {});
 }
 
 py::object barrier(const py::object& self, double timeout, bool asynchronous) {
@@ -110,11 +109,11 @@ py::object messages(const py::object& self,
   auto& comm = self.cast<PyStreamCommunicator&>();
   comm.let_go_of_completed();
   std::vector<StreamMessage> wanted;
-  std::vector<py::object> buffers;
+  std::vector<Held> buffers;
   for (const auto& [sends, tensor, peer] : list) {
-    const Buffer buffer = comm.buffer(tensor, "tensor", sends ? Access::read : Access::write);
+    Buffer buffer = comm.buffer(tensor, "tensor", sends ? Access::read : Access::write);
     wanted.push_back({sends, peer, buffer.data, buffer.elements * size_of(buffer.dtype)});
-    buffers.push_back(tensor);
+    buffers.emplace_back(std::move(buffer));
   }
   StreamCommunicator::Works work;
   const Device::Stream current = comm.current_stream();
@@ -148,19 +147,13 @@ py::object failure_of(PyStreamWork& held) {
 }
 
 void when_complete(PyStreamWork& held, py::function call) {
-  // Called by the thread that looks after the device, which does not hold the GIL.
-  auto shared = std::make_shared<py::function>(std::move(call));
-  const auto run = [shared]() mutable {
-    const py::gil_scoped_acquire gil;
-    try {
-      (*shared)();
-    } catch (py::error_already_set& problem) {
-      problem.discard_as_unraisable("dpcore.Work.when_complete");
-    }
-    shared.reset();
-  };
+  if (held.work->is_complete()) {
+    call();
+    return;
+  }
+  const auto hand_over = python_callback(held.communicator->callbacks, std::move(call));
   const py::gil_scoped_release no_gil;
-  held.work->when_complete(run);
+  held.work->when_complete(hand_over);
 }
 
 py::dict library_of(const std::vector<std::string>& libraries) {
@@ -218,7 +211,7 @@ auto without_gil() {
 }  // namespace
 
 py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& request, const Call& call,
-                   py::handle output, py::handle input) {
+                   Buffer&& output, Buffer&& input) {
   comm.let_go_of_completed();
   request.timeout_s = call.timeout;
   request.layout ^= call.layout;
@@ -232,8 +225,7 @@ py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& reques
     const py::gil_scoped_release no_gil;
     work = comm.core->submit(std::move(request), call.algorithm, current);
   }
-  return finish(comm, self, std::move(work), call.asynchronous,
-                {object_of(output), object_of(input)});
+  return finish(comm, self, std::move(work), call.asynchronous, held(output, input));
 }
 
 void register_stream_communicator(py::module_& m) {
@@ -284,7 +276,11 @@ void register_stream_communicator(py::module_& m) {
              return part->core ? part : nullptr;
            })
       .def("abort", without_gil<&StreamCommunicator::abort, const std::string&>())
-      .def("close", without_gil<&StreamCommunicator::close>());
+      .def("close", [](PyStreamCommunicator& comm) {
+        const py::gil_scoped_release no_gil;
+        comm.core->close();
+        comm.callbacks->stop();
+      });
   py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>>(m, "StreamWork")
       .def("wait", wait_for, arg("timeout") = 0.0)
       .def("is_completed",

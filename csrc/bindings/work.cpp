@@ -1,5 +1,9 @@
 // dpcore._C.Work.
 #include "bindings/py_work.h"
+
+#include <utility>
+
+#include "bindings/py_callback.h"
 #include "comm/error.h"
 
 namespace py = pybind11;
@@ -7,7 +11,7 @@ namespace py = pybind11;
 namespace dpcore {
 
 PyWork::PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
-               std::vector<py::object> buffers)
+               std::vector<Held> buffers)
     : communicator(std::move(communicator)),
       operation(std::move(operation)),
       buffers(std::move(buffers)) {}
@@ -15,6 +19,12 @@ PyWork::PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
 PyWork::~PyWork() {
   if (operation && !operation->is_complete()) {
     communicator->orphans.push_back({std::move(operation), std::move(buffers)});
+  }
+}
+
+void PyWork::let_go_when_complete() {
+  if (operation->is_complete()) {
+    const std::vector<Held> gone = std::exchange(buffers, {});
   }
 }
 
@@ -28,8 +38,25 @@ void check_signals() {
 namespace {
 
 void wait(PyWork& work, double timeout) {
+  struct LetGo {
+    PyWork& work;
+    ~LetGo() { work.let_go_when_complete(); }
+  } const let_go{work};
   const py::gil_scoped_release no_gil;
   work.communicator->core->wait(*work.operation, timeout, check_signals);
+}
+
+bool is_completed(PyWork& work) {
+  work.let_go_when_complete();
+  return work.operation->is_complete();
+}
+
+void when_complete(PyWork& work, py::function call) {
+  if (work.operation->is_complete()) {
+    call();
+    return;
+  }
+  work.operation->when_complete(python_callback(work.communicator->callbacks, std::move(call)));
 }
 
 // None, or (name of the class in dpcore.errors, message).
@@ -46,7 +73,7 @@ py::object failure_of(PyWork& work) {
 void register_work(py::module_& m) {
   py::class_<PyWork, std::shared_ptr<PyWork>>(m, "Work")
       .def("wait", wait, py::arg("timeout") = 0.0)
-      .def("is_completed", [](PyWork& work) { return work.operation->is_complete(); })
+      .def("is_completed", is_completed)
       .def("failure", failure_of)
       .def_property_readonly(
           "source",
@@ -57,22 +84,7 @@ void register_work(py::module_& m) {
                        : py::cast(message->peer());
           })
       .def("describe", [](PyWork& work) { return work.operation->describe(); })
-      .def(
-          "when_complete",
-          [](PyWork& work, py::function call) {
-            // Called by the thread that completes the operation, which does not hold the GIL.
-            auto held = std::make_shared<py::function>(std::move(call));
-            work.operation->when_complete([held]() mutable {
-              const py::gil_scoped_acquire gil;
-              try {
-                (*held)();
-              } catch (py::error_already_set& problem) {
-                problem.discard_as_unraisable("dpcore.Work.when_complete");
-              }
-              held.reset();
-            });
-          },
-          py::arg("call"));
+      .def("when_complete", when_complete, py::arg("call"));
 }
 
 }  // namespace dpcore

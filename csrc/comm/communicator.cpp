@@ -73,12 +73,6 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
 
 Communicator::~Communicator() { close(); }
 
-void Communicator::lock_submission() {
-  while (submission_.test_and_set(std::memory_order_acquire)) {
-    pause_briefly();
-  }
-}
-
 void Communicator::check_usable() const {
   if (endpoint().is_forked_copy()) {
     throw Error("rank " + std::to_string(rank()) +
@@ -121,36 +115,38 @@ std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule
   return compile(schedule, rank());
 }
 
-std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
-                                                           const std::string& algorithm) {
+void Communicator::check(const Request& request) const {
   check_usable();
   if (request.collective != Collective::barrier && !is_valid(request.op, request.dtype)) {
     throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
                       std::string(name_of(request.dtype)));
   }
+}
+
+std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
+                                                           const std::string& algorithm) {
   const double timeout = request.timeout_s;
-  lock_submission();
-  try {
-    choose_algorithm(request, algorithm);
-    auto operation = from_pool(pool_);
-    operation->prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
-    ++next_number_;
-    set_deadline(*operation, timeout);
-    return operation;
-  } catch (...) {
-    unlock_submission();
-    throw;
-  }
+  choose_algorithm(request, algorithm);
+  auto operation = from_pool(pool_);
+  operation->prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
+  set_deadline(*operation, timeout);
+  ++next_number_;
+  return operation;
 }
 
 Work Communicator::begin(Request request, const std::string& algorithm, int looks) {
-  auto operation = prepare(std::move(request), algorithm);
+  check(request);
   Engine& engine = context_->engine();
-  const bool seated = engine.try_sit_down();
-  if (!seated) {
-    engine.submit(operation, false);
+  std::shared_ptr<CollectiveOperation> operation;
+  bool seated = false;
+  {
+    const std::lock_guard<SpinLock> lock(submission_);
+    operation = prepare(std::move(request), algorithm);
+    seated = engine.try_sit_down();
+    if (!seated) {
+      engine.submit(operation, false);
+    }
   }
-  unlock_submission();
   if (!seated || !engine.run_seated(operation, looks)) {
     return operation;
   }
@@ -168,23 +164,28 @@ void Communicator::run(Request request, const std::string& algorithm,
 }
 
 Work Communicator::submit(Request request, const std::string& algorithm, bool background) {
+  check(request);
+  if (background) {
+    context_->engine().be_ready_for_background();
+  }
+  const std::lock_guard<SpinLock> lock(submission_);
   auto operation = prepare(std::move(request), algorithm);
   context_->engine().submit(operation, background);
-  unlock_submission();
   return operation;
 }
 
-// Takes the submission lock; the caller submits and gives it back.
-std::shared_ptr<MessageOperation> Communicator::prepare_message(
-    MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype, std::byte* data,
-    size_t bytes, double timeout_s) {
+void Communicator::check_message(int peer, size_t bytes) const {
   check_usable();
   if (peer == MessageOperation::kAnyRank && bytes == 0) {
     throw Unsupported("rank " + std::to_string(rank()) +
                       ": a message without elements does not travel, so it can't be received from "
                       "any rank; name the rank");
   }
-  lock_submission();
+}
+
+std::shared_ptr<MessageOperation> Communicator::prepare_message(
+    MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype, std::byte* data,
+    size_t bytes, double timeout_s) {
   auto operation = from_pool(message_pool_);
   operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
   set_deadline(*operation, timeout_s);
@@ -193,18 +194,24 @@ std::shared_ptr<MessageOperation> Communicator::prepare_message(
 
 Work Communicator::submit_message(MessageOperation::Direction direction, int peer, uint64_t tag,
                                   DType dtype, std::byte* data, size_t bytes, double timeout_s) {
+  check_message(peer, bytes);
+  context_->engine().be_ready_for_background();
+  const std::lock_guard<SpinLock> lock(submission_);
   auto operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
   context_->engine().submit(operation, true);
-  unlock_submission();
   return operation;
 }
 
 void Communicator::run_message(MessageOperation::Direction direction, int peer, uint64_t tag,
                                DType dtype, std::byte* data, size_t bytes, double timeout_s,
                                const Engine::Interrupt& interrupt) {
-  auto operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
-  context_->engine().submit(operation, false);
-  unlock_submission();
+  check_message(peer, bytes);
+  std::shared_ptr<MessageOperation> operation;
+  {
+    const std::lock_guard<SpinLock> lock(submission_);
+    operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
+    context_->engine().submit(operation, false);
+  }
   wait(*operation, 0, interrupt);
 }
 

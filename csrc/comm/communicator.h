@@ -19,6 +19,7 @@
 #include "comm/collective_operation.h"
 #include "comm/engine.h"
 #include "comm/message_operation.h"
+#include "comm/spin_lock.h"
 
 namespace dpcore {
 
@@ -95,7 +96,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The same, but returns the operation to be waited for when it is not complete after so many
   // looks, and null when it is.
   Work begin(Request request, const std::string& algorithm, int looks);
-  // Not in `background`: only waits drive it, so somebody must wait for it on every rank.
+  // Throws before the operation has a number, or not at all. Not in `background`: only waits drive
+  // it, so somebody must wait for it on every rank.
   Work submit(Request request, const std::string& algorithm, bool background = true);
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
@@ -133,22 +135,23 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }
   void check_deterministic(const Schedule& schedule) const;
   std::shared_ptr<const Program> program_for(const Request& request, const std::string& algorithm);
+  void check(const Request& request) const;
+  // Both under the submission lock.
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
   std::shared_ptr<MessageOperation> prepare_message(MessageOperation::Direction direction, int peer,
                                                     uint64_t tag, DType dtype, std::byte* data,
                                                     size_t bytes, double timeout_s);
+  void check_message(int peer, size_t bytes) const;
   template <class T>
   std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);
   int64_t set_deadline(Operation& operation, double timeout_s) const;
-  void lock_submission();
-  void unlock_submission() { submission_.clear(std::memory_order_release); }
 
   Options options_;
   std::shared_ptr<Context> context_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<SharedState> shared_;
   std::atomic<bool> closed_{false};
-  std::atomic_flag submission_;
+  SpinLock submission_;
   // Under the submission lock:
   uint64_t next_number_ = 0;
   std::vector<std::shared_ptr<CollectiveOperation>> pool_;

@@ -103,15 +103,9 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
     why.way =
         why.asked && (literal || !fused) ? Explanation::Way::messages : Explanation::Way::memory;
   }
-  lock_submission();
-  try {
-    why.candidates = choice_.candidates(collective);
-    why.algorithm = why.asked ? wanted : choice_.choose(collective, bytes);
-  } catch (...) {
-    unlock_submission();
-    throw;
-  }
-  unlock_submission();
+  const std::lock_guard<SpinLock> lock(submission_);
+  why.candidates = choice_.candidates(collective);
+  why.algorithm = why.asked ? wanted : choice_.choose(collective, bytes);
   return why;
 }
 

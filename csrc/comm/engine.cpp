@@ -1,10 +1,9 @@
 // See engine.h for the rules. The order of checks in wait() and progress_loop() is the
-// interesting part: publish, fence, look, sleep - on both sides of every sleep.
+// interesting part: publish, fence, look, sleep - on both sides of every sleep. How a thread
+// sleeps, and the progress thread, are in engine_progress.cpp.
 #include "comm/engine.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 
@@ -19,28 +18,6 @@ constexpr int kLooksAtNetwork = 80;
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
 constexpr int kRoundsPerLook = 256;
-
-// A sleep ends some time after it should; the rest is spent looking.
-constexpr int64_t kWakeEarlyNs = 15'000;
-
-// By default the kernel adds up to 50 us to every sleep of a thread.
-void sleep_precisely() {
-  static thread_local const int done = prctl(PR_SET_TIMERSLACK, 1);
-  (void)done;
-}
-
-class Count {  // counts a scope in an atomic
- public:
-  explicit Count(std::atomic<uint32_t>& counter) : counter_(counter) {
-    counter_.fetch_add(1, std::memory_order_seq_cst);
-  }
-  ~Count() { counter_.fetch_sub(1, std::memory_order_seq_cst); }
-  Count(const Count&) = delete;
-  Count& operator=(const Count&) = delete;
-
- private:
-  std::atomic<uint32_t>& counter_;
-};
 
 }  // namespace
 
@@ -80,7 +57,6 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
     raw->next_submitted = head;
   } while (!submitted_.compare_exchange_weak(head, raw, std::memory_order_seq_cst));
   if (background) {
-    start_progress_thread();
     if (progress_idle_.load(std::memory_order_seq_cst)) {
       wake_progress_thread();
     } else if (sleepers_.load(std::memory_order_seq_cst) > 0) {
@@ -106,21 +82,19 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
     int idle_rounds = 0;
     int64_t next_look_ns = 0;
     while (!operation.is_complete()) {
-      if (try_take_seat()) {
+      if (Seat seat(*this); seat) {
         take_submissions();
         if (advance_all() || (!crowded && watch(idle_rounds))) {
           idle_rounds = 0;
-          if (operation.is_complete() || waiters_.load(std::memory_order_relaxed) > 1) {
-            release_seat();
-          } else {
-            seat_.store(false, std::memory_order_release);
+          if (!operation.is_complete() && waiters_.load(std::memory_order_relaxed) <= 1) {
+            seat.give_back_quietly();
           }
           continue;
         }
         ++idle_rounds;
         const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < looks_;
         if (patient) {
-          seat_.store(false, std::memory_order_release);
+          seat.give_back_quietly();
           if (crowded) {
             sched_yield();
           } else {
@@ -128,7 +102,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           }
           continue;
         }
-        sleep_on_bell(now_ns() + kSliceNs);  // gives the seat back
+        sleep_on_bell(seat, now_ns() + kSliceNs);
       } else if (++idle_rounds < looks_) {
         sched_yield();  // another thread is within a segment: it will see that we want the seat
       } else {
@@ -301,99 +275,6 @@ int64_t Engine::next_event_ns() const {
     next = std::min(next, operation->next_event_ns());
   }
   return next;
-}
-
-// Called with the seat, returns without it.
-void Engine::sleep_on_bell(int64_t until_ns) {
-  if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
-    release_seat();
-    return;
-  }
-  Doorbell& bell = endpoint_->bell();
-  const Count asleep(sleepers_);
-  const uint32_t seen = bell.announce_sleep();
-#if !defined(__SANITIZE_THREAD__)
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
-  take_submissions();
-  if (advance_all()) {
-    bell.withdraw();
-    release_seat();
-    return;
-  }
-  const int64_t next_event = next_event_ns();
-  seat_.store(false, std::memory_order_seq_cst);
-  const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
-  if (next_event != INT64_MAX) {
-    sleep_precisely();
-  }
-  if (left > 0 && submitted_.load(std::memory_order_seq_cst) == nullptr) {
-    endpoint_->sleep(seen, left);
-  }
-  bell.withdraw();
-}
-
-void Engine::start_progress_thread() {
-  std::call_once(progress_started_,
-                 [this] { progress_thread_ = std::thread([this] { progress_loop(); }); });
-}
-
-void Engine::wake_progress_thread() {
-  progress_word_.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(progress_word_);
-}
-
-void Engine::progress_loop() {
-  pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
-  while (!stopping_.load(std::memory_order_relaxed)) {
-    const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
-    if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {
-      const uint32_t seen = progress_word_.load(std::memory_order_seq_cst);
-      progress_idle_.store(true, std::memory_order_seq_cst);
-      if ((background_.load(std::memory_order_seq_cst) == 0 ||
-           waiters_.load(std::memory_order_seq_cst) > 0) &&
-          !stopping_.load(std::memory_order_seq_cst)) {
-        futex_wait(progress_word_, seen, 1'000'000'000);
-      }
-      progress_idle_.store(false, std::memory_order_seq_cst);
-      continue;
-    }
-    if (!try_take_seat()) {
-      sched_yield();
-      continue;
-    }
-    take_submissions();
-    while (waiters_.load(std::memory_order_relaxed) == 0 && advance_all()) {
-      take_submissions();
-    }
-    if (waiters_.load(std::memory_order_seq_cst) > 0) {
-      release_seat();
-    } else {
-      sleep_on_bell(now_ns() + kSliceNs);
-    }
-  }
-}
-
-void Engine::drain(const Group& group, int64_t deadline_ns) {
-  {
-    const Count waiting(waiters_);
-    bool sat_down = false;  // once at least: what runs seated is not counted
-    while ((!sat_down || group.in_flight.load(std::memory_order_acquire) > 0) &&
-           now_ns() < deadline_ns) {
-      if (try_take_seat()) {
-        sat_down = true;
-        take_submissions();
-        if (advance_all() || group.in_flight.load(std::memory_order_acquire) == 0) {
-          release_seat();
-        } else {
-          sleep_on_bell(std::min(deadline_ns, now_ns() + kSliceNs));
-        }
-      } else {
-        sched_yield();
-      }
-    }
-  }
-  leave_rest_to_progress_thread();
 }
 
 }  // namespace dpcore

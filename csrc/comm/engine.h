@@ -18,11 +18,25 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/operation.h"
 
 namespace dpcore {
+
+class Count {  // counts a scope in an atomic
+ public:
+  explicit Count(std::atomic<uint32_t>& counter) : counter_(counter) {
+    counter_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Count() { counter_.fetch_sub(1, std::memory_order_seq_cst); }
+  Count(const Count&) = delete;
+  Count& operator=(const Count&) = delete;
+
+ private:
+  std::atomic<uint32_t>& counter_;
+};
 
 class Engine {
  public:
@@ -44,8 +58,11 @@ class Engine {
     has_short_way_ = false;
   }
 
+  // There is a progress thread from here on; throws an Error where it can't be started.
+  void be_ready_for_background();
   // Hands over an operation. `background`: somebody may never wait for it, so the progress
-  // thread has to drive it.
+  // thread has to drive it, which was made ready before. Throws nothing: the operation has its
+  // number, which the other ranks wait for.
   void submit(std::shared_ptr<Operation> operation, bool background);
   // The short way for a synchronous operation while nothing else is in flight: without a list, a
   // queue or a count. try_sit_down() takes the seat, or says that this is not the moment;
@@ -68,6 +85,31 @@ class Engine {
  private:
   static constexpr int64_t kSliceNs = 20'000'000;
 
+  // The right to advance operations, where it was free; given back at the end of the scope at the
+  // latest.
+  class Seat {
+   public:
+    explicit Seat(Engine& engine) : engine_(engine.try_take_seat() ? &engine : nullptr) {}
+    // Of a seat that was taken by try_sit_down().
+    struct Taken {};
+    Seat(Engine& engine, Taken) : engine_(&engine) {}
+    ~Seat() { give_back(); }
+    Seat(const Seat&) = delete;
+    Seat& operator=(const Seat&) = delete;
+    explicit operator bool() const { return engine_ != nullptr; }
+    void give_back() {
+      if (engine_ != nullptr) {
+        std::exchange(engine_, nullptr)->release_seat();
+      }
+    }
+    // Wakes nobody: for who takes it again soon, or is about to sleep.
+    void give_back_quietly(std::memory_order order = std::memory_order_release) {
+      std::exchange(engine_, nullptr)->seat_.store(false, order);
+    }
+
+   private:
+    Engine* engine_;
+  };
   bool try_take_seat() { return !seat_.exchange(true, std::memory_order_acquire); }
   void release_seat();
   void take_submissions();
@@ -89,9 +131,8 @@ class Engine {
   bool find_missing_peers();
   bool relieve_all();
   int64_t next_event_ns() const;
-  void sleep_on_bell(int64_t until_ns);
+  void sleep_on_bell(Seat& seat, int64_t until_ns);  // gives the seat back
   void progress_loop();
-  void start_progress_thread();
   void wake_progress_thread();
   void leave_rest_to_progress_thread();
 

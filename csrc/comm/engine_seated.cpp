@@ -19,6 +19,7 @@ bool Engine::try_sit_down() {
 }
 
 bool Engine::run_seated(const std::shared_ptr<Operation>& operation, int looks) {
+  Seat seat(*this, Seat::Taken{});
   Operation& running = *operation;
   running.begun_ns = 0;
   running.blocked_since_ns = 0;
@@ -31,7 +32,6 @@ bool Engine::run_seated(const std::shared_ptr<Operation>& operation, int looks) 
     if (failed || progress == Operation::Progress::finished) {
       running.retire();
       running.status.store(failed ? Operation::failed : Operation::done, std::memory_order_release);
-      release_seat();
       return true;
     }
     if (progress == Operation::Progress::blocked) {
@@ -42,7 +42,6 @@ bool Engine::run_seated(const std::shared_ptr<Operation>& operation, int looks) 
   running.self = operation;
   count_in_flight(running);
   active_.push_back(operation);
-  release_seat();
   return false;
 }
 

@@ -67,6 +67,8 @@ std::unique_ptr<Fault> parse_one(std::string_view text) {
       fault->place = Place::entry;
     } else if (part == "middle") {
       fault->place = Place::middle;
+    } else if (part == "thread") {
+      fault->place = Place::thread;
     } else if (part == "exit" && !fault->action.empty()) {
       fault->place = Place::exit;
     } else if (part == "kill" || part == "stop" || part == "exit" || part == "abort" ||
@@ -112,7 +114,8 @@ void perform(const Fault& fault, int rank) {
     signal(SIGSEGV, SIG_DFL);
     raise(SIGSEGV);
   } else {
-    throw Error("rank " + std::to_string(rank) + ": a fault was injected by DPCORE_FAULT");
+    throw Error((rank == kNoRank ? "" : "rank " + std::to_string(rank) + ": ") +
+                std::string("a fault was injected by DPCORE_FAULT"));
   }
 }
 

@@ -3,7 +3,8 @@
 //   action   kill (SIGKILL), stop (SIGSTOP), exit (status 0), abort, segv, throw, delay=MS
 //   rankR    which rank (default: every rank)
 //   opN      which operation number (default: the first that reaches the place)
-//   place    init, grow, entry, middle, exit (default: entry)
+//   place    init, grow, entry, middle, exit (default: entry), or thread: where the
+//            process starts the N-th of our threads, of whatever rank
 //
 // Several faults are separated by commas. Without the variable a check costs one load of a
 // constant; the variable is read when the first communicator starts.
@@ -13,7 +14,9 @@
 
 namespace dpcore::fault {
 
-enum class Place : uint8_t { init, grow, entry, middle, exit };
+enum class Place : uint8_t { init, grow, entry, middle, exit, thread };
+
+constexpr int kNoRank = -2;
 
 // True when DPCORE_FAULT holds anything: callers skip the rest otherwise.
 bool enabled();

@@ -58,7 +58,9 @@ class Operation {
 
   bool is_complete() const { return status.load(std::memory_order_acquire) >= done; }
 
-  // Called once, by the thread that completes the operation (or at once, when it is complete).
+  // Called once, by the thread that completes the operation (or at once, when it is complete): it
+  // has the seat, so the call must neither wait nor run code of the program, which CallbackThreads
+  // are for. One call per operation: another one takes the place of the first.
   void when_complete(std::function<void()> call) {
     delete callback_.exchange(new std::function<void()>(std::move(call)));
     if (is_complete()) {

@@ -8,6 +8,7 @@
 #include "comm/clock.h"
 #include "comm/error.h"
 #include "comm/fnv.h"
+#include "comm/thread.h"
 
 namespace dpcore {
 namespace {
@@ -61,7 +62,8 @@ StreamWatch::StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_pt
     : black_box_(std::move(black_box)),
       device_(std::move(device)),
       upcalls_(std::move(upcalls)),
-      thread_(std::make_unique<std::thread>([this] { run(); })) {}
+      thread_(std::make_unique<std::thread>(
+          start_thread("dpcore-device", "watches operations of a device", [this] { run(); }))) {}
 
 StreamWatch::~StreamWatch() { close(0); }
 

@@ -49,7 +49,7 @@ void add_layout(Fnv& hash, const Gradient& gradient) {
 bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
   return from.layout() == at::kStrided && from.device().is_cpu() && to.part.device().is_cpu() &&
          from.scalar_type() == to.part.scalar_type() && from.strides() == to.part.strides() &&
-         from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg();
+         from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg() && has_memory(from);
 }
 
 // Whether a gradient can be given other memory and nobody sees the difference in what he holds:
@@ -82,7 +82,7 @@ bool Gradient::has_layout_of_part() const {
   const at::Tensor& grad = parameter.grad();
   if (!grad.defined() || grad.layout() != at::kStrided || grad.device() != part.device() ||
       grad.scalar_type() != part.scalar_type() || grad.sizes() != part.sizes() || grad.is_conj() ||
-      grad.is_neg()) {
+      grad.is_neg() || !has_memory(grad)) {
     return false;
   }
   for (int64_t axis = 0; axis < part.dim(); ++axis) {
@@ -120,6 +120,11 @@ void Gradient::collect() {
   if (!parallel && can_copy_bytes(grad, *this)) {
     copy_bytes(address, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
   } else {
+    if (grad._is_zerotensor()) {
+      grad = grad.clone();
+    } else if (grad.layout() == at::kStrided) {
+      check_memory(grad, ("the gradient of " + name).c_str());
+    }
     part.copy_(grad.is_sparse() ? grad.to_dense() : grad);
   }
 }

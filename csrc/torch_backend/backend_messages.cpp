@@ -40,9 +40,16 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
       sends ? const_cast<std::byte*>(call.staging.read(tensor)) : call.staging.write(tensor);
   auto work =
       make_work(call, sends ? "send " + own + "->" + whom : "recv " + own + "<-" + whom, true);
-  work->follow({state_->communicator->submit_message(
-      direction, peer, static_cast<uint64_t>(tag), moved.dtype, data,
-      static_cast<size_t>(tensor.nbytes()), seconds(call.timeout))});
+  dpcore::Work operation;
+  try {
+    operation = state_->communicator->submit_message(
+        direction, peer, static_cast<uint64_t>(tag), moved.dtype, data,
+        static_cast<size_t>(tensor.nbytes()), seconds(call.timeout));
+  } catch (...) {
+    work->settle(std::current_exception());
+    throw;
+  }
+  work->follow({std::move(operation)});
   if (Batch* const open = batch()) {
     open->works.push_back(work);
   }

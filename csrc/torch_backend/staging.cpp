@@ -59,6 +59,7 @@ void check_tensor(const at::Tensor& tensor, const char* operation) {
     throw Unsupported(std::string(operation) +
                       ": sparse tensors are supported by all_reduce only; use .to_dense()");
   }
+  check_memory(tensor, operation);
 }
 
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* operation) {
@@ -105,7 +106,7 @@ at::Tensor Staging::buffer(int64_t elements, at::ScalarType type) {
 }
 
 const std::byte* Staging::read(const at::Tensor& tensor) {
-  kept_.push_back(tensor);
+  keep(tensor);
   if (is_plain(tensor)) {
     return static_cast<const std::byte*>(tensor.const_data_ptr());
   }
@@ -115,7 +116,7 @@ const std::byte* Staging::read(const at::Tensor& tensor) {
 }
 
 std::byte* Staging::write(const at::Tensor& tensor) {
-  kept_.push_back(tensor);
+  keep(tensor);
   if (is_plain(tensor)) {
     return memory_of(tensor);
   }
@@ -133,7 +134,9 @@ std::byte* Staging::update(const at::Tensor& tensor) {
 }
 
 const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
-  kept_.insert(kept_.end(), parts.begin(), parts.end());
+  for (const at::Tensor& part : parts) {
+    keep(part);
+  }
   if (lie_in_a_row(parts)) {
     return memory_of(parts.front());
   }
@@ -147,7 +150,9 @@ const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
 }
 
 std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
-  kept_.insert(kept_.end(), parts.begin(), parts.end());
+  for (const at::Tensor& part : parts) {
+    keep(part);
+  }
   if (lie_in_a_row(parts)) {
     return memory_of(parts.front());
   }
@@ -162,8 +167,10 @@ std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
 
 void Staging::take(Staging&& other) {
   kept_.insert(kept_.end(), other.kept_.begin(), other.kept_.end());
+  memory_.insert(memory_.end(), other.memory_.begin(), other.memory_.end());
   copies_.insert(copies_.end(), other.copies_.begin(), other.copies_.end());
   other.kept_.clear();
+  other.memory_.clear();
   other.copies_.clear();
 }
 

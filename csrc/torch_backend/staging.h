@@ -33,7 +33,11 @@ class Staging {
   // The parts of all ranks, one after the other.
   const std::byte* read_joined(const std::vector<at::Tensor>& parts);
   std::byte* write_joined(const std::vector<at::Tensor>& parts);
-  void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+  // Its memory too, which `tensor.data = other` would let go of.
+  void keep(const at::Tensor& tensor) {
+    kept_.push_back(tensor);
+    memory_.push_back(tensor.storage());
+  }
   // What another one keeps and copies, from here on too.
   void take(Staging&& other);
   const std::vector<at::Tensor>& kept() const { return kept_; }
@@ -52,6 +56,7 @@ class Staging {
   std::shared_ptr<Communicator> communicator_;
   at::Device device_{at::kCPU};
   std::vector<at::Tensor> kept_;
+  std::vector<c10::Storage> memory_;  // of those
   std::vector<Copy> copies_;
 };
 

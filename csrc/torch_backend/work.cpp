@@ -152,6 +152,7 @@ int TorchWork::sourceRank() const {
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   bool mark_now = false;
+  state_->callbacks.be_ready();
   {
     const std::lock_guard<std::mutex> lock(settling_);
     if (!future_) {

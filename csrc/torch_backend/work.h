@@ -18,8 +18,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "comm/callback_threads.h"
 #include "comm/communicator.h"
-#include "torch_backend/callback_threads.h"
 #include "torch_backend/staging.h"
 
 namespace dpcore {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from dpcore import _C
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ _FIRST_BUCKET_MB = 1.0
 _BUCKET_MB = 25.0
 
 
-def check_parameters(trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module) -> None:
+def check_parameters(
+    trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module, ignored: Container[str]
+) -> None:
     """What can be wrapped at all."""
     if not trained:
         raise Error("DataParallel: the module has no parameter that requires a gradient")
@@ -29,6 +32,9 @@ def check_parameters(trained: Sequence[tuple[str, torch.Tensor]], module: nn.Mod
                 f"DataParallel: {name} has no shape yet; run a forward of the module first, so "
                 "that its lazy layers are made"
             )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name not in ignored and tensor.layout == torch.strided:
+            _C.check_memory(tensor, f"DataParallel: {name}")
     kinds = {parameter.device.type for _, parameter in trained}
     if len(kinds) > 1:
         raise Unsupported(f"DataParallel: parameters are on {sorted(kinds)}; one kind is needed")

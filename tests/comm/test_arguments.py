@@ -27,6 +27,10 @@ def read_only(count):
     return numbers
 
 
+def fortran(*shape):
+    return np.ones(shape, np.float32, order="F")
+
+
 def overlapping(begin):
     """A buffer and a part of it that isn't the calling rank's."""
     whole = ONES(6)
@@ -47,6 +51,18 @@ TENSORS = {
     "strided output": (lambda c: c.all_gather(ONES(12)[::2], ONES(2)), "output: .*not contiguous"),
     "strided message": (lambda c: c.send(ONES(4)[::2], others(c)), "not contiguous"),
     "strided array": (lambda c: c.all_reduce(np.ones((4, 4))[:, 1]), "gaps in memory"),
+    "Fortran order": (
+        lambda c: c.all_reduce(fortran(2, 3)), "column by column .Fortran order.*array.T"),
+    "Fortran input": (
+        lambda c: c.all_gather(np.ones((6, 3), "f4"), fortran(2, 3)), "input: .*Fortran"),
+    "Fortran output": (
+        lambda c: c.reduce_scatter(fortran(2, 3), np.ones((6, 3), "f4")), "output: .*Fortran"),
+    "Fortran memory": (lambda c: c.broadcast(memoryview(fortran(2, 3))), "Fortran"),
+    "Fortran message": (lambda c: c.send(fortran(2, 3), others(c)), "Fortran"),
+    "permuted axes": (lambda c: c.all_reduce(np.ones((2, 3, 4)).swapaxes(1, 2)), "are permuted"),
+    "channels last": (
+        lambda c: c.all_reduce(ONES(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        "not contiguous"),
     "reversed array": (lambda c: c.all_reduce(np.ones(4)[::-1]), "gaps in memory"),
     "float8": (lambda c: c.all_reduce(ONES(4).to(torch.float8_e4m3fn)), "Float8_e4m3fn is not"),
     "uint16": (lambda c: c.all_reduce(ONES(4).to(torch.uint16)), "UInt16 is not supported"),
