@@ -63,8 +63,8 @@ class Communicator:
 
         ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
         ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
-        and rounded toward zero; booleans have none. ``layout`` is a number that must agree on all ranks, checked before any data
-        is touched (the hash of what the buffer holds, say).
+        and rounded toward zero; booleans have none. ``layout`` is a number that must agree on all
+        ranks, checked before any data is touched (the hash of what the buffer holds, say).
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
