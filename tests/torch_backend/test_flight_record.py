@@ -77,6 +77,7 @@ def entries_of(record):
 @pytest.mark.filterwarnings("ignore")
 def test_a_healthy_run_of_every_collective_has_no_errors(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")  # Gloo's recorder is off without it
+
     def body(folder):
         from dpcore.torch_backend import flight_record, write_flight_record
 
