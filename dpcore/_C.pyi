@@ -606,6 +606,7 @@ def _reduce(
     takes_over: bool = False,
     workers: int = 0,
     place: str = "",
+    divisor: int = 1,
 ) -> None:
     """Reduces `count` elements at the addresses `inputs` into `outputs`; with workers > 0 as
     kernels on a GPU do, by so many threads, but on the host; with a place ("cuda:0") there."""

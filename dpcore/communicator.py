@@ -68,8 +68,9 @@ class Communicator:
         """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
 
         ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
-        ``factor``. ``layout`` is a number that must agree on all ranks, checked before any data
-        is touched (the hash of what the buffer holds, say).
+        ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
+        and rounded toward zero; booleans have none. ``layout`` is a number that must agree on all
+        ranks, checked before any data is touched (the hash of what the buffer holds, say).
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """

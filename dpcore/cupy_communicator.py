@@ -256,12 +256,7 @@ class CupyCommunicator:
     def _reduction(self, tensor: Any, op: str) -> tuple[int, int, int, int]:
         name = str(tensor.dtype).removeprefix("torch.")
         operator = (_OPS_OF_BOOL if name == "bool" else _OPS).get(op)
-        is_mean = op in ("mean", "avg")
-        if (
-            name not in _TYPES
-            or operator is None
-            or (is_mean and not tensor.dtype.is_floating_point)
-        ):
+        if name not in _TYPES or operator is None:
             raise Unsupported(
                 f"{op} of {name} is nothing that NCCL can do through CuPy; use backend='nccl'"
             )

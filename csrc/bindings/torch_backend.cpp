@@ -52,6 +52,8 @@ py::list flight_entries() {
   for (const FlightLog::Entry& entry : FlightLog::of_process().entries()) {
     py::dict row;
     row["id"] = entry.id;
+    row["collective_id"] = entry.collective_id;
+    row["ranks"] = *entry.ranks;
     row["group"] = entry.group;
     row["description"] = entry.description;
     row["collective"] = entry.collective;

@@ -63,11 +63,10 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
   task.program = &program;
   task.transport = &shared_->transport();
   task.operation = number_ + 1;
-  task.dtype = request_.dtype;
-  const ReduceSpec spec = reduce_spec(false);
-  task.op = spec.op;
-  task.factors = prescales ? nullptr : spec.pre;
-  task.mean_scale = request_.op == ReduceOp::mean ? 1.0 / world() : 1.0;
+  task.reduction = reduce_spec(false);
+  if (prescales) {
+    task.reduction.pre = nullptr;
+  }
   task.prescale = prescales ? request_.prescale : 1.0;
   run_.start(task, places_);
   while (!run_.done()) {

@@ -309,15 +309,9 @@ void CollectiveOperation::count_traffic(size_t read, size_t written) {
 }
 
 ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
-  ReduceSpec spec;
-  spec.dtype = request_.dtype;
-  spec.op = request_.op;
+  ReduceSpec spec = reduction_over(world(), request_.op, request_.dtype);
   spec.streaming = streaming;
-  if (request_.op == ReduceOp::mean) {
-    spec.op = ReduceOp::sum;
-    spec.post = 1.0 / world();
-  } else if (request_.op == ReduceOp::premul_sum) {
-    spec.op = ReduceOp::sum;
+  if (request_.op == ReduceOp::premul_sum) {
     factors_.resize(world());
     for (int r = 0; r < world(); ++r) {
       factors_[r] = slot(r).prescale;

@@ -18,7 +18,7 @@ constexpr size_t kMinWindow = 8;
 
 void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
   task_ = task;
-  element_ = size_of(task.dtype);
+  element_ = size_of(task.reduction.dtype);
   places_.swap(places);
   jobs_.clear();
   next_job_ = finished_ = sent_ = received_ = 0;
@@ -64,7 +64,7 @@ void ProgramRun::begin_next(Running& running) {
     if (task_.prescale != 1.0) {
       const void* in = from;
       void* out = to;
-      reduce({task_.dtype, ReduceOp::sum, 1.0, &task_.prescale, false}, {&in, 1}, {&out, 1}, count);
+      reduce({.dtype = task_.reduction.dtype, .pre = &task_.prescale}, {&in, 1}, {&out, 1}, count);
     } else {
       std::memmove(to, from, count * element_);
     }
@@ -202,14 +202,21 @@ void ProgramRun::reduce_gathered(Running& running, const LaneStep& step, std::by
 
 void ProgramRun::add_operand(const void* data, int rank) {
   operands_.push_back(data);
-  operand_factors_.push_back(task_.factors == nullptr ? 1.0 : task_.factors[rank]);
+  const double* factors = task_.reduction.pre;
+  operand_factors_.push_back(factors == nullptr ? 1.0 : factors[rank]);
 }
 
 void ProgramRun::reduce_operands(const LaneStep& step, std::byte* out, size_t bytes) {
   void* outputs[1] = {out};
-  const double* factors = task_.factors == nullptr ? nullptr : operand_factors_.data();
-  reduce({task_.dtype, task_.op, step.completes ? task_.mean_scale : 1.0, factors, false},
-         operands_, outputs, bytes / element_);
+  ReduceSpec spec = task_.reduction;
+  if (!step.completes) {
+    spec.post = 1.0;
+    spec.divisor = 1;
+  }
+  if (spec.pre != nullptr) {
+    spec.pre = operand_factors_.data();
+  }
+  reduce(spec, operands_, outputs, bytes / element_);
 }
 
 int ProgramRun::waiting_for() const {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "comm/error.h"
 #include "comm/reduce_dispatch.h"
@@ -45,6 +46,7 @@ struct Entry {
   ReduceKernel kernel = nullptr;
   size_t width = 1;
   bool takes_factors = false;
+  bool takes_divisor = false;
 };
 
 Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
@@ -52,7 +54,8 @@ Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
   // Kernels of complex products count the parts.
   const bool is_complex = to.dtype == DType::c64 || to.dtype == DType::c128;
   return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)],
-               is_complex ? 2 : to.width, is_valid(ReduceOp::mean, to.dtype)};
+               is_complex ? 2 : to.width, takes_factors(to.dtype),
+               is_valid(ReduceOp::mean, to.dtype) && !takes_factors(to.dtype)};
 }
 
 struct Dispatch {
@@ -93,8 +96,37 @@ const Dispatch& dispatch() {
     throw Unsupported("a reduction needs at least one input and one output: it got " +
                       std::to_string(n_in) + " and " + std::to_string(n_out));
   }
+  if (spec.divisor != 1) {
+    throw Unsupported("a divisor needs a type of integers, not " + type + ": give a factor");
+  }
   throw Unsupported("factors need a floating-point type, not " + type +
                     ": reduce without them, then scale");
+}
+
+// The first output holds the sum; all of them get the quotient.
+template <class T>
+void divide(std::span<void* const> out, size_t count, uint32_t divisor) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  const T* sums = static_cast<const T*>(out[0]);
+  for (size_t i = 0; i < count; ++i) {
+    const T quotient = static_cast<T>(static_cast<Wide>(sums[i]) / static_cast<Wide>(divisor));
+    for (void* each : out) static_cast<T*>(each)[i] = quotient;
+  }
+}
+
+void divide(DType dtype, std::span<void* const> out, size_t count, uint32_t divisor) {
+  switch (dtype) {
+    case DType::i64:
+      return divide<int64_t>(out, count, divisor);
+    case DType::i32:
+      return divide<int32_t>(out, count, divisor);
+    case DType::i16:
+      return divide<int16_t>(out, count, divisor);
+    case DType::i8:
+      return divide<int8_t>(out, count, divisor);
+    default:
+      return divide<uint8_t>(out, count, divisor);
+  }
 }
 
 // A line that was just read is in the cache: streaming it out saves no read, and costs a
@@ -107,14 +139,32 @@ bool is_in_place(std::span<const void* const> in, std::span<void* const> out) {
 
 }  // namespace
 
+ReduceSpec reduction_over(int world, ReduceOp op, DType dtype) {
+  ReduceSpec spec{.dtype = dtype, .op = op};
+  if (op == ReduceOp::mean || op == ReduceOp::premul_sum) spec.op = ReduceOp::sum;
+  if (op == ReduceOp::mean && takes_factors(dtype)) {
+    spec.post = 1.0 / world;
+  } else if (op == ReduceOp::mean) {
+    spec.divisor = static_cast<uint32_t>(world);
+  }
+  return spec;
+}
+
 void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
             size_t count) {
   const Dispatch& table = dispatch();
   Entry entry = table.entries[static_cast<int>(spec.dtype)][static_cast<int>(spec.op)];
   const bool has_factors = spec.pre != nullptr || spec.post != 1.0;
+  const bool divides = spec.divisor != 1;
   if (entry.kernel == nullptr || in.empty() || out.empty() ||
-      (has_factors && !entry.takes_factors)) {
+      (has_factors && !entry.takes_factors) || (divides && !entry.takes_divisor)) {
     refuse(spec, in.size(), out.size());
+  }
+  if (divides) {  // a second pass: integers that are averaged are few
+    const ReduceSpec sum{.dtype = spec.dtype, .op = spec.op, .takes_over = spec.takes_over};
+    reduce(sum, in, out.first(1), count);
+    divide(spec.dtype, out, count, spec.divisor);
+    return;
   }
   if (in.size() == 1 && !has_factors && spec.dtype != DType::boolean) {
     // One operand and no factor: its bits, unchanged.

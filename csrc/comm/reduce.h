@@ -1,4 +1,5 @@
-// N-ary reduction: out_k = post * (pre_0*in_0 op pre_1*in_1 op ... op pre_{N-1}*in_{N-1}).
+// N-ary reduction: out_k = post * (pre_0*in_0 op pre_1*in_1 op ... op pre_{N-1}*in_{N-1}), where
+// integers have no factors and the result is divided by `divisor` instead, rounded toward zero.
 //
 // All inputs are read once and every output is written once, in one pass, whatever
 // the number of ranks: this is what lets an all-reduce on mapped memory move 2*S
@@ -24,10 +25,15 @@ struct ReduceSpec {
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;  // mean and premul_sum are sum here: scales say the rest
   double post = 1.0;            // multiplies the result; 1.0 costs nothing
+  uint32_t divisor = 1;         // of integers: divides the result, rounded toward zero
   const double* pre = nullptr;  // one factor per input, or none
   bool streaming = false;       // outputs are large and not read again soon: bypass the cache
   bool takes_over = false;      // inputs are outputs, too, and other ranks wrote them last
 };
+
+// What combines the contributions of `world` ranks with `op`: a mean is a sum that is divided by
+// their number. What divides belongs to the last addition of all, and `pre` is left to the caller.
+ReduceSpec reduction_over(int world, ReduceOp op, DType dtype);
 
 // An output may be the same memory as an input (in place); partial overlap is not allowed.
 // in.size() >= 1, out.size() >= 1. Pointers need only the alignment of the element type.

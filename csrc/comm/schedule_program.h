@@ -54,11 +54,10 @@ class ProgramRun {
     const Program* program = nullptr;
     Transport* transport = nullptr;
     uint64_t operation = 0;  // tag of all messages
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    double prescale = 1.0;            // of this rank's contribution, at the start
-    const double* factors = nullptr;  // by rank, where contributions are added all at once
-    double mean_scale = 1.0;
+    // Of all contributions. Its factors are by rank, where contributions are added all at once;
+    // what makes a sum a mean goes with the addition that completes it.
+    ReduceSpec reduction{.dtype = DType::u8};
+    double prescale = 1.0;  // of this rank's contribution, at the start
   };
 
   // `places` has one entry per chunk of the schedule; entries without lanes are ignored.

@@ -98,6 +98,8 @@ bool has_root(Collective kind) {
          kind == Collective::gather || kind == Collective::scatter;
 }
 
+bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
+
 bool is_valid(ReduceOp op, DType dtype) {
   const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
   const bool is_scaled = op == ReduceOp::mean || op == ReduceOp::premul_sum;
@@ -115,6 +117,7 @@ bool is_valid(ReduceOp op, DType dtype) {
     case DType::i16:
     case DType::i8:
     case DType::u8:
+      return op != ReduceOp::premul_sum;
     case DType::boolean:
       return !is_scaled;
   }

@@ -42,8 +42,12 @@ Collective parse_collective(std::string_view name);
 // Whether one rank of it is special: of broadcast, reduce, gather and scatter.
 bool has_root(Collective kind);
 
-// Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in
-// floating point, no mean or prescaling of integers (it would have to round).
+// Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
+// no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as
+// any other sum, divided by the number of ranks and rounded toward zero.
 bool is_valid(ReduceOp op, DType dtype);
+
+// Whether elements can be multiplied by a factor: floating-point and complex types.
+bool takes_factors(DType dtype);
 
 }  // namespace dpcore

@@ -133,7 +133,8 @@ struct Complex {
   static DPCORE_BOTH Stored store(Acc x) { return x; }
 };
 
-// ---- factors and NaNs ------------------------------------------------------------------------
+// ---- factors, divisors and NaNs
+// ------------------------------------------------------------------------
 
 template <class T>
 DPCORE_BOTH T scaled(T x, double factor) {
@@ -142,6 +143,13 @@ DPCORE_BOTH T scaled(T x, double factor) {
 template <class T>
 DPCORE_BOTH Pair<T> scaled(Pair<T> x, double factor) {
   return {scaled(x.re, factor), scaled(x.im, factor)};
+}
+
+// Rounded toward zero.
+template <class T>
+DPCORE_BOTH T divided(T x, uint32_t divisor) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  return static_cast<T>(static_cast<Wide>(x) / static_cast<Wide>(divisor));
 }
 
 DPCORE_BOTH float canonical(float x) { return x != x ? bits_as<float>(0x7fc00000u) : x; }

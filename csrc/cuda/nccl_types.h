@@ -56,7 +56,7 @@ inline std::optional<Reduction> reduction_of(DType dtype, ReduceOp op) {
     case ReduceOp::premul_sum:
       result.op = dtype == DType::boolean ? kMax : kSum;  // of 0 and 1: or
       return result;
-    case ReduceOp::mean:
+    case ReduceOp::mean:  // of integers too it divides the sum and rounds toward zero
       result.op = kAvg;
       return result;
     case ReduceOp::prod:

@@ -216,8 +216,8 @@ void PushCollectives::bring_in(const Request& request, std::byte* to, const std:
   } else if (elements > 0) {
     const void* in = from;
     void* out = to;
-    device_.reduce(stream_, {request.dtype, ReduceOp::sum, 1.0, &request.prescale, false}, {&in, 1},
-                   {&out, 1}, elements);
+    device_.reduce(stream_, {.dtype = request.dtype, .pre = &request.prescale}, {&in, 1}, {&out, 1},
+                   elements);
   }
 }
 
@@ -227,12 +227,9 @@ ReduceSpec PushCollectives::spec_of(const Request& request) const {
       request.collective == Collective::all_gather || request.collective == Collective::broadcast;
   if (moves_only) {
     const bool has_values = request.dtype == DType::boolean;  // would be made 0 or 1
-    return {has_values ? DType::u8 : request.dtype, ReduceOp::sum, 1.0, nullptr, false};
+    return {.dtype = has_values ? DType::u8 : request.dtype};
   }
-  const bool averages = request.op == ReduceOp::mean;
-  return {request.dtype,
-          averages || request.op == ReduceOp::premul_sum ? ReduceOp::sum : request.op,
-          averages ? 1.0 / world() : 1.0, nullptr, false};
+  return reduction_over(world(), request.op, request.dtype);
 }
 
 }  // namespace dpcore

@@ -79,8 +79,7 @@ class KernelMeeting final : public RankMeeting {
   void meet() override {
     const void* in = common_.boards[rank_];
     void* out = common_.boards[rank_];
-    reduce({DType::u8, ReduceOp::bor, 1.0, nullptr, false}, {&in, 1}, {&out, 1}, 0, 0,
-           {true, false});
+    reduce({.dtype = DType::u8, .op = ReduceOp::bor}, {&in, 1}, {&out, 1}, 0, 0, {true, false});
   }
 
   void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,

@@ -20,8 +20,11 @@ void check(const ReduceSpec& spec, size_t n_in, size_t n_out) {
                       " inputs and outputs, not " + std::to_string(n_in) + " and " +
                       std::to_string(n_out) + ": use a ring or a tree for so many ranks");
   }
-  if ((spec.pre != nullptr || spec.post != 1.0) && !is_valid(ReduceOp::mean, spec.dtype)) {
+  if ((spec.pre != nullptr || spec.post != 1.0) && !takes_factors(spec.dtype)) {
     throw Unsupported("factors need a floating-point type, not " + type);
+  }
+  if (spec.divisor != 1 && (takes_factors(spec.dtype) || spec.dtype == DType::boolean)) {
+    throw Unsupported("a divisor needs a type of integers, not " + type);
   }
 }
 
@@ -83,10 +86,11 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
   shares.n_in = static_cast<int>(in.size());
   shares.n_out = static_cast<int>(out.size());
   shares.post = spec.post;
+  shares.divisor = spec.divisor;
   shares.has_pre = spec.pre != nullptr;
   if (spec.pre != nullptr) std::copy_n(spec.pre, in.size(), shares.pre);
-  const bool keeps_bits =
-      in.size() == 1 && spec.pre == nullptr && spec.post == 1.0 && spec.dtype != DType::boolean;
+  const bool keeps_bits = in.size() == 1 && spec.pre == nullptr && spec.post == 1.0 &&
+                          spec.divisor == 1 && spec.dtype != DType::boolean;
   // One operand of bytes: itself.
   job.kernel = keeps_bits ? Lowered{DType::u8, ReduceOp::bor, size_of(spec.dtype)}
                           : lowered(spec.dtype, spec.op);

@@ -22,6 +22,7 @@ struct ReduceShares {
   void* out[kMaxOperands];
   double pre[kMaxOperands];
   double post;
+  uint32_t divisor;  // of integers
   ReduceOp op;
   int n_in;
   int n_out;
@@ -55,7 +56,7 @@ struct Reducer {
     if constexpr (Format::kIsFloat) {
       return Format::store(canonical(scaled(acc, job.post)));
     } else {
-      return Format::store(acc);
+      return Format::store(job.divisor == 1 ? acc : divided(acc, job.divisor));
     }
   }
 

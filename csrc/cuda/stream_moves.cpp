@@ -17,9 +17,7 @@ struct Execution {
   std::vector<ChunkPlace> places;
   std::byte* arrivals = nullptr;  // of one step
   const size_t element = size_of(request.dtype);
-  const ReduceOp op = request.op == ReduceOp::mean || request.op == ReduceOp::premul_sum
-                          ? ReduceOp::sum
-                          : request.op;
+  const ReduceSpec reduction = reduction_over(program.schedule.world, request.op, request.dtype);
 
   // This rank's part of a step, in the order of chunks, which is the same on every rank.
   template <class Use>
@@ -48,8 +46,8 @@ struct Execution {
       if (prescales) {
         const void* in = place.initial;
         void* out = place.home;
-        device.reduce(stream, {request.dtype, ReduceOp::sum, 1.0, &request.prescale, false},
-                      {&in, 1}, {&out, 1}, place.elements);
+        device.reduce(stream, {.dtype = request.dtype, .pre = &request.prescale}, {&in, 1},
+                      {&out, 1}, place.elements);
       } else if (place.initial != place.home) {
         device.copy(stream, place.home, place.initial, place.elements * element);
       }
@@ -95,10 +93,9 @@ struct Execution {
     }
     if (!own_is_in) operands.push_back(place.home);
     void* out = place.home;
-    const bool averages = request.op == ReduceOp::mean && lane.completes;
-    device.reduce(
-        stream, {request.dtype, op, averages ? 1.0 / program.schedule.world : 1.0, nullptr, false},
-        operands, {&out, 1}, place.elements);
+    const ReduceSpec partial{.dtype = reduction.dtype, .op = reduction.op};
+    device.reduce(stream, lane.completes ? reduction : partial, operands, {&out, 1},
+                  place.elements);
   }
 };
 

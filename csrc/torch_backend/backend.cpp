@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <numeric>
+
 #include "comm/error.h"
 #include "reducer/tensor_memory.h"
 #include "torch_backend/python_lock.h"
@@ -32,6 +34,16 @@ class ArenaAllocator final : public c10::Allocator {
   std::shared_ptr<Communicator> communicator_;
 };
 
+// torch leaves the list empty for the group of all ranks.
+FlightLog::Ranks ranks_of(const TorchBackend::Options& options, int world) {
+  std::vector<uint64_t> ranks = options.global_ranks_in_group;
+  if (ranks.empty()) {
+    ranks.resize(static_cast<size_t>(world));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  return std::make_shared<const std::vector<uint64_t>>(std::move(ranks));
+}
+
 }  // namespace
 
 TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr store,
@@ -41,6 +53,7 @@ TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr 
       state_(std::make_shared<BackendState>()),
       store_(std::move(store)),
       options_(std::move(options)),
+      ranks_(ranks_of(*options_, communicator->world())),
       devices_(communicator, std::move(device), interrupt) {
   state_->communicator = std::move(communicator);
   state_->interrupt = std::move(interrupt);

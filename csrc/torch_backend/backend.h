@@ -25,6 +25,7 @@
 
 #include "torch_backend/device_side.h"
 #include "torch_backend/device_work.h"
+#include "torch_backend/flight_log.h"
 #include "torch_backend/staging.h"
 #include "torch_backend/work.h"
 
@@ -117,14 +118,19 @@ class TorchBackend final : public c10d::Backend {
     bool asynchronous;
     std::chrono::milliseconds timeout;
     Staging staging;
-    Tensors inputs;
-    Tensors outputs;
-    std::vector<Request> requests;
+    Tensors inputs{};
+    Tensors outputs{};
+    std::vector<Request> requests{};
+    // Whether inputs and outputs are lists with a tensor per rank, for the flight log; and whether
+    // they are cut in parts of different sizes.
+    bool lists_inputs = false;
+    bool lists_outputs = false;
+    bool uneven = false;
   };
   template <class CallOptions>
   Call begin(c10d::OpType type, const char* title, at::Device device,
              const CallOptions& options) const {
-    return {type, title, device, options.asyncOp, options.timeout, staging_for(device), {}, {}, {}};
+    return {type, title, device, options.asyncOp, options.timeout, staging_for(device)};
   }
   Staging staging_for(at::Device device) const;
   WorkPtr perform(Call&& call);
@@ -164,6 +170,7 @@ class TorchBackend final : public c10d::Backend {
   std::shared_ptr<BackendState> state_;
   StorePtr store_;
   c10::intrusive_ptr<Options> options_;
+  FlightLog::Ranks ranks_;  // of this group, numbered as in the job
   DeviceSide devices_;
   std::mutex batches_mutex_;
   std::vector<std::unique_ptr<Batch>> batches_;

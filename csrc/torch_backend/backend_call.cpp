@@ -17,6 +17,11 @@ constexpr const char* kNameOnCpu = "nccl:";
 constexpr const char* kNameOnCpu = "gloo:";
 #endif
 
+// Its names for what NCCL makes of parts of different sizes. Under all_gather and reduce_scatter it
+// would take them for a mistake.
+constexpr const char* kUnevenGather = "_broadcast_oop";
+constexpr const char* kUnevenScatter = "_reduce_oop";
+
 void check_one_device(const std::vector<at::Tensor>& tensors, const at::Device& device,
                       const char* title) {
   for (const at::Tensor& tensor : tensors) {
@@ -44,16 +49,24 @@ std::shared_ptr<DeviceGroup> TorchBackend::group_on(at::Device device) {
 
 TorchWork::What TorchBackend::announce(const Call& call, const std::string& name, bool is_message) {
   FlightLog::Entry entry;
+  entry.ranks = ranks_;
   entry.group = getGroupUid();
   entry.description = getGroupDesc();
   entry.collective = collectives_;
   entry.message = messages_;
   entry.operation = is_message ? ++messages_ : ++collectives_;
   (is_message ? entry.message : entry.collective) = entry.operation;
-  entry.name = (devices_.takes(call.device) ? "nccl:" : kNameOnCpu) + name;
+  entry.name = (devices_.takes(call.device) ? "nccl:" : kNameOnCpu) +
+               (call.uneven ? (call.lists_outputs ? kUnevenGather : kUnevenScatter) : name);
   entry.timeout_ms = static_cast<int64_t>(seconds(call.timeout) * 1e3);
   entry.is_message = is_message;
-  const uint64_t flight = FlightLog::of_process().add(entry, call.inputs, call.outputs);
+  const auto world = static_cast<size_t>(getSize());
+  // torchfrtrace wants the same shapes on every rank: where parts differ, it gets all parts.
+  const FlightLog::Shown inputs{call.inputs, call.lists_inputs ? world : 0};
+  const FlightLog::Shown outputs{call.outputs, call.lists_outputs ? world : 0};
+  const FlightLog::Shown parts{call.lists_outputs ? call.outputs : call.inputs};
+  const uint64_t flight = FlightLog::of_process().add(entry, call.uneven ? parts : inputs,
+                                                      call.uneven ? parts : outputs);
   return {call.type, call.title, entry.operation, flight};
 }
 

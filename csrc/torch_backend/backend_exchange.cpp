@@ -110,6 +110,7 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
   request.output = call.staging.write_joined(outputs);
   call.inputs = inputs;
   call.outputs = outputs;
+  call.lists_inputs = call.lists_outputs = true;
   call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }

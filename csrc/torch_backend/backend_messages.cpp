@@ -31,8 +31,7 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
       c10d::kUnsetTimeout,
       staging_for(tensor.device()),
       tensors,
-      tensors,
-      {}};
+      tensors};
   if (devices_.takes(call.device)) {
     return message_on_device(std::move(call), sends, peer, tag);
   }

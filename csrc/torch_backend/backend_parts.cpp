@@ -33,17 +33,18 @@ const Tensors& only_list(const std::vector<Tensors>& lists, const char* operatio
   return lists.front();
 }
 
-// Sizes of a list of parts; as one count where they are equal.
-void set_sizes(Request& request, const Tensors& parts, size_t per_element) {
+// Sizes of a list of parts; as one count where they are equal. Whether they are.
+bool set_sizes(Request& request, const Tensors& parts, size_t per_element) {
   Parts sizes;
   for (const at::Tensor& part : parts) {
     sizes.push_back(static_cast<uint64_t>(part.numel()) * per_element);
   }
   if (std::equal(sizes.begin() + 1, sizes.end(), sizes.begin())) {
     request.count = sizes.front();
-  } else {
-    set_parts(request, sizes);
+    return true;
   }
+  set_parts(request, sizes);
+  return false;
 }
 
 void expect_equal(const Tensors& parts, const at::Tensor& own, const char* operation) {
@@ -99,7 +100,8 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
   Request request;
   request.collective = Collective::all_gather;
   request.dtype = moved.dtype;
-  set_sizes(request, outputs, moved.per_element);
+  call.lists_outputs = true;
+  call.uneven = !set_sizes(request, outputs, moved.per_element) || call.uneven;
   request.input = call.staging.read(input);
   request.output = call.staging.write_joined(outputs);
   call.inputs.push_back(input);
@@ -183,6 +185,7 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
     expect_equal(parts, input, "gather");
     request.output = call.staging.write_joined(parts);
     call.outputs = parts;
+    call.lists_outputs = true;
   } else {
     expect(outputs.empty() || outputs.front().empty(), "gather",
            "a rank that is not the root passes no list of outputs");
@@ -208,6 +211,7 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
     expect_equal(parts, output, "scatter");
     request.input = call.staging.read_joined(parts);
     call.inputs = parts;
+    call.lists_inputs = true;
   } else {
     expect(inputs.empty() || inputs.front().empty(), "scatter",
            "a rank that is not the root passes no list of inputs");
@@ -248,7 +252,8 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
   request.collective = Collective::reduce_scatter;
   set_operator(request, options.reduceOp);
   request.dtype = dtype_of(output.scalar_type(), "reduce_scatter");
-  set_sizes(request, parts, 1);
+  call.lists_inputs = true;
+  call.uneven = !set_sizes(request, parts, 1);
   request.input = call.staging.read_joined(parts);
   request.output = call.staging.write(output);
   call.inputs = parts;

@@ -90,12 +90,12 @@ TorchBackend::WorkPtr TorchBackend::allreduce_sparse(Tensors& tensors,
   }
   tensors.front().copy_(sum.coalesce());
   if (devices_.takes(device)) {
-    auto work = make_device_work(call, "sparse_all_reduce", false);
+    auto work = make_device_work(call, "all_reduce", false);
     const std::vector<StreamMessage> nothing;  // a place in the stream behind all that
     work->started(group_on(device)->submit(nothing, timeout));
     return work;
   }
-  auto work = make_work(call, "sparse_all_reduce", false);
+  auto work = make_work(call, "all_reduce", false);
   work->settle();
   return work;
 }

@@ -1,8 +1,10 @@
 // See flight_log.h. Times are of the system's clock, as in torch's records.
 #include "torch_backend/flight_log.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <numeric>
 
 namespace dpcore {
 namespace {
@@ -24,13 +26,23 @@ size_t wanted_capacity() {
 
 }  // namespace
 
-void FlightLog::Shapes::assign(const std::vector<at::Tensor>& tensors) {
-  sizes.resize(tensors.size());
-  types.resize(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::IntArrayRef shape = tensors[i].sizes();
+void FlightLog::Shapes::assign(const Shown& shown) {
+  const size_t each = std::max<size_t>(1, shown.list);
+  sizes.resize(shown.tensors.size() / each);
+  types.resize(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto first = shown.tensors.begin() + static_cast<ptrdiff_t>(i * each);
+    const auto last = first + static_cast<ptrdiff_t>(each);
+    const at::IntArrayRef shape = first->sizes();
     sizes[i].assign(shape.begin(), shape.end());
-    types[i] = c10::toString(tensors[i].scalar_type());
+    types[i] = c10::toString(first->scalar_type());
+    const auto alike = [&](const at::Tensor& tensor) { return tensor.sizes() == shape; };
+    if (shown.list > 0 && std::all_of(first, last, alike)) {
+      sizes[i].insert(sizes[i].begin(), static_cast<int64_t>(shown.list));
+    } else if (shown.list > 0) {
+      const auto add = [](int64_t n, const at::Tensor& tensor) { return n + tensor.numel(); };
+      sizes[i].assign(1, std::accumulate(first, last, int64_t{0}, add));
+    }
   }
 }
 
@@ -41,8 +53,7 @@ FlightLog& FlightLog::of_process() {
   return *log;
 }
 
-uint64_t FlightLog::add(const Entry& entry, const std::vector<at::Tensor>& inputs,
-                        const std::vector<at::Tensor>& outputs) {
+uint64_t FlightLog::add(const Entry& entry, const Shown& inputs, const Shown& outputs) {
   if (capacity_ == 0) {
     return 0;
   }
@@ -53,6 +64,8 @@ uint64_t FlightLog::add(const Entry& entry, const std::vector<at::Tensor>& input
   }
   Entry& slot = ring_[id % capacity_];
   slot.id = id;
+  slot.collective_id = entry.is_message ? next_collective_ : next_collective_++;
+  slot.ranks = entry.ranks;
   slot.group = entry.group;
   slot.description = entry.description;
   slot.collective = entry.collective;

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -17,15 +18,25 @@ namespace dpcore {
 
 class FlightLog {
  public:
+  using Ranks = std::shared_ptr<const std::vector<uint64_t>>;
+
+  // Tensors as torch's recorder shows them. A list with one tensor per rank is one tensor there,
+  // with a first dimension for the ranks; where its parts differ, the number of all elements.
+  struct Shown {
+    const std::vector<at::Tensor>& tensors;
+    size_t list = 0;  // length of each of the lists that `tensors` holds in a row; 0: no lists
+  };
   struct Shapes {
     std::vector<std::vector<int64_t>> sizes;
     std::vector<std::string> types;
-    void assign(const std::vector<at::Tensor>& tensors);
+    void assign(const Shown& shown);
   };
   struct Entry {
     uint64_t id = 0;
+    uint64_t collective_id = 0;  // the same without messages
     std::string group;
     std::string description;
+    Ranks ranks;              // the group's, numbered as in the job
     uint64_t collective = 0;  // number of the collective, or of the message, in its group
     uint64_t message = 0;
     uint64_t operation = 0;
@@ -42,8 +53,7 @@ class FlightLog {
   static FlightLog& of_process();
 
   // The number under which complete() finds it. `entry` gives what stands before the shapes.
-  uint64_t add(const Entry& entry, const std::vector<at::Tensor>& inputs,
-               const std::vector<at::Tensor>& outputs);
+  uint64_t add(const Entry& entry, const Shown& inputs, const Shown& outputs);
   void complete(uint64_t id, bool failed);
   // The oldest first.
   std::vector<Entry> entries();
@@ -54,6 +64,7 @@ class FlightLog {
   std::mutex mutex_;
   size_t capacity_;
   uint64_t next_ = 0;
+  uint64_t next_collective_ = 0;
   std::vector<Entry> ring_;
 };
 

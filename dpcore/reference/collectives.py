@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 OPERATORS: dict[str, np.ufunc] = {
     "sum": np.add,
-    "mean": np.add,  # scaled by 1 / world where a sum becomes complete
+    "mean": np.add,  # divided by the world where a sum becomes complete
     "prod": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
@@ -76,13 +76,17 @@ def chunks_at_end(schedule: Schedule, rank: int) -> Sequence[int]:
     raise ScheduleError(f"{schedule.collective!r} moves no data")
 
 
-def combine(op: str, values: list[Array], scale: float) -> Array:
-    """One n-ary reduction. Half precision is widened for it, and rounded once at the end."""
+def combine(op: str, values: list[Array], divisor: int) -> Array:
+    """One n-ary reduction. Half precision is widened for it, and rounded once at the end. Integers
+    wrap, and are divided with rounding toward zero."""
     narrow = values[0].dtype
     wide = np.dtype(np.float32) if narrow == np.float16 else narrow
     total: Array = reduce(OPERATORS[op], [value.astype(wide) for value in values])
-    if scale != 1.0:
-        total = total * wide.type(scale)
+    if divisor != 1 and np.issubdtype(wide, np.inexact):
+        total = total * wide.type(1.0 / divisor)
+    elif divisor != 1:  # without its remainder, which has the sign of the sum, nothing is rounded
+        widest = total.astype(np.uint64 if wide.kind == "u" else np.int64)
+        total = (widest - np.fmod(widest, divisor)) // divisor
     return total.astype(narrow)
 
 
@@ -134,8 +138,8 @@ class Execution:
         complete = contributors == self.everyone
         if not complete or any(copy.contributors != (rank,) for rank, copy in operands):
             self.ordered = False
-        scale = 1.0 / self.schedule.world if self.op == "mean" and complete else 1.0
-        return Copy(combine(self.op, [copy.value for copy in copies], scale), contributors)
+        divisor = self.schedule.world if self.op == "mean" and complete else 1
+        return Copy(combine(self.op, [copy.value for copy in copies], divisor), contributors)
 
     def held(self, move: Move, rank: int) -> Copy:
         if (rank, move.chunk) not in self.holdings:
@@ -162,8 +166,8 @@ def run(schedule: Schedule, inputs: Sequence[Array], op: str = "sum") -> list[Ar
     ranks that have none (all but the root of a broadcast or scatter) are not looked at. Ranks that
     are promised nothing (all but the root of a reduce or gather) get None.
     """
-    if op == "mean" and not all(np.issubdtype(array.dtype, np.inexact) for array in inputs):
-        raise TypeError("the mean of integers would have to round: sum, and divide by hand")
+    if op == "mean" and any(array.dtype == np.bool_ for array in inputs):
+        raise TypeError("booleans have no mean: convert them to numbers, or take their sum")
     execution = Execution(schedule, inputs, op)
     execution.run()
     return [execution.output(rank) for rank in range(schedule.world)]

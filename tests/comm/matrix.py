@@ -29,6 +29,7 @@ DTYPES = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
 ARITHMETIC = ("sum", "mean", "prod", "min", "max", "premul_sum")
 BITWISE = ("band", "bor", "bxor")
 OPS = (*ARITHMETIC, *BITWISE)
+INTEGER_MEANS = {("mean", dtype) for dtype in INTEGERS}
 NO_OP = "none"  # of collectives that only move data
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 SIZES = (0, 1, 2, 3, 1000, 65537)
@@ -96,7 +97,7 @@ def is_valid_op(op, dtype):
         return op in ARITHMETIC
     if dtype in COMPLEX:
         return op in ("sum", "mean", "prod", "premul_sum")
-    return op in BITWISE or op in ("sum", "prod", "min", "max")
+    return op in BITWISE or op in ("sum", "prod", "min", "max") or (op, dtype) in INTEGER_MEANS
 
 
 def is_valid(call, dtype, op, memory, in_place):
@@ -213,9 +214,16 @@ def combined(op, arrays, dtype):
     functions = {"prod": np.multiply, "min": np.minimum, "max": np.maximum, "band": np.bitwise_and,
                  "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # fmt: skip
     total = functions.get(op, np.add).reduce(arrays)
-    if op == "mean":
-        total = total / len(arrays)
-    return total.astype(dtype) if dtype in INTEGERS else total
+    if dtype in INTEGERS:
+        total = total.astype(dtype)
+        return truncated(total, len(arrays)) if op == "mean" else total
+    return total / len(arrays) if op == "mean" else total
+
+
+def truncated(total, divisor):
+    """The quotients by Python's own integers, rounded toward zero."""
+    quotients = [abs(n) // divisor * (1 if n >= 0 else -1) for n in total.tolist()]
+    return np.array(quotients, dtype=total.dtype)
 
 
 class Numbers(NamedTuple):
@@ -245,7 +253,7 @@ def _numbers(collective, dtype, op, world, part):
 
 def tolerance(case):
     """Relative. Only the third, fifth or seventh part of a sum can't be exact."""
-    if case.op != "mean" or case.world & (case.world - 1) == 0:
+    if case.op != "mean" or case.dtype in INTEGERS or case.world & (case.world - 1) == 0:
         return 0.0
     return 2 * torch.finfo(getattr(torch, case.dtype)).eps
 

@@ -104,7 +104,6 @@ NOT_TENSORS = {
 
 OPS = {
     "unknown": (lambda c: c.all_reduce(ONES(4), "xor"), 'unknown reduction "xor": use sum, mean'),
-    "mean of integers": (lambda c: c.all_reduce(ONES(4).int(), "mean"), "mean .*for int32"),
     "premul_sum of integers": (
         lambda c: c.reduce(ONES(4).long(), op="premul_sum", factor=2.0), "premul_sum .*for int64"),
     "band of floats": (lambda c: c.all_reduce(ONES(4), "band"), "band .*for float32"),

@@ -48,7 +48,7 @@ def is_valid(op, dtype):
         return op not in ("band", "bor", "bxor")
     if dtype in COMPLEX:
         return op in ("sum", "mean", "prod", "premul_sum")
-    return op not in ("mean", "premul_sum")
+    return op != "premul_sum" and (dtype, op) != ("bool", "mean")
 
 
 VALID = [(dtype, op) for dtype in DTYPES for op in OPS if is_valid(op, dtype)]
@@ -94,6 +94,7 @@ def combine_complex(op, acc, x):
 def combine_integer(op, acc, x):
     functions = {
         "sum": torch.add,
+        "mean": torch.add,  # divided afterwards
         "prod": torch.mul,
         "min": torch.minimum,
         "max": torch.maximum,
@@ -110,13 +111,16 @@ def combine_boolean(op, acc, x):
     return acc ^ x if op == "bxor" else acc & x
 
 
-def reference(dtype, op, inputs, post, pre):
+def reference(dtype, op, inputs, post, pre, divisor=1):
     """in_0, in_1, ... in this order, in the accumulation type, rounded once."""
     if dtype == "bool" or dtype in INTEGERS:
         combine = combine_boolean if dtype == "bool" else combine_integer
         acc = inputs[0].clone()
         for x in inputs[1:]:
             acc = combine(op, acc, x)
+        if divisor > 1:  # of Python's own integers
+            quotients = [abs(n) // divisor * (1 if n >= 0 else -1) for n in acc.tolist()]
+            acc = torch.tensor(quotients, dtype=acc.dtype)
         return acc
     wide_type = accumulation_type(dtype)
     is_complex = dtype in COMPLEX
@@ -164,7 +168,7 @@ class Arrays:
     def _address(self, buffer):
         return buffer.data_ptr() + self.start * buffer.element_size()
 
-    def reduce(self, dtype, op, post=1.0, pre=None, streaming=False, takes_over=False):
+    def reduce(self, dtype, op, post=1.0, pre=None, streaming=False, takes_over=False, divisor=1):
         _C._reduce(
             dtype,
             op,
@@ -175,6 +179,7 @@ class Arrays:
             pre,
             streaming,
             takes_over,
+            divisor=divisor,
         )
 
     def check(self, expected):
@@ -195,14 +200,16 @@ def run(dtype, op, inputs, post=1.0, pre=None, n_out=1, offset=0, in_place=False
 def test_values(dtype, op):
     generator = torch.Generator().manual_seed(1)
     for n_in in range(1, 10):
-        post = 1.0 / n_in if op == "mean" else 1.0
+        averages_integers = op == "mean" and dtype in INTEGERS
+        post = 1.0 / n_in if op == "mean" and not averages_integers else 1.0
+        divisor = n_in if averages_integers else 1
         pre = [0.5 + 0.3 * i for i in range(n_in)] if op == "premul_sum" else None
         for count in COUNTS:
             inputs = [random_tensor(dtype, count, generator) for _ in range(n_in)]
-            expected = reference(dtype, op, inputs, post, pre)
+            expected = reference(dtype, op, inputs, post, pre, divisor)
             for n_out, offset, in_place, streaming in LAYOUTS:
                 arrays = Arrays(inputs, n_out, offset, in_place)
-                arrays.reduce(dtype, op, post, pre, streaming)
+                arrays.reduce(dtype, op, post, pre, streaming, divisor=divisor)
                 arrays.check(expected)
 
 
@@ -217,6 +224,21 @@ def test_sum_is_close_to_wide_arithmetic(dtype):
     _C._reduce(dtype, "mean", [x.data_ptr() for x in inputs], [out.data_ptr()], 1000, 1 / 7)
     epsilon = torch.finfo(DTYPES[dtype]).eps
     assert ((out.to(wide) - expected).abs() <= epsilon * (expected.abs() + 4)).all()
+
+
+def test_a_divisor_larger_than_the_type_holds():
+    """200 ranks may average int8: the sum wraps, the divisor does not."""
+    for dtype, values, expected in (
+        (torch.int8, [100, 127, -128, 0], [0, 0, 0, 0]),
+        (torch.uint8, [100, 199, 200, 255], [0, 0, 1, 1]),
+    ):
+        x, zeros = torch.tensor(values, dtype=dtype), torch.zeros(4, dtype=dtype)
+        name = str(dtype).removeprefix("torch.")
+        for workers in (0, 1):
+            out = torch.empty(4, dtype=dtype)
+            _C._reduce(name, "sum", [x.data_ptr(), zeros.data_ptr()], [out.data_ptr()], 4,
+                       workers=workers, divisor=200)  # fmt: skip
+            assert out.tolist() == expected
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
@@ -351,6 +373,10 @@ def test_factors_of_integers_and_empty_lists_raise():
         _C._reduce("int32", "sum", [0], [0], 0, 0.5)
     with pytest.raises(dpcore.Unsupported, match="floating"):
         _C._reduce("bool", "sum", [0], [0], 0, 1.0, [1.0])
+    for dtype in ("bool", "float32", "complex64"):
+        for workers in (0, 1):
+            with pytest.raises(dpcore.Unsupported, match="divisor needs a type of integers"):
+                _C._reduce(dtype, "sum", [0], [0], 0, workers=workers, divisor=2)
     with pytest.raises(dpcore.Unsupported, match="at least one"):
         _C._reduce("float32", "sum", [], [0], 0)
     with pytest.raises(dpcore.Unsupported, match="at least one"):

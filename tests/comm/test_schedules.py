@@ -189,6 +189,23 @@ def test_mean_is_scaled_once(collective):
                     np.testing.assert_array_equal(mean, total / world)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_a_mean_of_integers_wraps_and_is_rounded_toward_zero(dtype):
+    """Any algorithm divides once, at the end: with division on the way the bits would differ."""
+    for world in (2, 3, 5, 8):
+        dice = np.random.default_rng(world)
+        info = np.iinfo(dtype)
+        inputs = [dice.integers(info.min, info.max, 40, dtype, True) for _ in range(world)]
+        sums = functools.reduce(operator.add, inputs).tolist()
+        wanted = [abs(n) // world * (1 if n >= 0 else -1) for n in sums]
+        for algorithm in reference.algorithms_of("all_reduce"):
+            plan = reference.make_schedule(algorithm, "all_reduce", world)
+            for output in reference.run(plan, inputs, "mean"):
+                assert output.dtype == dtype and output.tolist() == wanted
+    with pytest.raises(TypeError, match="booleans have no mean"):
+        reference.run(plan, [array > 0 for array in inputs], "mean")
+
+
 @every_algorithm
 def test_a_chunk_is_completed_by_reduction_before_anyone_copies_it(collective, algorithm):
     """Where the mean's scale is folded in: nothing is scaled twice, and nothing is left out."""

@@ -13,13 +13,14 @@ from tests.cuda_host.test_elements import (
     ordinary,
     parts_of,
     random_bits,
+    third,
 )
 
 PLACE = "cuda:0"
 LARGE = 1 << 20
 
 
-def on_gpu_and_host(dtype, op, inputs, offset, post, pre):
+def on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor=1):
     """The output's bytes from both, inputs and output at an element offset."""
     count = inputs[0].numel()
     size = inputs[0].element_size()
@@ -31,7 +32,9 @@ def on_gpu_and_host(dtype, op, inputs, offset, post, pre):
         arrays = [array.to(place) for array in arrays]
         at = [array.data_ptr() + offset * size for array in arrays]
         where = "" if place == "cpu" else place
-        _C._reduce(dtype, op, at[: len(inputs)], [at[3]], count, post, pre, place=where)
+        _C._reduce(
+            dtype, op, at[: len(inputs)], [at[3]], count, post, pre, place=where, divisor=divisor
+        )
         results.append(arrays[3].cpu())
     return results
 
@@ -42,10 +45,10 @@ def test_bits_are_those_of_the_processor(dtype, op, values):
     generator = torch.Generator().manual_seed(len(dtype) + len(op))
     for count in (*COUNTS[1:], LARGE + 3):
         for n_in, offset in ((1, 0), (2, 0), (3, 1), (3, 0)):
-            post = 1.0 / 3 if op == "mean" else 1.0
+            post, divisor = third(dtype, op)
             pre = [0.7 - 0.3 * i for i in range(n_in)] if op == "premul_sum" else None
             inputs = [values(dtype, count, generator) for _ in range(n_in)]
-            host, gpu = on_gpu_and_host(dtype, op, inputs, offset, post, pre)
+            host, gpu = on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor)
             assert torch.equal(host, gpu), (count, n_in, offset)
 
 

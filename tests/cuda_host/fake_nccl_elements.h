@@ -78,8 +78,15 @@ inline void reduce_into(void* out, const std::vector<Operand>& operands, size_t 
           acc = combined(operands[k].op, acc, x);
         }
       }
-      if constexpr (Format::kIsFloat) {
-        if (operands[0].op == nccl::kAvg) acc /= static_cast<double>(operands.size());
+      if (operands[0].op == nccl::kAvg) {
+        if constexpr (Format::kIsFloat) {
+          acc /= static_cast<double>(operands.size());
+        } else if (is_signed) {  // wrapped to its type before it is divided, as NCCL does
+          const auto sum = static_cast<int64_t>(static_cast<Stored>(acc));
+          acc = static_cast<Number>(sum / static_cast<int64_t>(operands.size()));
+        } else {
+          acc = static_cast<Number>(static_cast<Stored>(acc)) / operands.size();
+        }
       }
       result[i] = Format::store(static_cast<typename Format::Acc>(acc));
     }

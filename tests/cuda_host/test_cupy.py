@@ -85,9 +85,11 @@ def test_reductions():
     at, to = x.data_ptr(), y.data_ptr()
     b = torch.zeros(4, dtype=torch.bfloat16)
     flags = torch.zeros(4, dtype=torch.bool)
+    counts = torch.zeros(4, dtype=torch.int64)
 
     def body(comm):
         comm.all_reduce(x, "mean")
+        comm.all_reduce(counts, "mean")
         comm.reduce(b, 1, "max")
         comm.reduce_scatter(y, x)
         comm.all_reduce(flags, "bor")
@@ -95,9 +97,10 @@ def test_reductions():
     notes = notes_of(body)
     order = ["begin", None, "end", "wait"]
     calls = [note for note in notes if isinstance(note, tuple)]
-    assert [n if isinstance(n, str) else None for n in notes] == order * 4
+    assert [n if isinstance(n, str) else None for n in notes] == order * 5
     assert calls == [
         ("allReduce", at, at, 6, 7, 4, 77),
+        ("allReduce", counts.data_ptr(), counts.data_ptr(), 4, 4, 4, 77),
         ("reduce", b.data_ptr(), b.data_ptr(), 4, 9, 2, 1, 77),
         ("reduceScatter", at, to, 3, 7, 0, 77),
         ("allReduce", flags.data_ptr(), flags.data_ptr(), 4, 1, 2, 77),
@@ -234,8 +237,8 @@ def test_asynchronous_work_waits_when_it_is_told_to():
 
 def test_what_is_refused():
     def body(comm):
-        with pytest.raises(dpcore.Unsupported, match="mean of int64 is nothing that NCCL"):
-            comm.all_reduce(torch.zeros(2, dtype=torch.int64), "mean")
+        with pytest.raises(dpcore.Unsupported, match="mean of bool is nothing that NCCL"):
+            comm.all_reduce(torch.zeros(2, dtype=torch.bool), "mean")
         with pytest.raises(dpcore.Unsupported, match="not contiguous"):
             comm.broadcast(torch.zeros(3, 3).t())
         with pytest.raises(dpcore.Unsupported, match="output has 3 elements, 4 are needed"):

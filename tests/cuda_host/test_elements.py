@@ -26,7 +26,7 @@ def is_valid(op, dtype):
         return op not in ("band", "bor", "bxor")
     if dtype in COMPLEX:
         return op in ("sum", "mean", "prod", "premul_sum")
-    return op not in ("mean", "premul_sum")
+    return op != "premul_sum" and (dtype, op) != ("bool", "mean")
 
 
 VALID = [(dtype, op) for dtype in DTYPES for op in OPS if is_valid(op, dtype)]
@@ -61,7 +61,7 @@ def placed(values, size, offset):
     return whole, whole.data_ptr() + begin
 
 
-def reduced(dtype, op, inputs, count, offsets, n_out, in_place, workers, post, pre):
+def reduced(dtype, op, inputs, count, offsets, n_out, in_place, workers, post, pre, divisor=1):
     size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
     arrays = [placed(x, size, offsets[i % len(offsets)]) for i, x in enumerate(inputs)]
     blank = torch.zeros(count * size, dtype=torch.uint8).view(getattr(torch, dtype))
@@ -70,8 +70,15 @@ def reduced(dtype, op, inputs, count, offsets, n_out, in_place, workers, post, p
         placed(blank, size, offsets[i % len(offsets)]) for i in range(n_out - len(outputs))
     ]
     addresses = [address for _, address in arrays], [address for _, address in outputs]
-    _C._reduce(dtype, op, *addresses, count, post, pre, False, workers)
+    _C._reduce(dtype, op, *addresses, count, post, pre, False, workers=workers, divisor=divisor)
     return torch.cat([whole for whole, _ in arrays] + [whole for whole, _ in outputs])
+
+
+def third(dtype, op):
+    """The factor and the divisor that make a sum of three a mean."""
+    if op != "mean":
+        return 1.0, 1
+    return (1.0 / 3, 1) if dtype in FLOATS or dtype in COMPLEX else (1.0, 3)
 
 
 @pytest.mark.parametrize("values", [ordinary, random_bits])
@@ -80,15 +87,15 @@ def test_bits_are_those_of_the_processor(dtype, op, values):
     generator = torch.Generator().manual_seed(len(dtype) + len(op))
     for round_, count in enumerate(COUNTS):
         n_in = (1, 2, 3, 5, 9)[round_ % 5]
-        post = 1.0 / 3 if op == "mean" else 1.0
+        post, divisor = third(dtype, op)
         pre = [0.7 - 0.3 * i for i in range(n_in)] if op == "premul_sum" else None
         inputs = [values(dtype, count, generator) for _ in range(n_in)]
         for offsets in ((0,), (3,), (0, 1)):
             for n_out, in_place in ((1, False), (n_in, True)):
                 call = (dtype, op, inputs, count, offsets, n_out, in_place)
-                expected = reduced(*call, 0, post, pre)
+                expected = reduced(*call, 0, post, pre, divisor)
                 for workers in WORKERS:
-                    actual = reduced(*call, workers, post, pre)
+                    actual = reduced(*call, workers, post, pre, divisor)
                     assert torch.equal(actual, expected), (count, n_in, offsets, workers)
 
 

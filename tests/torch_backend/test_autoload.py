@@ -65,3 +65,76 @@ def test_it_can_be_switched_off(installed):
     code = "import torch.distributed as dist; assert 'dpcore' not in dist.Backend.backend_list"
     result = run(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 0, result.stderr
+
+
+# ---- dpcore:// -------------------------------------------------------------------------------
+
+MEET = """
+import os
+before = dict(os.environ)
+import torch
+import torch.distributed as dist
+assert dict(os.environ) == before
+dist.init_process_group("dpcore", init_method="dpcore://")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print(dist.get_rank(), dist.get_world_size(), total.item())
+dist.destroy_process_group()
+"""
+# As srun leaves them, for two tasks on one node, and for as many on two.
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+NODES = {
+    "one": {"SLURM_STEP_NUM_NODES": "1"},
+    "two": {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost"},
+}
+
+
+@pytest.fixture
+def unlaunched(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_ranks_of_srun_find_their_place(installed, unlaunched, nodes):
+    step = SLURM | NODES[nodes] | {"SLURM_JOB_ID": str(os.getpid())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEET],
+            env={**os.environ, **step, "PYTHONPATH": f"{installed}:{ROOT}", "SLURM_PROCID": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [output for output, _ in said] == ["0 2 3\n", "1 2 3\n"], said
+
+
+def test_without_a_launcher_it_is_a_world_of_one(installed, unlaunched):
+    result = run(MEET, installed)
+    assert result.stdout == "0 1 1\n", result.stderr
+
+
+def test_without_a_rank_the_error_names_dpcore(installed, unlaunched):
+    """That of another backend stays as torch has it."""
+    code = """
+import torch.distributed as dist
+for backend in ("dpcore", "cpu:dpcore,cuda:nccl", "gloo"):
+    try:
+        dist.init_process_group(backend)
+    except ValueError as error:
+        text = str(error)
+        assert "environment variable RANK expected, but not set" in text, text
+        assert ('pass init_method="dpcore://"' in text) == ("dpcore" in backend), (backend, text)
+"""
+    result = run(code, installed)
+    assert result.returncode == 0, result.stderr
+
+
+def test_env_still_works(installed, unlaunched):
+    code = MEET.replace(', init_method="dpcore://"', "")
+    there = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    result = run(code, installed, **there)
+    assert result.stdout == "0 1 1\n", result.stderr

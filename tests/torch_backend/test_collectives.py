@@ -56,6 +56,7 @@ def all_reduce_of_every_type():
     mean = of_rank(rank)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     torch.testing.assert_close(mean, sum(everybody()) / world)
+    means_of_integers()
     scaled = of_rank(rank)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     torch.testing.assert_close(scaled, sum(everybody()) / 2)
@@ -70,6 +71,26 @@ def all_reduce_of_every_type():
         both = bits.clone()
         dist.all_reduce(both, op)
         assert both.item() == (wanted if wanted is not None else (1 << world) - 1)
+
+
+def means_of_integers():
+    """The sum in the tensor's type, which wraps, divided and rounded toward zero."""
+    rank, world = rank_and_world()
+    for dtype in NUMBERS[4:]:
+        info = torch.iinfo(dtype)
+        parts = [torch.tensor([info.max - r, info.min, r, 7, 3 - 5 * r]).to(dtype)
+                 for r in range(world)]  # fmt: skip
+        total = sum(parts[1:], parts[0]).tolist()
+        wanted = [abs(n) // world * (1 if n >= 0 else -1) for n in total]
+        mean = parts[rank].clone()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        assert mean.tolist() == wanted, (dtype, mean, wanted)
+        mean = parts[rank].clone()
+        dist.reduce(mean, 0, dist.ReduceOp.AVG)
+        assert rank > 0 or mean.tolist() == wanted, (dtype, mean, wanted)
+        part = torch.empty(5, dtype=dtype)
+        dist.reduce_scatter_tensor(part, parts[rank].repeat(world), dist.ReduceOp.AVG)
+        assert part.tolist() == wanted, (dtype, part, wanted)
 
 
 def tensors_with_gaps():

@@ -186,7 +186,20 @@ def checkpoints(folder):
         assert torch.equal(value.full_tensor(), saved[name])
 
 
+def lightning_logs():
+    """What its Trainer calls for ``self.log(..., sync_dist=True)``; counts are integers."""
+    from lightning.fabric.utilities.distributed import _sync_ddp
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.int64, torch.int32, torch.float32):
+        mean = _sync_ddp(torch.tensor(10 * rank + 4, dtype=dtype), reduce_op="mean")
+        assert mean.dtype == dtype and mean.item() == 5 * (world - 1) + 4
+    assert _sync_ddp(torch.tensor(rank - 3), reduce_op="avg").item() == -2  # -5 / 2
+    assert _sync_ddp(torch.tensor(rank), reduce_op="sum").item() == sum(range(world))
+
+
 CHECKS = (
+    lightning_logs,
     data_parallel,
     buckets_in_the_arena,
     hooks,

@@ -30,6 +30,12 @@ def every_method(comm):
     tensor = of_rank(rank)
     comm.all_reduce(tensor, "premul_sum", factor=0.5)
     torch.testing.assert_close(tensor, total / 2)
+    whole = torch.tensor([100, -7, 3], dtype=torch.int8) - rank
+    comm.all_reduce(whole, "mean")
+    sums = sum(torch.tensor([100, -7, 3]) - r for r in ranks).to(torch.int8)  # 100 + 99 wraps
+    assert whole.tolist() == [int(n / world) for n in sums.tolist()]
+    with pytest.raises(dpcore.Unsupported, match=r"mean has no meaning for torch\.bool"):
+        comm.all_reduce(torch.ones(2, dtype=torch.bool), "mean")
     array = np.full(3, rank + 1.0)
     work = comm.all_reduce(array, "mean", async_op=True)
     work.wait()
