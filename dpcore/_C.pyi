@@ -71,6 +71,9 @@ def check_schedule(schedule: Schedule) -> None:
 def completing_moves(schedule: Schedule) -> list[bool]:
     """For each move, whether it reduces and its destination is complete after its step."""
 
+def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:
+    """In which order a rank works at the chunks: as it sends them, as it receives them, others."""
+
 def is_ordered(schedule: Schedule) -> bool:
     """Whether all contributions to a chunk are added at once, in rank order."""
 
@@ -86,6 +89,11 @@ def predict_seconds(
     gamma: float = 0.0,
 ) -> float:
     """Time with alpha seconds per step, beta per byte sent and gamma per byte reduced."""
+
+def expected_seconds(
+    schedule: Schedule, hosts: list[int], costs: list[float], nbytes: int
+) -> float:
+    """What the choice of algorithms expects of a schedule; costs as default_costs() lists them."""
 
 def chunk_range(count: int, chunks: int, index: int) -> tuple[int, int]:
     """The bounds (begin, end) of one of `chunks` nearly equal parts of `count` elements."""

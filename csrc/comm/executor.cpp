@@ -1,8 +1,9 @@
 // Executing the lanes of a program over a transport: the one place where every algorithm runs.
 //
-// Jobs (a lane for one segment) are started in the same order on every rank, a window of them
-// at a time. The lowest unfinished job of all ranks lies in every window, so somebody can
-// always go on; what arrives for jobs outside the window is set aside by the transport.
+// Jobs (a lane for one segment) are started segment by segment, a window of them at a time; within
+// a segment each rank takes the chunks in its own order (Program::order). A window has room for
+// every chunk, so the lowest segment that is unfinished on any rank lies in every window and somebody
+// can always go on; what arrives for jobs outside the window is set aside by the transport.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +32,7 @@ void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
     longest = std::max(longest, place.elements);
   }
   for (size_t begin = 0; begin < longest; begin += segment_) {
-    for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    for (const int chunk : task.program->order) {
       const ChunkPlace& place = places_[chunk];
       const bool concerns_us = !task.program->lanes[chunk].empty() || place.initial != nullptr;
       if (begin < place.elements && concerns_us) {

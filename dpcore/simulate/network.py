@@ -24,15 +24,15 @@ _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 
 Step = tuple[tuple[int, ...], tuple[int, ...]]  # to whom a rank sends a chunk, from whom it comes
-Lanes = list[list[tuple[int, Step]]]  # by chunk: numbered steps
+Lanes = dict[int, list[tuple[int, Step]]]  # numbered steps by chunk, in the order of the chunks
 
 
 @cache
 def lanes_of(algorithm: str, collective: str, world: int) -> list[Lanes]:
     """By rank and chunk: the steps in which the rank has to do with the chunk."""
     plan = reference.make_schedule(algorithm, collective, world)
-    lanes: list[list[list[tuple[int, Step]]]] = [
-        [[] for _ in range(plan.chunks)] for _ in range(world)
+    lanes: list[Lanes] = [
+        {chunk: [] for chunk in reference.order_of_chunks(plan, rank)} for rank in range(world)
     ]
     steps: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
     for move in plan.moves:
@@ -87,14 +87,21 @@ class Network:
             moment, _, _, act = heapq.heappop(self._queue)
             act(moment)
 
-    def send(self, source: int, target: int, nbytes: float, now: float) -> tuple[float, float]:
-        """When a message has left for good, and when it is there."""
+    def send(
+        self, source: int, target: int, nbytes: float, now: float, taken: Callable[[float], None]
+    ) -> float:
+        """When a message has left for good; ``taken`` is told when it is there."""
         transfer = nbytes / self.link.bytes_per_second if self.link.bytes_per_second else 0.0
         arrival = max(now + self.link.latency, self._egress[source]) + transfer
         self._egress[source] = arrival
-        taken = max(arrival, self._ingress[target])
-        self._ingress[target] = max(self._ingress[target], arrival - transfer) + transfer
-        return arrival, taken
+
+        def arrive(moment: float) -> None:
+            # A lone message took the card while it came: only what comes beside others waits.
+            self._ingress[target] = max(moment, self._ingress[target] + transfer)
+            taken(self._ingress[target])
+
+        self._at(arrival, 0, arrive)
+        return arrival
 
     def _at(self, moment: float, priority: int, act: Callable[[float], None]) -> None:
         heapq.heappush(self._queue, (moment, -priority, next(self._order), act))
@@ -107,13 +114,12 @@ class _Running:
         self._network = network
         self._operation = operation
         self._lanes = lanes_of(network.algorithm, "all_reduce", network.world)
-        chunks = len(self._lanes[0])
+        chunks = reference.make_schedule(network.algorithm, "all_reduce", network.world).chunks
         parts = _segments(operation.nbytes / chunks)
-        # The order is the same on every rank: the first segment of all chunks, the second, ...
-        jobs = [(chunk, n) for n in range(len(parts)) for chunk in range(chunks)]
+        # The first segment of all chunks, each rank's in its own order; the second, ...
         self._waiting = [
-            [_Job(chunk, n, parts[n]) for chunk, n in reversed(jobs) if self._lanes[rank][chunk]]
-            for rank in range(network.world)
+            [_Job(chunk, n, parts[n]) for n in range(len(parts)) for chunk in lanes if lanes[chunk]][::-1]
+            for lanes in self._lanes
         ]
         on_the_way = 2 * network.link.bytes_per_second * network.link.latency * network.world
         self._window = max(
@@ -132,14 +138,15 @@ class _Running:
         number, (sends, _) = lane[job.at]
         job.sent = now
         for target in sends:
-            left, there = self._network.send(rank, target, job.nbytes, now)
-            job.sent = max(job.sent, left)
             key = (rank, target, job.chunk, job.segment, number)
-            self._arrived[key] = there
-            if key in self._expecting:
-                waiting_rank, waiting = self._expecting.pop(key)
-                self._receive(waiting_rank, waiting)
+            left = self._network.send(rank, target, job.nbytes, now, partial(self._take, key))
+            job.sent = max(job.sent, left)
         self._receive(rank, job)
+
+    def _take(self, key: tuple[int, int, int, int, int], there: float) -> None:
+        self._arrived[key] = there
+        if key in self._expecting:
+            self._receive(*self._expecting.pop(key))
 
     def _receive(self, rank: int, job: _Job) -> None:
         number, (_, receives) = self._lanes[rank][job.chunk][job.at]
