@@ -1,4 +1,4 @@
-"""How near is an all-reduce over many network cards to what they can carry? `python -m benchmarks.incast`
+"""How near is an all-reduce over many cards to what they can carry? `python -m benchmarks.incast`
 
     bound = 2 (N-1)/N of the bytes at the rate of a card, and two latencies
 
@@ -7,8 +7,8 @@
     shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
               ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
 
-Printed is the step over the bound: medians over the rounds, of the slowest rank. "auto" is the choice
-of the cost model, and stands beside all algorithms.
+Printed is the step over the bound: medians over the rounds, of the slowest rank. "auto" is the
+choice of the cost model, and stands beside all algorithms.
 """
 
 from __future__ import annotations

@@ -192,6 +192,15 @@ class Link:
     ) -> None:
         """to: bytes per second, latency, jitter, loss, by rank; ingress: bytes per second."""
 
+    def send(self, peer: int, nbytes: int, priority: int, now: int) -> int:
+        """For tests, on a card of no communicator: a message is ready; what it is called."""
+
+    def arrival(self, ticket: int, now: int) -> int | None:
+        """When its last byte will have arrived, in ns; None while the card has not taken it."""
+
+    def withdraw(self, ticket: int) -> None:
+        """The message will not be sent."""
+
 def hmac_sha256(key: str | bytes, message: str | bytes) -> bytes:
     """The digest by which ranks prove that they know the secret."""
 

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def on_hosts(
     with namespaces.hosts(world) as made:
         made.shape(rate, BURSTS.get(rate, OTHER_BURST), both_ways=True)
         task = {
-            "body": [body.__module__, body.__name__],
+            "body": [_module_of(body), body.__name__],
             "arguments": arguments,
             "addresses": [made.address(host) for host in range(world)],
             "raw_bytes": int(bytes_per_second * RAW_SECONDS),
@@ -52,6 +53,12 @@ def on_hosts(
         raise subprocess.SubprocessError("a rank failed; its error stands above")
     results = [json.loads(text.splitlines()[-1]) for text in said]
     return [r["result"] for r in results], min(r["goodput"] for r in results)
+
+
+def _module_of(body: Callable[..., Any]) -> str:
+    """Its name for an import, also of the program that runs."""
+    spec = getattr(sys.modules[body.__module__], "__spec__", None)
+    return spec.name if spec else body.__module__
 
 
 def serve() -> None:

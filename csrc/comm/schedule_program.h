@@ -61,6 +61,7 @@ class ProgramRun {
     const Program* program = nullptr;
     Transport* transport = nullptr;
     uint64_t operation = 0;  // tag of all messages
+    int priority = 0;        // of all messages
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     double prescale = 1.0;            // of this rank's contribution, at the start
