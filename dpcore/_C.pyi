@@ -71,6 +71,9 @@ def check_schedule(schedule: Schedule) -> None:
 def completing_moves(schedule: Schedule) -> list[bool]:
     """For each move, whether it reduces and its destination is complete after its step."""
 
+def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:
+    """In which order a rank works at the chunks: as it sends them, as it receives them, others."""
+
 def is_ordered(schedule: Schedule) -> bool:
     """Whether all contributions to a chunk are added at once, in rank order."""
 
@@ -86,6 +89,11 @@ def predict_seconds(
     gamma: float = 0.0,
 ) -> float:
     """Time with alpha seconds per step, beta per byte sent and gamma per byte reduced."""
+
+def expected_seconds(
+    schedule: Schedule, hosts: list[int], costs: list[float], nbytes: int
+) -> float:
+    """What the choice of algorithms expects of a schedule; costs as default_costs() lists them."""
 
 def chunk_range(count: int, chunks: int, index: int) -> tuple[int, int]:
     """The bounds (begin, end) of one of `chunks` nearly equal parts of `count` elements."""
@@ -186,6 +194,15 @@ class Link:
         seed: int,
     ) -> None:
         """to: bytes per second, latency, jitter, loss, by rank; ingress: bytes per second."""
+
+    def send(self, peer: int, nbytes: int, priority: int, now: int) -> int:
+        """For tests, on a card of no communicator: a message is ready; what it is called."""
+
+    def arrival(self, ticket: int, now: int) -> int | None:
+        """When its last byte will have arrived, in ns; None while the card has not taken it."""
+
+    def withdraw(self, ticket: int) -> None:
+        """The message will not be sent."""
 
 def hmac_sha256(key: str | bytes, message: str | bytes) -> bytes:
     """The digest by which ranks prove that they know the secret."""

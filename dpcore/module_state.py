@@ -11,7 +11,7 @@ from torch import nn
 
 from dpcore.communicator import Communicator
 from dpcore.errors import Mismatch
-from dpcore.gradient_group import GradientGroup
+from dpcore.gradient_group import GradientGroup, urgent
 
 _keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 _CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
@@ -157,7 +157,7 @@ class BufferSync:
         for flat, parts, buffers in self._batches:
             if self._group.rank == root:
                 torch._foreach_copy_(parts, buffers)
-            self._group.broadcast(flat, root)
+            self._group.broadcast(flat, root, **urgent(self._group))
             if self._group.rank != root:
                 # A graph of an earlier forward may still hold them: writing equal values into
                 # them must not make its backward fail.

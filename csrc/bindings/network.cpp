@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,16 +84,32 @@ void register_network(py::module_& m) {
            py::arg("root"), py::arg("listener").none(true), py::arg("interface"), py::arg("secret"),
            py::arg("sockets"), py::arg("shares_memory") = false, py::arg("host_label") = "")
       .def_readonly("root", &TcpPlace::root);
-  py::class_<Link, std::shared_ptr<Link>>(m, "Link").def(
-      py::init([](int rank, const std::vector<std::array<double, 4>>& to, double ingress,
-                  uint64_t seed) {
-        LinkSettings settings{rank, {}, ingress, seed};
-        for (const auto& [bytes_per_s, latency_s, jitter_s, loss] : to) {
-          settings.to.push_back({bytes_per_s, latency_s, jitter_s, loss});
-        }
-        return std::make_shared<Link>(std::move(settings));
-      }),
-      py::arg("rank"), py::arg("to"), py::arg("ingress"), py::arg("seed"));
+  py::class_<Link, std::shared_ptr<Link>>(m, "Link")
+      .def(py::init([](int rank, const std::vector<std::array<double, 4>>& to, double ingress,
+                       uint64_t seed) {
+             LinkSettings settings{rank, {}, ingress, seed};
+             for (const auto& [bytes_per_s, latency_s, jitter_s, loss] : to) {
+               settings.to.push_back({bytes_per_s, latency_s, jitter_s, loss});
+             }
+             return std::make_shared<Link>(std::move(settings));
+           }),
+           py::arg("rank"), py::arg("to"), py::arg("ingress"), py::arg("seed"))
+      .def(
+          "send",
+          [](Link& link, int peer, size_t nbytes, int priority, int64_t now) {
+            return link.send(peer, nbytes, priority, now);
+          },
+          py::arg("peer"), py::arg("nbytes"), py::arg("priority"), py::arg("now"),
+          "For tests, on a card of no communicator: a message is ready; what it is called.")
+      .def(
+          "arrival",
+          [](Link& link, uint64_t ticket, int64_t now) -> std::optional<int64_t> {
+            const int64_t arrival = link.arrival_ns(ticket, now);
+            return arrival == Link::kUnknown ? std::nullopt : std::optional(arrival);
+          },
+          py::arg("ticket"), py::arg("now"),
+          "When its last byte will have arrived, in ns; None while the card has not taken it.")
+      .def("withdraw", &Link::withdraw, py::arg("ticket"), "The message will not be sent.");
   m.def("hmac_sha256", hmac, py::arg("key"), py::arg("message"));
   m.def(
       "is_loopback",

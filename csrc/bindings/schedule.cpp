@@ -2,15 +2,19 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bindings/costs.h"
+#include "comm/cost_model.h"
 #include "comm/error.h"
 #include "comm/schedule.h"
 #include "comm/schedule_check.h"
 #include "comm/schedule_cost.h"
+#include "comm/schedule_program.h"
 
 namespace py = pybind11;
 
@@ -108,6 +112,15 @@ void register_schedule(py::module_& m) {
         "Raises Error, naming the first wrong move, unless the schedule is right for any data.");
   m.def("completing_moves", &completing_moves, py::arg("schedule"),
         "For each move, whether it reduces and its destination is complete after its step.");
+  m.def(
+      "order_of_chunks",
+      [](const Schedule& schedule, int rank) {
+        check(schedule);
+        return order_of_chunks(schedule, rank);
+      },
+      py::arg("schedule"), py::arg("rank"),
+      "All chunks in the order in which a rank works at them: those it sends, as it does, then "
+      "those it receives, then the others.");
   m.def("is_ordered", &is_ordered, py::arg("schedule"),
         "Whether all contributions to a chunk are added at once, in rank order.");
   m.def("schedule_cost", &cost_dict, py::arg("schedule"), py::arg("count"),
@@ -123,6 +136,20 @@ void register_schedule(py::module_& m) {
       py::arg("schedule"), py::arg("count"), py::arg("element_bytes"), py::arg("alpha"),
       py::arg("beta"), py::arg("gamma") = 0.0,
       "Time with alpha seconds per step, beta per byte sent and gamma per byte reduced.");
+  m.def(
+      "expected_seconds",
+      [](const Schedule& schedule, const std::vector<int>& hosts, const CostList& costs,
+         size_t nbytes) {
+        check(schedule);
+        if (hosts.size() != static_cast<size_t>(schedule.world) ||
+            *std::min_element(hosts.begin(), hosts.end()) < 0) {
+          throw Unsupported("hosts: name one, from 0 on, for each of " +
+                            std::to_string(schedule.world) + " ranks");
+        }
+        return estimate(schedule, hosts, costs_of(costs)).seconds(nbytes);
+      },
+      py::arg("schedule"), py::arg("hosts"), py::arg("costs"), py::arg("nbytes"),
+      "What the choice of algorithms expects of a schedule; costs as default_costs() lists them.");
   m.def(
       "chunk_range",
       [](size_t count, int chunks, int index) {

@@ -63,6 +63,7 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
   task.program = &program;
   task.transport = &shared_->transport();
   task.operation = number_ + 1;
+  task.priority = priority;
   task.reduction = reduce_spec(false);
   if (prescales) {
     task.reduction.pre = nullptr;

@@ -68,6 +68,9 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   const size_t published = is_gathered(request_.collective) ? request_.count * element_ : bytes_;
   is_tiny_ = is_small_ && request_.input_parts.empty() && published <= kTinyBytes &&
              group_->remote() == nullptr;
+  if (request_.program ? !announces_parts_ : is_tiny_) {
+    shared_->note_needs_no_stage(number_);
+  }
   only_gives_ = is_small_ && !consumes();
   ends_at_entry_ =
       is_small_ || (request_.collective == Collective::barrier && !shared_->has_link());

@@ -35,7 +35,8 @@ bool CollectiveOperation::is_slot_free() {
 
 // All earlier operations whose turn it was to use this stage must be over on this rank, and the
 // last one that did use it on all others: the one right before may have needed no stage, and be
-// over everywhere while a peer still reads what an older one left there.
+// over everywhere while a peer still reads what an older one left there. Those that go by messages
+// never need one, so an urgent small operation need not wait for large ones between hosts.
 bool CollectiveOperation::is_stage_free() {
   if (number_ < SharedState::kStages ||
       shared_->is_over_everywhere(number_ - SharedState::kStages)) {
@@ -44,8 +45,9 @@ bool CollectiveOperation::is_stage_free() {
   for (uint64_t back = SharedState::kStages; back < kSlots && back <= number_;
        back += SharedState::kStages) {
     awaited_.next = me();
-    if (group_->slot(me(), number_ - back).finished.load(std::memory_order_relaxed) <=
-        number_ - back) {
+    const uint64_t earlier = number_ - back;
+    if (group_->slot(me(), earlier).finished.load(std::memory_order_relaxed) <= earlier &&
+        !shared_->needs_no_stage(earlier)) {
       return false;
     }
   }

@@ -19,12 +19,15 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 3;
-inline constexpr int kSlots = 16;  // operations of one communicator in flight
+inline constexpr uint32_t kLayoutVersion = 4;
+// Operations of one communicator in flight: as many as a model of many small buckets has, with room
+// for an urgent one that comes past them.
+inline constexpr int kSlots = 64;
 // A slot is used again only two rounds later: who only gave compares with it afterwards, and by
-// then the others may have sixteen further operations in flight.
+// then the others may have kSlots further operations in flight.
 inline constexpr int kSlotsKept = 2 * kSlots;
-inline constexpr int kHistory = 64;  // finished operations kept in the black box
+inline constexpr int kHistory =
+    64;  // operations kept in the black box: those in flight, and finished ones
 inline constexpr int kReasonBytes = 1024;
 inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
 inline constexpr size_t kStageBytes = size_t{512} << 10;

@@ -2,6 +2,7 @@
 #include "comm/cost_model.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dpcore {
 namespace {
@@ -16,9 +17,37 @@ struct Card {  // of one host in one step, per byte of the buffer
   double in = 0;
 };
 
+struct Transfer {  // of one move between two hosts
+  int turn = 0;    // how many moves its rank sends before it
+  size_t from = 0;
+  size_t to = 0;
+  double share = 0;
+};
+
+// When the last card is through, per byte of the buffer. Cards send what their ranks hand them in
+// turns, and take in what arrives one message after the other.
+double time_of(std::vector<Transfer>& transfers, size_t cards) {
+  std::stable_sort(transfers.begin(), transfers.end(),
+                   [](const Transfer& a, const Transfer& b) { return a.turn < b.turn; });
+  std::vector<Card> busy_until(cards);
+  std::vector<std::pair<double, const Transfer*>> arrivals;
+  arrivals.reserve(transfers.size());
+  for (const Transfer& transfer : transfers) {
+    arrivals.emplace_back(busy_until[transfer.from].out += transfer.share, &transfer);
+  }
+  std::sort(arrivals.begin(), arrivals.end());
+  double last = 0;
+  for (const auto& [moment, transfer] : arrivals) {
+    double& in = busy_until[transfer->to].in;
+    in = std::max(in, moment - transfer->share) + transfer->share;
+    last = std::max(last, in);
+  }
+  return last;
+}
+
 class Step {
  public:
-  Step(size_t ranks, size_t cards) : loads_(ranks), cards_(cards) {}
+  Step(size_t ranks, size_t cards) : loads_(ranks), cards_(cards), turns_(ranks) {}
 
   void add(const Move& move, const std::vector<int>& hosts, double share,
            const CostConstants& constants) {
@@ -30,8 +59,11 @@ class Step {
     loads_[src].messages_s += way.message_s;
     loads_[dst].messages_s += way.message_s;
     if (remote) {
-      cards_[static_cast<size_t>(hosts[src])].out += share;
-      cards_[static_cast<size_t>(hosts[dst])].in += share;
+      const auto from = static_cast<size_t>(hosts[src]);
+      const auto to = static_cast<size_t>(hosts[dst]);
+      cards_[from].out += share;
+      cards_[to].in += share;
+      transfers_.push_back({turns_[src]++, from, to, share});
     } else {
       loads_[src].bytes_s += share * way.byte_s;
       loads_[dst].bytes_s += share * way.byte_s;
@@ -39,7 +71,7 @@ class Step {
     loads_[dst].bytes_s += move.reduce ? share * constants.added_byte_s : 0;
   }
 
-  void add_to(Estimate& total, const CostConstants& constants) const {
+  void add_to(Estimate& total, const CostConstants& constants) {
     Load busiest;
     for (const Load& load : loads_) {
       busiest.messages_s = std::max(busiest.messages_s, load.messages_s);
@@ -51,7 +83,8 @@ class Step {
     }
     ++total.steps;
     total.fixed_s += step_s_ + busiest.messages_s;
-    total.per_byte_s += busiest.bytes_s + carried * constants.network.byte_s;
+    total.per_byte_s +=
+        busiest.bytes_s + time_of(transfers_, cards_.size()) * constants.network.byte_s;
     total.network_share += carried;
   }
 
@@ -59,6 +92,8 @@ class Step {
   double step_s_ = 0;
   std::vector<Load> loads_;
   std::vector<Card> cards_;
+  std::vector<int> turns_;  // by rank
+  std::vector<Transfer> transfers_;
 };
 
 }  // namespace

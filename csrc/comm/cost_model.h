@@ -3,7 +3,11 @@
 // Bytes have two ways: the memory of a host, and the network between hosts, where all ranks of a
 // host share one card that sends and receives at once. A step costs the time of its way (until the
 // first byte is there), the messages that its busiest rank handles, the bytes that its busiest rank
-// copies and adds, and the bytes that the busiest card carries. Steps follow one another.
+// copies and adds, and the time that its cards need. Steps follow one another.
+//
+// The time of the cards depends on the order of the moves: each card sends one message after the
+// other, and a receiving card takes in one at a time. Where several ranks send to the same one at
+// once (an incast), they wait for each other while the cards of other ranks have nothing to do.
 //
 // What is left out: segments of one message overlap with those of others, so large transfers are a
 // little faster than this; two cards may share a switch, so they may be slower. It is there to

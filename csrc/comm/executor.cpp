@@ -1,8 +1,10 @@
 // Executing the lanes of a program over a transport: the one place where every algorithm runs.
 //
-// Jobs (a lane for one segment) are started in the same order on every rank, a window of them
-// at a time. The lowest unfinished job of all ranks lies in every window, so somebody can
-// always go on; what arrives for jobs outside the window is set aside by the transport.
+// Jobs (a lane for one segment) are started segment by segment, a window of them at a time; within
+// a segment each rank takes the chunks in its own order (Program::order). A window has room for
+// every chunk, so the lowest segment that is unfinished on any rank lies in every window and
+// somebody can always go on; what arrives for jobs outside the window is set aside by the
+// transport.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +33,7 @@ void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
     longest = std::max(longest, place.elements);
   }
   for (size_t begin = 0; begin < longest; begin += segment_) {
-    for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    for (const int chunk : task.program->order) {
       const ChunkPlace& place = places_[chunk];
       const bool concerns_us = !task.program->lanes[chunk].empty() || place.initial != nullptr;
       if (begin < place.elements && concerns_us) {
@@ -124,7 +126,9 @@ bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* hom
     size_t& sent = running.sent[i];
     if (sent < bytes) {
       const size_t before = sent;
-      sent = task_.transport->push(step.sends[i], {tag_of(running, step), bytes, 0}, home, sent);
+      const Message message{
+          .tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
+      sent = task_.transport->push(step.sends[i], message, home, sent);
       sent_ += sent - before;
       moved_ |= sent != before;
       complete &= sent == bytes;
@@ -170,8 +174,8 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
                        : step.reduces ? nullptr
                                       : home;
     const size_t before = received;
-    received = task_.transport->pull(source, {tag_of(running, step), bytes, 0}, received,
-                                     Sink(take, place));
+    const Message message{.tag = tag_of(running, step), .total = bytes};
+    received = task_.transport->pull(source, message, received, Sink(take, place));
     received_ += received - before;
     moved_ |= received != before;
     complete &= received == bytes;

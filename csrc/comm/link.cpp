@@ -1,5 +1,4 @@
-// The latency counts before the egress instead of after it: all messages are shifted by the same
-// time, so every arrival is where it belongs, and the sender need not keep what has left.
+// Few messages are on their way at a time (the executor's window): a list does.
 #include "comm/link.h"
 
 #include <algorithm>
@@ -29,7 +28,7 @@ int64_t duration_ns(size_t bytes, double bytes_per_s) {
 
 }  // namespace
 
-int64_t Link::send(int peer, size_t bytes, int64_t now) {
+Link::Ticket Link::send(int peer, size_t bytes, int priority, int64_t now) {
   const LinkSpeed& link = settings_.to[peer];
   const uint64_t pair = static_cast<uint64_t>(settings_.rank) << 32 | static_cast<uint32_t>(peer);
   const uint64_t number = sent_[peer]++;
@@ -37,19 +36,63 @@ int64_t Link::send(int peer, size_t bytes, int64_t now) {
   if (link.jitter_s > 0) {
     latency += link.jitter_s * (2 * draw(settings_.seed, pair, number, Draw::jitter) - 1);
   }
-  int64_t transfer = duration_ns(bytes, link.bytes_per_s);
-  if (link.loss > 0 && draw(settings_.seed, pair, number, Draw::loss) < link.loss) {
-    latency += 2 * link.latency_s;
-    transfer *= 2;
+  const bool is_lost = link.loss > 0 && draw(settings_.seed, pair, number, Draw::loss) < link.loss;
+  latency += is_lost ? 2 * link.latency_s : 0;
+  messages_.push_back(
+      {next_ticket_, peer, priority, bytes, now, to_ns(std::max(0.0, latency)), is_lost, kUnknown});
+  return next_ticket_++;
+}
+
+int64_t Link::arrival_ns(Ticket ticket, int64_t now) {
+  let_pass(now);
+  const auto found = std::find_if(messages_.begin(), messages_.end(),
+                                  [&](const Message& m) { return m.ticket == ticket; });
+  const int64_t arrival = found == messages_.end() ? kUnknown : found->arrival_ns;
+  if (arrival != kUnknown) {
+    messages_.erase(found);
   }
-  egress_free_ns_ = std::max(now + to_ns(std::max(0.0, latency)), egress_free_ns_) + transfer;
-  return egress_free_ns_;
+  return arrival;
+}
+
+void Link::withdraw(Ticket ticket) {
+  std::erase_if(messages_, [&](const Message& m) { return m.ticket == ticket; });
+}
+
+// All that the egress took until now.
+void Link::let_pass(int64_t now) {
+  while (true) {
+    const auto waits = [](const Message& m) { return m.left > 0; };
+    const auto first = std::find_if(messages_.begin(), messages_.end(), waits);
+    if (first == messages_.end()) {
+      return;
+    }
+    const int64_t moment = std::max(egress_free_ns_, first->ready_ns);
+    if (moment > now) {
+      return;
+    }
+    auto next = first;
+    for (auto other = first + 1; other != messages_.end() && other->ready_ns <= moment; ++other) {
+      next = waits(*other) && other->priority > next->priority ? other : next;
+    }
+    take_piece(*next, moment);
+  }
+}
+
+void Link::take_piece(Message& message, int64_t moment) {
+  const size_t piece = std::min(message.left, kPieceBytes);
+  const int64_t transfer = duration_ns(piece, settings_.to[message.peer].bytes_per_s);
+  egress_free_ns_ = moment + transfer * (message.is_lost ? 2 : 1);
+  message.left -= piece;
+  if (message.left == 0) {
+    message.arrival_ns = egress_free_ns_ + message.latency_ns;
+  }
 }
 
 // What a lone sender sent took the ingress while it came: only more than that has to wait.
-void Link::receive(size_t bytes, int64_t now) {
+void Link::receive(size_t bytes, size_t left, int64_t due_ns) {
   const int64_t transfer = duration_ns(bytes, settings_.ingress_bytes_per_s);
-  ingress_free_ns_ = std::max(ingress_free_ns_, now - transfer) + transfer;
+  const int64_t begin = due_ns - duration_ns(bytes + left, settings_.ingress_bytes_per_s);
+  ingress_free_ns_ = std::max(ingress_free_ns_, begin) + transfer;
 }
 
 }  // namespace dpcore

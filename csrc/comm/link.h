@@ -1,11 +1,16 @@
 // A network card as slow as you say: bandwidth, latency, jitter and loss, so that a laptop shows
 // what a network of 1, 10 or 100 Gbit/s would. Arithmetic only; transport_paced waits by it.
 //
-// What leaves a rank passes its egress one message after the other, at the rate of the link to the
-// receiver; what arrives passes the receiver's ingress likewise, so several senders share it.
-// Every message takes the latency, plus a jitter drawn evenly from [-jitter, jitter]; a lost one
-// takes the link twice and a round trip more. Jitter and loss are functions of the seed, the pair
-// of ranks and the number of the message: the same in every run.
+// What leaves a rank passes its egress, one piece of kPieceBytes at most after the other, at the
+// rate of the link to the receiver; what arrives passes the receiver's ingress likewise, so several
+// senders share it. When the egress is free, it takes the next piece of the most urgent message
+// that was ready by then, so an urgent one waits for one piece and not for what was ready before
+// it. Every message takes the latency, plus a jitter drawn evenly from [-jitter, jitter]; a lost
+// one takes the link twice and a round trip more. Jitter and loss are functions of the seed, the
+// pair of ranks and the number of the message: the same in every run.
+//
+// Time is an argument. What the card does between two calls is worked out at the second one, with
+// the moments at which messages became ready: a thread that looks too late does not slow it down.
 //
 // Threads: under the engine's seat. One per endpoint; all its communicators share the card.
 #pragma once
@@ -35,11 +40,24 @@ class Link {
   explicit Link(LinkSettings settings)
       : settings_(std::move(settings)), sent_(settings_.to.size(), 0) {}
 
-  // When the last byte of a message that is ready now will have arrived; takes the egress.
-  int64_t send(int peer, size_t bytes, int64_t now);
+  // A message that is ready now, and what it is called from here on.
+  using Ticket = uint64_t;
+  Ticket send(int peer, size_t bytes, int priority, int64_t now);
+  // When its last byte will have arrived; kUnknown while the card has not taken it. To be asked
+  // until it is known: then the card forgets the message.
+  int64_t arrival_ns(Ticket ticket, int64_t now);
+  // Nothing that the card has not taken yet arrives before.
+  int64_t earliest_ns() const { return egress_free_ns_; }
+  void withdraw(Ticket ticket);
+  static constexpr int64_t kUnknown = INT64_MAX;
+  static constexpr size_t kPieceBytes = size_t{256} << 10;
+
   // From when on bytes may be taken in.
   int64_t ingress_free_ns() const { return ingress_free_ns_; }
-  void receive(size_t bytes, int64_t now);
+  // Of a message whose last byte arrived at due_ns, and of which so many bytes are left to be
+  // taken.
+  void receive(size_t bytes, size_t left, int64_t due_ns);
+
   double latency_s(int peer) const { return settings_.to[peer].latency_s; }
   // What the link to a peer holds when it is busy.
   double bytes_on_the_way(int peer) const {
@@ -47,10 +65,26 @@ class Link {
   }
 
  private:
+  struct Message {
+    Ticket ticket = 0;
+    int peer = 0;
+    int priority = 0;
+    size_t left = 0;  // bytes that the egress has not taken yet
+    int64_t ready_ns = 0;
+    int64_t latency_ns = 0;
+    bool is_lost = false;
+    int64_t arrival_ns = kUnknown;
+  };
+
+  void let_pass(int64_t now);
+  void take_piece(Message& message, int64_t moment);
+
   LinkSettings settings_;
   int64_t egress_free_ns_ = 0;
   int64_t ingress_free_ns_ = 0;
   std::vector<uint64_t> sent_;  // messages, by peer
+  Ticket next_ticket_ = 0;
+  std::vector<Message> messages_;  // in the order in which they became ready
 };
 
 }  // namespace dpcore

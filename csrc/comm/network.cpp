@@ -24,6 +24,9 @@ constexpr int kLineBits = 8;  // an event's name: peer, then connection
 constexpr size_t kLongestFrame =
     sizeof(FrameHeader) + std::max(sizeof(PostBody) + kMaxPostedBytes, sizeof(FailedBody));
 constexpr int kEvents = 64;
+constexpr size_t kHalfSegment = size_t{128} << 10;
+constexpr size_t kLeastShare = size_t{32} << 10;
+constexpr size_t kPage = 4096;
 constexpr int64_t kSettleLookNs = 200'000;
 
 // Bytes that the other side's kernel has not confirmed, on a connection that it has not ended.
@@ -75,6 +78,26 @@ Network::Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event
       watch(peer->data.back().fd(), r << kLineBits | i);
     }
     peers_.push_back(std::move(peer));
+  }
+  share_card();
+}
+
+// What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
+// that has begun: together one segment of 256 KiB. All connections share it, as long as that leaves
+// each of them enough to keep the card busy until this rank looks again.
+void Network::share_card() {
+  size_t lines = 0;
+  for (const auto& peer : peers_) {
+    lines += peer ? peer->data.size() : 0;
+  }
+  const size_t share = kHalfSegment / std::max<size_t>(lines, 1) / kPage * kPage;
+  frame_bytes_ = std::max(share, kLeastShare);
+  for (const auto& peer : peers_) {
+    if (peer) {
+      for (TcpLine& line : peer->data) {
+        line.limit_unsent(frame_bytes_);
+      }
+    }
   }
 }
 

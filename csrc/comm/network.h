@@ -87,6 +87,9 @@ class Network {
   int32_t process_of(int peer) const { return peers_[peer]->process; }
 
   std::vector<TcpLine>& data_lines(int peer) { return peers_[peer]->data; }
+  // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
+  // keeps before it has left: an urgent frame has to wait for both.
+  size_t frame_bytes() const { return frame_bytes_; }
   // Gives the sink what was set aside of a message; `have` and the result count its bytes.
   // `named` is the peer's rank in the group, for messages.
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
@@ -133,7 +136,10 @@ class Network {
   bool is_wanted(uint64_t group);
   void forget_closed_groups();
 
+  void share_card();
+
   int rank_;
+  size_t frame_bytes_ = 0;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
   Descriptor epoll_;
   Descriptor wake_event_;

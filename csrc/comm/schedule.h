@@ -9,6 +9,9 @@
 // Several reducing moves into the same chunk of the same rank in one step are one n-ary
 // reduction, operands in rank order, dst's own value at its own place in that order.
 //
+// The order of the moves within a step has no influence on values. It is the order in which each
+// rank sends: two ranks that send to the same third one at the same time share its card.
+//
 // What chunk numbers mean:
 //   all_reduce      the algorithm cuts the buffer in `chunks` nearly equal parts
 //   broadcast, reduce                likewise
@@ -43,7 +46,7 @@ struct Schedule {
   // True when every reduction adds all contributions of a chunk at once, in rank order:
   // the result is then a function of the inputs alone (same bits for any chunking).
   bool ordered = false;
-  std::vector<Move> moves;  // sorted by step
+  std::vector<Move> moves;  // sorted by step, then as each rank sends them
 };
 
 // Throws Unsupported, listing the algorithms there are, when this one does not exist for

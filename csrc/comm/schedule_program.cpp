@@ -34,6 +34,28 @@ LaneStep& lane_step(std::vector<LaneStep>& lane, int step) {
 
 }  // namespace
 
+std::vector<int> order_of_chunks(const Schedule& schedule, int rank) {
+  std::vector<int> order;
+  std::vector<bool> listed(static_cast<size_t>(schedule.chunks));
+  const auto list = [&](int chunk) {
+    if (!listed[static_cast<size_t>(chunk)]) {
+      listed[static_cast<size_t>(chunk)] = true;
+      order.push_back(chunk);
+    }
+  };
+  for (int Move::* const end : {&Move::src, &Move::dst}) {
+    for (const Move& move : schedule.moves) {
+      if (move.*end == rank) {
+        list(move.chunk);
+      }
+    }
+  }
+  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    list(chunk);
+  }
+  return order;
+}
+
 bool Program::receives(int chunk) const {
   return std::any_of(lanes[chunk].begin(), lanes[chunk].end(),
                      [](const LaneStep& step) { return !step.receives.empty(); });
@@ -48,6 +70,7 @@ std::shared_ptr<const Program> compile(const Schedule& schedule, int rank) {
   program->identity = Fnv().add(program->hash).add(schedule.algorithm).value();
   program->rank = rank;
   program->lanes.resize(schedule.chunks);
+  program->order = order_of_chunks(schedule, rank);
   for (size_t i = 0; i < schedule.moves.size(); ++i) {
     const Move& move = schedule.moves[i];
     auto& lane = program->lanes[move.chunk];

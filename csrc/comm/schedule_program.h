@@ -5,6 +5,9 @@
 // it. Large chunks are cut into segments, each with a run of its lane of its own; all of them
 // advance independently, which is what pipelines a ring.
 //
+// Each rank works through the chunks in its own order, the one in which it first sends them: so the
+// list of moves also says whose card is busy when.
+//
 // In one lane step all sends leave first, then what arrives is taken: a value that is exchanged
 // is sent as it was before the step. One arriving contribution is reduced straight from the
 // transport's memory; several are collected and reduced at once in rank order.
@@ -34,8 +37,12 @@ struct Program {
   uint64_t identity = 0;  // of moves and name: what traces tell them apart by
   int rank = 0;
   std::vector<std::vector<LaneStep>> lanes;  // by chunk
+  std::vector<int> order;  // of the chunks: those it sends, as it does; those it receives; others
   bool receives(int chunk) const;
 };
+
+// All chunks, in the order of Program::order.
+std::vector<int> order_of_chunks(const Schedule& schedule, int rank);
 
 // Checks the schedule and cuts out one rank's part.
 std::shared_ptr<const Program> compile(const Schedule& schedule, int rank);
@@ -54,6 +61,7 @@ class ProgramRun {
     const Program* program = nullptr;
     Transport* transport = nullptr;
     uint64_t operation = 0;  // tag of all messages
+    int priority = 0;        // of all messages
     // Of all contributions. Its factors are by rank, where contributions are added all at once;
     // what makes a sum a mean goes with the addition that completes it.
     ReduceSpec reduction{.dtype = DType::u8};

@@ -18,6 +18,11 @@
 // inputs and writes N outputs, each byte once in each direction. That is why it is the default
 // within a host.
 //
+// The order of sends matters on a network. Rank r begins each step with rank r+1 (schedule.cpp), so
+// at any moment every card sends one chunk and receives one. If all began with rank 0, then sent to
+// rank 1, and so on, the receivers' cards would be busy one after the other: with a chunk per
+// message 2N-3 times as long as a chunk takes, instead of N-1.
+//
 // When it loses: messages so small that the second step costs more than the bytes it saves
 // (one_shot), and networks where N-1 streams at a time into one rank collide (ring).
 #include "comm/schedule_algorithms.h"

@@ -69,6 +69,14 @@ class SharedState {
   void fetch_for_writing(uint64_t number, size_t stage_bytes) const;
   static constexpr uint64_t kNobody = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
+  // Operations that never need a stage, noted as they are called: urgent ones that do need one come
+  // past them. What is known of an operation may be forgotten when kSlotsKept others were called.
+  void note_needs_no_stage(uint64_t number) {
+    needs_no_stage_[number % kSlotsKept].store(number + 1, std::memory_order_relaxed);
+  }
+  bool needs_no_stage(uint64_t number) const {
+    return needs_no_stage_[number % kSlotsKept].load(std::memory_order_relaxed) == number + 1;
+  }
   // Whether every rank has finished the operation and all before it. What is known of the others
   // is asked for again only when it does not say yes; under the engine's seat.
   bool is_over_everywhere(uint64_t number) {
@@ -94,6 +102,7 @@ class SharedState {
   bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
   std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
+  std::array<std::atomic<uint64_t>, kSlotsKept> needs_no_stage_{};
   std::vector<uint64_t> unchecked_;  // kSlotsKept at most
   uint64_t known_over_ = 0;          // all ranks have finished what has a smaller number
   std::map<MessageLane, MessageQueue> message_queues_;

@@ -27,8 +27,8 @@ struct FrameHeader {
   uint32_t magic = kFrameMagic;
   FrameKind kind = FrameKind::data;
   uint8_t unused[3] = {};
-  uint32_t bytes = 0;  // after the header
-  uint32_t unused_too = 0;
+  uint32_t bytes = 0;   // after the header
+  uint32_t due_us = 0;  // of data behind an emulated link: due_ns of its message, cut short
   uint64_t group = 0;
   uint64_t operation = 0;
   uint64_t part = 0;
@@ -37,6 +37,12 @@ struct FrameHeader {
   uint64_t offset = 0;
 };
 static_assert(sizeof(FrameHeader) == 64);
+
+// The moment nearest to `now` of which a frame bears the last digits.
+inline int64_t due_ns_of(const FrameHeader& frame, int64_t now) {
+  return now +
+         static_cast<int32_t>(frame.due_us - static_cast<uint32_t>(now / 1000)) * int64_t{1000};
+}
 
 struct PostBody {
   Fingerprint fingerprint;

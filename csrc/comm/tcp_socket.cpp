@@ -128,6 +128,10 @@ void TcpSocket::prepare_for_frames() {
   set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, kProbes);
 }
 
+void TcpSocket::limit_unsent(size_t bytes) {
+  set_option(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(bytes));
+}
+
 bool TcpSocket::send_all(const void* data, size_t bytes, int64_t deadline_ns,
                          const Interrupt& interrupted) {
   const auto* from = static_cast<const std::byte*>(data);

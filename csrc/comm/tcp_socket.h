@@ -62,6 +62,8 @@ class TcpSocket {
 
   // For a connection that will carry frames: nothing is held back, a silent host is noticed.
   void prepare_for_frames();
+  // The kernel takes no more data while so many bytes of it have not left.
+  void limit_unsent(size_t bytes);
 
   // False when the other side is gone; throws RendezvousError at the deadline.
   bool send_all(const void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);

@@ -26,6 +26,8 @@ struct Message {
   size_t total = 0;          // bytes
   uint64_t content = 0;      // what the bytes are (a dtype), checked where they arrive
   bool keeps_order = false;  // other messages may bear the same tag
+  int priority = 0;          // a card sends the message with the highest one next
+  int64_t due_ns = 0;        // when an emulated link lets its last byte arrive
 };
 
 // Takes bytes [offset, offset + bytes) of a message, in place where they came to lie. `place`,
@@ -64,6 +66,8 @@ class Transport {
   // Gives the bytes that have come to the sink, in any order; `from` is how many it had before,
   // the result how many it has now.
   virtual size_t pull(int peer, const Message& message, size_t from, const Sink& sink) = 0;
+  // The due_ns of the message that pull() gave bytes of last, as its sender said.
+  int64_t due_ns() const { return due_ns_; }
   // Called when no operation can go on: sets aside messages that nobody has asked for yet, if
   // they stand in the way of others. True when that made room.
   virtual bool set_aside_unexpected() = 0;
@@ -85,6 +89,9 @@ class Transport {
   virtual Sent sent() const = 0;
   // Memory that peers may still look at after this transport is gone.
   virtual std::vector<std::shared_ptr<std::byte>> take_blocks() = 0;
+
+ protected:
+  int64_t due_ns_ = 0;
 };
 
 }  // namespace dpcore

@@ -16,6 +16,7 @@ struct MappedTransport::Mailbox {
     uint64_t content;
     uint64_t offset;
     uint64_t bytes;
+    int64_t due_ns;
     alignas(64) std::byte data[kCellBytes];
   };
   alignas(64) std::atomic<uint64_t> written;
@@ -65,6 +66,7 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
     cell.tag = message.tag;
     cell.total = total;
     cell.content = message.content;
+    cell.due_ns = message.due_ns;
     cell.offset = from;
     cell.bytes = std::min(kCellBytes, total - from);
     copy_bytes(cell.data, data + from, cell.bytes);
@@ -86,6 +88,7 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
       for (const Fragment& fragment : found->second) {
         check_content(peer, message, fragment.total, fragment.content);
         sink(fragment.bytes.data(), fragment.offset, fragment.bytes.size());
+        due_ns_ = fragment.due_ns;
         from += fragment.bytes.size();
         if (from == total) {
           break;
@@ -116,6 +119,7 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
     }
     check_content(peer, message, cell.total, cell.content);
     sink(cell.data, cell.offset, cell.bytes);
+    due_ns_ = cell.due_ns;
     from += cell.bytes;
     box->taken.store(++taken, std::memory_order_release);
   }
@@ -138,7 +142,7 @@ bool MappedTransport::set_aside_unexpected() {
     }
     const Mailbox::Cell& cell = box->cells[taken % kCells];
     aside_[peer][cell.tag].push_back(
-        {cell.total, cell.content, cell.offset, {cell.data, cell.data + cell.bytes}});
+        {cell.total, cell.content, cell.offset, cell.due_ns, {cell.data, cell.data + cell.bytes}});
     box->taken.store(taken + 1, std::memory_order_release);
     group_.ring(peer);
     moved = true;

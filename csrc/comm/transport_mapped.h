@@ -37,6 +37,7 @@ class MappedTransport : public Transport {
     size_t total;
     uint64_t content;
     size_t offset;
+    int64_t due_ns;
     std::vector<std::byte> bytes;
   };
 

@@ -6,6 +6,14 @@
 #include "comm/clock.h"
 
 namespace dpcore {
+namespace {
+
+// A sender's time that is older is not of this machine's clock.
+constexpr int64_t kLongestPauseNs = 1'000'000'000;
+
+}  // namespace
+
+PacedTransport::~PacedTransport() { forget_all(); }
 
 size_t PacedTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   auto found = std::find_if(on_their_way_.begin(), on_their_way_.end(), [&](const OnItsWay& entry) {
@@ -13,13 +21,19 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
   });
   const int64_t now = now_ns();
   if (found == on_their_way_.end()) {
-    const int64_t arrival = link_->send(group_.member(peer), message.total - from, now);
-    found = on_their_way_.insert(found, {peer, message.tag, arrival});
+    const Link::Ticket ticket =
+        link_->send(group_.member(peer), message.total - from, message.priority, now);
+    found = on_their_way_.insert(found, {peer, message.tag, ticket});
+  }
+  if (found->arrival_ns == Link::kUnknown) {
+    found->arrival_ns = link_->arrival_ns(found->ticket, now);
   }
   if (now < found->arrival_ns) {
     return from;
   }
-  from = inner_->push(peer, message, data, from);
+  Message with_its_time = message;
+  with_its_time.due_ns = found->arrival_ns;
+  from = inner_->push(peer, with_its_time, data, from);
   if (from == message.total) {
     on_their_way_.erase(found);
   } else {
@@ -35,13 +49,25 @@ size_t PacedTransport::pull(int peer, const Message& message, size_t from, const
     return from;
   }
   const size_t have = inner_->pull(peer, message, from, sink);
-  link_->receive(have - from, now);
+  if (have > from) {
+    // Of what came while this rank was not looking, the card has had the time since.
+    const int64_t due = inner_->due_ns();
+    const bool is_plausible = due <= now && now - due < kLongestPauseNs;
+    link_->receive(have - from, message.total - have, is_plausible ? due : now);
+  }
   return have;
 }
 
 void PacedTransport::give_up() {
-  on_their_way_.clear();
+  forget_all();
   inner_->give_up();
+}
+
+void PacedTransport::forget_all() {
+  for (const OnItsWay& message : on_their_way_) {
+    link_->withdraw(message.ticket);
+  }
+  on_their_way_.clear();
 }
 
 // Twice what is on the way at full speed: the answers of the peers take the latency as well.
@@ -64,7 +90,9 @@ int64_t PacedTransport::entry_latency_ns() const {
 int64_t PacedTransport::next_event_ns() const {
   int64_t next = ingress_waits_ ? link_->ingress_free_ns() : INT64_MAX;
   for (const OnItsWay& message : on_their_way_) {
-    next = message.waits_for_room ? next : std::min(next, message.arrival_ns);
+    const bool is_known = message.arrival_ns != Link::kUnknown;
+    const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();
+    next = message.waits_for_room ? next : std::min(next, arrival);
   }
   return next;
 }

@@ -21,6 +21,7 @@ class PacedTransport final : public Transport {
  public:
   PacedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Link> link, const Group& group)
       : inner_(std::move(inner)), link_(std::move(link)), group_(group) {}
+  ~PacedTransport() override;
   size_t push(int peer, const Message& message, const std::byte* data, size_t from) override;
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override { return inner_->set_aside_unexpected(); }
@@ -36,9 +37,12 @@ class PacedTransport final : public Transport {
   struct OnItsWay {
     int peer;
     MessageTag tag;
-    int64_t arrival_ns;
+    Link::Ticket ticket;
+    int64_t arrival_ns = Link::kUnknown;
     bool waits_for_room = false;  // it has arrived, and the transport behind takes no more
   };
+
+  void forget_all();
 
   std::unique_ptr<Transport> inner_;
   std::shared_ptr<Link> link_;

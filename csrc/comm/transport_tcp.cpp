@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "comm/clock.h"
+
 namespace dpcore {
 
 TcpLine* TcpTransport::line_for(std::vector<TcpLine>& lines, const Message& message) {
@@ -40,12 +42,14 @@ size_t TcpTransport::push(int peer, const Message& message, const std::byte* dat
     }
     FrameHeader frame;
     frame.kind = FrameKind::data;
-    frame.bytes = static_cast<uint32_t>(std::min(kSegmentBytes, message.total - from));
+    frame.bytes =
+        static_cast<uint32_t>(std::min(remote.network().frame_bytes(), message.total - from));
     frame.group = remote.group();
     frame.operation = message.tag.operation;
     frame.part = message.tag.part;
     frame.total = message.total;
     frame.content = message.content;
+    frame.due_us = static_cast<uint32_t>(message.due_ns / 1000);
     frame.offset = from;
     from += line->start(frame, data + from);
   }
@@ -57,6 +61,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
   RemoteMembers& remote = *group_.remote();
   Network& network = remote.network();
   const int endpoint_rank = remote.peer_of(peer);
+  due_ns_ = 0;  // of what was set aside it is not known
   from = network.take_aside(endpoint_rank, peer, remote.group(), message, from, sink);
   for (TcpLine& line : network.data_lines(endpoint_rank)) {
     while (from < message.total) {
@@ -67,6 +72,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
       }
       check_content(peer, message, head->total, head->content);
       line.claimed = true;
+      due_ns_ = head->due_us == 0 ? 0 : due_ns_of(*head, now_ns());
       const size_t taken = line.receive(sink, network.scratch());
       from += taken;
       if (taken == 0) {

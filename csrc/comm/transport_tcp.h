@@ -1,7 +1,7 @@
 // Messages over the data connections of the network: the transport between ranks that share no
 // memory.
 //
-// A message is cut into frames of up to 256 KiB, and a frame goes over whichever of the peer's
+// A message is cut into frames of up to 128 KiB, and a frame goes over whichever of the peer's
 // connections is free, so a slow one does not hold the others up. What arrives is received where
 // it belongs when the receiver says where that is, and otherwise reduced out of memory that
 // stays in the cache. Messages of send() with one tag keep their order: all of a tag go over the

@@ -15,7 +15,7 @@ A new algorithm is a function ``(world, root) -> Plan``; make a ``Schedule`` of 
 """
 
 from dpcore.reference.collectives import ScheduleError, check, run
-from dpcore.reference.moves import Move, Plan, Schedule
+from dpcore.reference.moves import Move, Plan, Schedule, order_of_chunks
 from dpcore.reference.schedules import (
     ALGORITHMS,
     algorithms_of,
@@ -35,5 +35,6 @@ __all__ = [
     "describe",
     "hosts_of",
     "make_schedule",
+    "order_of_chunks",
     "run",
 ]

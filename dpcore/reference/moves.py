@@ -36,7 +36,7 @@ class Schedule:
     chunks: int
     root: int
     ordered: bool  # every reduction adds all contributions at once, in rank order
-    moves: tuple[Move, ...]  # sorted
+    moves: tuple[Move, ...]  # sorted by step, then as each rank sends them
 
 
 class Plan(NamedTuple):
@@ -49,3 +49,10 @@ class Plan(NamedTuple):
 def later(moves: list[Move], steps: int) -> list[Move]:
     """The same moves, ``steps`` steps later."""
     return [move._replace(step=move.step + steps) for move in moves]
+
+
+def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:
+    """In which order a rank works at the chunks: as it sends them, as it receives them, others."""
+    sent = [move.chunk for move in schedule.moves if move.src == rank]
+    received = [move.chunk for move in schedule.moves if move.dst == rank]
+    return list(dict.fromkeys([*sent, *received, *range(schedule.chunks)]))

@@ -104,7 +104,10 @@ def algorithms_of(collective: str) -> list[str]:
 def make_schedule(
     algorithm: str, collective: str, world: int, root: int = 0, hosts: Sequence[int] = ()
 ) -> Schedule:
-    """The moves of a known algorithm, sorted so that equal plans are equal lists.
+    """The moves of a known algorithm, sorted by step and then as each rank sends them.
+
+    A rank begins with its right neighbour: if all began with rank 0, the others' cards would be
+    idle while rank 0's takes in N-1 messages.
 
     ``hosts`` says which ranks share one (equal numbers); without it all do.
     """
@@ -125,6 +128,10 @@ def make_schedule(
         ordered = ordered or count == 1 or (count == world and collective != "reduce")
     else:
         plan = entry(world, root)
+
+    def place(move: Move) -> tuple[int, int, int, int]:
+        return move.step, move.src, (move.dst - move.src) % world, move.chunk
+
     return Schedule(
         algorithm=algorithm,
         collective=collective,
@@ -132,7 +139,7 @@ def make_schedule(
         chunks=plan.chunks,
         root=root if collective in ROOTED else 0,
         ordered=ordered,
-        moves=tuple(sorted(plan.moves)),
+        moves=tuple(sorted(plan.moves, key=place)),
     )
 
 

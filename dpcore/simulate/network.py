@@ -24,15 +24,15 @@ _LEAST_WINDOW = 8  # jobs at a time
 _WINDOW_PER_CHUNK = 2
 
 Step = tuple[tuple[int, ...], tuple[int, ...]]  # to whom a rank sends a chunk, from whom it comes
-Lanes = list[list[tuple[int, Step]]]  # by chunk: numbered steps
+Lanes = dict[int, list[tuple[int, Step]]]  # numbered steps by chunk, in the order of the chunks
 
 
 @cache
 def lanes_of(algorithm: str, collective: str, world: int) -> list[Lanes]:
     """By rank and chunk: the steps in which the rank has to do with the chunk."""
     plan = reference.make_schedule(algorithm, collective, world)
-    lanes: list[list[list[tuple[int, Step]]]] = [
-        [[] for _ in range(plan.chunks)] for _ in range(world)
+    lanes: list[Lanes] = [
+        {chunk: [] for chunk in reference.order_of_chunks(plan, rank)} for rank in range(world)
     ]
     steps: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
     for move in plan.moves:
@@ -59,7 +59,22 @@ class _Job:
     segment: int
     nbytes: float
     at: int = 0  # which step of its lane
-    sent: float = 0.0  # when the sends of this step have left
+    missing: int = 0  # messages of this step that have not left, or have not come
+
+
+@dataclass
+class _Sending:
+    target: int
+    transfer: float  # seconds on a card
+    left: Callable[[float], None]
+    taken: Callable[[float], None]
+
+
+@dataclass
+class _Card:
+    ready: list[tuple[int, int, _Sending]] = field(default_factory=list)  # a heap, by urgency
+    sends: bool = False
+    ingress: float = 0.0  # when it has taken in what came
 
 
 class Network:
@@ -69,8 +84,7 @@ class Network:
         self.world = world
         self.link = link
         self.algorithm = algorithm
-        self._egress = [0.0] * world
-        self._ingress = [0.0] * world
+        self._cards = [_Card() for _ in range(world)]
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
 
@@ -83,18 +97,50 @@ class Network:
             running = _Running(self, operation)
             for rank in range(self.world):
                 self._at(everybody, operation.priority, partial(running.begin, rank))
-        while self._queue:
-            moment, _, _, act = heapq.heappop(self._queue)
-            act(moment)
+        now = 0.0
+        while True:
+            if not self._queue or self._queue[0][0] > now:  # all that is ready now is known
+                for rank in range(self.world):
+                    self._serve(rank, now)
+            if not self._queue:
+                break
+            now, _, _, act = heapq.heappop(self._queue)
+            act(now)
 
-    def send(self, source: int, target: int, nbytes: float, now: float) -> tuple[float, float]:
-        """When a message has left for good, and when it is there."""
+    def send(
+        self,
+        source: int,
+        target: int,
+        nbytes: float,
+        priority: int,
+        left: Callable[[float], None],
+        taken: Callable[[float], None],
+    ) -> None:
+        """A message is ready. ``left`` is called when the sender is through with it, ``taken`` when
+        the receiver has it."""
         transfer = nbytes / self.link.bytes_per_second if self.link.bytes_per_second else 0.0
-        arrival = max(now + self.link.latency, self._egress[source]) + transfer
-        self._egress[source] = arrival
-        taken = max(arrival, self._ingress[target])
-        self._ingress[target] = max(self._ingress[target], arrival - transfer) + transfer
-        return arrival, taken
+        sending = _Sending(target, transfer, left, taken)
+        heapq.heappush(self._cards[source].ready, (-priority, next(self._order), sending))
+
+    def _serve(self, source: int, now: float) -> None:
+        """Lets the card take the next message, if it is free."""
+        card = self._cards[source]
+        if card.sends or not card.ready:
+            return
+        sending = heapq.heappop(card.ready)[-1]
+        card.sends = True
+        self._at(now + sending.transfer, 0, partial(self._sent, source))
+        self._at(now + sending.transfer + self.link.latency, 0, partial(self._arrive, sending))
+
+    def _sent(self, source: int, now: float) -> None:
+        self._cards[source].sends = False
+
+    def _arrive(self, sending: _Sending, now: float) -> None:
+        sending.left(now)
+        card = self._cards[sending.target]
+        # A lone message took the card while it came: only what comes beside others waits.
+        card.ingress = max(now, card.ingress + sending.transfer)
+        self._at(card.ingress, 0, sending.taken)
 
     def _at(self, moment: float, priority: int, act: Callable[[float], None]) -> None:
         heapq.heappush(self._queue, (moment, -priority, next(self._order), act))
@@ -107,19 +153,23 @@ class _Running:
         self._network = network
         self._operation = operation
         self._lanes = lanes_of(network.algorithm, "all_reduce", network.world)
-        chunks = len(self._lanes[0])
+        chunks = reference.make_schedule(network.algorithm, "all_reduce", network.world).chunks
         parts = _segments(operation.nbytes / chunks)
-        # The order is the same on every rank: the first segment of all chunks, the second, ...
-        jobs = [(chunk, n) for n in range(len(parts)) for chunk in range(chunks)]
+        # The first segment of all chunks, each rank's in its own order; the second, ...
         self._waiting = [
-            [_Job(chunk, n, parts[n]) for chunk, n in reversed(jobs) if self._lanes[rank][chunk]]
-            for rank in range(network.world)
+            [
+                _Job(chunk, n, parts[n])
+                for n in range(len(parts))
+                for chunk in lanes
+                if lanes[chunk]
+            ][::-1]
+            for lanes in self._lanes
         ]
         on_the_way = 2 * network.link.bytes_per_second * network.link.latency * network.world
         self._window = max(
             _LEAST_WINDOW, _WINDOW_PER_CHUNK * chunks, int(on_the_way / SEGMENT_BYTES)
         )
-        self._arrived: dict[tuple[int, int, int, int, int], float] = {}
+        self._arrived: set[tuple[int, int, int, int, int]] = set()
         self._expecting: dict[tuple[int, int, int, int, int], tuple[int, _Job]] = {}
 
     def begin(self, rank: int, now: float) -> None:
@@ -127,31 +177,32 @@ class _Running:
             self._step(rank, self._waiting[rank].pop(), now)
 
     def _step(self, rank: int, job: _Job, now: float) -> None:
-        """Sends what the step of a job sends, and goes on when what it receives is there."""
-        lane = self._lanes[rank][job.chunk]
-        number, (sends, _) = lane[job.at]
-        job.sent = now
+        """Sends what the step of a job sends; it is over when that has left and all has come."""
+        number, (sends, receives) = self._lanes[rank][job.chunk][job.at]
+        job.missing = 1  # until all are counted
         for target in sends:
-            left, there = self._network.send(rank, target, job.nbytes, now)
-            job.sent = max(job.sent, left)
+            job.missing += 1
             key = (rank, target, job.chunk, job.segment, number)
-            self._arrived[key] = there
-            if key in self._expecting:
-                waiting_rank, waiting = self._expecting.pop(key)
-                self._receive(waiting_rank, waiting)
-        self._receive(rank, job)
-
-    def _receive(self, rank: int, job: _Job) -> None:
-        number, (_, receives) = self._lanes[rank][job.chunk][job.at]
-        done = job.sent
+            self._network.send(
+                rank, target, job.nbytes, self._operation.priority,
+                partial(self._one_less, rank, job), partial(self._take, key),
+            )  # fmt: skip
         for source in receives:
             key = (source, rank, job.chunk, job.segment, number)
             if key not in self._arrived:
+                job.missing += 1
                 self._expecting[key] = (rank, job)
-                return
-            done = max(done, self._arrived[key])
-        network = self._network
-        network._at(done, self._operation.priority, partial(self._advance, rank, job))
+        self._one_less(rank, job, now)
+
+    def _take(self, key: tuple[int, int, int, int, int], now: float) -> None:
+        self._arrived.add(key)
+        if key in self._expecting:
+            self._one_less(*self._expecting.pop(key), now)
+
+    def _one_less(self, rank: int, job: _Job, now: float) -> None:
+        job.missing -= 1
+        if job.missing == 0:
+            self._network._at(now, self._operation.priority, partial(self._advance, rank, job))
 
     def _advance(self, rank: int, job: _Job, now: float) -> None:
         job.at += 1

@@ -75,15 +75,15 @@ class Hosts:
         most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
         return most[2].rpartition(":")[2]
 
-    def shape(self, rate: str, burst: str = "64kb") -> None:
-        """What leaves a host goes no faster than this. The burst has to hold what a fast link
-        sends between two ticks of the kernel."""
+    def shape(self, rate: str, burst: str = "64kb", both_ways: bool = False) -> None:
+        """What leaves a host goes no faster than this, with `both_ways` what comes to it as well.
+        The burst has to hold what a fast link sends between two ticks of the kernel."""
+        queue = ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
         for host in range(len(self.names)):
-            command = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
-            subprocess.run(
-                self.inside(host, *command, "burst", burst, "latency", "50ms"),
-                check=True, capture_output=True,
-            )  # fmt: skip
+            sending = self.inside(host, "tc", "qdisc", "add", "dev", "eth0", *queue)
+            receiving = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", *queue]
+            for command in (sending, receiving) if both_ways else (sending,):
+                subprocess.run(command, check=True, capture_output=True)
 
     def forget_ipv4(self) -> None:
         for host in range(len(self.names)):
