@@ -358,7 +358,11 @@ void Reducer::raise_too_late(size_t i) const {
 }
 
 void Reducer::raise_with_bucket(size_t b) const {
-  const std::string where = describe(b, buckets_[b], gradients_) + ", " + step_in_words() + ": ";
+  raise_about(describe(b, buckets_[b], gradients_));
+}
+
+void Reducer::raise_about(const std::string& what) const {
+  const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
   try {
     throw;
   } catch (const PeerLost& e) {
@@ -366,7 +370,7 @@ void Reducer::raise_with_bucket(size_t b) const {
   } catch (const Timeout& e) {
     throw Timeout(where + e.what());
   } catch (const Mismatch& e) {
-    throw Mismatch(where + e.what());
+    throw Mismatch(where + e.what() + settings_.advice);
   } catch (const Unsupported& e) {
     throw Unsupported(where + e.what());
   } catch (const Error& e) {

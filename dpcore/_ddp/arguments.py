@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dpcore._ddp.nesting import check_inside
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def check_parameters(trained: Sequence[tuple[str, torch.Tensor]], module: nn.Mod
                 f"DataParallel: {name} has no shape yet; run a forward of the module first, so "
                 "that its lazy layers are made"
             )
+    check_inside(module, trained)
     kinds = {parameter.device.type for _, parameter in trained}
     if len(kinds) > 1:
         raise Unsupported(f"DataParallel: parameters are on {sorted(kinds)}; one kind is needed")
@@ -80,6 +82,17 @@ def bucket_caps(
 
 def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
     return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
+
+
+def compared(model: DataParallel) -> dict[str, Any]:
+    """Options that must agree on all ranks."""
+    return {
+        "bucket_cap_mb": caps_in_words(model._caps, model._chooses_caps),
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
+        "forward_sync_buffers": model.forward_sync_buffers,
+    }
 
 
 def devices(
