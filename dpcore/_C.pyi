@@ -442,6 +442,9 @@ class LaunchControl:
     def wait_for_all(self) -> None:
         """wait() for every bucket."""
 
+def hash_of_sizes(tensors: list[torch.Tensor | None], /) -> int:
+    """Equal for lists whose tensors have equal shapes."""
+
 def plan_buckets(
     sizes: Sequence[int], kinds: Sequence[int], order: Sequence[int], caps: Sequence[int]
 ) -> list[list[int]]:
@@ -466,6 +469,9 @@ class Reducer:
         ordered: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
+        tag: int,
+        model: str,
+        advice: str,
     ) -> None:
         """Puts hooks on the parameters; they go with the object."""
 

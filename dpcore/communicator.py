@@ -18,6 +18,8 @@ Common keyword arguments:
                moves is executed literally) or a ``dpcore.Schedule`` of your own.
 ``priority``   higher goes first when several operations are in flight.
 ``timeout``    seconds, instead of the communicator's.
+``layout``     a number that must agree on all ranks, checked before any data is touched (the hash
+               of what the buffer holds, say).
 
 A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
 ``docs/decisions/0007-who-only-gives-does-not-wait.md``. ``barrier`` waits for everybody.
@@ -50,6 +52,8 @@ class Communicator:
         self._link = link
         self.rank: int = native.rank
         self.world_size: int = native.world_size
+        # Numbers for the models that are wrapped over it, see dpcore/_ddp/model_group.py.
+        self._wrapped_models = self._copied_models = 0
 
     # ---- whole buffers -----------------------------------------------------------------------
 
@@ -69,8 +73,7 @@ class Communicator:
 
         ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
         ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
-        and rounded toward zero; booleans have none. ``layout`` is a number that must agree on all
-        ranks, checked before any data is touched (the hash of what the buffer holds, say).
+        and rounded toward zero; booleans have none.
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
@@ -102,11 +105,22 @@ class Communicator:
         algorithm: Algorithm = None,
         priority: int = 0,
         timeout: float = 0.0,
+        layout: int = 0,
     ) -> Work | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
         self._check_rank(root, "root")
         native = self._native.whole(
-            "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, 0, async_op
+            "broadcast",
+            tensor,
+            None,
+            "sum",
+            1.0,
+            root,
+            algorithm,
+            priority,
+            timeout,
+            layout,
+            async_op,
         )
         return None if native is None else Work(native, [tensor])
 
@@ -166,11 +180,12 @@ class Communicator:
         algorithm: Algorithm = None,
         priority: int = 0,
         timeout: float = 0.0,
+        layout: int = 0,
     ) -> Work | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
         native = self._native.parted(
             "all_gather", output, input, "sum", 1.0, 0, sizes, sizes, algorithm, priority,
-            timeout, 0, async_op,
+            timeout, layout, async_op,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
 

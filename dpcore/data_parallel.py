@@ -25,10 +25,21 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore import _C, trace_facts
-from dpcore._ddp import arguments, completion, dynamo, join, parameters, pickling, sync_batch_norm
+from dpcore._ddp import (
+    arguments,
+    completion,
+    dynamo,
+    join,
+    nesting,
+    parameters,
+    pickling,
+    sync_batch_norm,
+)
+from dpcore._ddp.buffer_sync import BufferSync
 from dpcore._ddp.delayed import DelayedGradients
 from dpcore._ddp.logging_data import Logger, bucket_sizes, profiled_as
 from dpcore._ddp.mixed_precision import MixedPrecision
+from dpcore._ddp.model_group import make_equal
 from dpcore._ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
 from dpcore._ddp.rebuilding import rebuild
 from dpcore._ddp.reducer_face import ReducerFace
@@ -37,7 +48,6 @@ from dpcore.bucket_report import BucketReport
 from dpcore.communicator import Communicator
 from dpcore.errors import Unsupported
 from dpcore.launch_schedule import LaunchSchedule, automatic_schedule, checked
-from dpcore.module_state import BufferSync, broadcast_values, check_same_model
 from dpcore.sparse_gradients import average_sparse
 
 
@@ -161,39 +171,22 @@ class DataParallel(TorchSurface):
                 "adds is not known. Pass comm=dpcore.init()"
             )
         if init_sync:
-            self._make_equal(trained, delayed, buffers_at_init)
+            make_equal(self, trained, delayed, buffers_at_init)
         self._delayed = (
-            DelayedGradients(self.group, [p for _, p in delayed], param_to_hook_all_reduce)
+            DelayedGradients(self._model_group, [p for _, p in delayed], param_to_hook_all_reduce)
             if param_to_hook_all_reduce is not None
             else None
         )
         self._set_up(trained)
 
-    def _make_equal(
-        self,
-        trained: Sequence[tuple[str, nn.Parameter]],
-        delayed: Sequence[tuple[str, nn.Parameter]],
-        buffers: bool,
-    ) -> None:
-        """The same model on all ranks, with rank 0's values."""
-        options = {
-            "bucket_cap_mb": arguments.caps_in_words(self._caps, self._chooses_caps),
-            "find_unused_parameters": self.find_unused_parameters,
-            "static_graph": self.static_graph,
-            "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
-            "forward_sync_buffers": self.forward_sync_buffers,
-        }
-        check_same_model(self.group, [*trained, *delayed], options)
-        values = [*self._module_parameters, *(parameter for _, parameter in delayed)]
-        if buffers:
-            values += self._buffers_by_name().values()
-        broadcast_values(self.group, [tensor.detach() for tensor in values])
-
     def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
         """What follows from the parameters: again when they have changed."""
         self._parameters_by_number = [parameter for _, parameter in trained]
         self._watch = parameters.ParameterWatch(self.module, trained, self.parameters_to_ignore)
-        self._buffers_of_module = BufferSync(self.group, self.module, self.parameters_to_ignore)
+        group = self._model_group
+        self._buffers_of_module = BufferSync(
+            group, self.module, self.parameters_to_ignore, self.device
+        )
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
         schedule = self._wanted_schedule
         self._reducer = _C.Reducer(
@@ -211,6 +204,9 @@ class DataParallel(TorchSurface):
             ordered=self._deterministic,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
+            tag=group.tag,
+            model=group.name,
+            advice=group.advice,
         )
         self.reducer: Any = ReducerFace(self)
         if self.static_graph:
@@ -229,7 +225,7 @@ class DataParallel(TorchSurface):
             if self._mixed.reduce_dtype is not None:
                 self._reducer.reduce_as(self._mixed.reduce_dtype)
         if not sync_batch_norm.torch_can(self.device_type, self._torch_group):
-            sync_batch_norm.take_over(self.module, self.group)
+            sync_batch_norm.take_over(self.module, group)
         completion.watch(self)
         self._listen([part for part, _ in modules])
         trace_facts.know(self)
@@ -243,7 +239,7 @@ class DataParallel(TorchSurface):
         ]
         trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
         arguments.check_parameters(trained, self.module, self.parameters_to_ignore)
-        self._make_equal(trained, (), self.forward_sync_buffers)
+        make_equal(self, trained, (), self.forward_sync_buffers)
         self._set_up(trained)
         self._use_hooks_again()
 
@@ -254,6 +250,8 @@ class DataParallel(TorchSurface):
         """The module's forward. What it does before: buffers; after: expects gradients."""
         if not dynamo.knows_us and "torch._dynamo" in sys.modules:
             dynamo.introduce()
+        if (outer := DistributedDataParallel._active_ddp_module) is not None:
+            nesting.check_around(self, outer)
         reducer = self._reducer
         learning = torch.is_grad_enabled()
         synchronised = learning and self.require_backward_grad_sync
@@ -379,7 +377,7 @@ class DataParallel(TorchSurface):
 
     def _average_sparse(self, which: Sequence[int]) -> None:
         for number in which:
-            average_sparse(self.group, self._parameters_by_number[number])
+            average_sparse(self._model_group, self._parameters_by_number[number])
 
     def _listen(self, modules: Sequence[nn.Module]) -> None:
         """Passes on the events of forward, when the schedule wants them."""

@@ -23,7 +23,6 @@ from dpcore.torch_communicator import TorchCommunicator as TorchGroup
 from dpcore.torch_communicator import divide_in_place
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
-URGENT = 1 << 30  # a priority above that of any bucket
 
 
 class Pending(Protocol):
@@ -48,12 +47,6 @@ class GradientGroup(Protocol):
 
     def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> Any:
         """Everybody's input, one after the other; ``sizes`` when they differ."""
-
-
-def urgent(group: GradientGroup) -> dict[str, int]:
-    """Options for an operation that the program waits for on the spot: it overtakes the gradients
-    that are in flight, where the group knows priorities."""
-    return {"priority": URGENT} if isinstance(group, Communicator) else {}
 
 
 def choose_group(comm: Any, process_group: Any, device: torch.device) -> GradientGroup:

@@ -3,55 +3,84 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from dpcore.communicator import Communicator
 from dpcore.errors import Mismatch
-from dpcore.gradient_group import GradientGroup, urgent
+from dpcore.gradient_group import GradientGroup
 
-_keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 _CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
 
 
 def check_same_model(
     group: GradientGroup,
     parameters: Sequence[tuple[str, torch.Tensor]],
+    buffers: Mapping[str, torch.Tensor],
     options: Mapping[str, Any],
-) -> None:
-    """Raises ``Mismatch`` on every rank, naming the first parameter or option that differs from
-    rank 0's."""
+    number: int,
+) -> int:
+    """Raises ``Mismatch`` on every rank, naming the first parameter, buffer or option that differs
+    from rank 0's. Returns the largest of the ranks' ``number``."""
     lines = [f"{name}={value}" for name, value in options.items()]
     lines += [
         f"{name}: {list(tensor.shape)} {tensor.dtype}, strides {tensor.stride()}"
         for name, tensor in parameters
     ]
-    device = parameters[0][1].device
+    lines += lines_of_buffers(buffers)
+    advice = (
+        "Wrap the same model, with the same parameters to train and the same options, on all ranks"
+    )
+    return max(compare(group, lines, parameters[0][1].device, "models", advice, number))
+
+
+def lines_of_buffers(buffers: Mapping[str, torch.Tensor]) -> list[str]:
+    """What ranks compare of buffers. Those without elements are not sent."""
+    return [
+        f"buffer {name}: {list(buffer.shape)} {buffer.dtype}"
+        for name, buffer in buffers.items()
+        if buffer.numel() > 0
+    ]
+
+
+def compare(
+    group: GradientGroup,
+    lines: Sequence[str],
+    device: torch.device,
+    subject: str,
+    advice: str,
+    number: int = 0,
+) -> list[int]:
+    """All ranks call it. Raises ``Mismatch`` on every rank, naming the first line that differs from
+    rank 0's. Returns the ranks' numbers."""
     text = "\n".join(lines).encode()
-    digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-    mine = torch.tensor([digest, len(text)], device=device)
-    everybody = torch.empty(2 * group.world_size, dtype=torch.int64, device=device)
+    mine = torch.tensor([digest_of(lines), len(text), number], device=device)
+    everybody = torch.empty(3 * group.world_size, dtype=torch.int64, device=device)
     group.all_gather(everybody, mine)
-    facts = everybody.view(-1, 2).tolist()
-    odd = [rank for rank, fact in enumerate(facts) if fact != facts[0]]
+    facts = everybody.view(-1, 3).tolist()
+    odd = [rank for rank, fact in enumerate(facts) if fact[:2] != facts[0][:2]]
     if not odd:
-        return
+        return [fact[2] for fact in facts]
     of_0, of_odd = (
-        _text_of(group, text, rank, facts[rank][1], device).split("\n") for rank in (0, odd[0])
+        _text_of(group, text, rank, facts[rank][1], device).splitlines() for rank in (0, odd[0])
     )
     raise Mismatch(
-        f"rank {group.rank}: the models of ranks 0 and {', '.join(map(str, odd))} differ. "
-        f"{_first_difference(of_0, of_odd, odd[0])}. Wrap the same model, with the same "
-        "parameters to train and the same options, on all ranks"
+        f"rank {group.rank}: the {subject} of ranks 0 and {', '.join(map(str, odd))} differ. "
+        f"{_first_difference(of_0, of_odd, odd[0])}. {advice}"
     )
+
+
+def digest_of(lines: Sequence[str]) -> int:
+    """56 bits of a hash."""
+    return int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "big")
 
 
 def _text_of(
     group: GradientGroup, mine: bytes, rank: int, length: int, device: torch.device
 ) -> str:
+    if length == 0:
+        return ""
     text = torch.zeros(length, dtype=torch.uint8, device=device)
     if group.rank == rank:
         text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
@@ -65,7 +94,8 @@ def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> s
             return f"Rank 0 has '{here}' where rank {odd} has '{there}'"
     common = min(len(of_0), len(of_odd))
     who, longer = (0, of_0) if len(of_0) > common else (odd, of_odd)
-    return f"The first parameter that only rank {who} has is '{longer[common]}'"
+    kind = "buffer" if longer[common].startswith("buffer ") else "parameter"
+    return f"The first {kind} that only rank {who} has is '{longer[common]}'"
 
 
 @torch.no_grad()
@@ -103,63 +133,3 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         chunks[filling[kind]].append(tensor)
         size[kind] += bytes_
     return chunks
-
-
-class BufferSync:
-    """Rank 0's buffers (running means, counters) everywhere, before each forward.
-
-    One message per dtype, through flat tensors that are allocated once, and again when a module
-    has put another tensor in a buffer's place.
-    """
-
-    def __init__(self, group: GradientGroup, module: nn.Module, ignored: Container[str]) -> None:
-        self._group, self._module, self._ignored = group, module, ignored
-        self.find_again()
-
-    @property
-    def has_any(self) -> bool:
-        return bool(self._places)
-
-    def find_again(self) -> None:
-        """After modules were added."""
-        # Where each buffer is looked up, so that one that was replaced is noticed cheaply.
-        self._places: list[tuple[dict[str, Any], str]] = []
-        found: set[int] = set()
-        for prefix, part in self._module.named_modules():
-            for name, buffer in part._buffers.items():
-                full = f"{prefix}.{name}" if prefix else name
-                if buffer is None or buffer.numel() == 0 or full in self._ignored:
-                    continue
-                if id(buffer) not in found:
-                    found.add(id(buffer))
-                    self._places.append((part._buffers, name))
-        self._lay_out([holder[name] for holder, name in self._places])
-
-    def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
-        self._current = list(buffers)
-        self._batches: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
-        for dtype, device in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
-            own = [b for b in buffers if (b.dtype, b.device) == (dtype, device)]
-            count = sum(buffer.numel() for buffer in own)
-            if isinstance(self._group, Communicator):
-                flat = self._group.empty(count, dtype=dtype)
-            else:
-                flat = torch.empty(count, dtype=dtype, device=device)
-            pieces = torch.split(flat, [buffer.numel() for buffer in own])
-            parts = [part.view(b.shape) for part, b in zip(pieces, own, strict=True)]
-            self._batches.append((flat, parts, own))
-
-    @torch.no_grad()
-    def __call__(self, root: int = 0) -> None:
-        now = [holder[name] for holder, name in self._places]
-        if any(a is not b for a, b in zip(now, self._current, strict=True)):
-            self._lay_out(now)
-        for flat, parts, buffers in self._batches:
-            if self._group.rank == root:
-                torch._foreach_copy_(parts, buffers)
-            self._group.broadcast(flat, root, **urgent(self._group))
-            if self._group.rank != root:
-                # A graph of an earlier forward may still hold them: writing equal values into
-                # them must not make its backward fail.
-                with _keeping_versions(tuple(buffers)):
-                    torch._foreach_copy_(buffers, parts)

@@ -16,6 +16,7 @@
 #include "bindings/python_schedule.h"
 #include "bindings/stream_collectives.h"
 #include "bindings/translate.h"
+#include "comm/fnv.h"
 #include "reducer/collectives_native.h"
 #include "reducer/tensor_memory.h"
 
@@ -68,7 +69,8 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
-    std::string profiled_as, py::function reduce_sparse) {
+    std::string profiled_as, py::function reduce_sparse, uint64_t tag, std::string model,
+    std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -85,11 +87,11 @@ std::shared_ptr<Reducer> make_reducer(
         const py::gil_scoped_acquire gil;
         call().attr(name)(which);
       };
-  return std::make_shared<Reducer>(std::move(gradients), std::move(modules),
-                                   Reducer::Settings{caps, find_unused, grad_is_part, skip_unused,
-                                                     static_graph, std::move(profiled_as)},
-                                   collectives_of(group, ordered), launch_schedule_of(schedule),
-                                   std::move(upcalls));
+  return std::make_shared<Reducer>(
+      std::move(gradients), std::move(modules),
+      Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
+                        std::move(profiled_as), tag, std::move(model), std::move(advice)},
+      collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
 }
 
 py::list report_of(const Reducer& reducer) {
@@ -150,6 +152,20 @@ py::dict times_of(Reducer& reducer) {
   return out;
 }
 
+// Of all tensors in the list, which may hold None. Python takes a hundred times as long to look.
+uint64_t hash_of_sizes(const py::list& tensors) {
+  Fnv hash;
+  for (const py::handle object : tensors) {
+    if (THPVariable_Check(object.ptr())) {
+      for (const int64_t extent : THPVariable_Unpack(object.ptr()).sizes()) {
+        hash.add(static_cast<uint64_t>(extent));
+      }
+    }
+    hash.add(~uint64_t{0});  // the end of one
+  }
+  return hash.value();
+}
+
 void use_hook(Reducer& reducer, const py::object& runner) {
   std::unique_ptr<BucketHook> hook = runner.is_none() ? nullptr : python_hook(runner);
   const py::gil_scoped_release no_gil;  // it may wait
@@ -208,12 +224,13 @@ void register_reducer(py::module_& m) {
       py::arg("tensor"), py::arg("role"));
   m.def("plan_buckets", plan, py::arg("sizes"), py::arg("kinds"), py::arg("order"),
         py::arg("caps"));
+  m.def("hash_of_sizes", hash_of_sizes);
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
            py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
-           py::arg("reduce_sparse"))
+           py::arg("reduce_sparse"), py::arg("tag"), py::arg("model"), py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {

@@ -9,6 +9,7 @@
 
 #include "comm/clock.h"
 #include "comm/error.h"
+#include "comm/fnv.h"
 
 namespace dpcore {
 namespace {
@@ -112,7 +113,9 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   buckets_.clear();
   for (std::vector<size_t>& members : plan) {
     buckets_.push_back(make_bucket(buckets_.size(), std::move(members), gradients_, *collectives_));
-    choose_copies(buckets_.back());
+    Bucket& bucket = buckets_.back();
+    bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
+    choose_copies(bucket);
   }
   for (const size_t i : moving) {
     gradients_[i].collect();

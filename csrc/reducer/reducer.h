@@ -49,6 +49,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool skip_unused = false;  // buckets of unused gradients only: the same ones on all ranks
     bool static_graph = false;
     std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
+    uint64_t tag = 0;         // of the model, so that ranks don't mix up models that look alike
+    std::string model;        // its name in messages
+    std::string advice;       // about a Mismatch, appended to it
   };
   // What needs the Python interpreter, whose lock none of this holds.
   struct Upcalls {
@@ -213,7 +216,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   [[noreturn]] void raise_changed(const Gradient& gradient) const;
   [[noreturn]] void raise_incomplete() const;
   [[noreturn]] void raise_too_late(size_t i) const;
-  [[noreturn]] void raise_with_bucket(size_t b);  // in a catch block
+  // In a catch block.
+  [[noreturn]] void raise_with_bucket(size_t b);
+  [[noreturn]] void raise_about(const std::string& what);
 
   std::vector<Gradient> gradients_;
   std::vector<std::vector<size_t>> modules_;

@@ -69,7 +69,11 @@ void Reducer::raise_too_late(size_t i) const {
 }
 
 void Reducer::raise_with_bucket(size_t b) {
-  const std::string where = describe(b, buckets_[b], gradients_) + ", " + step_in_words() + ": ";
+  raise_about(describe(b, buckets_[b], gradients_));
+}
+
+void Reducer::raise_about(const std::string& what) {
+  const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
   const auto noted = [this](auto problem) {
     if (!first_failure_) {
       first_failure_ = std::make_exception_ptr(problem);
@@ -83,7 +87,7 @@ void Reducer::raise_with_bucket(size_t b) {
   } catch (const Timeout& e) {
     throw noted(Timeout(where + e.what()));
   } catch (const Mismatch& e) {
-    throw noted(Mismatch(where + e.what()));
+    throw noted(Mismatch(where + e.what() + settings_.advice));
   } catch (const Unsupported& e) {
     throw noted(Unsupported(where + e.what()));
   } catch (const Error& e) {

@@ -57,8 +57,13 @@ void Reducer::agree_on_unused() {
       at::from_blob(used_.data(), {static_cast<int64_t>(used_.size())}, at::kInt);
   used_anywhere_.copy_(here);
   const size_t slot = buckets_.size();
-  collectives_->start(slot, used_anywhere_, {.op = ReduceOp::sum, .background = false});
-  collectives_->wait(slot);
+  try {
+    collectives_->start(slot, used_anywhere_,
+                        {.op = ReduceOp::sum, .layout = settings_.tag, .background = false});
+    collectives_->wait(slot);
+  } catch (...) {
+    raise_about("the map of used parameters");
+  }
   here.copy_(used_anywhere_);
   undefined_.clear();
   for (size_t i = 0; i < gradients_.size(); ++i) {

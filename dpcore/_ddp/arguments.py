@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dpcore import _C
+from dpcore._ddp.nesting import check_inside
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def check_parameters(
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name not in ignored and tensor.layout == torch.strided:
             _C.check_memory(tensor, f"DataParallel: {name}")
+    check_inside(module, trained)
     kinds = {parameter.device.type for _, parameter in trained}
     if len(kinds) > 1:
         raise Unsupported(f"DataParallel: parameters are on {sorted(kinds)}; one kind is needed")
@@ -86,6 +88,17 @@ def bucket_caps(
 
 def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
     return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
+
+
+def compared(model: DataParallel) -> dict[str, Any]:
+    """Options that must agree on all ranks."""
+    return {
+        "bucket_cap_mb": caps_in_words(model._caps, model._chooses_caps),
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
+        "forward_sync_buffers": model.forward_sync_buffers,
+    }
 
 
 def devices(

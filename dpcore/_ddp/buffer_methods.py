@@ -12,18 +12,19 @@ from torch.nn.parallel.distributed import (
     _BufferCommHookLocation,
 )
 
+from dpcore._ddp.buffer_sync import BufferSync
 from dpcore.errors import Error
-from dpcore.module_state import BufferSync, broadcast_values
+from dpcore.module_state import broadcast_values
 
 if TYPE_CHECKING:
     from dpcore import _C
-    from dpcore.gradient_group import GradientGroup
+    from dpcore._ddp.model_group import ModelGroup
 
 
 class BufferMethods(DistributedDataParallel):
     """The part of ``DataParallel`` that is about buffers."""
 
-    group: GradientGroup
+    _model_group: ModelGroup
     _reducer: _C.Reducer
     _buffers_of_module: BufferSync
     _futures_of_buffers: list[Any]
@@ -43,14 +44,14 @@ class BufferMethods(DistributedDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        broadcast_values(self.group, tensors, authoritative_rank)
+        broadcast_values(self._model_group, tensors, authoritative_rank)
 
     def _default_broadcast_coalesced(
         self, bufs: Any = None, bucket_size: Any = None, authoritative_rank: int = 0
     ) -> None:
         """What happens to buffers when no hook is registered."""
         buffers = list(self._buffers_by_name().values()) if bufs is None else bufs
-        broadcast_values(self.group, buffers, authoritative_rank)
+        broadcast_values(self._model_group, buffers, authoritative_rank)
 
     @property
     def modules_buffers(self) -> list[torch.Tensor]:  # type: ignore[override]

@@ -66,7 +66,9 @@ class ModelJoin(JoinHook):
         model._authoritative_rank = common_rank(model, among_us=is_last_joiner)
         buffers = list(model._buffers_by_name().values()) if model.forward_sync_buffers else []
         values = [*model._module_parameters, *buffers]
-        broadcast_values(model.group, [v.detach() for v in values], model._authoritative_rank)
+        broadcast_values(
+            model._model_group, [v.detach() for v in values], model._authoritative_rank
+        )
 
 
 def begin_forward(model: DataParallel) -> int:
@@ -79,7 +81,7 @@ def count_active(model: DataParallel, is_active: bool) -> tuple[bool, int]:
     """(whether this backward is synchronised, how many ranks have inputs)."""
     synchronised = is_active and model.require_backward_grad_sync
     facts = torch.tensor([int(synchronised), int(is_active)], device=model.device)
-    model.group.all_reduce(facts, "sum", async_op=False)
+    model._model_group.all_reduce(facts, "sum", async_op=False)
     return bool(facts[0] > 0), int(facts[1])
 
 
@@ -92,7 +94,7 @@ def take_part(model: DataParallel, active: int) -> None:
 def common_rank(model: DataParallel, among_us: bool) -> int:
     """The highest rank of those that say ``among_us``."""
     candidate = torch.tensor([model.group.rank if among_us else -1], device=model.device)
-    model.group.all_reduce(candidate, "max", async_op=False)
+    model._model_group.all_reduce(candidate, "max", async_op=False)
     return int(candidate)
 
 

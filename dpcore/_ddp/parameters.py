@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -123,8 +124,14 @@ def _listen() -> None:
         _listening = True
         register_module_parameter_registration_hook(_registered)
         register_module_module_registration_hook(_registered)
+        register_module_buffer_registration_hook(_buffer_registered)
 
 
 def _registered(module: nn.Module, name: str, what: Any) -> None:
     for watch in list(_watches):
         watch.registered_in(module)
+
+
+def _buffer_registered(module: nn.Module, name: str, what: Any) -> None:
+    if name not in module._buffers:  # else its place is known, and looked at before each forward
+        _registered(module, name, what)

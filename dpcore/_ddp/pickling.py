@@ -28,12 +28,14 @@ _OF_THIS_PROCESS = (
     "_group_for_torch",
     "_hook_runner",
     "_listening",
+    "_model_group",
     "_mixed",
     "_reducer",
     "_torch_group",
     "_watch",
     "_comm_hooks",
     "_module_parameters",
+    "_outer_wrapper",
     "_parameters_by_number",
 )
 
@@ -59,5 +61,5 @@ def restore(model: DataParallel, state: dict[str, Any]) -> None:
     model._comm_hooks = []
     model._delayed = None
     model._module_parameters = [p for n, p in module.named_parameters() if n not in ignored]
-    model._join_group(None, None)
+    model._join_group(None, None, is_copy=True)
     model._set_up(parameters.trained_parameters(module, ignored))

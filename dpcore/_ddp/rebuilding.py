@@ -45,7 +45,7 @@ def rebuild(model: DataParallel) -> None:
     is_complete = len(arrived) == count  # else this rank had no inputs any more
     order = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
-        model.group.broadcast(order, 0)
+        model._model_group.broadcast(order, 0)
     caps: list[int] = []
     if model._chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
@@ -62,7 +62,7 @@ def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int
         dtype=torch.float64,
         device=model.device,
     )
-    model.group.all_reduce(ready, "max", async_op=False)
+    model._model_group.all_reduce(ready, "max", async_op=False)
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
     return best_caps(
@@ -70,7 +70,7 @@ def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int
         [types.index(kind) for kind in types],
         [number for number in order if not sparse[number]],
         ready.tolist(),
-        measured_speed(model.group, model.device),
+        measured_speed(model._model_group, model.device),
     )
 
 

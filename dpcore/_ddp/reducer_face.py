@@ -34,7 +34,7 @@ class ReducerFace:
         model, buffer = self._model, bucket.buffer()
         if model._torch_group is not None and model.backend.startswith("torch"):
             return dist.all_reduce(buffer, group=model._torch_group, async_op=True).get_future()
-        model.group.all_reduce(buffer, "sum", async_op=False)
+        model._model_group.all_reduce(buffer, "sum", async_op=False)
         return completed(buffer)
 
     def _run_comm_hook(self, bucket: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcore.gradient_group import GradientGroup, urgent
+from dpcore.gradient_group import GradientGroup
 from dpcore.torch_communicator import TorchCommunicator
 
 
@@ -39,7 +39,7 @@ class _OverRanks(torch.autograd.Function):
         spread = (rows - mean.unsqueeze(1)).square().sum(1)
         mine = torch.cat([mean, spread, mean.new_full((1,), count)])
         everybody = mine.new_empty(group.world_size * mine.numel())
-        group.all_gather(everybody, mine, **urgent(group))
+        group.all_gather(everybody, mine)
         means, spreads, counts = torch.split(
             everybody.view(group.world_size, -1), [channels, channels, 1], dim=1
         )
@@ -66,7 +66,7 @@ class _OverRanks(torch.autograd.Function):
         by_bias = gradient.sum(own)
         by_weight = (gradient * normal).sum(own)
         sums = torch.cat([by_bias, by_weight])
-        ctx.group.all_reduce(sums, "sum", async_op=False, **urgent(ctx.group))
+        ctx.group.all_reduce(sums, "sum", async_op=False)
         mean_gradient, mean_product = (sums / total).split(channels)
         by_input = gradient - mean_gradient.view(shape) - normal * mean_product.view(shape)
         scale = inverse if weight is None else inverse * weight

@@ -23,6 +23,7 @@ from dpcore._ddp.comm_hooks import HookRunner, check_hook, name_of, step_in_back
 from dpcore._ddp.completion import raise_if_incomplete
 from dpcore._ddp.join import ModelJoin, join_context
 from dpcore._ddp.logging_data import Logger, logging_data
+from dpcore._ddp.model_group import ModelGroup
 from dpcore._ddp.parameters import comes_sparse, ignore_by_name, trained_parameters
 from dpcore._ddp.process_group import GroupForTorch
 from dpcore.errors import Error, Unsupported
@@ -42,6 +43,7 @@ class TorchSurface(BufferMethods):
 
     module: nn.Module
     group: GradientGroup
+    _model_group: ModelGroup
     logger: Logger
     _reducer: _C.Reducer
     _hook_runner: HookRunner | None
@@ -136,7 +138,7 @@ class TorchSurface(BufferMethods):
         if self._torch_group is not None:
             return self._torch_group
         if self._group_for_torch is None:
-            self._group_for_torch = GroupForTorch(self.group)
+            self._group_for_torch = GroupForTorch(self._model_group)
         return self._group_for_torch
 
     # ---- static graphs, logging --------------------------------------------------------------
@@ -177,8 +179,9 @@ class TorchSurface(BufferMethods):
         self.logger.set_error_and_log(str(problem))
         raise problem
 
-    def _join_group(self, comm: Any, process_group: Any) -> None:
+    def _join_group(self, comm: Any, process_group: Any, is_copy: bool = False) -> None:
         self.group = choose_group(comm, process_group, self.device)
+        self._model_group = ModelGroup(self.group, self.module, is_copy)
         self._torch_group = torch_group_of(comm, process_group)
         self._has_default_group = comm is None and process_group is None
         self._group_for_torch = None

@@ -1,0 +1,77 @@
+"""Wrappers within wrappers: refused for the same parameters, fine for different ones."""
+
+import uuid
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dpcore
+from tests.data_parallel.test_groups import over_gloo
+
+PAIRS = (
+    (DistributedDataParallel, dpcore.DataParallel),
+    (dpcore.DataParallel, DistributedDataParallel),
+    (dpcore.DataParallel, dpcore.DataParallel),
+)
+
+
+def check_refusal(outer, inner):
+    """What accelerate's prepare() does to a model that is wrapped already."""
+    module = nn.Linear(2, 1)
+    with pytest.raises(
+        dpcore.Unsupported, match=r"averages (module\.)?weight.*Wrap the model once"
+    ):
+        outer(inner(module))(torch.ones(1, 2))
+
+
+def two_parts(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+
+
+def train(model, parameters, share):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    x = torch.arange(12.0).view(4, 3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x[share]).square().mean().backward()
+        optimizer.step()
+
+
+def check_different_parameters(outer, inner):
+    rank = dist.get_rank()
+    module = two_parts(seed=rank)
+    module[1] = inner(module[1])
+    names = [f"1.{name}" for name, _ in module[1].named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+    model = outer(module)
+    train(model, module.parameters(), slice(2 * rank, 2 * rank + 2))
+    whole = two_parts(seed=0)
+    train(whole, whole.parameters(), slice(0, 4))
+    for mine, other in zip(module.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_nested_wrappers(tmp_path):
+    """torch: the same parameters are averaged twice, without a word."""
+
+    def body():
+        for outer, inner in PAIRS:
+            check_refusal(outer, inner)
+            check_different_parameters(outer, inner)
+
+    over_gloo(2, body, str(tmp_path / uuid.uuid4().hex))
+
+
+def test_a_model_may_be_wrapped_again_when_the_wrapper_is_not_part_of_it():
+    def body(comm):
+        module = nn.Linear(2, 1)
+        dpcore.DataParallel(module, comm=comm)
+        model = dpcore.DataParallel(module, comm=comm)
+        model(torch.ones(1, 2)).sum().backward()
+        return module.weight.grad.tolist()
+
+    assert dpcore.spawn(body, 2, mode="threads") == [[[1.0, 1.0]]] * 2
