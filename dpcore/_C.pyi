@@ -490,6 +490,9 @@ class Reducer:
     def wait_for_gradients(self) -> None:
         """Waits for what a schedule left in flight at the end of backward."""
 
+    def is_averaged(self, gradient: int, /) -> bool:
+        """False within a backward that has not brought the average of this gradient yet."""
+
     def share_parameters_with(self, other: Reducer, /) -> None:
         """Gradients belong to the one of both whose forward ran last. Tell both."""
 

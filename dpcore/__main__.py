@@ -46,7 +46,8 @@ examples:
   dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. The page is
-one file without any other; it needs neither dpcore nor a network to be looked at.
+one file without any other; it needs neither dpcore nor a network to be looked at. In the JSON,
+names that end with _per_step are of a step; exposed_ms and communication_ms are of the whole trace.
 """
 
 _DOCTOR_EXAMPLES = """\

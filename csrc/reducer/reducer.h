@@ -80,6 +80,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void optimizer_steps();
   // Waits for what a schedule left in flight at the end of backward.
   void wait_for_gradients();
+  // False within a backward that has not brought the average of this gradient yet.
+  bool is_averaged(size_t gradient) const;
 
   // Two reducers of the same parameters (a module that was wrapped again while its first wrapper
   // lives): gradients belong to the one whose forward ran last.

@@ -50,6 +50,12 @@ void Reducer::wait_for_gradients() {
   }
 }
 
+bool Reducer::is_averaged(size_t i) const {
+  const Gradient& gradient = gradients_.at(i);
+  return !open_ || !synchronised_ || gradient.is_sparse ||
+         buckets_[gradient.bucket].state == Bucket::complete;
+}
+
 // ---- another reducer of the same parameters --------------------------------------------------
 
 void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {

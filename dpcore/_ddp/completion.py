@@ -71,11 +71,28 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         known = _trained_by[optimizer] = ((_generation, count), owners)
     for owner in known[1]:
         if (model := owner()) is not None:
-            # Optimizers that step within backward do so for buckets that are complete.
-            if model._reducer.is_incomplete and torch._C._current_graph_task_id() < 0:
+            if torch._C._current_graph_task_id() >= 0:
+                _check_averaged(optimizer, model)
+            elif model._reducer.is_incomplete:
                 raise_if_incomplete(model)
             if model._reducer.wants_optimizer:
                 model._reducer.optimizer_steps()
+
+
+def _check_averaged(optimizer: torch.optim.Optimizer, model: DataParallel) -> None:
+    """A hook on a parameter steps within backward, when its gradient is still this rank's own.
+    Hooks on buckets step what they have averaged themselves."""
+    if model._hook_runner is not None:
+        return
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for number, parameter in enumerate(model._parameters_by_number):
+        if id(parameter) in stepped and not model._reducer.is_averaged(number):
+            raise Error(
+                f"rank {model.group.rank}: an optimizer steps within backward, and its gradients "
+                "are not averaged yet: ranks would drift apart. Step after backward, or attach it "
+                "by torch.distributed.optim._apply_optimizer_in_backward before wrapping, which "
+                "steps each bucket when it is averaged"
+            )
 
 
 def _trains(optimizer: torch.optim.Optimizer, model: DataParallel) -> bool:

@@ -175,6 +175,24 @@ def test_optimizers_that_step_within_backward(schedule):
     dpcore.spawn(body, 2, mode="threads")
 
 
+@pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
+def test_an_optimizer_in_a_hook_on_a_parameter_would_step_what_is_not_averaged(schedule):
+    def body(comm):
+        model = dpcore.DataParallel(nn.Linear(4, 4), comm=comm, schedule=schedule)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(_):
+            optimizer.step()
+
+        model.module.weight.register_post_accumulate_grad_hook(step)
+        with model.no_sync():
+            model(torch.ones(1, 4)).sum().backward()  # nobody averages here
+        with pytest.raises(dpcore.Error, match=r"steps within backward.*not averaged yet"):
+            model(torch.ones(1, 4)).sum().backward()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 # ---- one gradient ----------------------------------------------------------------------------
 
 
