@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,14 +56,15 @@ def _loaded_libraries() -> list[ctypes.CDLL]:
 
 
 def connect(rank: int, world_size: int) -> MpiStore | None:
-    """The ranks of MPI, if MPI runs, mpi4py is there, and its ranks are numbered as ours."""
-    if not is_running():
+    """The ranks of MPI, if the program uses mpi4py, MPI runs, and its ranks are numbered as ours.
+
+    Programs that call MPI from C keep the launcher's line: an import of mpi4py here could load
+    another MPI.
+    """
+    mpi4py = sys.modules.get("mpi4py.MPI")
+    if mpi4py is None or not is_running():
         return None
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        return None
-    world = MPI.COMM_WORLD
+    world = mpi4py.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (rank, world_size):
         return None
     return MpiStore(world)

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 
 import pytest
 
@@ -214,3 +215,37 @@ def test_pmi_that_refuses_or_hangs_up():
     pmi, _ = pmi_with(known)
     with pytest.raises(dpcore.RendezvousError, match="mpiexec does not answer 'cmd=barrier_in'"):
         pmi.read("job/0", 0.0)
+
+
+# ---- MPI -------------------------------------------------------------------------------------
+
+
+class World:
+    """MPI's communicator of two ranks, as rank 1 sees it: ``sent`` is what rank 0 broadcasts."""
+
+    def __init__(self, sent):
+        self.sent = sent
+
+    def Get_rank(self):  # noqa: N802
+        return 1
+
+    def Ibcast(self, buffer, root):  # noqa: N802
+        if self.sent is not None:
+            buffer[: len(self.sent)] = self.sent
+        return self
+
+    def Test(self):  # noqa: N802
+        return self.sent is not None
+
+
+def test_a_meeting_through_mpi_names_what_went_wrong():
+    mpi = mpi_meeting.MpiStore(World(b"job/0 10.0.0.1:5".ljust(512)))
+    assert mpi.read("job/0", time.monotonic()) == "10.0.0.1:5"
+    with pytest.raises(dpcore.RendezvousError, match=r"rank 1 expected job/1 from rank 0 .*job/0"):
+        mpi.read("job/1", time.monotonic())
+    with pytest.raises(dpcore.RendezvousError, match="set MASTER_ADDR and MASTER_PORT"):
+        mpi_meeting.MpiStore(World(None)).read("job/0", time.monotonic())
+
+
+def test_without_an_mpi_of_our_ranks_it_is_not_used():
+    assert mpi_meeting.connect(0, 2) is None

@@ -108,8 +108,8 @@ def test_gradients_over_mpi4py(tmp_path):
         tmp_path,
         SAY
         + """
-from mpi4py import MPI  # first of all: Open MPI wants to be the one who enters PMIx
-import dpcore
+from mpi4py import MPI
+import torch, dpcore
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 
 ours = dpcore.init(transport="tcp")
@@ -124,6 +124,10 @@ model = train(World, OPTIMIZERS["momentum"], wrap=over_mpi)
 assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
 beside = train(ours, OPTIMIZERS["momentum"])
 assert_same_values(model.module, beside.module)
+from dpcore.gradient_group import MpiGroup
+counts = torch.tensor([8 - 21 * ours.rank, 3], dtype=torch.int16)
+MpiGroup(MPI.COMM_WORLD).all_reduce(counts, "mean", async_op=False)
+assert counts.tolist() == [-2, 3]  # -5 / 2, toward zero
 say(ours.rank, model.backend, beside.backend)
 dpcore.finalize()
 """,

@@ -77,17 +77,24 @@ def chunks_at_end(schedule: Schedule, rank: int) -> Sequence[int]:
 
 
 def combine(op: str, values: list[Array], divisor: int) -> Array:
-    """One n-ary reduction. Half precision is widened for it, and rounded once at the end. Integers
-    wrap, and are divided with rounding toward zero."""
+    """One n-ary reduction. Half precision is widened for it, and rounded once at the end."""
     narrow = values[0].dtype
     wide = np.dtype(np.float32) if narrow == np.float16 else narrow
     total: Array = reduce(OPERATORS[op], [value.astype(wide) for value in values])
-    if divisor != 1 and np.issubdtype(wide, np.inexact):
-        total = total * wide.type(1.0 / divisor)
-    elif divisor != 1:  # without its remainder, which has the sign of the sum, nothing is rounded
-        widest = total.astype(np.uint64 if wide.kind == "u" else np.int64)
-        total = (widest - np.fmod(widest, divisor)) // divisor
+    if divisor != 1:
+        total = divided(total, divisor)
     return total.astype(narrow)
+
+
+def divided(total: Array, divisor: int) -> Array:
+    """A sum as a mean. Integers have wrapped, and are rounded toward zero."""
+    if np.issubdtype(total.dtype, np.inexact):
+        scaled: Array = total * total.dtype.type(1.0 / divisor)
+        return scaled
+    wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
+    # The remainder has the sign of the sum: without it the quotient is exact.
+    quotients: Array = (wide - np.fmod(wide, divisor)) // divisor
+    return quotients
 
 
 class Execution:

@@ -29,7 +29,6 @@ DTYPES = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
 ARITHMETIC = ("sum", "mean", "prod", "min", "max", "premul_sum")
 BITWISE = ("band", "bor", "bxor")
 OPS = (*ARITHMETIC, *BITWISE)
-INTEGER_MEANS = {("mean", dtype) for dtype in INTEGERS}
 NO_OP = "none"  # of collectives that only move data
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 SIZES = (0, 1, 2, 3, 1000, 65537)
@@ -97,7 +96,7 @@ def is_valid_op(op, dtype):
         return op in ARITHMETIC
     if dtype in COMPLEX:
         return op in ("sum", "mean", "prod", "premul_sum")
-    return op in BITWISE or op in ("sum", "prod", "min", "max") or (op, dtype) in INTEGER_MEANS
+    return op in (*BITWISE, "sum", "prod", "min", "max") or (op == "mean" and dtype in INTEGERS)
 
 
 def is_valid(call, dtype, op, memory, in_place):
@@ -221,9 +220,8 @@ def combined(op, arrays, dtype):
 
 
 def truncated(total, divisor):
-    """The quotients by Python's own integers, rounded toward zero."""
-    quotients = [abs(n) // divisor * (1 if n >= 0 else -1) for n in total.tolist()]
-    return np.array(quotients, dtype=total.dtype)
+    """Quotients of Python's own integers, rounded toward zero."""
+    return np.array([abs(n) // divisor * (-1) ** (n < 0) for n in total.tolist()], total.dtype)
 
 
 class Numbers(NamedTuple):

@@ -1,7 +1,9 @@
 """The entry point: torch knows the backend without an import of dpcore, and never pays for it."""
 
+import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -95,9 +97,18 @@ def unlaunched(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def job_with_a_free_port():
+    """The port at which rank 0 of a Slurm step listens is made from the job's number."""
+    for job in range(os.getpid(), os.getpid() + 100):
+        with socket.socket() as line, contextlib.suppress(OSError):
+            line.bind(("localhost", 15000 + job % 10000))
+            return str(job)
+    raise AssertionError("no port is free")
+
+
 @pytest.mark.parametrize("nodes", NODES)
 def test_ranks_of_srun_find_their_place(installed, unlaunched, nodes):
-    step = SLURM | NODES[nodes] | {"SLURM_JOB_ID": str(os.getpid())}
+    step = SLURM | NODES[nodes] | {"SLURM_JOB_ID": job_with_a_free_port()}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", MEET],
