@@ -190,7 +190,13 @@ void move_storage_to_copy(const at::Tensor& tensor) {
 }
 
 size_t tensors_behind(const at::Tensor& tensor) {
-  return tensor.is_view() && tensor._base().use_count() == 1 ? 2 : 1;
+  if (!tensor.is_view()) {
+    return 1;
+  }
+  const at::TensorBase& base = tensor._base();
+  const bool has_idle_object =
+      base.use_count() == 2 && is_kept_by_us_alone(*base.unsafeGetTensorImpl()->pyobj_slot());
+  return base.use_count() == 1 || has_idle_object ? 2 : 1;
 }
 
 size_t owners_of(const c10::Storage& storage) {

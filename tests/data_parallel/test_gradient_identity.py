@@ -68,6 +68,13 @@ def asks_for_its_gradient(parameters):
         p.grad.requires_grad_()
 
 
+def makes_it_narrower(parameters):
+    for p in parameters:
+        if hasattr(p, "grad_dtype"):  # torch before 2.10 refuses another type
+            p.grad_dtype = None
+            p.grad = p.grad.float()
+
+
 def makes_it_sparse(parameters):
     for p in parameters:
         p.grad = p.grad.to_sparse()
@@ -131,6 +138,7 @@ KEPT = (
     changes_strides,
     detaches,
     asks_for_its_gradient,
+    makes_it_narrower,
     makes_it_sparse,
     shares_its_memory,
     takes_it_from_numpy,
@@ -162,7 +170,7 @@ AFTERWARDS = (forgotten, zeroed, kept)
 
 
 def dense(grad):
-    return None if grad is None else grad.detach().to_dense().clone()
+    return None if grad is None else grad.detach().to_dense().double().clone()
 
 
 def gradients_of_steps(model, x_and_y, act, afterwards, micro_batches):
