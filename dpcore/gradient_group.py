@@ -49,7 +49,7 @@ class GradientGroup(Protocol):
         """Everybody's input, one after the other; ``sizes`` when they differ."""
 
 
-def urgent(group: GradientGroup) -> dict[str, int]:
+def urgent(group: GradientGroup) -> dict[str, Any]:
     """Options for an operation that the program waits for on the spot: it overtakes the gradients
     that are in flight, where the group knows priorities."""
     return {"priority": URGENT} if isinstance(group, Communicator) else {}
