@@ -189,6 +189,50 @@ def table_of_collectives(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_incast(records: list[dict[str, Any]]) -> str:
+    """Steps over the bound, a row a network and size; the choice beside each algorithm."""
+    algorithms = list(dict.fromkeys(record["algorithm"] for record in records))
+    lines = ["| link | ranks | size | bound | " + " | ".join(f"`{a}`" for a in algorithms) + " |"]
+    lines += ["|---|---:|---:|---:|" + "---:|" * len(algorithms)]
+    rows: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for r in records:
+        key = (r["question"], r["link"], r["world"], r["bytes"])
+        rows.setdefault(key, {})[r["algorithm"]] = r
+    for (question, link, world, size), cell in rows.items():
+        ratios = " | ".join(f"{cell[name]['of_bound']:.3f}" for name in algorithms)
+        bound = cell[algorithms[0]]["bound_s"] * 1e3
+        lines.append(
+            f"| {question} {link} | {world} | {size_text(size)} | {bound:.0f} ms | {ratios} |"
+        )
+    load = max(record["load"] for record in records)
+    lines += [
+        "",
+        source("incast", records[0], "../"),
+        f"The load of the machine was up to {load:.0f}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table_of_priorities(records: list[dict[str, Any]]) -> str:
+    """Milliseconds of an urgent all-reduce, a row a network and what is in flight."""
+    lines = [
+        "| link | ranks | in flight | urgent | alone | behind them | limit | without priority "
+        "| bulk |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for r in records:
+        times = [f"{r[name] * 1e3:.1f}" for name in ("alone_s", "behind_s", "limit_s", "patient_s")]
+        lines.append(
+            f"| {r['question']} {r['link']} | {r['world']} "
+            f"| {r['bulk_operations']} × {size_text(r['bulk_bytes'])} "
+            f"| {size_text(r['urgent_bytes'])} | {' | '.join(times)} | {r['bulk_ratio']:.2f} |"
+        )
+    load = max(record["load"] for record in records)
+    lines += ["", source("priorities", records[0], "../")]
+    lines += [f"Milliseconds; the load of the machine was up to {load:.0f}."]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
@@ -196,6 +240,8 @@ MORE_TABLES = {  # of docs/performance.md
     "shaped_link": table_of_shaped_link,
     "network": table_of_network,
     "memory": table_of_memory,
+    "incast": table_of_incast,
+    "priorities": table_of_priorities,
 }
 
 
