@@ -24,14 +24,28 @@ def know(model: DataParallel) -> None:
         _models.add(model)
 
 
+def groups_of_models() -> list[Communicator]:
+    """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
+    that are threads see each other's models, and have made theirs the default anyway."""
+    from dpcore.communicator import Communicator
+
+    with _models_lock:
+        groups = {id(model.group): model.group for model in _models}
+    known = [group for group in groups.values() if isinstance(group, Communicator)]
+    return [group for group in known if not group.closed and group.transport != "inproc"]
+
+
 def facts_of(comm: Communicator) -> dict[str, Any]:
     """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
-    ``models``: names and bytes of the parameters by number, and the numbers in each bucket.
+    ``models``: names and bytes of the parameters by number, and the numbers in each bucket; of
+              models over ``comm`` and over groups split from it or beside it.
     """
+    family = getattr(comm, "_family", comm)
     with _models_lock:
-        mine = [model for model in _models if model.group is comm]
+        mine = [m for m in _models if getattr(m.group, "_family", m.group) is family]
+    mine.sort(key=lambda model: model._model_group.traced_as)
     return {
         "backend": comm.backend,
         "transport": comm.transport,
@@ -46,6 +60,8 @@ def _describe(model: DataParallel) -> dict[str, Any]:
     names = [name_of.get(id(parameter), "") for parameter in trained]
     number_of = {name: number for number, name in enumerate(names)}
     return {
+        "number": model._model_group.traced_as,
+        "name": model._model_group.name,
         "schedule": model.schedule,
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],
