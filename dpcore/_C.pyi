@@ -470,6 +470,7 @@ class Reducer:
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
         tag: int,
+        traced_as: int,
         model: str,
         advice: str,
     ) -> None:

@@ -54,6 +54,9 @@ class Communicator:
         self.world_size: int = native.world_size
         # Numbers for the models that are wrapped over it, see dpcore/_ddp/model_group.py.
         self._wrapped_models = self._copied_models = 0
+        # What this group and those split from the same one have in common, and where it was split.
+        self._family, self._splits = object(), 0
+        self._lineage: tuple[int, ...] = ()
 
     # ---- whole buffers -----------------------------------------------------------------------
 
@@ -316,7 +319,12 @@ class Communicator:
         if color is not None and color < 0:
             raise Unsupported(f"color {color} is negative; None stands for no group")
         native = self._native.split(-1 if color is None else color, key)
-        return None if native is None else self._beside(native)
+        self._splits += 1
+        if color is None or native is None:
+            return None
+        group = self._beside(native)
+        group._family, group._lineage = self._family, (*self._lineage, self._splits, color)
+        return group
 
     def _beside(self, native: Any) -> Communicator:
         """Another group of the same kind."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpcore.files import write_whole
 from dpcore.link import Speed
 from dpcore.trace_file import machine
 
@@ -108,10 +109,7 @@ def save(measured: Mapping[str, Any], path: Path | None = None) -> Path:
         before = {}
     where.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": _FORMAT, "machine": fingerprint(), **before, **measured}
-    draft = where.with_name(f"{where.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    draft.chmod(0o444)
-    draft.replace(where)
+    write_whole(where, json.dumps(content, indent=1) + "\n", mode=0o444)
     return where
 
 
@@ -120,7 +118,8 @@ class _Unusable(Exception):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with open(path) as file:
+    # Of a FIFO, open would wait for somebody who writes.
+    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _Unusable("it is not a file of this user")

@@ -205,6 +205,7 @@ class DataParallel(TorchSurface):
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
             tag=group.tag,
+            traced_as=group.traced_as,
             model=group.name,
             advice=group.advice,
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpcore.errors import RendezvousError
+from dpcore.files import write_whole
 
 _LOOK_SECONDS = 0.02
 
@@ -61,10 +62,13 @@ class FileStore:
 
     @contextlib.contextmanager
     def publish(self, key: str, value: str) -> Iterator[None]:
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        if os.path.lexists(self._path) and (self._path.is_symlink() or not self._path.is_file()):
+            raise RendezvousError(
+                f"rank 0: {self._path} is no regular file, and the meeting file is removed when "
+                "the ranks have met; give file:// a path of its own"
+            )
         try:
-            draft.write_text(f"{key} {value}\n")
-            draft.replace(self._path)
+            write_whole(self._path, f"{key} {value}\n")
         except OSError as error:
             raise RendezvousError(f"rank 0: can't write the meeting file: {error}") from error
         try:
@@ -76,6 +80,8 @@ class FileStore:
     def read(self, key: str, deadline: float) -> str:
         while True:
             with contextlib.suppress(OSError, ValueError):
+                if not self._path.is_file():
+                    raise FileNotFoundError(self._path)
                 found, address = self._path.read_text().split()
                 # A file that an earlier job left behind names a place where nobody listens.
                 if found == key and _somebody_listens(address):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpcore._autoload import register
 from dpcore.errors import Unsupported
+from dpcore.files import write_whole
 from dpcore.group_meeting import meet
 from dpcore.nccl import wheel_libraries
 
@@ -191,8 +192,7 @@ def write_flight_record(prefix: str) -> str:
     import torch.distributed as dist
 
     path = f"{prefix}{dist.get_rank()}"
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        pickle.dump(flight_record(messages=False), file)
+    write_whole(path, pickle.dumps(flight_record(messages=False)), mode=0o600)
     return path
 
 

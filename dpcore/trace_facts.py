@@ -24,15 +24,29 @@ def know(model: DataParallel) -> None:
         _models.add(model)
 
 
+def groups_of_models() -> list[Communicator]:
+    """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
+    that are threads see each other's models, and have made theirs the default anyway."""
+    from dpcore.communicator import Communicator
+
+    with _models_lock:
+        groups = {id(model.group): model.group for model in _models}
+    known = [group for group in groups.values() if isinstance(group, Communicator)]
+    return [group for group in known if not group.closed and group.transport != "inproc"]
+
+
 def facts_of(comm: Communicator) -> dict[str, Any]:
     """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
     ``models``: names and bytes of the parameters by number, the numbers in each bucket, and how
-    many bytes a bucket may have: the first, the second, ...; the last cap is for all further.
+              many bytes a bucket may have: the first, the second, ...; the last cap is for all
+              further; of models over ``comm`` and over groups split from it or beside it.
     """
+    family = getattr(comm, "_family", comm)
     with _models_lock:
-        mine = [model for model in _models if model.group is comm]
+        mine = [m for m in _models if getattr(m.group, "_family", m.group) is family]
+    mine.sort(key=lambda model: model._model_group.traced_as)
     return {
         "backend": comm.backend,
         "transport": comm.transport,
@@ -47,6 +61,8 @@ def _describe(model: DataParallel) -> dict[str, Any]:
     names = [name_of.get(id(parameter), "") for parameter in trained]
     number_of = {name: number for number, name in enumerate(names)}
     return {
+        "number": model._model_group.traced_as,
+        "name": model._model_group.name,
         "schedule": model.schedule,
         "bucket_caps": list(model._caps),
         "parameters": names,

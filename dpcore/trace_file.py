@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpcore._version import __version__
+from dpcore.files import write_whole
 
 # Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
@@ -44,6 +45,8 @@ class Event(NamedTuple):
     ``path``  of operations: the algorithm and how its data travelled, "two_shot/push" or
               "ring/moves", or "" where that is not known; ``world`` and ``root`` are the
               communicator's and the call's (-1: none), ``schedule`` the number of its moves.
+    ``model``  of ready, launch, forward and backward: the number of the DataParallel, with which
+              ``otherData.models`` describes it. 0: not of one, or not known.
     Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     """
 
@@ -59,6 +62,7 @@ class Event(NamedTuple):
     schedule: str = ""
     root: int = -1
     world: int = 0
+    model: int = 0
 
     @property
     def ms(self) -> float:
@@ -123,12 +127,7 @@ def write(
 ) -> None:
     """Writes the file, or leaves what was there: never half of it."""
     content = chrome_trace(records, world_size, facts)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(content, separators=(",", ":")))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, json.dumps(content, separators=(",", ":")))
 
 
 def chrome_trace(
@@ -209,7 +208,7 @@ def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
         entry.update(ph="i", s="t")
         if event.kind != "mark":
             entry["args"] = {"number": event.operation, "bytes": event.bytes}
-        return entry
+        return _with_model(entry, event)
     entry["dur"] = round((event.end_ns - event.begin_ns) / 1000, 3)
     if event.kind != "compute":
         entry["args"] = {"operation": event.operation, "bytes": event.bytes}
@@ -219,6 +218,12 @@ def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
             entry["args"].update(_what_ran(event))
         if track != event.thread:
             entry["args"]["thread"] = event.thread
+    return _with_model(entry, event)
+
+
+def _with_model(entry: dict[str, Any], event: Event) -> dict[str, Any]:
+    if event.model:
+        entry.setdefault("args", {})["model"] = event.model
     return entry
 
 

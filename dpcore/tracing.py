@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dpcore import trace_facts, trace_file
-from dpcore.errors import Error
+from dpcore.errors import Error, Unsupported
 from dpcore.trace_file import Event, RankRecord, covered_ms
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ def trace(
     ``path``      rank 0 writes this file when the block ends, with the events of all ranks. All
                   ranks of ``comm`` must then enter and leave the block. After an error each rank
                   writes its own file instead (``run.rank1.json``). None: no file, and no rank
-                  needs another one.
-    ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``.
-                  Operations of groups split from the same ``init()`` are recorded as well.
+                  needs another one. A FIFO, a device or a link at ``path`` stays and is written to.
+    ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
+                  else the one that the program's models are averaged over. Operations of groups
+                  split from the same ``init()`` are recorded as well.
     ``capacity``  events that are kept per rank; older ones are dropped and counted.
 
     Operations that are still in flight at the end are not recorded: wait for them inside.
@@ -71,9 +72,12 @@ def trace(
     >>> dpcore.finalize()
     """
     if comm is None:
-        from dpcore.session import current
-
-        comm = current()
+        comm = _default_communicator()
+    if not hasattr(comm, "_native"):
+        raise Unsupported(
+            f"trace: {getattr(comm, 'backend', type(comm).__name__)} does not record what it does; "
+            "pass comm= a communicator of dpcore.init()"
+        )
     return Trace(None if path is None else Path(path), comm, capacity)
 
 
@@ -254,6 +258,22 @@ class Trace:
         )
 
 
+def _default_communicator() -> Communicator:
+    """That of ``dpcore.init()``, else the one of the models that were wrapped without it."""
+    from dpcore import session
+
+    opened = session.opened()
+    if opened is not None:
+        return opened
+    groups = trace_facts.groups_of_models()
+    if len(groups) > 1:
+        raise Error(
+            f"trace: the models of this program have {len(groups)} communicators, and a trace "
+            "shows the ranks of one: pass comm=model.group of the model that it is about"
+        )
+    return groups[0] if groups else session.current()
+
+
 def _key_of(comm: Communicator) -> tuple[int, int]:
     return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
 
@@ -261,10 +281,12 @@ def _key_of(comm: Communicator) -> tuple[int, int]:
 def _event_of(fields: tuple[Any, ...], schedules: Mapping[int, Any]) -> Event:
     """An event of the core. A list of moves is called what its schedule is called."""
     *what, path, number, root, world = fields
+    if what[1] in ("ready", "launch", "compute"):  # their number is that of a model
+        return Event._make((*what, path, "", root, world, number))
     ran = schedules.get(number)
     if ran is None:
-        return Event._make((*what, path, "", root, world))
-    return Event._make((*what, f"{ran.algorithm}/{path}", _number(number), root, world))
+        return Event._make((*what, path, "", root, world, 0))
+    return Event._make((*what, f"{ran.algorithm}/{path}", _number(number), root, world, 0))
 
 
 def _number(schedule: int) -> str:

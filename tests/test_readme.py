@@ -1,5 +1,6 @@
 """The README tells the truth: its code runs, its commands exist, its figures are committed."""
 
+import json
 import os
 import re
 import shlex
@@ -55,6 +56,22 @@ def test_the_code_of_the_first_screen_runs(tmp_path, number, printed):
     assert [output.count(printed) for output in outputs] == [1, 1]
     code_lines = [line for line in code.splitlines() if line.strip()]
     assert len(code_lines) <= 12
+
+
+@in_an_environment
+def test_what_the_recipe_has_trained_can_be_traced(tmp_path):
+    """The two snippets in a row: the recipe names no communicator, and neither does the trace."""
+    recipe = blocks("python")[1]
+    snippet = re.search(r"`(with dp\.trace\(\"run\.json\"\):)`", TEXT)[1]
+    train = next(line for line in recipe.splitlines() if "backward()" in line).split("#")[0]
+    script = tmp_path / "in_a_row.py"
+    script.write_text(f"{recipe}\nimport dpcore as dp\n{snippet}\n    {train}\n")
+    launch = ["torchrun", "--standalone", "--nproc-per-node", "2", str(script)]
+    run = as_a_reader(f"cd {shlex.quote(str(tmp_path))} && {shlex.join(launch)}")
+    assert run.returncode == 0, run.stderr
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["distributedInfo"]["world_size"] == 2
+    assert [model["name"] for model in found["otherData"]["models"]] == ["model 1 (Linear)"]
 
 
 def test_every_block_of_code_is_run():

@@ -22,6 +22,7 @@ from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
+from dpcore.files import write_whole
 from dpcore.nccl import nccl_library
 
 Row = dict[str, Any]
@@ -156,9 +157,8 @@ def main() -> int:
     def write(results: list[Row], failures: dict[str, str]) -> str:
         text = json.dumps({**known, "failures": failures, "results": results}, indent=1)
         if options.out is not None:
-            part = options.out.with_suffix(".part")
-            part.write_text(text + "\n")
-            part.replace(options.out)  # whole also when this process is ended in the middle
+            # Whole also when this process is ended in the middle.
+            write_whole(options.out, text + "\n")
         return text
 
     write([], {})

@@ -69,8 +69,8 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
-    std::string profiled_as, py::function reduce_sparse, uint64_t tag, std::string model,
-    std::string advice) {
+    std::string profiled_as, py::function reduce_sparse, uint64_t tag, uint64_t traced_as,
+    std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -90,7 +90,8 @@ std::shared_ptr<Reducer> make_reducer(
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
-                        std::move(profiled_as), tag, std::move(model), std::move(advice)},
+                        std::move(profiled_as), tag, traced_as, std::move(model),
+                        std::move(advice)},
       collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
 }
 
@@ -230,7 +231,8 @@ void register_reducer(py::module_& m) {
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
            py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
-           py::arg("reduce_sparse"), py::arg("tag"), py::arg("model"), py::arg("advice"))
+           py::arg("reduce_sparse"), py::arg("tag"), py::arg("traced_as"), py::arg("model"),
+           py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {

@@ -50,6 +50,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool static_graph = false;
     std::string profiled_as;  // of buckets on their way, in torch's profiler; empty: not here
     uint64_t tag = 0;         // of the model, so that ranks don't mix up models that look alike
+    uint64_t traced_as = 0;   // its number in traces
     std::string model;        // its name in messages
     std::string advice;       // about a Mismatch, appended to it
   };
@@ -213,6 +214,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   };
   void begin_compute(Compute& compute, const char* name);
   void end_compute(Compute& compute, const char* name);
+  TraceEvent event_of(const char* name, EventKind kind, uint64_t number) const;
   bool listens(uint32_t event) const { return (listens_ & event) != 0; }
   std::string step_in_words() const;
   [[noreturn]] void raise_changed(const Gradient& gradient) const;

@@ -333,15 +333,26 @@ void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uin
   if (trace == nullptr || !trace->recording()) {
     return;
   }
-  const TraceEvent event{name, kind, -1, 0, number, bytes, now, now};
+  TraceEvent event = event_of(name, kind, number);
+  event.bytes = bytes;
+  event.begin_ns = event.end_ns = now;
   if (!collectives_->add_moment(event)) {
     trace->add(event);
   }
 }
 
+TraceEvent Reducer::event_of(const char* name, EventKind kind, uint64_t number) const {
+  TraceEvent event;
+  event.name = name;
+  event.kind = kind;
+  event.operation = number;
+  event.schedule = settings_.traced_as;  // only operations have one of their own
+  return event;
+}
+
 void Reducer::begin_compute(Compute& compute, const char* name) {
   compute.begin_ns = now_ns();
-  compute.span = collectives_->begin_span({name, EventKind::compute, -1, 0, iteration_, 0, 0, 0});
+  compute.span = collectives_->begin_span(event_of(name, EventKind::compute, iteration_));
 }
 
 void Reducer::end_compute(Compute& compute, const char* name) {
@@ -352,7 +363,10 @@ void Reducer::end_compute(Compute& compute, const char* name) {
   if (compute.span != 0) {
     collectives_->end_span(compute.span);
   } else if (trace != nullptr) {
-    trace->add({name, EventKind::compute, -1, 0, iteration_, 0, compute.begin_ns, now_ns()});
+    TraceEvent event = event_of(name, EventKind::compute, iteration_);
+    event.begin_ns = compute.begin_ns;
+    event.end_ns = now_ns();
+    trace->add(event);
   }
   compute = {};
 }

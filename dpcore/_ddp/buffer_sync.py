@@ -55,7 +55,9 @@ class BufferSync:
         self._lines: list[str] = []
         self._digest = 0
         self._changes: list[str] = []  # since the ranks compared
-        self._batches: list[_Batch] = []
+        self._sent: list[torch.Tensor] = []
+        self._batches: list[_Batch] = []  # of these, once the ranks have compared them
+        self._is_laid_out = False
         self.find_again()
         self._changes = []
 
@@ -75,9 +77,9 @@ class BufferSync:
     @property
     def has_any(self) -> bool:
         """Whether there is anything to send, or was until now."""
-        if not self._batches:
+        if not self._sent:
             self._look()
-        return bool(self._batches or self._changes)
+        return bool(self._sent or self._changes)
 
     def _look(self) -> None:
         now = [holder.get(name) for holder, name, _ in self._places]
@@ -98,9 +100,10 @@ class BufferSync:
         lines = lines_of_buffers(sent)
         self._changes += sorted({*lines} ^ {*self._lines})
         self._lines, self._digest = lines, digest_of(lines)
-        self._lay_out(list(sent.values()))
+        self._sent, self._is_laid_out = list(sent.values()), False
 
-    def _lay_out(self, buffers: list[torch.Tensor]) -> None:
+    def _lay_out(self) -> None:
+        buffers, self._is_laid_out = self._sent, True
         before = {(batch.flat.dtype, batch.flat.device): batch for batch in self._batches}
         self._batches = []
         for dtype, device in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
@@ -122,6 +125,8 @@ class BufferSync:
             self._forwards += 1
             if changes or self._forwards <= _COMPARED_FORWARDS:
                 compare(self._group, self._lines, self._device, "buffers", _ADVICE)
+            if not self._is_laid_out:
+                self._lay_out()  # over devices, all ranks make the memory together
             for batch in self._batches:
                 self._send(batch, root)
         except Mismatch as problem:

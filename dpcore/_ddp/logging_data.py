@@ -105,8 +105,7 @@ def profiled_as(model: DataParallel, operation: str) -> str:
     for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
     if not isinstance(model.group, Communicator):
         return ""
-    backend = dist.get_backend(model._torch_group) if model._torch_group else "dpcore"
-    return f"{backend}:{operation}"
+    return f"{model._profiled_backend}:{operation}"
 
 
 def buckets_of(model: DataParallel) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:

@@ -23,7 +23,7 @@ from dpcore._ddp.arguments import compared
 from dpcore.communicator import Communicator
 from dpcore.errors import Mismatch
 from dpcore.gradient_group import GradientGroup, Pending
-from dpcore.module_state import broadcast_values, check_same_model
+from dpcore.module_state import broadcast_values, check_same_model, digest_of
 
 if TYPE_CHECKING:
     from dpcore.data_parallel import DataParallel
@@ -64,6 +64,14 @@ class ModelGroup:
         self.tag = number * _SPREAD % (1 << 64)
         if self._comm is not None and number < _FIRST_COPY:
             self._comm._wrapped_models = max(self._comm._wrapped_models, number)
+
+    @property
+    def traced_as(self) -> int:
+        """The number in traces, which also tells models of different groups apart."""
+        lineage = () if self._comm is None else self._comm._lineage
+        if not lineage:
+            return self.number
+        return digest_of([repr((lineage, self.number))]) % (1 << 48)  # JSON's numbers are short
 
     @property
     def name(self) -> str:

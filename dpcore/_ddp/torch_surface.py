@@ -49,6 +49,7 @@ class TorchSurface(BufferMethods):
     _hook_runner: HookRunner | None
     _parameters_by_number: list[nn.Parameter]
     _torch_group: Any
+    _profiled_backend: str
     _group_for_torch: Any
     _set_up: Callable[[Sequence[tuple[str, nn.Parameter]]], None]
 
@@ -183,6 +184,9 @@ class TorchSurface(BufferMethods):
         self.group = choose_group(comm, process_group, self.device)
         self._model_group = ModelGroup(self.group, self.module, is_copy)
         self._torch_group = torch_group_of(comm, process_group)
+        # Asked once: the program may destroy torch's group while ours goes on.
+        group = self._torch_group
+        self._profiled_backend = dist.get_backend(group) if group else "dpcore"
         self._has_default_group = comm is None and process_group is None
         self._group_for_torch = None
 

@@ -1,7 +1,8 @@
 """When a bucket filled, waited and travelled: from the events "ready", "launch" and "operation".
 
-The events name gradients and buckets by numbers; which gradients are in a bucket is told by the
-model's description in the file. Buckets are planned anew once, after the first iteration: a launch
+The events name models, gradients and buckets by numbers; which gradients are in a bucket is told by
+the model's description in the file. In files that name no model, numbers can only be told where one
+is described. Buckets are planned anew once, after the first iteration: a launch
 of another size than the described bucket belongs to the older plan, and only its way is known.
 """
 
@@ -33,6 +34,7 @@ class BucketSpan:
     launch_ns: int
     end_ns: int
     sent_by: Event | None
+    model: int = 0
 
     @property
     def operation(self) -> int:
@@ -42,19 +44,20 @@ class BucketSpan:
 
 def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
     """All buckets that a rank sent, by the time of their first gradient."""
-    described = _described(run)
-    arrivals: dict[int, list[int]] = {}
+    arrivals: dict[tuple[int, int], list[int]] = {}
     for event in rank.ready:
-        arrivals.setdefault(event.operation, []).append(event.begin_ns)
-    gradients = len(described["parameters"]) if described is not None else _SOME_GRADIENTS
+        arrivals.setdefault((event.model, event.operation), []).append(event.begin_ns)
+    gradients = max((len(model["parameters"]) for model in run.models), default=_SOME_GRADIENTS)
     operations = _Operations(rank.operations, gradients)
-    sent_before: dict[int, int] = {}
+    sent_before: dict[tuple[int, int], int] = {}
     spans = []
     for launch in rank.launches:
         operation = operations.take(launch)
-        since = sent_before.get(launch.operation, 0)
+        bucket = launch.model, launch.operation
+        since = sent_before.get(bucket, 0)
+        described = described_model(run, launch.model)
         ready = [t for t in _ready_times(launch, described, arrivals) if t >= since]
-        sent_before[launch.operation] = launch.begin_ns
+        sent_before[bucket] = launch.begin_ns
         spans.append(
             BucketSpan(
                 bucket=launch.operation,
@@ -64,14 +67,15 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
                 launch_ns=launch.begin_ns,
                 end_ns=operation.end_ns if operation is not None else launch.begin_ns,
                 sent_by=operation,
+                model=launch.model,
             )
         )
     return sorted(spans, key=lambda span: span.first_ready_ns)
 
 
-def parameters_of(run: Run, bucket: int, nbytes: int) -> str:
+def parameters_of(run: Run, bucket: int, nbytes: int, model: int = 0) -> str:
     """The parameters of a bucket for human eyes, or nothing where they are not known."""
-    described = _described(run)
+    described = described_model(run, model)
     if described is None or not _fits(described, bucket, nbytes):
         return ""
     names = [described["parameters"][n] for n in described["buckets"][bucket]["gradients"]]
@@ -79,9 +83,9 @@ def parameters_of(run: Run, bucket: int, nbytes: int) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def gradient_name(run: Run, number: int) -> str:
+def gradient_name(run: Run, number: int, model: int = 0) -> str:
     """The parameter whose gradient has this number, or nothing."""
-    described = _described(run)
+    described = described_model(run, model)
     names: Sequence[str] = described["parameters"] if described is not None else ()
     return names[number] if number < len(names) else ""
 
@@ -101,9 +105,17 @@ def pack_lanes(spans: Sequence[BucketSpan]) -> list[int]:
     return lanes
 
 
-def _described(run: Run) -> Mapping[str, Any] | None:
-    """The model that the numbers belong to: with several, they say nothing."""
-    return run.models[0] if len(run.models) == 1 else None
+def described_model(run: Run, number: int) -> Mapping[str, Any] | None:
+    """The model with this number. 0, in files that name none: the only one, if there is one."""
+    if number == 0:
+        return run.models[0] if len(run.models) == 1 else None
+    return next((model for model in run.models if model.get("number") == number), None)
+
+
+def model_name(run: Run, number: int) -> str:
+    """What the model is called where the run has several, else nothing."""
+    described = described_model(run, number) if len(run.models) > 1 else None
+    return "" if described is None else str(described.get("name", ""))
 
 
 def _fits(described: Mapping[str, Any], bucket: int, nbytes: int) -> bool:
@@ -112,13 +124,15 @@ def _fits(described: Mapping[str, Any], bucket: int, nbytes: int) -> bool:
 
 
 def _ready_times(
-    launch: Event, described: Mapping[str, Any] | None, arrivals: Mapping[int, Sequence[int]]
+    launch: Event,
+    described: Mapping[str, Any] | None,
+    arrivals: Mapping[tuple[int, int], Sequence[int]],
 ) -> list[int]:
     if described is None or not _fits(described, launch.operation, launch.bytes):
         return []
     times = []
     for number in described["buckets"][launch.operation]["gradients"]:
-        known = arrivals.get(number, ())
+        known = arrivals.get((launch.model, number), ())
         at = bisect.bisect_right(known, launch.begin_ns) - 1
         if at >= 0:
             times.append(known[at])

@@ -19,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.show.buckets import bucket_spans, gradient_name, pack_lanes, parameters_of
+from dpcore.show.buckets import (
+    BucketSpan,
+    bucket_spans,
+    gradient_name,
+    model_name,
+    pack_lanes,
+    parameters_of,
+)
 from dpcore.show.figures import communication_of, exposed_of
 from dpcore.show.intervals import Intervals
 from dpcore.show.reading import RankEvents, Run
@@ -118,13 +125,13 @@ def _add_compute(columns: Columns, rank: RankEvents) -> None:
 
 def _add_gradients(columns: Columns, run: Run, rank: RankEvents) -> None:
     labels = {
-        number: columns.label(n=gradient_name(run, number), b=nbytes)
-        for number, nbytes in {(e.operation, e.bytes) for e in rank.ready}
+        (model, number): columns.label(n=gradient_name(run, number, model), b=nbytes)
+        for model, number, nbytes in {(e.model, e.operation, e.bytes) for e in rank.ready}
     }
     numbers = [event.operation for event in rank.ready]
     begins = [event.begin_ns for event in rank.ready]
     nothing = [0] * len(begins)
-    names = [labels[number] for number in numbers]
+    names = [labels[event.model, event.operation] for event in rank.ready]
     columns.add(rank.rank, "gradient", 0, begins, nothing, names, numbers)
 
 
@@ -172,12 +179,13 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
         labels = []
         for span in mine:
             sent_by = span.sent_by
-            key = span.bucket, span.bytes, *(kind_of(sent_by) if sent_by is not None else ())
+            ran = kind_of(sent_by) if sent_by is not None else ()
+            key = span.model, span.bucket, span.bytes, *ran
             if key not in names:
                 names[key] = columns.label(
                     n=f"bucket {span.bucket}",
                     b=span.bytes,
-                    of=parameters_of(run, span.bucket, span.bytes),
+                    of=_contents(run, span),
                     **(_what_ran(run, drawn, sent_by) if sent_by is not None else {}),
                 )
             labels.append(names[key])
@@ -193,3 +201,9 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
             [span.last_ready_ns - span.first_ready_ns for span in mine],
             [span.launch_ns - span.first_ready_ns for span in mine],
         )
+
+
+def _contents(run: Run, span: BucketSpan) -> str:
+    names = parameters_of(run, span.bucket, span.bytes, span.model)
+    model = model_name(run, span.model)
+    return f"{names} of {model}" if names and model else names

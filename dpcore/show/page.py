@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dpcore.files import write_whole
 from dpcore.show.columns import columns_of
 from dpcore.show.figures import figures_of, short, steps_of
 from dpcore.show.reading import Run
@@ -22,7 +23,7 @@ from dpcore.show.tables import tables_of
 
 def write_page(path: Path, runs: Sequence[Run]) -> None:
     """Writes the page of one run, or of several under each other."""
-    path.write_text(page_text(runs), encoding="utf-8")
+    write_whole(path, page_text(runs))
 
 
 def page_text(runs: Sequence[Run]) -> str:

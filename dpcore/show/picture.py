@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import Error
+from dpcore.files import write_whole
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
 from dpcore.show.figures import Step, exposed_of, figures_of, steps_of
 from dpcore.show.reading import RankEvents, Run
@@ -47,7 +49,9 @@ def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None
         place.set_xlim(-0.01 * width_ms, 1.01 * width_ms)
     axes[-1].set_xlabel("ms after the begin of the step")
     _legend(figure)
-    figure.savefig(path)
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix.lstrip(".") or "png")
+    write_whole(path, image.getvalue())
 
 
 def _window(run: Run, steps: tuple[int, int] | None) -> Step:

@@ -183,4 +183,5 @@ def _event(entry: Mapping[str, Any], kind: str) -> Event:
         schedule=args.get("schedule", ""),
         root=args.get("root", -1),
         world=args.get("world", 0),
+        model=args.get("model", 0),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore.show.buckets import bucket_spans, parameters_of
+from dpcore.show.buckets import bucket_spans, model_name, parameters_of
 from dpcore.show.figures import RunFigures, short
 from dpcore.show.reading import Run
 
@@ -93,23 +93,23 @@ def _waits(figures: RunFigures) -> Table:
 
 def _buckets(run: Run) -> Table:
     """Means over the steps of the first rank; a bucket of an older plan has a line of its own."""
-    by_bucket: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    by_bucket: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
     for span in bucket_spans(run, run.ranks[0]):
         times = (
             span.last_ready_ns - span.first_ready_ns,
             span.launch_ns - span.last_ready_ns,
             span.end_ns - span.launch_ns,
         )
-        by_bucket.setdefault((span.bucket, span.bytes), []).append(times)
+        by_bucket.setdefault((span.model, span.bucket, span.bytes), []).append(times)
     rows = [
         [
-            str(bucket),
+            f"{bucket} of {name}" if (name := model_name(run, model)) else str(bucket),
             short(nbytes / 2**20),
             str(len(times)),
             *(short(_mean(column) * 1e-6) for column in zip(*times, strict=True)),
-            parameters_of(run, bucket, nbytes) or "–",
+            parameters_of(run, bucket, nbytes, model) or "–",
         ]
-        for (bucket, nbytes), times in sorted(by_bucket.items())[:_MOST_ROWS]
+        for (model, bucket, nbytes), times in sorted(by_bucket.items())[:_MOST_ROWS]
     ]
     columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms", "parameters"]
     return Table(f"Buckets of rank {run.ranks[0].rank}, means", columns, rows)

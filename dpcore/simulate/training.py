@@ -17,6 +17,7 @@ from typing import Any
 from dpcore.errors import Error, Unsupported
 from dpcore.link import Speed
 from dpcore.reference.buckets import plan_buckets
+from dpcore.show.buckets import described_model
 from dpcore.show.figures import steps_of
 from dpcore.show.reading import RankEvents, read_run
 from dpcore.simulate.network import Network, NetworkOperation
@@ -181,9 +182,14 @@ def _of_description(path: Path, content: dict[str, Any]) -> Gradients:
 
 def _of_trace(path: Path) -> Gradients:
     run = read_run(path)
-    if len(run.models) != 1:
-        raise Error(f"{path} shows {len(run.models)} models; the gradients of one are needed")
-    model = run.models[0]
+    ran = {event.model for rank in run.ranks for event in rank.ready}
+    found = [model for number in sorted(ran) if (model := described_model(run, number))]
+    if len(ran) != 1 or not found:
+        raise Error(
+            f"{path} shows {len(ran) if found else 0} models; the gradients of one are needed, so "
+            "record a block in which one model is trained"
+        )
+    (model,) = found
     count = len(model["parameters"])
     kinds = [0] * count
     types = sorted({bucket["dtype"] for bucket in model["buckets"]})

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import time
 
 import numpy
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore import overlap
+from dpcore import overlap, session
 from dpcore.link import parse_speed
+from dpcore.show import read_run
+from dpcore.show.buckets import bucket_spans, gradient_name, parameters_of
 from dpcore.simulate import gradients_of, predict
 from tests.data_parallel.contract import Watching
 from tests.data_parallel.models import Small, batch, part
@@ -262,3 +265,67 @@ def test_the_report_shows_when_buckets_were_ready_sent_and_done():
         assert len(str(report).splitlines()) == 2 + len(report)
 
     dpcore.spawn(body, 2, mode="threads")
+
+
+# ---- several models --------------------------------------------------------------------------
+
+
+def two_models(comm, path, groups):
+    """Trains one that has other buckets besides; both have a gradient 0 and a bucket 0."""
+    generator = dpcore.DataParallel(nn.Linear(5, 1), comm=comm)
+    critic = dpcore.DataParallel(nn.Sequential(nn.Linear(7, 7), nn.Linear(7, 1)), comm=groups(comm))
+    with dpcore.trace(path, comm=comm):
+        critic(torch.ones(1, 7)).sum().backward()
+        generator(torch.ones(1, 5)).sum().backward()
+        critic(torch.ones(1, 7)).sum().backward()
+
+
+@pytest.mark.parametrize("groups", (lambda comm: comm, lambda comm: comm.split(0)))
+def test_buckets_are_those_of_the_model_that_ran(tmp_path, groups):
+    path = tmp_path / "run.json"
+    dpcore.spawn(two_models, 2, path, groups, mode="threads")
+    run = read_run(path)
+    for rank in run.ranks:
+        spans = bucket_spans(run, rank)
+        names = [parameters_of(run, s.bucket, s.bytes, s.model) for s in spans]
+        of_critic = "1.bias, 1.weight, 0.bias and 1 more"
+        assert names == [of_critic, "bias, weight", of_critic]
+        assert all(span.first_ready_ns < span.launch_ns < span.end_ns for span in spans)
+        last_gradient = [gradient_name(run, e.operation, e.model) for e in rank.ready][-1]
+        assert last_gradient in ("0.weight", "0.bias")
+        assert [e.model for e in rank.compute if e.name == "forward"] == [s.model for s in spans]
+    names = {model["number"]: model["name"] for model in run.models}
+    assert sorted(names.values()) == [
+        "model 1 (Linear)",
+        "model 2 (Sequential)" if spans[0].model == 2 else "model 1 (Sequential)",
+    ]
+
+
+def test_the_simulator_takes_the_model_that_ran(tmp_path):
+    path = tmp_path / "run.json"
+
+    def body(comm, path):
+        dpcore.DataParallel(nn.Linear(5, 1), comm=comm)
+        model = dpcore.DataParallel(nn.Linear(3, 2), comm=comm)
+        with dpcore.trace(path, comm=comm):
+            model(torch.ones(1, 3)).sum().backward()
+
+    dpcore.spawn(body, 2, path, mode="threads")
+    assert gradients_of(path).sizes == [4 * 3 * 2, 4 * 2]
+
+
+def test_models_over_several_communicators_are_told_apart_by_the_caller():
+    def body(comm):
+        dpcore.finalize()
+        comms = [session.connect(f"trace-{n}-{os.getpid()}", 0, 1, timeout=20) for n in range(2)]
+        models = [dpcore.DataParallel(nn.Linear(2, 1), comm=other) for other in comms]
+        with pytest.raises(dpcore.Error, match=r"2 communicators.*pass comm=model\.group"):
+            dpcore.trace()
+        with dpcore.trace(comm=models[0].group):
+            pass
+        comms[1].close()
+        with dpcore.trace() as t:
+            models[0](torch.ones(1, 2)).sum().backward()
+        assert [event.name for event in t.events].count("bucket launch") == 1
+
+    dpcore.spawn(body, 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 from benchmarks.harness.workers.backend import Backend, Place, Prepared, UnsupportedError
+from dpcore.files import write_whole
 
 PIECE = 256 << 10
 PATIENCE_SECONDS = 30.0
@@ -24,7 +25,7 @@ class StreamBackend(Backend):
         self.rank, self.world = place.rank, place.world
         here = os.environ.get("BENCH_ADDRESS", "127.0.0.1")
         with socket.create_server((here, 0)) as listener:
-            _publish(_meeting(place, place.rank), f"{here} {listener.getsockname()[1]}")
+            write_whole(_meeting(place, place.rank), f"{here} {listener.getsockname()[1]}")
             host, port = _published(_meeting(place, (place.rank + 1) % place.world)).split()
             self._out = socket.create_connection((host, int(port)))
             self._in, _ = listener.accept()
@@ -81,12 +82,6 @@ class StreamBackend(Backend):
 
 def _meeting(place: Place, rank: int) -> Path:
     return Path(f"{place.job}.port{rank}")
-
-
-def _publish(path: Path, text: str) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(text)
-    draft.rename(path)
 
 
 def _published(path: Path) -> str:
