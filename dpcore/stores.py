@@ -20,6 +20,8 @@ from typing import Any, Protocol
 from dpcore.errors import RendezvousError
 
 _LOOK_SECONDS = 0.02
+# Ten days: stores and sockets of others do not count to infinity.
+LONGEST_SECONDS = 864_000.0
 
 
 class Store(Protocol):

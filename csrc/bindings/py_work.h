@@ -15,6 +15,15 @@ namespace dpcore {
 
 // A communicator as Python holds it.
 struct PyCommunicator {
+  PyCommunicator() = default;
+  PyCommunicator(const PyCommunicator&) = delete;
+  PyCommunicator& operator=(const PyCommunicator&) = delete;
+  // With the GIL, which is let go while the core waits: ranks may be threads of this process.
+  ~PyCommunicator() {
+    const pybind11::gil_scoped_release no_gil;
+    core.reset();
+  }
+
   std::shared_ptr<Communicator> core;
   struct Orphan {
     Work operation;
@@ -43,6 +52,12 @@ struct PyWork {
 
 // Adds the methods that move data to the Python class (collectives.cpp).
 void define_collectives(pybind11::handle type);
+
+// What the program is told of a failure: the name of the class in dpcore.errors, and the message.
+pybind11::tuple told(const Group& group);
+
+// The same of a communicator that failed and whose program does not know yet, otherwise None.
+pybind11::object unheard_failure_of(const Group& group);
 
 // Runs pending Python signal handlers; throws what they raise. For waits without the GIL.
 void check_signals();
