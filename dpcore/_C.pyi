@@ -289,6 +289,9 @@ class Communicator:
     def split(self, color: int, key: int, /) -> Communicator | None:
         """The group of the ranks with this color; None for a negative one."""
 
+    def unheard_failure(self) -> tuple[str, str] | None:
+        """(name of the class in dpcore.errors, message) if it failed and nothing has raised that."""
+
     def abort(self, reason: str, /) -> None:
         """Breaks the communicator for all ranks."""
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpcore.errors import Unsupported
+from dpcore.errors import Unsupported, raise_unheard
 from dpcore.work import Work
 
 if TYPE_CHECKING:
@@ -356,8 +356,14 @@ class Communicator:
         self._native.abort(reason)
 
     def close(self) -> None:
-        """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine."""
+        """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine.
+
+        Raises what went wrong and was not raised before: an operation that nobody waited for, or
+        one that did not end within ``timeout``. While another exception is on its way (in a
+        ``finally``) that one goes on, with this as a note.
+        """
         self._native.close()
+        raise_unheard(self._native.unheard_failure())
 
     @property
     def closed(self) -> bool:

@@ -7,6 +7,8 @@ communicator is broken: later calls raise the same error again. ``dpcore.init()`
 
 from __future__ import annotations
 
+import sys
+
 
 class Error(RuntimeError):
     """Base class of everything that dpcore raises on its own."""
@@ -30,3 +32,19 @@ class RendezvousError(Error):
 
 class Unsupported(Error, ValueError):
     """The request has no meaning, or no implementation here. Nothing was sent."""
+
+
+def raise_unheard(failure: tuple[str, str] | None) -> None:
+    """Raises a failure that ends with its communicator: (name of the class, message).
+
+    An exception that is being handled is the more important one: it gets a note instead.
+    """
+    if failure is None:
+        return
+    name, message = failure
+    first = sys.exc_info()[1]
+    if first is None:
+        error: Error = globals()[name](message)
+        raise error
+    if hasattr(first, "add_note"):  # Python 3.11
+        first.add_note(f"(closing the communicator: {name}: {message})")

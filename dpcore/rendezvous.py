@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore import mpi_meeting, pmi, pmix
 from dpcore.errors import RendezvousError
 from dpcore.launch import Place, slurm_address, spans_hosts
-from dpcore.stores import FileStore, HostStore, Store, TorchStore
+from dpcore.stores import LONGEST_SECONDS, FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -51,6 +51,7 @@ def tcp_place(
     if place.world_size == 1:
         yield None
         return
+    timeout = min(timeout, LONGEST_SECONDS)
     deadline = time.monotonic() + timeout
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
     address = "" if at else known_address(env, init_method, place)

@@ -63,7 +63,8 @@ def init(
                   when the launcher says that all ranks are on this host, or they meet at a
                   loopback address, otherwise "shm+tcp". "inproc": ranks are threads of this
                   process.
-    ``timeout``   seconds after which a wait for another rank (also here) raises.
+    ``timeout``   seconds after which a wait for another rank (also here) raises; ``float("inf")``
+                  waits for ever.
     ``link``      be as slow as a network: "10gbit,50us" (bandwidth, latency), see ``dpcore.link``.
                   Any transport; all data then travels as messages.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
@@ -212,7 +213,8 @@ def finalize() -> None:
     """Closes the communicator of ``init``: waits for what is in flight and leaves the group.
 
     Calling it twice, or without ``init``, does nothing. At the end of the program it is called
-    for you. Raises when a wrapped model's last backward has missed parameters.
+    for you. Raises when a wrapped model's last backward has missed parameters, and what
+    ``Communicator.close`` raises.
     """
     communicator = _current()
     if communicator is not None:
@@ -220,8 +222,8 @@ def finalize() -> None:
             for check in _before_finalize:
                 check(communicator)
         finally:
-            communicator.close()
             _set_current(None, communicator.transport == "inproc")
+            communicator.close()
 
 
 def call_before_finalize(check: Callable[[Communicator], None]) -> None:
@@ -274,5 +276,8 @@ def _abort_all(
 @atexit.register
 def _close_all() -> None:
     if os.getpid() == _process:
-        for communicator in list(_all):
-            communicator.close()
+        with contextlib.ExitStack() as each:  # all are closed, whatever one of them raises
+            if getattr(sys, "last_value", None) is not None:  # the program died of something else
+                each.enter_context(contextlib.suppress(Error))
+            for communicator in list(_all):
+                each.callback(communicator.close)

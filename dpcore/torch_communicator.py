@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.errors import Error, Unsupported
+from dpcore.stores import LONGEST_SECONDS
 
 _OPERATORS = {
     "sum": dist.ReduceOp.SUM,
@@ -39,7 +40,8 @@ class TorchWork:
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the result is there; raises torch's error otherwise."""
         if self._work is not None:
-            self._work.wait(*([] if timeout is None else [timedelta(seconds=timeout)]))
+            longest = [] if timeout is None else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
+            self._work.wait(*longest)
         self._complete()
 
     def _complete(self) -> None:

@@ -12,11 +12,22 @@
 #include "bindings/costs.h"
 #include "bindings/observe.h"
 #include "bindings/py_work.h"
+#include "torch_backend/python_lock.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
 namespace {
+
+// Whoever drops it last, perhaps while holding Python's lock (a reducer, say), waits without the
+// lock for what is in flight: other ranks may be threads of this process.
+std::shared_ptr<Communicator> ends_without_lock(std::shared_ptr<Communicator> core) {
+  Communicator* raw = core.get();
+  return {raw, [core = std::move(core)](Communicator*) mutable {
+            const WithoutPythonLock no_lock;
+            core.reset();
+          }};
+}
 
 std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
                                       bool threads, std::shared_ptr<TcpPlace> tcp,
@@ -36,7 +47,7 @@ std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int worl
   options.interrupt = check_signals;
   auto comm = std::make_shared<PyCommunicator>();
   const py::gil_scoped_release no_gil;
-  comm->core = Communicator::start(options);
+  comm->core = ends_without_lock(Communicator::start(options));
   return comm;
 }
 
@@ -66,14 +77,18 @@ void register_communicator(py::module_& m) {
              auto part = std::make_shared<PyCommunicator>();
              {
                const py::gil_scoped_release no_gil;
-               part->core = comm->core->split(color, key, check_signals);
+               auto made = comm->core->split(color, key, check_signals);
+               part->core = made ? ends_without_lock(std::move(made)) : nullptr;
              }
              return part->core ? part : nullptr;
            })
+      .def("unheard_failure",
+           [](const PyCommunicator& c) { return unheard_failure_of(c.core->group()); })
       .def("abort",
            [](PyCommunicator& comm, const std::string& reason) {
              const py::gil_scoped_release no_gil;
              comm.core->abort(reason);
+             comm.core->group().say_heard();
            })
       .def("close",
            [](PyCommunicator& comm) {

@@ -63,6 +63,12 @@ struct PyWork {
 // Adds the methods that move data to the Python class (collectives.cpp).
 void define_collectives(pybind11::handle type);
 
+// What the program is told of a failure: the name of the class in dpcore.errors, and the message.
+pybind11::tuple told(const Group& group);
+
+// The same of a communicator that failed and whose program does not know yet, otherwise None.
+pybind11::object unheard_failure_of(const Group& group);
+
 // Runs pending Python signal handlers; throws what they raise. For waits without the GIL.
 void check_signals();
 

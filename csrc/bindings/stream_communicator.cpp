@@ -134,6 +134,10 @@ py::object message(const py::object& self, bool sends, py::object tensor, int pe
 }
 
 void wait_for(PyStreamWork& held, double timeout) {
+  if (!(timeout >= 0)) {
+    throw Unsupported("timeout " + std::to_string(timeout) +
+                      ": wait() takes seconds, or 0 for the operation's own deadline");
+  }
   const Device::Stream current = held.communicator->current_stream();
   const py::gil_scoped_release no_gil;
   if (timeout > 0) held.communicator->core->wait(held.work, timeout, check_signals);
@@ -142,8 +146,7 @@ void wait_for(PyStreamWork& held, double timeout) {
 
 py::object failure_of(PyStreamWork& held) {
   if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) return py::none();
-  const Failure failure = held.communicator->core->group().failure();
-  return py::make_tuple(name_of(failure.kind), failure.message);
+  return told(held.communicator->core->group());
 }
 
 void when_complete(PyStreamWork& held, py::function call) {
@@ -275,7 +278,14 @@ void register_stream_communicator(py::module_& m) {
              }
              return part->core ? part : nullptr;
            })
-      .def("abort", without_gil<&StreamCommunicator::abort, const std::string&>())
+      .def("unheard_failure",
+           [](const PyStreamCommunicator& c) { return unheard_failure_of(c.core->group()); })
+      .def("abort",
+           [](PyStreamCommunicator& c, const std::string& reason) {
+             const py::gil_scoped_release no_gil;
+             c.core->abort(reason);
+             c.core->group().say_heard();
+           })
       .def("close", [](PyStreamCommunicator& comm) {
         const py::gil_scoped_release no_gil;
         comm.core->close();

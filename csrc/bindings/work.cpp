@@ -35,9 +35,23 @@ void check_signals() {
   }
 }
 
+py::tuple told(const Group& group) {
+  group.say_heard();
+  const Failure failure = group.failure();
+  return py::make_tuple(name_of(failure.kind), failure.message);
+}
+
+py::object unheard_failure_of(const Group& group) {
+  return group.is_unheard() ? py::object(told(group)) : py::none();
+}
+
 namespace {
 
 void wait(PyWork& work, double timeout) {
+  if (!(timeout >= 0)) {
+    throw Unsupported("timeout " + std::to_string(timeout) +
+                      ": wait() takes seconds, or 0 for the operation's own deadline");
+  }
   struct LetGo {
     PyWork& work;
     ~LetGo() { work.let_go_when_complete(); }
@@ -59,13 +73,10 @@ void when_complete(PyWork& work, py::function call) {
   work.operation->when_complete(python_callback(work.communicator->callbacks, std::move(call)));
 }
 
-// None, or (name of the class in dpcore.errors, message).
+// None when it has not failed.
 py::object failure_of(PyWork& work) {
-  if (work.operation->status.load(std::memory_order_acquire) != Operation::failed) {
-    return py::none();
-  }
-  const Failure failure = work.operation->group().failure();
-  return py::make_tuple(name_of(failure.kind), failure.message);
+  const bool failed = work.operation->status.load(std::memory_order_acquire) == Operation::failed;
+  return failed ? py::object(told(work.operation->group())) : py::none();
 }
 
 }  // namespace

@@ -21,6 +21,14 @@ inline int64_t now_roughly_ns() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-inline int64_t to_ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+// As good as never (146 years), and far enough from the end of the type that the time since the
+// machine was started and some grace can be added.
+inline constexpr int64_t kForeverNs = int64_t{1} << 62;
+
+// Infinity, and whatever is longer than kForeverNs, is kForeverNs.
+inline int64_t to_ns(double seconds) {
+  return seconds * 1e9 < static_cast<double>(kForeverNs) ? static_cast<int64_t>(seconds * 1e9)
+                                                         : kForeverNs;
+}
 
 }  // namespace dpcore

@@ -32,6 +32,10 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
                           std::to_string(options.world) + " ranks: rank must be 0.." +
                           std::to_string(options.world - 1));
   }
+  if (!(options.timeout_s > 0)) {
+    throw Unsupported("timeout " + std::to_string(options.timeout_s) +
+                      ": a wait for another rank needs more than 0 seconds");
+  }
   check_algorithm_name(options.algorithm);
   MeetingPlace place;
   place.name = options.job;
@@ -66,6 +70,9 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
       choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic) {
   if (options_.link) {
     context_->engine().sleep_early();
+  }
+  if (Network* network = endpoint().network()) {
+    network->bear_silence(to_ns(options_.timeout_s));
   }
   options_.interrupt = nullptr;
   options_.tcp = nullptr;
@@ -107,7 +114,11 @@ std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool
 
 int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const {
   operation.timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
-  operation.deadline_ns = now_roughly_ns() + to_ns(operation.timeout_s);
+  const int64_t patience = to_ns(operation.timeout_s);
+  operation.deadline_ns = now_roughly_ns() + patience;
+  if (Network* network = endpoint().network()) {
+    network->bear_silence(patience);
+  }
   return operation.deadline_ns;
 }
 
@@ -233,6 +244,7 @@ void Communicator::wait(Operation& operation, double timeout_s,
     group_->fail(
         ErrorKind::peer_lost, rank(),
         "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe());
+    group_->say_heard();
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
     throw;
   }
@@ -261,7 +273,8 @@ void Communicator::close() {
   const bool others_wait = context_->engine().somebody_waits();
   const int64_t deadline_ns =
       now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s));
-  context_->engine().drain(*group_, deadline_ns);
+  group_->closes_at_ns.store(deadline_ns, std::memory_order_relaxed);
+  context_->engine().drain(*group_, deadline_ns + kClosePatienceNs);  // what is late fails before
   if (others_wait) {
     // At the end of a program: threads that came out of a wait must be back with their callers
     // before the interpreter goes (it ends threads that ask for its lock, and C++ aborts).
@@ -272,15 +285,20 @@ void Communicator::close() {
     blocks.push_back(std::move(own));
   }
   Network* network = endpoint().network();
+  const auto take_in = [this] { context_->engine().take_in_unexpected(); };
+  if (group_->remote() != nullptr) {
+    group_->remote()->give_up();  // what still comes for this group is thrown away
+  }
   for (int r = 0; r < world(); ++r) {
     if (group_->is_remote(r)) {
-      network->deliver_data(group_->remote()->peer_of(r), deadline_ns,
-                            [&] { return !group_->has_left(r) && !group_->failed(); });
+      network->deliver_data(
+          group_->remote()->peer_of(r), deadline_ns,
+          [&] { return !group_->has_left(r) && !group_->failed(); }, take_in);
     }
   }
   group_->leave();
   if (network != nullptr) {
-    network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs));
+    network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs), take_in);
   }
   context_->keep_until_everybody_left(group_, std::move(blocks));
 }

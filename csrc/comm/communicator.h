@@ -122,7 +122,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Tells the peers that this rank gives up, and why; every rank's next call raises.
   void abort(const std::string& reason);
-  // Waits for operations in flight, then leaves. Later calls raise.
+  // Waits for operations in flight, then leaves. Later calls raise. What has failed, and nobody was
+  // told, is left for the caller to ask (Group::is_unheard): this is called by destructors too.
   void close();
   Explanation explain(Collective collective, size_t bytes);
   bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }

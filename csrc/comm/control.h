@@ -72,11 +72,15 @@ struct alignas(128) OperationSlot {
 };
 static_assert(offsetof(OperationSlot, input_offset) == 64);
 
-// Why a rank gave up. Written once; `state` 2 publishes it.
+// Why a rank gave up. Written once; `state` publishes it.
 struct AbortRecord {
-  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 complete
-  uint32_t kind;                // ErrorKind
-  int32_t culprit;              // rank in the communicator, -1 unknown
+  // A rank whose other group failed leaves this one, which has not failed for those who need
+  // nothing more of that rank.
+  enum State : uint32_t { none, why_it_left, why_it_failed };
+  std::atomic<uint32_t> state;
+  uint32_t kind;     // ErrorKind
+  int32_t culprit;   // rank in the communicator, -1 unknown
+  int32_t reporter;  // the rank that found it; `reason` is in its words
   int64_t when_ns;
   char reason[kReasonBytes];
 };
@@ -87,6 +91,16 @@ struct HistoryEntry {
   uint64_t bytes;
   int64_t begin_ns;
   std::atomic<int64_t> end_ns;  // 0 while it runs
+};
+
+// A send or recv that a rank has been waiting in for a while, as it last looked up from the wait.
+struct MessageWait {
+  std::atomic<int64_t> seen_ns;  // 0: there was none yet; written last
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint64_t> tag;
+  std::atomic<uint64_t> bytes;
+  std::atomic<int32_t> peer;  // -1: from any rank
+  std::atomic<uint32_t> sends;
 };
 
 // One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
@@ -103,6 +117,7 @@ struct alignas(64) ControlBlock {
   // peers give back.
   alignas(64) std::atomic<uint64_t> over_below;
   alignas(64) AbortRecord abort;
+  MessageWait message;
   OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
 

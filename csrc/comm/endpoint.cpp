@@ -161,6 +161,18 @@ void Endpoint::look_for_deaths() {
   }
 }
 
+void Endpoint::note_failure(const FirstFailure& failure) {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!first_failure_) {
+    first_failure_ = failure;
+  }
+}
+
+std::optional<FirstFailure> Endpoint::first_failure() const {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  return first_failure_;
+}
+
 std::string Endpoint::how_it_ended(int r) const {
   return is_remote(r) ? "died or is out of reach (" + network_->problem_of(r) + ", " +
                             network_->address_of(r) + ")"

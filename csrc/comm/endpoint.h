@@ -13,6 +13,8 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,15 @@
 namespace dpcore {
 
 enum class Meeting { processes, threads };
+
+// Of the communicators that share an endpoint, what went wrong first.
+struct FirstFailure {
+  const void* group = nullptr;  // where
+  uint32_t kind = 0;
+  int culprit = -1;  // rank in the endpoint
+  int64_t when_ns = 0;
+  std::string text;
+};
 
 class Endpoint {
  public:
@@ -80,6 +91,9 @@ class Endpoint {
   void look_for_deaths();
   bool dead(int r) const { return neighbours_[r].dead.load(std::memory_order_acquire); }
 
+  void note_failure(const FirstFailure& failure);
+  std::optional<FirstFailure> first_failure() const;
+
   // How r's end showed, for messages: "died", "is out of reach: ...".
   std::string how_it_ended(int r) const;
 
@@ -115,6 +129,8 @@ class Endpoint {
   std::unique_ptr<Network> network_;
   Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
   TraceRecorder trace_;
+  mutable std::mutex failure_mutex_;
+  std::optional<FirstFailure> first_failure_;
 };
 
 }  // namespace dpcore

@@ -74,6 +74,9 @@ class Engine {
   bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
   // Until nothing of the group is in flight any more, or the deadline is over.
   void drain(const Group& group, int64_t deadline_ns);
+  // Over TCP: takes in what has come that nobody asked for, unless a thread is in the seat, which
+  // does so itself.
+  void take_in_unexpected();
 
   // Whether a thread is within wait() or run_seated().
   bool somebody_waits() const {

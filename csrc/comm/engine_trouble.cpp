@@ -20,6 +20,21 @@ int find_missing_peer(const Operation& operation) {
   return -1;
 }
 
+void fail_for_want_of(int r, const Operation& operation) {
+  Group& group = operation.group();
+  const std::string missed = "is needed for " + operation.describe();
+  if (group.has_left(r) && group.adopt_why_it_left(r, missed)) {
+    return;
+  }
+  const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
+  group.fail(ErrorKind::peer_lost, r,
+             "rank " + std::to_string(r) + " (process " + process + ") " +
+                 (group.has_left(r) ? "finalized and left"
+                                    : group.endpoint().how_it_ended(group.member(r))) +
+                 " and " + missed + "; " + group.last_operation_of(r) +
+                 ". Start the job again, or call init() anew with the ranks that remain");
+}
+
 }  // namespace
 
 // A peer that is gone may have given all it had to give, after the operation was stepped last: who
@@ -70,30 +85,35 @@ bool Engine::look_for_trouble() {
   const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
     Group& group = operation->group();
+    operation->show_wait(last_look_ns_);
     group.show_life(last_look_ns_);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
     }
     if (const int r = operation->missing_peer; r >= 0) {
-      const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
-      group.fail(ErrorKind::peer_lost, r,
-                 "rank " + std::to_string(r) + " (process " + process + ") " +
-                     (group.has_left(r) ? "finalized and left"
-                                        : group.endpoint().how_it_ended(group.member(r))) +
-                     " and is needed for " + operation->describe() + "; " +
-                     group.last_operation_of(r) +
-                     ". Start the job again, or call init() anew with the ranks that remain");
+      fail_for_want_of(r, *operation);
     }
-    if (!group.failed() && last_look_ns_ >= operation->deadline_ns) {
+    const bool is_closing = last_look_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
+    if (!group.failed() && (is_closing || last_look_ns_ >= operation->deadline_ns)) {
       char seconds[32];
-      std::snprintf(seconds, sizeof(seconds), "%.3g", operation->timeout_s);
+      std::snprintf(seconds, sizeof(seconds), "%.3g s", operation->timeout_s);
       group.fail(ErrorKind::timeout, operation->first_late(),
-                 operation->describe() + " was not complete after " + seconds + " s; " +
-                     operation->who_is_late() +
+                 operation->describe() + " was not complete " +
+                     (is_closing ? "when close() had waited as long as a call may take"
+                                 : std::string("after ") + seconds) +
+                     "; " + operation->who_is_late() +
                      ". Look at what the late rank does, or allow a longer timeout in init()");
     }
   }
   return went_on;
+}
+
+void Engine::take_in_unexpected() {
+  if (try_take_seat()) {
+    endpoint_->network()->poll();
+    endpoint_->network()->set_aside_unexpected();
+    release_seat();
+  }
 }
 
 }  // namespace dpcore

@@ -13,6 +13,21 @@
 #include "comm/error.h"
 
 namespace dpcore {
+namespace {
+
+constexpr int64_t kJustNowNs = 500'000'000;
+
+std::string reason_in(const AbortRecord& record) {
+  return std::string(record.reason, strnlen(record.reason, sizeof(record.reason)));
+}
+
+std::string seconds_since(int64_t then) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%.1f s ago", static_cast<double>(now_ns() - then) * 1e-9);
+  return text;
+}
+
+}  // namespace
 
 Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
              const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block,
@@ -109,26 +124,62 @@ Failure Group::failure() const {
   return failure_;
 }
 
-void Group::raise_failure() const { raise(failure()); }
+void Group::raise_failure() const {
+  say_heard();
+  raise(failure());
+}
 
-void Group::fail(ErrorKind kind, int culprit, const std::string& reason) {
+// For the other groups of its ranks, which have other numbers there.
+std::string Group::name() const {
+  constexpr int kMostNamed = 8;
+  if (world() == endpoint_->world()) {
+    return "the communicator of init()";
+  }
+  std::string ranks;
+  for (int r = 0; r < std::min(world(), kMostNamed); ++r) {
+    ranks += (r == 0 ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)]);
+  }
+  return "the group of ranks " + ranks + (world() > kMostNamed ? ", ..." : "") + " of init()";
+}
+
+// "recv of 8 bytes from rank 3 ..." is what that rank calls, which the reader has to know first;
+// "rank 3 died ..." says itself whom it is about.
+std::string Group::in_words_of(int reporter, const std::string& reason) const {
+  const std::string who = "rank " + std::to_string(reporter);
+  if (reporter == rank_) {
+    return reason;
+  }
+  return reason.starts_with("rank ") ? reason + " [reported by " + who + "]"
+                                     : "told by " + who + ": " + reason;
+}
+
+void Group::publish(AbortRecord::State state, const Failure& failure, int reporter) const {
+  AbortRecord& record = mine().abort;
+  record.kind = static_cast<uint32_t>(failure.kind);
+  record.culprit = failure.culprit;
+  record.reporter = reporter;
+  record.when_ns = failure.when_ns;
+  std::snprintf(record.reason, sizeof(record.reason), "%s", failure.reason.c_str());
+  record.state.store(state, std::memory_order_release);
+}
+
+void Group::fail(ErrorKind kind, int culprit, const std::string& reason, int reporter) {
   {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     if (failed_.load()) {
       return;
     }
-    failure_ = {kind, culprit, now_ns(), reason, "rank " + std::to_string(rank_) + ": " + reason};
+    const std::string message = "rank " + std::to_string(rank_) + ": ";
+    failure_ = {kind, culprit, now_ns(), reason, message + in_words_of(reporter, reason)};
     endpoint_->arena().stop_reuse();
-    AbortRecord& record = mine().abort;
-    record.kind = static_cast<uint32_t>(kind);
-    record.culprit = culprit;
-    record.when_ns = failure_.when_ns;
-    std::snprintf(record.reason, sizeof(record.reason), "%s", reason.c_str());
-    record.state.store(2, std::memory_order_release);
+    publish(AbortRecord::why_it_failed, failure_, reporter);
     failed_.store(true, std::memory_order_release);
     if (remote_) {
-      remote_->tell_failure(record);
+      remote_->tell_failure(mine().abort);
     }
+    endpoint_->note_failure({this, static_cast<uint32_t>(kind),
+                             culprit < 0 ? -1 : members_[static_cast<size_t>(culprit)],
+                             failure_.when_ns, name_of(kind) + (" in " + name()) + ": " + reason});
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
@@ -139,31 +190,45 @@ void Group::fail(ErrorKind kind, int culprit, const std::string& reason) {
 
 bool Group::adopt_failure_of_peer() {
   const AbortRecord* first = nullptr;
-  int reporter = -1;
   for (int r = 0; r < world(); ++r) {
     const AbortRecord& record = control(r).abort;
-    if (r != rank_ && record.state.load(std::memory_order_acquire) == 2 &&
+    if (r != rank_ && record.state.load(std::memory_order_acquire) == AbortRecord::why_it_failed &&
         (first == nullptr || record.when_ns < first->when_ns)) {
       first = &record;
-      reporter = r;
     }
   }
   if (first == nullptr) {
     return false;
   }
-  std::string reason(first->reason, strnlen(first->reason, sizeof(first->reason)));
-  constexpr std::string_view kMark = " [reported by rank ";
-  if (reason.find(kMark) == std::string::npos) {
-    reason += std::string(kMark) + std::to_string(reporter) + "]";
+  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason_in(*first), first->reporter);
+  return true;
+}
+
+bool Group::adopt_why_it_left(int r, const std::string& missed) {
+  const AbortRecord& record = control(r).abort;
+  if (record.state.load(std::memory_order_acquire) != AbortRecord::why_it_left) {
+    return false;
   }
-  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason);
+  fail(ErrorKind::peer_lost, record.culprit,
+       "rank " + std::to_string(r) + " finalized and left after an error in another group, and " +
+           missed + ". The error was " + reason_in(record));
   return true;
 }
 
 void Group::leave() {
+  const std::optional<FirstFailure> cause = endpoint_->first_failure();
+  if (!failed() && cause && cause->group != this) {
+    const auto culprit = std::find(members_.begin(), members_.end(), cause->culprit);
+    Failure why;
+    why.kind = static_cast<ErrorKind>(cause->kind);
+    why.culprit = culprit == members_.end() ? rank_ : static_cast<int>(culprit - members_.begin());
+    why.when_ns = cause->when_ns;
+    why.reason = cause->text;
+    publish(AbortRecord::why_it_left, why, rank_);
+  }
   mine().left.store(1, std::memory_order_release);
   if (remote_) {
-    remote_->tell_left();
+    remote_->tell_left(mine().abort);
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && !is_remote(r)) {
@@ -208,8 +273,22 @@ void Group::finish_operation(uint64_t number) {
 void Group::show_life(int64_t now) {
   mine().alive_ns.store(now, std::memory_order_relaxed);
   if (remote_) {
-    remote_->tell_alive();
+    remote_->tell_alive(mine().message, now);
   }
+}
+
+void Group::show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since,
+                         int64_t now) {
+  MessageWait& message = mine().message;
+  if (message.seen_ns.load(std::memory_order_relaxed) == now) {
+    return;
+  }
+  message.since_ns.store(since, std::memory_order_relaxed);
+  message.tag.store(tag, std::memory_order_relaxed);
+  message.bytes.store(bytes, std::memory_order_relaxed);
+  message.peer.store(peer, std::memory_order_relaxed);
+  message.sends.store(sends ? 1 : 0, std::memory_order_relaxed);
+  message.seen_ns.store(now, std::memory_order_release);
 }
 
 std::string Group::describe(uint64_t number, const Fingerprint& what) {
@@ -230,21 +309,43 @@ std::string Group::describe(uint64_t number, const Fingerprint& what) {
   return text + ")";
 }
 
+std::string Group::describe_message(bool sends, int peer, uint64_t tag, uint64_t bytes) {
+  return std::string(sends ? "send" : "recv") + " of " + std::to_string(bytes) + " bytes " +
+         (sends ? "to " : "from ") + (peer < 0 ? "any rank" : "rank " + std::to_string(peer)) +
+         " (tag " + std::to_string(tag) + ")";
+}
+
+// "it is in recv of ...", if that is the latest that was seen of r, otherwise nothing.
+std::string Group::message_of(int r) const {
+  const MessageWait& message = control(r).message;
+  const int64_t seen = message.seen_ns.load(std::memory_order_acquire);
+  if (seen == 0) {
+    return "";
+  }
+  const std::string what = describe_message(message.sends.load() != 0, message.peer.load(),
+                                            message.tag.load(), message.bytes.load());
+  return now_ns() - seen < kJustNowNs
+             ? "it is in " + what + ", entered " + seconds_since(message.since_ns.load())
+             : "it was last seen in " + what + ", " + seconds_since(seen);
+}
+
 std::string Group::last_operation_of(int r) const {
+  const std::string message = message_of(r);
   const uint64_t seen = control(r).operations_seen.load(std::memory_order_acquire);
   if (seen == 0) {
-    return "it has called no operation yet";
+    return message.empty() ? "it has called no collective yet" : message;
   }
   const HistoryEntry& entry = control(r).history[(seen - 1) % kHistory];
   if (entry.number.load(std::memory_order_acquire) != seen) {
     return "it is at operation " + std::to_string(seen - 1);
   }
   const int64_t end = entry.end_ns.load(std::memory_order_acquire);
-  char ago[48];
-  std::snprintf(ago, sizeof(ago), "%.1f s ago",
-                static_cast<double>(now_ns() - (end != 0 ? end : entry.begin_ns)) * 1e-9);
+  const int64_t when = end != 0 ? end : entry.begin_ns;
+  if (!message.empty() && control(r).message.seen_ns.load(std::memory_order_relaxed) > when) {
+    return message;
+  }
   return "its last was " + describe(seen - 1, entry.fingerprint) +
-         (end != 0 ? ", finished " : ", entered ") + ago;
+         (end != 0 ? ", finished " : ", entered ") + seconds_since(when);
 }
 
 const char* name_of(ErrorKind kind) {

@@ -87,12 +87,22 @@ class Group {
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Failure failure() const;
+  // Raising it is telling the program, and so is say_heard(): then the end of the communicator does
+  // not raise it once more.
   [[noreturn]] void raise_failure() const;
-  void fail(ErrorKind kind, int culprit, const std::string& reason);
+  void say_heard() const { heard_.store(true, std::memory_order_relaxed); }
+  bool is_unheard() const { return failed() && !heard_.load(std::memory_order_relaxed); }
+  void fail(ErrorKind kind, int culprit, const std::string& reason) {
+    fail(kind, culprit, reason, rank_);
+  }
   // Takes over the earliest failure that a peer has published. True when there was one.
   bool adopt_failure_of_peer();
-  // No operation will follow from here, and no look at a peer's memory.
+  // No operation will follow from here, and no look at a peer's memory. If another group of this
+  // rank has failed, that is told as the reason.
   void leave();
+  // Makes the failure of r's other group, because of which it left, the failure of this one. False
+  // when r left for another reason.
+  bool adopt_why_it_left(int r, const std::string& missed);
   // Every peer has left or died: nobody looks at this rank's blocks any more.
   bool everybody_left() const;
   std::shared_ptr<std::byte> take_own_block() { return std::move(own_block_); }
@@ -103,13 +113,24 @@ class Group {
   void finish_operation(uint64_t number);
   // This rank waits, and is neither stopped nor cut off.
   void show_life(int64_t now);
+  // And it waits for this message; of several, the first one is shown.
+  void show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since, int64_t now);
   // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
   std::string last_operation_of(int r) const;
   static std::string describe(uint64_t number, const Fingerprint& what);
+  static std::string describe_message(bool sends, int peer, uint64_t tag, uint64_t bytes);
 
   std::atomic<uint32_t> in_flight{0};  // operations of this group, counted by the engine
+  // close() waits until then for what is in flight; the rest fails.
+  std::atomic<int64_t> closes_at_ns{INT64_MAX};
 
  private:
+  void fail(ErrorKind kind, int culprit, const std::string& reason, int reporter);
+  void publish(AbortRecord::State state, const Failure& failure, int reporter) const;
+  std::string message_of(int r) const;
+  std::string name() const;
+  std::string in_words_of(int reporter, const std::string& reason) const;
+
   std::shared_ptr<Endpoint> endpoint_;
   std::vector<int> members_;
   int rank_;
@@ -118,6 +139,7 @@ class Group {
   std::shared_ptr<std::byte> own_block_;
   std::unique_ptr<RemoteMembers> remote_;
   std::atomic<bool> failed_{false};
+  mutable std::atomic<bool> heard_{false};
   mutable std::mutex failure_mutex_;
   Failure failure_;
 };

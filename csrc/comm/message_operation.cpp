@@ -1,6 +1,7 @@
 // A message of no bytes is complete at once on both sides: nothing has to travel.
 #include "comm/message_operation.h"
 
+#include "comm/clock.h"
 #include "comm/reduce.h"
 
 namespace dpcore {
@@ -110,10 +111,13 @@ Operation::WaitPoint MessageOperation::waiting() const {
 }
 
 std::string MessageOperation::describe() const {
-  const std::string whom = peer_ == kAnyRank ? "any rank" : "rank " + std::to_string(peer_);
-  return std::string(trace_name()) + " of " + std::to_string(message_.total) + " bytes " +
-         (direction_ == Direction::send ? "to " : "from ") + whom + " (tag " +
-         std::to_string(message_.tag.part) + ")";
+  return Group::describe_message(direction_ == Direction::send, peer_, message_.tag.part,
+                                 message_.total);
+}
+
+void MessageOperation::show_wait(int64_t now) const {
+  group_->show_message(direction_ == Direction::send, peer_, message_.tag.part, message_.total,
+                       deadline_ns - to_ns(timeout_s), now);
 }
 
 const char* MessageOperation::trace_name() const {

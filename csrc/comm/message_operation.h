@@ -27,6 +27,7 @@ class MessageOperation final : public Operation {
   bool needs(int r) const override;
   std::string who_is_late() const override;
   int first_late() const override { return peer_; }
+  void show_wait(int64_t now) const override;
   bool relieve() override { return shared_->transport().set_aside_unexpected(); }
   int64_t next_event_ns() const override { return shared_->transport().next_event_ns(); }
   void retire() override;

@@ -80,6 +80,7 @@ Network::Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event
     peers_.push_back(std::move(peer));
   }
   share_card();
+  bear_longer_silence(kLeastSilenceNs);
 }
 
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
@@ -96,6 +97,22 @@ void Network::share_card() {
     if (peer) {
       for (TcpLine& line : peer->data) {
         line.limit_unsent(frame_bytes_);
+      }
+    }
+  }
+}
+
+void Network::bear_longer_silence(int64_t nanoseconds) {
+  const std::lock_guard<SpinLock> hold(borne_lock_);
+  if (nanoseconds <= borne_ns_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  borne_ns_.store(nanoseconds, std::memory_order_relaxed);
+  for (const auto& peer : peers_) {
+    if (peer) {
+      TcpSocket::bear_silence(peer->control.fd(), nanoseconds);
+      for (const TcpLine& line : peer->data) {
+        TcpSocket::bear_silence(line.fd(), nanoseconds);
       }
     }
   }
@@ -279,7 +296,8 @@ void Network::wake(int wake_event, uint32_t sleepers) {
   }
 }
 
-void Network::deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted) {
+void Network::deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted,
+                           const TakeIn& take_in) {
   for (const TcpLine& line : peers_[peer]->data) {
     const uint64_t until = line.taken();
     // What other communicators send meanwhile is not waited for. Asked in this order, the confirmed
@@ -289,12 +307,13 @@ void Network::deliver_data(int peer, int64_t deadline_ns, const std::function<bo
       return unacknowledged(line.fd()) <= taken - until;
     };
     while (!is_confirmed() && !is_lost(peer) && is_wanted() && now_ns() < deadline_ns) {
+      take_in();
       sleep_ns(kSettleLookNs);
     }
   }
 }
 
-void Network::settle(int64_t deadline_ns) {
+void Network::settle(int64_t deadline_ns, const TakeIn& take_in) {
   for (const auto& peer : peers_) {
     if (!peer) {
       continue;
@@ -309,6 +328,7 @@ void Network::settle(int64_t deadline_ns) {
       return waits;
     };
     while (is_on_its_way() && now_ns() < deadline_ns) {
+      take_in();
       sleep_ns(kSettleLookNs);
     }
   }

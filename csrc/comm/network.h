@@ -99,14 +99,29 @@ class Network {
   // them; those of closed or failed groups are thrown away. True when anything moved.
   bool set_aside_unexpected();
 
+  // Called between two looks of the functions below: what has come is to be taken in, for peers
+  // that wait like this rank and hold what it has sent until then.
+  using TakeIn = std::function<void()>;
   // Waits until the peer's kernel has the data that was sent before the call, as long as
   // `is_wanted`: then this rank may say that it leaves, which goes another way and is believed at
   // once.
-  void deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted);
+  void deliver_data(int peer, int64_t deadline_ns, const std::function<bool()>& is_wanted,
+                    const TakeIn& take_in);
   // Waits until the peers' kernels have all that was sent: then this process may end.
-  void settle(int64_t deadline_ns);
+  void settle(int64_t deadline_ns, const TakeIn& take_in);
+
+  // Operations may wait so long: until then a connection is not given up, whatever happens to the
+  // network. Any thread; the longest that was ever asked for counts.
+  void bear_silence(int64_t nanoseconds) {
+    if (nanoseconds > borne_ns_.load(std::memory_order_relaxed)) [[unlikely]] {
+      bear_longer_silence(nanoseconds);
+    }
+  }
 
   static constexpr size_t kMaxAsideBytes = size_t{256} << 20;
+  // At least, since a peer may allow itself more time than this rank, and one that does not take
+  // what was sent to it (its program computes) counts as silent too, as soon as its memory is full.
+  static constexpr int64_t kLeastSilenceNs = int64_t{900} * 1'000'000'000;
 
  private:
   struct Peer {
@@ -135,11 +150,14 @@ class Network {
   bool set_aside(int peer, TcpLine& line);
   bool is_wanted(uint64_t group);
   void forget_closed_groups();
+  void bear_longer_silence(int64_t nanoseconds);
 
   void share_card();
 
   int rank_;
   size_t frame_bytes_ = 0;
+  std::atomic<int64_t> borne_ns_{0};
+  SpinLock borne_lock_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
   Descriptor epoll_;
   Descriptor wake_event_;

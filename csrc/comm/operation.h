@@ -47,6 +47,8 @@ class Operation {
   // Why nobody can go on, from the point of view of the deadline: which ranks are late.
   virtual std::string who_is_late() const = 0;
   virtual int first_late() const = 0;
+  // Shows peers what is waited for, where no entry in the history does; now and then, in a wait.
+  virtual void show_wait(int64_t) const {}
   // When no operation of the engine can go on: make room, say whether anything changed.
   virtual bool relieve() { return false; }
   // When there is something to do again though nothing has come; INT64_MAX: no such moment.

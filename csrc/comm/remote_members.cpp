@@ -95,22 +95,46 @@ void RemoteMembers::tell_finished(uint64_t number) {
   for_each([&](int peer) { network_.queue(peer, frame); });
 }
 
-void RemoteMembers::tell_failure(const AbortRecord& record) {
+namespace {
+
+FailedBody body_of(const AbortRecord& record) {
   FailedBody body;
   body.kind = record.kind;
   body.culprit = record.culprit;
+  body.reporter = record.reporter;
   body.age_ns = now_ns() - record.when_ns;
   std::memcpy(body.reason, record.reason, sizeof(body.reason));
+  return body;
+}
+
+}  // namespace
+
+void RemoteMembers::tell_failure(const AbortRecord& record) {
+  const FailedBody body = body_of(record);
   send_to_all(frame_of(FrameKind::failed), &body, sizeof(body));
 }
 
-void RemoteMembers::tell_left() { send_to_all(frame_of(FrameKind::left)); }
+void RemoteMembers::tell_left(const AbortRecord& record) {
+  if (record.state.load(std::memory_order_relaxed) == AbortRecord::why_it_left) {
+    const FailedBody body = body_of(record);
+    send_to_all(frame_of(FrameKind::left), &body, sizeof(body));
+  } else {
+    send_to_all(frame_of(FrameKind::left));
+  }
+}
 
-void RemoteMembers::tell_alive() {
+void RemoteMembers::tell_alive(const MessageWait& message, int64_t now) {
   const FrameHeader frame = frame_of(FrameKind::alive);
+  AliveBody body;
+  body.age_ns = now - message.since_ns.load(std::memory_order_relaxed);
+  body.tag = message.tag.load(std::memory_order_relaxed);
+  body.bytes = message.bytes.load(std::memory_order_relaxed);
+  body.peer = message.peer.load(std::memory_order_relaxed);
+  body.sends = message.sends.load(std::memory_order_relaxed);
+  const bool waits_for_message = message.seen_ns.load(std::memory_order_relaxed) == now;
   for_each([&](int peer) {
     if (network_.has_room(peer)) {
-      network_.queue(peer, frame);
+      network_.queue(peer, frame, &body, waits_for_message ? sizeof(body) : 0);
     }
     network_.flush(peer);
   });
@@ -139,12 +163,19 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
       break;
     }
     case FrameKind::failed:
-      take_failure(r, payload);
+      take_abort(r, AbortRecord::why_it_failed, payload);
       break;
     case FrameKind::left:
+      if (frame.bytes > 0) {
+        take_abort(r, AbortRecord::why_it_left, payload);
+      }
       block.left.store(1, std::memory_order_release);
       break;
     case FrameKind::alive:
+      if (frame.bytes > 0) {
+        take_message_wait(r, payload);
+      }
+      break;
     case FrameKind::data:
       break;
   }
@@ -176,19 +207,33 @@ void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* 
   slot.posted.store(number + 1, std::memory_order_release);
 }
 
-void RemoteMembers::take_failure(int r, const std::byte* payload) {
+void RemoteMembers::take_abort(int r, AbortRecord::State state, const std::byte* payload) {
   AbortRecord& record = control(r).abort;
-  if (record.state.load(std::memory_order_relaxed) != 0) {
+  if (record.state.load(std::memory_order_relaxed) != AbortRecord::none) {
     return;
   }
   FailedBody body;
   std::memcpy(&body, payload, sizeof(body));
   record.kind = body.kind;
   record.culprit = body.culprit;
+  record.reporter = body.reporter;
   record.when_ns = now_ns() - body.age_ns;
   std::memcpy(record.reason, body.reason, sizeof(record.reason));
   record.reason[sizeof(record.reason) - 1] = '\0';
-  record.state.store(2, std::memory_order_release);
+  record.state.store(state, std::memory_order_release);
+}
+
+void RemoteMembers::take_message_wait(int r, const std::byte* payload) {
+  AliveBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  const int64_t now = now_ns();
+  MessageWait& message = control(r).message;
+  message.since_ns.store(now - body.age_ns, std::memory_order_relaxed);
+  message.tag.store(body.tag, std::memory_order_relaxed);
+  message.bytes.store(body.bytes, std::memory_order_relaxed);
+  message.peer.store(body.peer, std::memory_order_relaxed);
+  message.sends.store(body.sends, std::memory_order_relaxed);
+  message.seen_ns.store(now, std::memory_order_release);
 }
 
 }  // namespace dpcore

@@ -40,8 +40,10 @@ class RemoteMembers final : public Network::Target {
                  size_t stage_offset, size_t stage_bytes);
   void tell_finished(uint64_t number);
   void tell_failure(const AbortRecord& record);
-  void tell_left();
-  void tell_alive();
+  // With why, where the record says so.
+  void tell_left(const AbortRecord& record);
+  // With the message that this rank waits for, if it was seen to at `now`.
+  void tell_alive(const MessageWait& message, int64_t now);
   // Of user data, sent with posts so far.
   uint64_t posted_bytes() const { return posted_bytes_.load(std::memory_order_relaxed); }
   void flush(int r) { network_.flush(members_[r]); }
@@ -61,7 +63,8 @@ class RemoteMembers final : public Network::Target {
   static size_t stages_offset(int world);
   ControlBlock& control(int r) const { return *reinterpret_cast<ControlBlock*>(base(r)); }
   void take_post(int r, const FrameHeader& frame, const std::byte* payload);
-  void take_failure(int r, const std::byte* payload);
+  void take_abort(int r, AbortRecord::State state, const std::byte* payload);
+  void take_message_wait(int r, const std::byte* payload);
   template <class F>
   void for_each(F&& call) const;
   FrameHeader frame_of(FrameKind kind, uint64_t operation = 0) const;

@@ -8,19 +8,21 @@
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
-// dropped unread; a silent one of the same user is dropped after five seconds.
+// dropped unread; silent ones of the same user keep nobody waiting (rendezvous_visitors.h).
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "comm/clock.h"
 #include "comm/control.h"
 #include "comm/error.h"
 #include "comm/rendezvous.h"
+#include "comm/rendezvous_visitors.h"
 #include "comm/unix_socket.h"
 
 namespace dpcore {
@@ -48,6 +50,9 @@ struct Verdict {
 
 class Descriptors {  // closes what nobody took
  public:
+  Descriptors() = default;
+  Descriptors(Descriptors&& other) noexcept : list(std::exchange(other.list, {})) {}
+  Descriptors& operator=(Descriptors&&) = delete;
   ~Descriptors() {
     for (int fd : list) {
       if (fd >= 0) {
@@ -58,6 +63,35 @@ class Descriptors {  // closes what nobody took
   int take(size_t index) { return std::exchange(list[index], -1); }
   std::vector<int> list;
 };
+
+struct Words {  // of a rank that comes
+  Hello hello;
+  Descriptors descriptors;
+  size_t received = 0;
+};
+
+// The next rank whose greeting is complete, if one was before a short time is over.
+std::optional<Visitors<UnixSocket, Words>::Visitor> next_rank(
+    UnixSocket& listener, Visitors<UnixSocket, Words>& visitors) {
+  const auto accept = [&] {
+    UnixSocket line = listener.accept(0);
+    while (line && !line.same_user()) {
+      line = listener.accept(0);
+    }
+    return line;
+  };
+  return visitors.next(listener.fd(), kAcceptSliceMs, accept, [](auto& visitor) {
+    Words& words = visitor.words;
+    const ptrdiff_t more =
+        visitor.socket.receive_some(reinterpret_cast<std::byte*>(&words.hello) + words.received,
+                                    sizeof(Hello) - words.received, &words.descriptors.list);
+    words.received += more > 0 ? static_cast<size_t>(more) : 0;
+    if (words.received == sizeof(Hello)) {
+      return VisitorIs::accepted;
+    }
+    return more < 0 ? VisitorIs::gone : VisitorIs::waiting;
+  });
+}
 
 int own_pidfd() {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
@@ -161,6 +195,7 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
   std::vector<UnixSocket> lines(place.world);
   int arrived = 1;
   std::string last_refusal;
+  Visitors<UnixSocket, Words> visitors;
   try {
     while (arrived < place.world) {
       if (place.interrupted) {
@@ -177,20 +212,13 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
         }
         throw RendezvousError(place.name_of(0) + ": " + text);
       }
-      UnixSocket line = listener.accept(kAcceptSliceMs);
-      if (!line || !line.same_user()) {
+      auto visitor = next_rank(listener, visitors);
+      if (!visitor) {
         continue;
       }
-      Hello hello;
-      Descriptors descriptors;
-      const int64_t patience = std::min(place.deadline_ns, now_ns() + kHelloPatienceNs);
-      try {
-        if (!line.receive(&hello, sizeof(hello), &descriptors.list, patience, place.interrupted)) {
-          continue;
-        }
-      } catch (const RendezvousError&) {
-        continue;  // a connection that said nothing is not a rank
-      }
+      UnixSocket& line = visitor->socket;
+      const Hello& hello = visitor->words.hello;
+      Descriptors& descriptors = visitor->words.descriptors;
       const std::string problem =
           refusal(hello, place, present, descriptors.list.size(), wake_event >= 0);
       if (!problem.empty()) {

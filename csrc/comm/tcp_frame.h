@@ -6,8 +6,9 @@
 //   post      a rank enters an operation: its fingerprint and, for a small operation, the data
 //             itself, as a part of its stage (offset)
 //   finished  it touches nobody's memory for the operation any more
-//   failed    why it gave up           left   it will call no further operation
-//   alive     it waits, and is neither stopped nor cut off
+//   failed    why it gave up
+//   left      it will call no further operation; why, where another of its groups failed
+//   alive     it waits, and is neither stopped nor cut off; for which message, if it is one
 //   data      bytes [offset, offset + bytes) of a message of `total` bytes
 #pragma once
 
@@ -53,8 +54,18 @@ struct PostBody {
 struct FailedBody {
   uint32_t kind = 0;
   int32_t culprit = -1;
+  int32_t reporter = -1;
+  uint32_t unused = 0;
   int64_t age_ns = 0;  // clocks of two hosts have nothing in common
   char reason[kReasonBytes] = {};
+};
+
+struct AliveBody {
+  int64_t age_ns = 0;  // of the wait
+  uint64_t tag = 0;
+  uint64_t bytes = 0;
+  int32_t peer = -1;
+  uint32_t sends = 0;
 };
 
 // Whether a header may be what a rank of this version sent.
@@ -71,9 +82,11 @@ inline bool is_plausible(const FrameHeader& frame) {
              frame.offset <= kStageBytes - kMaxPostedBytes;
     case FrameKind::failed:
       return frame.bytes == sizeof(FailedBody);
-    case FrameKind::finished:
     case FrameKind::left:
+      return frame.bytes == 0 || frame.bytes == sizeof(FailedBody);
     case FrameKind::alive:
+      return frame.bytes == 0 || frame.bytes == sizeof(AliveBody);
+    case FrameKind::finished:
       return frame.bytes == 0;
   }
   return false;

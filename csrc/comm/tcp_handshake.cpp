@@ -1,7 +1,6 @@
 // Both sides of the handshake. Messages have fixed sizes; no length is read from the wire.
 #include "comm/tcp_handshake.h"
 
-#include <poll.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/clock.h"
 #include "comm/control.h"
 #include "comm/error.h"
 
@@ -17,10 +15,8 @@ namespace dpcore {
 namespace {
 
 constexpr uint64_t kGreetingMagic = 0x31'70'63'74'70'64'0d'0aull;  // no text protocol begins so
-constexpr uint32_t kWireVersion = 2;
+constexpr uint32_t kWireVersion = 3;
 constexpr uint32_t kWordOrder = 0x01020304;
-constexpr int64_t kPatienceNs = 5'000'000'000;
-constexpr size_t kMaxVisitors = 256;
 constexpr size_t kReasonBytes = 256;
 constexpr std::string_view kServerLabel = "dpcore server";
 constexpr std::string_view kClientLabel = "dpcore client";
@@ -145,56 +141,33 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
 }
 
 std::optional<Lobby::Guest> Lobby::next(int wait_ms) {
-  std::vector<pollfd> entries{{listener_.fd(), POLLIN, 0}};
-  for (const Visitor& visitor : visitors_) {
-    entries.push_back({visitor.socket.fd(), POLLIN, 0});
-  }
-  poll(entries.data(), entries.size(), wait_ms);
-  for (auto visitor = visitors_.begin(); visitor != visitors_.end();) {
-    const Outcome outcome = listen_to(*visitor);
-    if (outcome == Outcome::accepted) {
-      Guest guest{std::move(visitor->socket), visitor->greeting};
-      visitors_.erase(visitor);
-      return guest;
-    }
-    visitor = outcome == Outcome::gone ? visitors_.erase(visitor) : std::next(visitor);
-  }
-  admit();
-  return std::nullopt;
+  auto guest = visitors_.next(
+      listener_.fd(), wait_ms, [this] { return listener_.accept(); },
+      [this](auto& visitor) { return listen_to(visitor.socket, visitor.words); });
+  return guest ? std::optional(Guest{std::move(guest->socket), guest->words.greeting})
+               : std::nullopt;
 }
 
-void Lobby::admit() {
-  while (TcpSocket socket = listener_.accept()) {
-    if (visitors_.size() == kMaxVisitors) {
-      visitors_.pop_front();  // the one that has been silent longest
-    }
-    Visitor& visitor = visitors_.emplace_back();
-    visitor.socket = std::move(socket);
-    visitor.leaves_at_ns = now_ns() + kPatienceNs;
-  }
-}
-
-Lobby::Outcome Lobby::listen_to(Visitor& visitor) {
-  const bool greets = visitor.stage == Stage::greeting;
-  auto* into = greets ? reinterpret_cast<std::byte*>(&visitor.greeting)
-                      : reinterpret_cast<std::byte*>(&visitor.proof);
+VisitorIs Lobby::listen_to(TcpSocket& socket, Words& words) {
+  const bool greets = words.stage == Stage::greeting;
+  auto* into = greets ? reinterpret_cast<std::byte*>(&words.greeting)
+                      : reinterpret_cast<std::byte*>(&words.proof);
   const size_t wanted = greets ? sizeof(Greeting) : sizeof(Digest);
-  const ptrdiff_t more =
-      visitor.socket.receive_some(into + visitor.received, wanted - visitor.received);
-  if (more < 0 || now_ns() > visitor.leaves_at_ns) {
-    return Outcome::gone;
+  const ptrdiff_t more = socket.receive_some(into + words.received, wanted - words.received);
+  if (more < 0) {
+    return VisitorIs::gone;
   }
-  visitor.received += static_cast<size_t>(more);
-  const bool is_stranger = greets && visitor.received >= sizeof(visitor.greeting.magic) &&
-                           visitor.greeting.magic != kGreetingMagic;
+  words.received += static_cast<size_t>(more);
+  const bool is_stranger = greets && words.received >= sizeof(words.greeting.magic) &&
+                           words.greeting.magic != kGreetingMagic;
   if (is_stranger) {
-    return Outcome::gone;
+    return VisitorIs::gone;
   }
-  if (visitor.received < wanted) {
-    return Outcome::waiting;
+  if (words.received < wanted) {
+    return VisitorIs::waiting;
   }
-  visitor.received = 0;
-  return greets ? answer_greeting(visitor) : judge(visitor);
+  words.received = 0;
+  return greets ? answer_greeting(socket, words) : judge(socket, words);
 }
 
 // What can be said to anybody: nothing here depends on the secret.
@@ -233,40 +206,40 @@ std::string Lobby::problem_of(const Greeting& greeting) const {
   return "";
 }
 
-Lobby::Outcome Lobby::answer_greeting(Visitor& visitor) {
-  const std::string problem = problem_of(visitor.greeting);
+VisitorIs Lobby::answer_greeting(TcpSocket& socket, Words& words) {
+  const std::string problem = problem_of(words.greeting);
   Challenge challenge;
   if (problem.empty()) {
-    visitor.challenge = challenge.nonce = random_digest();
-    challenge.proof = proof_of(own_, kServerLabel, visitor.greeting, challenge.nonce);
+    words.challenge = challenge.nonce = random_digest();
+    challenge.proof = proof_of(own_, kServerLabel, words.greeting, challenge.nonce);
   } else {
     last_refusal_ = problem;
     challenge.refused = 1;
     put(challenge.reason, problem);
   }
-  const bool sent = say(visitor.socket, challenge);
-  visitor.stage = Stage::proof;
-  return sent && problem.empty() ? Outcome::waiting : Outcome::gone;
+  const bool sent = say(socket, challenge);
+  words.stage = Stage::proof;
+  return sent && problem.empty() ? VisitorIs::waiting : VisitorIs::gone;
 }
 
-Lobby::Outcome Lobby::judge(Visitor& visitor) {
-  const Digest expected = proof_of(own_, kClientLabel, visitor.greeting, visitor.challenge);
+VisitorIs Lobby::judge(TcpSocket& socket, const Words& words) {
+  const Digest expected = proof_of(own_, kClientLabel, words.greeting, words.challenge);
   std::string problem;
-  if (!equal_in_constant_time(visitor.proof, expected)) {
-    problem = "whoever says to be rank " + std::to_string(visitor.greeting.rank) +
+  if (!equal_in_constant_time(words.proof, expected)) {
+    problem = "whoever says to be rank " + std::to_string(words.greeting.rank) +
               " does not know the secret of this job; set DPCORE_SECRET (or the secret file) to "
               "the same on all ranks";
   } else {
-    problem = refusal_(visitor.greeting);
+    problem = refusal_(words.greeting);
   }
   Verdict verdict;
   verdict.accepted = problem.empty() ? 1 : 0;
   put(verdict.reason, problem);
-  const bool sent = say(visitor.socket, verdict);
+  const bool sent = say(socket, verdict);
   if (!problem.empty()) {
     last_refusal_ = problem;
   }
-  return sent && problem.empty() ? Outcome::accepted : Outcome::gone;
+  return sent && problem.empty() ? VisitorIs::accepted : VisitorIs::gone;
 }
 
 }  // namespace dpcore

@@ -11,16 +11,16 @@
 // that was overheard can be used again, and neither side's proof passes for the other's. Without
 // a secret (an empty key) the exchange still keeps other jobs and other programs out.
 //
-// The server's side is a *lobby*: any number of connections at once, each with a buffer of fixed
-// size and five seconds to say all this. Strangers, port scanners and silent connections cost
-// the ranks that belong here nothing but a look. Used by one thread, while ranks meet.
+// The server's side is a *lobby*: many connections at once, each with a buffer of fixed size and
+// five seconds to say all this (rendezvous_visitors.h). Strangers and port scanners cost the ranks
+// that belong here nothing but a look. Used by one thread, while ranks meet.
 #pragma once
 
 #include <functional>
-#include <list>
 #include <optional>
 #include <string>
 
+#include "comm/rendezvous_visitors.h"
 #include "comm/sha256.h"
 #include "comm/tcp_socket.h"
 
@@ -80,27 +80,23 @@ class Lobby {
 
  private:
   enum class Stage { greeting, proof };
-  struct Visitor {
-    TcpSocket socket;
+  struct Words {
     Stage stage = Stage::greeting;
-    int64_t leaves_at_ns = 0;
     Greeting greeting;
     Digest challenge{};
     Digest proof{};
     size_t received = 0;
   };
-  enum class Outcome { waiting, gone, accepted };
 
-  void admit();
-  Outcome listen_to(Visitor& visitor);
-  Outcome answer_greeting(Visitor& visitor);
-  Outcome judge(Visitor& visitor);
+  VisitorIs listen_to(TcpSocket& socket, Words& words);
+  VisitorIs answer_greeting(TcpSocket& socket, Words& words);
+  VisitorIs judge(TcpSocket& socket, const Words& words);
   std::string problem_of(const Greeting& greeting) const;
 
   TcpSocket& listener_;
   const Credentials& own_;
   Refusal refusal_;
-  std::list<Visitor> visitors_;
+  Visitors<TcpSocket, Words> visitors_;
   std::string last_refusal_;
 };
 

@@ -60,10 +60,14 @@ class TcpSocket {
   TcpAddress local_address() const;
   TcpAddress peer_address() const;
 
-  // For a connection that will carry frames: nothing is held back, a silent host is noticed.
+  // For a connection that will carry frames: nothing is held back, and while nothing is sent the
+  // kernel asks now and then whether the other one still knows of the connection.
   void prepare_for_frames();
   // The kernel takes no more data while so many bytes of it have not left.
   void limit_unsent(size_t bytes);
+  // How long a connection may be without an answer before the kernel gives it up. The kernel counts
+  // in milliseconds, and 12 days at most here.
+  static void bear_silence(int fd, int64_t nanoseconds);
 
   // False when the other side is gone; throws RendezvousError at the deadline.
   bool send_all(const void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);

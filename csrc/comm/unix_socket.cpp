@@ -134,37 +134,45 @@ bool UnixSocket::receive(void* data, size_t bytes, std::vector<int>* descriptors
                          int64_t deadline_ns, const Interrupt& interrupted) {
   auto* to = static_cast<char*>(data);
   size_t received = 0;
-  std::vector<char> control(CMSG_SPACE(kMaxDescriptors * sizeof(int)));
   while (received < bytes) {
     wait_for(fd_.get(), POLLIN, deadline_ns, interrupted);
-    iovec part{to + received, bytes - received};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    const ssize_t n = recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+    const ptrdiff_t more = receive_some(to + received, bytes - received, descriptors);
+    if (more < 0) {
       return false;
     }
-    for (cmsghdr* header = n > 0 ? CMSG_FIRSTHDR(&message) : nullptr; header != nullptr;
-         header = CMSG_NXTHDR(&message, header)) {
-      if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-        const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; ++i) {
-          int fd = -1;
-          std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-          if (descriptors != nullptr) {
-            descriptors->push_back(fd);
-          } else {
-            close(fd);
-          }
+    received += static_cast<size_t>(more);
+  }
+  return true;
+}
+
+ptrdiff_t UnixSocket::receive_some(void* data, size_t bytes, std::vector<int>* descriptors) {
+  std::vector<char> control(CMSG_SPACE(kMaxDescriptors * sizeof(int)));
+  iovec part{data, bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t received = recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (received <= 0) {
+    return received < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+  }
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+      const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+        if (descriptors != nullptr) {
+          descriptors->push_back(fd);
+        } else {
+          close(fd);
         }
       }
     }
-    received += n > 0 ? static_cast<size_t>(n) : 0;
   }
-  return true;
+  return received;
 }
 
 }  // namespace dpcore

@@ -6,6 +6,7 @@ its way, that collective would see a mismatch. What ``stats()`` says is looked a
 
 import array
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -242,6 +243,33 @@ def test_deadlines_that_are_none():
     for timeout in (0, -1.0, float("nan")):
         with pytest.raises(dpcore.Unsupported, match=r"timeout.* more than 0 seconds"):
             dpcore.init(rank=0, world_size=1, timeout=timeout)
+
+    def body(comm):
+        work = comm.all_reduce(ONES(4), async_op=True)
+        for timeout in (-1.0, float("nan")):
+            with pytest.raises(dpcore.Unsupported, match=r"timeout .* seconds"):
+                work.wait(timeout)
+        work.wait()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e10, 1e300])
+def test_deadlines_that_never_come(timeout):
+    def body(comm):
+        late = comm.rank * 0.05
+        for call in (
+            lambda: comm.all_reduce(ONES(4), timeout=timeout),
+            lambda: comm.all_reduce(ONES(4), async_op=True).wait(timeout=timeout),
+            lambda: comm.barrier(timeout=timeout),
+            lambda: comm.split(0).close(),
+        ):
+            time.sleep(late)
+            call()
+
+    dpcore.spawn(body, 2, mode="threads", timeout=timeout)
+    for transport in ("shm", "tcp"):
+        dpcore.spawn(body, 2, timeout=timeout, transport=transport)
 
 
 def test_a_world_of_one_refuses_the_same_names():

@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come_is_named():
 
     error, _ = errors_of(body, 2, timeout=1.0)
     assert isinstance(error, dpcore.Timeout)
-    assert "rank 1 has not called it (it has called no operation yet)" in str(error)
+    assert "rank 1 has not called it (it has called no collective yet)" in str(error)
 
 
 def test_a_rank_that_leaves_is_named():

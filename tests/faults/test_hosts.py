@@ -90,9 +90,9 @@ class Job:
         return [out for out, _ in outputs], [err for _, err in outputs]
 
 
-def at(made, host=0, version=4):
+def at(made, host=0, version=4, port=PORT):
     address = made.address(host, version)
-    return f"tcp://[{address}]:{PORT}" if version == 6 else f"tcp://{address}:{PORT}"
+    return f"tcp://[{address}]:{port}" if version == 6 else f"tcp://{address}:{port}"
 
 
 @pytest.mark.parametrize("places", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2)], ids=str)

@@ -28,6 +28,30 @@ def test_what_goes_to_one_host_is_lost():
         assert f"rank {1 - rank} " in output and "all_reduce of 100000 x float32" in output
 
 
+def test_a_break_that_is_shorter_than_the_deadline_costs_its_time_and_nothing_else():
+    """In an operation, and while all ranks compute: longer than a kernel's own patience."""
+    begin = "t = torch.full((100_000,), comm.rank + 1.0)\ncomm.all_reduce(t.clone())\n"
+    waits = "until = time.monotonic() + 3\ngoes_on = torch.ones(1)\nwhile goes_on:\n"
+    waits += "    comm.all_reduce(t.clone())\n    time.sleep(0.005)\n"
+    waits += "    comm.all_reduce(goes_on.fill_(time.monotonic() < until), op='max')\n"
+    computes = "time.sleep(21)\n"
+    ends = "comm.all_reduce(t, op='mean')\nprint(t.unique().tolist())"
+    with namespaces.hosts(2) as made:
+        jobs = [
+            Job(made, (0, 1), begin + steps + ends, at(made, port=PORT + i), 60.0)
+            for i, steps in enumerate((waits, computes))
+        ]
+        for job in jobs:
+            job.wait_until_met()
+        time.sleep(0.5)
+        made.cable(1, "down")
+        time.sleep(18.5)
+        made.cable(1, "up")
+        for job in jobs:
+            outputs, problems = job.said()
+            assert outputs == ["[1.5]\n"] * 2, problems
+
+
 def test_a_connection_is_reset_in_the_middle_of_a_chunk():
     """The one with the most to send: a chunk is on its way there. Nobody waits for the deadline."""
     with namespaces.hosts(2) as made:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import cloudpickle
 import pytest
 
 import dpcore as dp
+from dpcore import session
 from dpcore.launch import find_place
 from dpcore.ranks import run_processes, run_threads
 
@@ -138,6 +140,30 @@ def test_the_name_is_taken_by_a_stranger():
     assert "rank 1: rank 0 listens at" in results[1][0]
     assert "did not answer before the deadline" in results[1][0]
     in_time(results[1][1] < TIMEOUT + 2)
+
+
+def test_silent_connections_of_the_same_user_cost_nothing():
+    """Three of them, one after the other, would take 15 seconds."""
+    name = f"silent-{os.getpid()}-{time.monotonic_ns()}"
+    results = {}
+
+    def rank(number):
+        try:
+            session.connect(name, number, 2, timeout=12).close()
+            results[number] = "met"
+        except dp.Error as problem:
+            results[number] = str(problem)
+
+    first = threading.Thread(target=rank, args=(0,))
+    first.start()
+    with contextlib.ExitStack() as silent:
+        for _ in range(3):
+            line = silent.enter_context(socket.socket(socket.AF_UNIX))
+            while line.connect_ex(f"\0{name}") != 0:  # rank 0 is not there yet
+                time.sleep(0.01)
+        rank(1)
+        first.join()
+    assert results == {0: "met", 1: "met"}
 
 
 def handles(process):

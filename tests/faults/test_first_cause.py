@@ -1,0 +1,89 @@
+"""Whose words an error is in, where a late rank is, and what became of a group beside this one."""
+
+import functools
+import threading
+import time
+
+import pytest
+import torch
+
+import dpcore as dp
+
+from .over_tcp import over_tcp
+
+with_and_without_memory = pytest.mark.parametrize(
+    "run", [functools.partial(dp.spawn, mode="threads"), over_tcp], ids=["memory", "tcp"]
+)
+
+
+def caught(call):
+    with pytest.raises(dp.Error) as raised:
+        call()
+    return raised.value
+
+
+@with_and_without_memory
+def test_a_failure_that_another_rank_found_is_in_that_ranks_words(run):
+    def body(comm):
+        if comm.rank == 0:
+            return str(caught(lambda: comm.recv(torch.empty(100), 2, timeout=0.3)))
+        if comm.rank == 1:
+            return str(caught(comm.barrier))
+        return str(caught(lambda: comm.recv(torch.empty(3), 1)))
+
+    texts = run(body, 3)
+    found = "recv of 400 bytes from rank 2 (tag 0) was not complete after 0.3 s"
+    assert texts[0].startswith(f"rank 0: {found}"), texts
+    for rank in (1, 2):
+        assert texts[rank].startswith(f"rank {rank}: told by rank 0: {found}"), texts
+
+
+@with_and_without_memory
+def test_a_rank_inside_recv_is_not_one_that_has_called_nothing(run):
+    def body(comm):
+        if comm.rank == 0:
+            return str(caught(lambda: comm.barrier(timeout=0.4)))
+        caught(lambda: comm.recv(torch.empty(4), 0, tag=9))
+        return None
+
+    text = run(body, 2)[0]
+    assert "rank 1 has not entered it: it is in recv of 16 bytes from rank 0 (tag 9)" in text, text
+
+
+def test_a_rank_that_has_left_its_recv_was_seen_in_it():
+    is_over = threading.Event()
+
+    def body(comm):
+        if comm.rank == 0:
+            time.sleep(0.2)  # longer than a look
+            comm.send(torch.ones(4), 1)
+            text = str(caught(lambda: comm.barrier(timeout=0.9)))
+            is_over.set()
+            return text
+        comm.recv(torch.empty(4), 0)
+        is_over.wait(30)
+        return None
+
+    text = dp.spawn(body, 2, mode="threads")[0]
+    assert "it was last seen in recv of 16 bytes from rank 0 (tag 0), " in text, text
+
+
+@with_and_without_memory
+def test_a_failure_in_one_group_is_what_its_siblings_hear_of(run):
+    """Rank 0 gives up after an error in the group of ranks 0 and 1; rank 2 has no part in that."""
+
+    def body(comm):
+        pair = comm.split(0 if comm.rank < 2 else None)
+        beside = comm.split(0, key=-comm.rank)
+        if comm.rank == 2:
+            return caught(lambda: beside.all_reduce(torch.ones(7)))
+        problem = caught(lambda: pair.all_reduce(torch.ones(1 + comm.rank)))
+        beside.close()
+        return problem
+
+    problems = run(body, 3)
+    assert isinstance(problems[0], dp.Mismatch) and isinstance(problems[1], dp.Mismatch)
+    assert isinstance(problems[2], dp.PeerLost)
+    text = str(problems[2])
+    assert "finalized and left after an error in another group, and is needed for" in text
+    assert "Mismatch in the group of ranks 0, 1 of init(): the ranks disagree" in text, text
