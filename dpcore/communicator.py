@@ -113,18 +113,9 @@ class Communicator:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
         self._check_rank(root, "root")
         native = self._native.whole(
-            "broadcast",
-            tensor,
-            None,
-            "sum",
-            1.0,
-            root,
-            algorithm,
-            priority,
-            timeout,
-            layout,
+            "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, layout,
             async_op,
-        )
+        )  # fmt: skip
         return None if native is None else Work(native, [tensor])
 
     def reduce(

@@ -9,14 +9,13 @@ refused. Errors are torch's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dpcore.errors import Error, Unsupported
-from dpcore.stores import LONGEST_SECONDS
+from dpcore.torch_work import TorchWork
 
 _OPERATORS = {
     "sum": dist.ReduceOp.SUM,
@@ -29,46 +28,6 @@ _OPERATORS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-
-
-class TorchWork:
-    """An operation of the group in flight, and what is to be done when it is complete."""
-
-    def __init__(self, work: Any, result: list[Any], finish: Callable[[], None] | None) -> None:
-        self._work, self._result, self._finish = work, result, finish
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns when the result is there; raises torch's error otherwise."""
-        if self._work is not None:
-            longest = [] if timeout is None else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
-            self._work.wait(*longest)
-        self._complete()
-
-    def _complete(self) -> None:
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            with torch.no_grad():
-                finish()
-
-    def is_completed(self) -> bool:
-        """Whether ``wait`` would return at once."""
-        return self._work is None or bool(self._work.is_completed())
-
-    @property
-    def source(self) -> int | None:
-        """The rank that a message came from."""
-        return None if self._work is None else int(self._work._source_rank())
-
-    def get_future(self) -> torch.futures.Future[list[Any]]:
-        """A torch future whose value is the list of result tensors."""
-
-        def finished(future: Any) -> list[Any]:
-            future.wait()  # raises its error; the work itself may not be complete before us
-            self._complete()
-            return self._result
-
-        chained: torch.futures.Future[list[Any]] = self._work.get_future().then(finished)
-        return chained
 
 
 class TorchCommunicator:

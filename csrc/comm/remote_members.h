@@ -8,8 +8,9 @@
 //
 // Threads: mirrors are written by take(), under the engine's seat (and the network's lock on its
 // targets); their atomics are read by anybody. The tell_ functions may be called by any thread.
-// A post fills the slot of an operation kSlotsKept later only after all have finished the earlier one,
-// which is the sender's side of the same rule, so a mirror is never overwritten while it is read.
+// A post fills the slot of an operation kSlotsKept later only after all have finished the earlier
+// one, which is the sender's side of the same rule, so a mirror is never overwritten while it is
+// read.
 #pragma once
 
 #include <memory>

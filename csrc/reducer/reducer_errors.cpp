@@ -68,9 +68,7 @@ void Reducer::raise_too_late(size_t i) const {
               "or pass schedule='sequential'");
 }
 
-void Reducer::raise_with_bucket(size_t b) {
-  raise_about(describe(b, buckets_[b], gradients_));
-}
+void Reducer::raise_with_bucket(size_t b) { raise_about(describe(b, buckets_[b], gradients_)); }
 
 void Reducer::raise_about(const std::string& what) {
   const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
