@@ -82,8 +82,7 @@ void run_and_wait(Communicator& core, Request&& request, const std::string& algo
 }
 
 template <class Submit>
-py::object as_work(py::handle self, PyCommunicator& comm, std::vector<Held> buffers,
-                   Submit submit) {
+py::object as_work(py::handle self, std::vector<Held> buffers, Submit submit) {
   Work operation;
   {
     const py::gil_scoped_release no_gil;
@@ -104,7 +103,7 @@ py::object perform(PyCommunicator& comm, py::handle self, Request&& request, con
     request.program = call.program;
   }
   if (call.asynchronous) {
-    return as_work(self, comm, held(output, input),
+    return as_work(self, held(output, input),
                    [&] { return comm.core->submit(std::move(request), call.algorithm); });
   }
   run_and_wait(*comm.core, std::move(request), call.algorithm);
@@ -291,7 +290,7 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
       sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;
   const size_t bytes = buffer.elements * size_of(buffer.dtype);
   if (asynchronous) {
-    return as_work(self, comm, held(buffer), [&] {
+    return as_work(self, held(buffer), [&] {
       return core.submit_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout);
     });
   }

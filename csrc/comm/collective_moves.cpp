@@ -25,6 +25,10 @@ int64_t CollectiveOperation::next_event_ns() const {
                   shared_->transport().next_event_ns());
 }
 
+bool CollectiveOperation::is_held_back(int r) {
+  return entry_seen_ns_ > now_ns() || shared_->transport().is_held_back(r);
+}
+
 CollectiveOperation::Steps CollectiveOperation::run_barrier_over_link() {
   co_await until_entry_has_travelled();
   count_traffic(0, 0);

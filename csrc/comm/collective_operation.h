@@ -70,6 +70,7 @@ class CollectiveOperation final : public Operation {
   int first_late() const override;
   bool relieve() override;
   int64_t next_event_ns() const override;
+  bool is_held_back(int r) override;
   void retire() override;
 
   ~CollectiveOperation() override;

@@ -69,9 +69,9 @@ bool Engine::find_missing_peers() {
     }
   }
   for (const auto& operation : active_) {
-    // On an emulated link it may still be on its way.
-    const bool is_on_its_way = operation->next_event_ns() != INT64_MAX;
-    operation->missing_peer = is_on_its_way ? -1 : operation->missing_peer;
+    if (operation->missing_peer >= 0 && operation->is_held_back(operation->missing_peer)) {
+      operation->missing_peer = -1;
+    }
   }
   return went_on;
 }

@@ -8,6 +8,9 @@
 namespace dpcore {
 namespace {
 
+// Of a peer that is gone: several looks of the engine.
+constexpr int64_t kTurnNs = 200'000'000;
+
 enum class Draw : uint64_t { jitter = 1, loss = 2 };
 
 // splitmix64: an even number in [0, 1) from a seed and what it is for.
@@ -88,8 +91,28 @@ void Link::take_piece(Message& message, int64_t moment) {
   }
 }
 
+int64_t Link::ingress_free_ns(int peer, int64_t now) const {
+  const bool stands_back = has_turn_ >= 0 && has_turn_ != peer && now < turn_ends_ns_;
+  return stands_back ? std::max(ingress_free_ns_, now + kTurnNs / 10) : ingress_free_ns_;
+}
+
+bool Link::keeps_from(int peer, int64_t now) {
+  const bool is_taken = has_turn_ >= 0 && now < turn_ends_ns_;
+  if (is_taken && has_turn_ != peer) {
+    return true;
+  }
+  const bool is_answered = is_taken && was_free_;
+  has_turn_ = is_answered ? -1 : peer;
+  was_free_ = now >= ingress_free_ns_;
+  turn_ends_ns_ = now + kTurnNs;
+  return !is_answered;
+}
+
 // What a lone sender sent took the ingress while it came: only more than that has to wait.
-void Link::receive(size_t bytes, size_t left, int64_t due_ns) {
+void Link::receive(int peer, size_t bytes, size_t left, int64_t due_ns) {
+  if (peer == has_turn_) {
+    has_turn_ = -1;  // it had something, and may have more
+  }
   const int64_t transfer = duration_ns(bytes, settings_.ingress_bytes_per_s);
   const int64_t begin = due_ns - duration_ns(bytes + left, settings_.ingress_bytes_per_s);
   ingress_free_ns_ = std::max(ingress_free_ns_, begin) + transfer;

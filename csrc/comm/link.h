@@ -54,9 +54,16 @@ class Link {
 
   // From when on bytes may be taken in.
   int64_t ingress_free_ns() const { return ingress_free_ns_; }
+  // The same for bytes of one peer: later, while another one that is gone has its turn.
+  int64_t ingress_free_ns(int peer, int64_t now) const;
   // Of a message whose last byte arrived at due_ns, and of which so many bytes are left to be
   // taken.
-  void receive(size_t bytes, size_t left, int64_t due_ns);
+  void receive(int peer, size_t bytes, size_t left, int64_t due_ns);
+  // Whether the ingress may still keep this rank from something that a peer has sent which is gone.
+  // Others may keep it busy for ever: so the first question gives that peer the turn, and the
+  // answer is known when the ingress has been free for it between two questions. To be asked at
+  // every look, after everything that may be taken in was.
+  bool keeps_from(int peer, int64_t now);
 
   double latency_s(int peer) const { return settings_.to[peer].latency_s; }
   // What the link to a peer holds when it is busy.
@@ -82,6 +89,9 @@ class Link {
   LinkSettings settings_;
   int64_t egress_free_ns_ = 0;
   int64_t ingress_free_ns_ = 0;
+  int has_turn_ = -1;           // the peer that was asked for
+  bool was_free_ = false;       // the ingress, when it was
+  int64_t turn_ends_ns_ = 0;    // when nobody asks any more
   std::vector<uint64_t> sent_;  // messages, by peer
   Ticket next_ticket_ = 0;
   std::vector<Message> messages_;  // in the order in which they became ready

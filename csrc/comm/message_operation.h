@@ -30,6 +30,7 @@ class MessageOperation final : public Operation {
   void show_wait(int64_t now) const override;
   bool relieve() override { return shared_->transport().set_aside_unexpected(); }
   int64_t next_event_ns() const override { return shared_->transport().next_event_ns(); }
+  bool is_held_back(int r) override { return shared_->transport().is_held_back(r); }
   void retire() override;
 
   // The other rank; kAnyRank while a receive from any has not found one.

@@ -53,6 +53,8 @@ class Operation {
   virtual bool relieve() { return false; }
   // When there is something to do again though nothing has come; INT64_MAX: no such moment.
   virtual int64_t next_event_ns() const { return INT64_MAX; }
+  // Whether something that rank r sent, which is gone, may still be held back by an emulated link.
+  virtual bool is_held_back(int) { return false; }
   // Lets go of what the operation holds; called once, by the engine, before the status is set.
   virtual void retire() = 0;
 

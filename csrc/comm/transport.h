@@ -77,6 +77,9 @@ class Transport {
   virtual int64_t entry_latency_ns() const { return 0; }
   // When a message that is held back may go on; INT64_MAX: none is.
   virtual int64_t next_event_ns() const { return INT64_MAX; }
+  // Whether something of a peer that is gone may lie here and be held back. Asked at every look,
+  // after nothing of it could be taken.
+  virtual bool is_held_back(int) { return false; }
   // How large the pieces should be that a large transfer is cut into.
   virtual size_t segment_bytes() const = 0;
   // How much has to be on its way at a time to keep the connection busy.

@@ -44,7 +44,7 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
 
 size_t PacedTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
   const int64_t now = now_ns();
-  ingress_waits_ = now < link_->ingress_free_ns();
+  ingress_waits_ = now < link_->ingress_free_ns(group_.member(peer), now);
   if (ingress_waits_) {
     return from;
   }
@@ -53,7 +53,8 @@ size_t PacedTransport::pull(int peer, const Message& message, size_t from, const
     // Of what came while this rank was not looking, the card has had the time since.
     const int64_t due = inner_->due_ns();
     const bool is_plausible = due <= now && now - due < kLongestPauseNs;
-    link_->receive(have - from, message.total - have, is_plausible ? due : now);
+    link_->receive(group_.member(peer), have - from, message.total - have,
+                   is_plausible ? due : now);
   }
   return have;
 }
@@ -85,6 +86,10 @@ int64_t PacedTransport::entry_latency_ns() const {
     latency = r == group_.rank() ? latency : std::max(latency, link_->latency_s(group_.member(r)));
   }
   return to_ns(latency);
+}
+
+bool PacedTransport::is_held_back(int peer) {
+  return link_->keeps_from(group_.member(peer), now_ns());
 }
 
 int64_t PacedTransport::next_event_ns() const {

@@ -30,6 +30,7 @@ class PacedTransport final : public Transport {
   size_t window_bytes() const override;
   int64_t entry_latency_ns() const override;
   int64_t next_event_ns() const override;
+  bool is_held_back(int peer) override;
   Sent sent() const override { return inner_->sent(); }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return inner_->take_blocks(); }
 

@@ -109,7 +109,7 @@ void Gradient::make_part(const at::Tensor& flat) {
 }
 
 void Gradient::collect() {
-  const at::Tensor& grad = parameter.grad();
+  at::Tensor& grad = parameter.mutable_grad();
   const at::NoGradGuard no_grad;
   if (!grad.defined()) {
     part.zero_();

@@ -87,3 +87,29 @@ def test_a_failure_in_one_group_is_what_its_siblings_hear_of(run):
     text = str(problems[2])
     assert "finalized and left after an error in another group, and is needed for" in text
     assert "Mismatch in the group of ranks 0, 1 of init(): the ranks disagree" in text, text
+
+
+def test_a_rank_that_left_is_lost_although_the_link_is_never_quiet():
+    """On an emulated link: rank 0 always takes something from rank 1, and sends something to it."""
+
+    def body(comm):
+        if comm.rank == 2:
+            return None
+        other = 1 - comm.rank
+        awaited = comm.recv(torch.empty(4), 2, async_op=True) if comm.rank == 0 else None
+
+        def exchange():
+            works = []
+            while True:
+                works.append(comm.send(torch.ones(30_000), other, async_op=True))
+                works.append(comm.recv(torch.empty(30_000), other, async_op=True))
+                if len(works) > 6:
+                    works.pop(0).wait()
+
+        problem = caught(exchange)
+        assert awaited is None or awaited.is_completed()
+        return problem
+
+    for problem in dp.spawn(body, 3, mode="threads", timeout=8.0, link="50mbit,5ms")[:2]:
+        assert isinstance(problem, dp.PeerLost), problem
+        assert "finalized and left and is needed for recv of 16 bytes from rank 2" in str(problem)
