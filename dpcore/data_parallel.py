@@ -235,6 +235,7 @@ class DataParallel(TorchSurface):
         """After parameters were added, replaced, frozen or unfrozen: all ranks call it, and
         average from now on what there is now. Begins with rank 0's values, as the constructor
         does; the optimizer has to be told of new parameters by whoever made it."""
+        self._reducer.wait_for_gradients()
         self._module_parameters = [
             p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
         ]

@@ -91,8 +91,11 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
         return ms, recorded
 
     def run_alone() -> float:
+        model.require_forward_param_sync = False  # a forward after a synchronised one sends buffers
         with model.no_sync():
-            return run()[0]
+            ms = run()[0]
+        model.require_forward_param_sync = True
+        return ms
 
     for _ in range(2):  # buckets are rebuilt in the second
         run()

@@ -60,8 +60,11 @@ Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_
     throw Unsupported(std::string(role) + ": the tensor of shape " + shape_text(tensor) +
                       " is not contiguous (strided); pass .contiguous() and copy the result back");
   }
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), static_cast<size_t>(tensor.numel()),
-          dtype_of(tensor.scalar_type(), role), hold_of(tensor)};
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()),
+          static_cast<size_t>(tensor.numel()),
+          dtype_of(tensor.scalar_type(), role),
+          hold_of(tensor),
+          {}};
 }
 
 DType dtype_of_format(const std::string& format, size_t item, const char* role) {
@@ -149,10 +152,19 @@ at::ScalarType scalar_type_of(py::handle torch_dtype) {
   return reinterpret_cast<THPDtype*>(torch_dtype.ptr())->scalar_type;
 }
 
+// Kinds of tensors that act when they are used, as torch would tell them: a gradient in flight is
+// waited for here (dpcore/_ddp/in_flight.py).
+void announce_use(py::handle tensor) {
+  if (!THPVariable_CheckExact(tensor.ptr()) && has_memory(THPVariable_Unpack(tensor.ptr()))) {
+    tensor.attr("data_ptr")();
+  }
+}
+
 }  // namespace
 
 Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view place) {
   if (THPVariable_Check(object.ptr())) {
+    announce_use(object);
     Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, place);
     buffer.object = object;
     return buffer;

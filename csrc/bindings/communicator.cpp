@@ -92,9 +92,12 @@ void register_communicator(py::module_& m) {
            })
       .def("close",
            [](PyCommunicator& comm) {
-             const py::gil_scoped_release no_gil;
-             comm.core->close();
-             comm.callbacks->stop();
+             {
+               const py::gil_scoped_release no_gil;
+               comm.core->close(check_signals);
+               comm.callbacks->stop();
+             }
+             comm.let_go_of_completed();
            })
       .def_property_readonly(
           "costs", [](const PyCommunicator& c) { return list_of(c.core->endpoint().costs()); })

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "comm/callback_threads.h"
 
@@ -15,14 +16,15 @@ namespace dpcore {
 inline std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,
                                              pybind11::function call) {
   threads->be_ready();
-  // Whoever drops it last has the GIL or takes it.
-  const std::shared_ptr<pybind11::function> held(new pybind11::function(std::move(call)),
-                                                 [](pybind11::function* function) {
-                                                   const pybind11::gil_scoped_acquire gil;
-                                                   delete function;
-                                                 });
-  return [threads, held] {
-    threads->run([held] {
+  // Whoever drops it last has the GIL or takes it. That must not be the thread that completes the
+  // operation, since the end of a communicator may hang on it: so it gives its reference away.
+  std::shared_ptr<pybind11::function> held(new pybind11::function(std::move(call)),
+                                           [](pybind11::function* function) {
+                                             const pybind11::gil_scoped_acquire gil;
+                                             delete function;
+                                           });
+  return [threads, held = std::move(held)]() mutable {
+    threads->run([held = std::move(held)] {
       const pybind11::gil_scoped_acquire gil;
       try {
         (*held)();

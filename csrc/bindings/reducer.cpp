@@ -246,7 +246,8 @@ void register_reducer(py::module_& m) {
       .def("wait_for_gradients", &Reducer::wait_for_gradients,
            py::call_guard<py::gil_scoped_release>())
       .def("is_averaged", &Reducer::is_averaged)
-      .def("share_parameters_with", &Reducer::share_parameters_with)
+      .def("share_parameters_with", &Reducer::share_parameters_with,
+           py::call_guard<py::gil_scoped_release>())
       .def("withhold_by", withhold_by)
       .def("check_complete", &Reducer::check_complete, py::call_guard<py::gil_scoped_release>())
       .def("outermost_backward_begins", &Reducer::outermost_backward_begins)

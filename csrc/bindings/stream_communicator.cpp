@@ -287,9 +287,12 @@ void register_stream_communicator(py::module_& m) {
              c.core->group().say_heard();
            })
       .def("close", [](PyStreamCommunicator& comm) {
-        const py::gil_scoped_release no_gil;
-        comm.core->close();
-        comm.callbacks->stop();
+        {
+          const py::gil_scoped_release no_gil;
+          comm.core->close();
+          comm.callbacks->stop();
+        }
+        comm.let_go_of_completed();
       });
   py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>>(m, "StreamWork")
       .def("wait", wait_for, arg("timeout") = 0.0)

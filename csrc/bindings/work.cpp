@@ -75,6 +75,7 @@ void when_complete(PyWork& work, py::function call) {
 
 // None when it has not failed.
 py::object failure_of(PyWork& work) {
+  work.let_go_when_complete();
   const bool failed = work.operation->status.load(std::memory_order_acquire) == Operation::failed;
   return failed ? py::object(told(work.operation->group())) : py::none();
 }

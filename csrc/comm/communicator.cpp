@@ -1,7 +1,9 @@
 // Numbering, pooling, waiting and the end. What runs: communicator_choice.cpp.
 #include "comm/communicator.h"
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <thread>
 
 #include "comm/algorithm_names.h"
@@ -12,6 +14,7 @@ namespace dpcore {
 namespace {
 
 constexpr int64_t kClosePatienceNs = 5'000'000'000;
+constexpr int64_t kUnwatchedPatienceNs = 60'000'000'000;
 constexpr int64_t kReturnPatienceNs = 30'000'000;
 
 constexpr int64_t kSettlePatienceNs = 200'000'000;  // of a communicator that failed
@@ -266,15 +269,26 @@ void Communicator::abort(const std::string& reason) {
   context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
 }
 
-void Communicator::close() {
+void Communicator::close(const Engine::Interrupt& interrupted) {
   if (closed_.exchange(true) || endpoint().is_forked_copy()) {
     return;
   }
   const bool others_wait = context_->engine().somebody_waits();
-  const int64_t deadline_ns =
-      now_ns() + (group_->failed() ? kClosePatienceNs : to_ns(options_.timeout_s));
+  // Nobody can end the wait of a destructor.
+  const int64_t patience =
+      std::min(to_ns(options_.timeout_s), interrupted ? INT64_MAX : kUnwatchedPatienceNs);
+  const int64_t deadline_ns = now_ns() + (group_->failed() ? kClosePatienceNs : patience);
   group_->closes_at_ns.store(deadline_ns, std::memory_order_relaxed);
-  context_->engine().drain(*group_, deadline_ns + kClosePatienceNs);  // what is late fails before
+  std::exception_ptr interruption;
+  try {  // what is late fails before the end of this
+    context_->engine().drain(*group_, deadline_ns + kClosePatienceNs, interrupted);
+  } catch (...) {  // Ctrl-C: the rest of the end takes no time any more
+    interruption = std::current_exception();
+    group_->fail(ErrorKind::peer_lost, rank(),
+                 "rank " + std::to_string(rank()) + " was interrupted during close()");
+    group_->say_heard();
+    context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
+  }
   if (others_wait) {
     // At the end of a program: threads that came out of a wait must be back with their callers
     // before the interpreter goes (it ends threads that ask for its lock, and C++ aborts).
@@ -301,6 +315,9 @@ void Communicator::close() {
     network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs), take_in);
   }
   context_->keep_until_everybody_left(group_, std::move(blocks));
+  if (interruption) {
+    std::rethrow_exception(interruption);
+  }
 }
 
 }  // namespace dpcore

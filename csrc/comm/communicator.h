@@ -124,7 +124,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string& reason);
   // Waits for operations in flight, then leaves. Later calls raise. What has failed, and nobody was
   // told, is left for the caller to ask (Group::is_unheard): this is called by destructors too.
-  void close();
+  // `interrupted`: throws when the wait shall end; without it a long timeout is cut short.
+  void close(const Engine::Interrupt& interrupted = {});
   Explanation explain(Collective collective, size_t bytes);
   bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }
 

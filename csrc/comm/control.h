@@ -26,8 +26,8 @@ inline constexpr int kSlots = 64;
 // A slot is used again only two rounds later: who only gave compares with it afterwards, and by
 // then the others may have kSlots further operations in flight.
 inline constexpr int kSlotsKept = 2 * kSlots;
-inline constexpr int kHistory =
-    64;  // operations kept in the black box: those in flight, and finished ones
+// Operations kept in the black box: those in flight, and as many finished ones.
+inline constexpr int kHistory = 2 * kSlots;
 inline constexpr int kReasonBytes = 1024;
 inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
 inline constexpr size_t kStageBytes = size_t{512} << 10;

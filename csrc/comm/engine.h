@@ -73,7 +73,7 @@ class Engine {
   // Returns true when the operation is complete (also when it failed), false at the deadline.
   bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
   // Until nothing of the group is in flight any more, or the deadline is over.
-  void drain(const Group& group, int64_t deadline_ns);
+  void drain(const Group& group, int64_t deadline_ns, const Interrupt& interrupted = {});
   // Over TCP: takes in what has come that nobody asked for, unless a thread is in the seat, which
   // does so itself.
   void take_in_unexpected();

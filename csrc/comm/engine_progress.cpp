@@ -24,14 +24,21 @@ void sleep_precisely() {
 class Announced {  // at the bell, that this thread is about to sleep
  public:
   explicit Announced(Doorbell& bell) : bell_(bell), seen_(bell.announce_sleep()) {}
-  ~Announced() { bell_.withdraw(); }
+  ~Announced() { withdraw(); }
   Announced(const Announced&) = delete;
   Announced& operator=(const Announced&) = delete;
   uint32_t seen() const { return seen_; }
+  void withdraw() {
+    if (stands_) {
+      bell_.withdraw();
+      stands_ = false;
+    }
+  }
 
  private:
   Doorbell& bell_;
   uint32_t seen_;
+  bool stands_ = true;
 };
 
 }  // namespace
@@ -42,12 +49,13 @@ void Engine::sleep_on_bell(Seat& seat, int64_t until_ns) {
     return;
   }
   const Count asleep(sleepers_);
-  const Announced announced(endpoint_->bell());
+  Announced announced(endpoint_->bell());
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   take_submissions();
   if (advance_all()) {
+    announced.withdraw();  // or giving back the seat would wake this very thread
     seat.give_back();
     return;
   }
@@ -106,7 +114,7 @@ void Engine::progress_loop() {
   }
 }
 
-void Engine::drain(const Group& group, int64_t deadline_ns) {
+void Engine::drain(const Group& group, int64_t deadline_ns, const Interrupt& interrupted) {
   {
     const Count waiting(waiters_);
     bool sat_down = false;  // once at least: what runs seated is not counted
@@ -120,6 +128,9 @@ void Engine::drain(const Group& group, int64_t deadline_ns) {
         }
       } else {
         sched_yield();
+      }
+      if (interrupted) {
+        interrupted();
       }
     }
   }

@@ -84,8 +84,10 @@ bool Engine::look_for_trouble() {
   endpoint_->look_for_deaths();
   const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
-    Group& group = operation->group();
     operation->show_wait(last_look_ns_);
+  }
+  for (const auto& operation : active_) {
+    Group& group = operation->group();
     group.show_life(last_look_ns_);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
@@ -109,10 +111,9 @@ bool Engine::look_for_trouble() {
 }
 
 void Engine::take_in_unexpected() {
-  if (try_take_seat()) {
+  if (Seat seat(*this); seat) {
     endpoint_->network()->poll();
     endpoint_->network()->set_aside_unexpected();
-    release_seat();
   }
 }
 

@@ -217,14 +217,17 @@ bool Group::adopt_why_it_left(int r, const std::string& missed) {
 
 void Group::leave() {
   const std::optional<FirstFailure> cause = endpoint_->first_failure();
-  if (!failed() && cause && cause->group != this) {
+  if (cause && cause->group != this) {
     const auto culprit = std::find(members_.begin(), members_.end(), cause->culprit);
     Failure why;
     why.kind = static_cast<ErrorKind>(cause->kind);
     why.culprit = culprit == members_.end() ? rank_ : static_cast<int>(culprit - members_.begin());
     why.when_ns = cause->when_ns;
     why.reason = cause->text;
-    publish(AbortRecord::why_it_left, why, rank_);
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (!failed()) {
+      publish(AbortRecord::why_it_left, why, rank_);
+    }
   }
   mine().left.store(1, std::memory_order_release);
   if (remote_) {
@@ -271,7 +274,9 @@ void Group::finish_operation(uint64_t number) {
 }
 
 void Group::show_life(int64_t now) {
-  mine().alive_ns.store(now, std::memory_order_relaxed);
+  if (mine().alive_ns.exchange(now, std::memory_order_relaxed) == now) {
+    return;  // another operation of the group has shown it in this look
+  }
   if (remote_) {
     remote_->tell_alive(mine().message, now);
   }

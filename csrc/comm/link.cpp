@@ -10,6 +10,7 @@ namespace {
 
 // Of a peer that is gone: several looks of the engine.
 constexpr int64_t kTurnNs = 200'000'000;
+constexpr int64_t kLookNs = 5'000'000;  // a look takes less
 
 enum class Draw : uint64_t { jitter = 1, loss = 2 };
 
@@ -100,6 +101,9 @@ bool Link::keeps_from(int peer, int64_t now) {
   const bool is_taken = has_turn_ >= 0 && now < turn_ends_ns_;
   if (is_taken && has_turn_ != peer) {
     return true;
+  }
+  if (is_taken && turn_ends_ns_ - now > kTurnNs - kLookNs) {
+    return true;  // another operation asks in the same look
   }
   const bool is_answered = is_taken && was_free_;
   has_turn_ = is_answered ? -1 : peer;

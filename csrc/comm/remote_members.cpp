@@ -215,8 +215,10 @@ void RemoteMembers::take_abort(int r, AbortRecord::State state, const std::byte*
   FailedBody body;
   std::memcpy(&body, payload, sizeof(body));
   record.kind = body.kind;
-  record.culprit = body.culprit;
-  record.reporter = body.reporter;
+  const auto world = static_cast<int>(control(r).world);
+  const auto checked = [world](int rank) { return rank >= 0 && rank < world ? rank : -1; };
+  record.culprit = checked(body.culprit);
+  record.reporter = checked(body.reporter) < 0 ? r : body.reporter;
   record.when_ns = now_ns() - body.age_ns;
   std::memcpy(record.reason, body.reason, sizeof(record.reason));
   record.reason[sizeof(record.reason) - 1] = '\0';

@@ -44,8 +44,9 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
 
 size_t PacedTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
   const int64_t now = now_ns();
-  ingress_waits_ = now < link_->ingress_free_ns(group_.member(peer), now);
-  if (ingress_waits_) {
+  const int64_t free = link_->ingress_free_ns(group_.member(peer), now);
+  ingress_busy_until_ns_ = now < free ? free : INT64_MAX;
+  if (now < free) {
     return from;
   }
   const size_t have = inner_->pull(peer, message, from, sink);
@@ -93,7 +94,7 @@ bool PacedTransport::is_held_back(int peer) {
 }
 
 int64_t PacedTransport::next_event_ns() const {
-  int64_t next = ingress_waits_ ? link_->ingress_free_ns() : INT64_MAX;
+  int64_t next = ingress_busy_until_ns_;
   for (const OnItsWay& message : on_their_way_) {
     const bool is_known = message.arrival_ns != Link::kUnknown;
     const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();

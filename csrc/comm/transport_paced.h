@@ -49,7 +49,7 @@ class PacedTransport final : public Transport {
   std::shared_ptr<Link> link_;
   const Group& group_;
   std::vector<OnItsWay> on_their_way_;
-  bool ingress_waits_ = false;
+  int64_t ingress_busy_until_ns_ = INT64_MAX;  // seen by the last pull; INT64_MAX: it was free
 };
 
 }  // namespace dpcore

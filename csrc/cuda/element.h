@@ -133,8 +133,7 @@ struct Complex {
   static DPCORE_BOTH Stored store(Acc x) { return x; }
 };
 
-// ---- factors, divisors and NaNs
-// ------------------------------------------------------------------------
+// ---- factors, divisors and NaNs --------------------------------------------------------------
 
 template <class T>
 DPCORE_BOTH T scaled(T x, double factor) {

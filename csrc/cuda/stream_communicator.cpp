@@ -354,6 +354,7 @@ void StreamCommunicator::close() {
   watch_->close(now_ns() + (had_failed ? kFailedPatienceNs : to_ns(options_.timeout_s)));
   if (group().failed()) {
     control_->abort(group().failure().reason);
+    control_->group().say_heard();  // this communicator tells it, or has told it
   } else {
     release();
   }

@@ -55,11 +55,11 @@ bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
 // Whether a gradient can be given other memory and nobody sees the difference in what he holds:
 // the tensor is known to autograd alone, or its memory to the tensor alone.
 bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
+  if (has_unknown_owners(grad) || may_be_numpys(grad)) {
+    return false;
+  }
   if (!is_known_elsewhere(grad)) {
     return true;
-  }
-  if (may_be_numpys(grad)) {
-    return false;
   }
   size_t accounted_for = tensors_behind(grad);
   if (incoming != nullptr && incoming->defined() && incoming->has_storage() &&
@@ -123,20 +123,22 @@ void Gradient::collect() {
     if (grad._is_zerotensor()) {
       grad = grad.clone();
     } else if (grad.layout() == at::kStrided) {
-      check_memory(grad, ("the gradient of " + name).c_str());
+      if (!has_memory(grad)) {
+        refuse_without_memory(grad, ("the gradient of " + name).c_str());
+      }
     }
     part.copy_(grad.is_sparse() ? grad.to_dense() : grad);
   }
 }
 
-bool Gradient::settle(const at::Tensor* incoming) {
+bool Gradient::settle(const at::Tensor* incoming, bool may_move) {
   at::Tensor& grad = parameter.mutable_grad();
   if (grad.layout() != at::kStrided || grad.requires_grad() ||
       !grad.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(part.key_set())) {
     grad = tensor_like(part);  // of another kind: sparse, or with a graph that ends here
     return true;
   }
-  if (grad.scalar_type() != part.scalar_type() || !can_move(grad, incoming)) {
+  if (!may_move || grad.scalar_type() != part.scalar_type() || !can_move(grad, incoming)) {
     return false;
   }
   grad.unsafeGetTensorImpl()->shallow_copy_from(part.getIntrusivePtr());

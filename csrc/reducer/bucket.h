@@ -49,9 +49,9 @@ struct Gradient {
   // else holds the part.
   void collect();
   // From now on `parameter.grad` is the part's memory. False when it has to stay where it is,
-  // because its memory is the program's: the result is copied there. `incoming` is a tensor
-  // that autograd holds at the moment, or none.
-  bool settle(const at::Tensor* incoming);
+  // because its memory is the program's, or may not move: the result is copied there. `incoming`
+  // is a tensor that autograd holds at the moment, or none.
+  bool settle(const at::Tensor* incoming, bool may_move);
   // `parameter.grad` is the bucket's memory already.
   bool is_in_place() const;
   // The gradient lies as the part does, so that both are copied element by element.

@@ -205,6 +205,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void leave_out(size_t b);
   void await_or_withhold();
   void stand_back();
+  bool shares_parameters() const;
+  void wait_for_gradients_if_possible();
   bool is_usable() const;
   std::unique_ptr<at::RecordFunction> profiled_bucket() const;
   void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now);

@@ -58,13 +58,35 @@ bool Reducer::is_averaged(size_t i) const {
 
 // ---- another reducer of the same parameters --------------------------------------------------
 
+// From here on `parameter.grad` is no bucket's memory: that of one reducer would be on its way
+// while the other one reads it.
 void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {
+  wait_for_gradients_if_possible();
   shared_with_.push_back(other);
+  for (Gradient& gradient : gradients_) {
+    if (gradient.part.defined() && gradient.is_in_place()) {
+      leave_part_to_holders(gradient);
+    }
+  }
+}
+
+bool Reducer::shares_parameters() const {
+  return std::any_of(shared_with_.begin(), shared_with_.end(),
+                     [](const std::weak_ptr<Reducer>& other) { return !other.expired(); });
+}
+
+// Where the group has failed, nothing is in flight any more.
+void Reducer::wait_for_gradients_if_possible() {
+  try {
+    wait_for_gradients();
+  } catch (const Error&) {
+  }
 }
 
 // Another reducer of these parameters goes forward. Gradients that come now are its own, unless
 // this one expects some from a forward of its own that has had no backward yet.
 void Reducer::stand_back() {
+  wait_for_gradients_if_possible();
   const bool expects = open_ && arrived_ == 0 && is_usable();
   if (!expects) {
     synchronised_ = false;

@@ -47,7 +47,7 @@ void Reducer::leave_bucket_to_holders(Bucket& bucket) {
 // `parameter.grad` has been copied into its part.
 void Reducer::settle(Gradient& gradient) {
   if (settings_.grad_is_part && gradient.parameter.grad().defined() &&
-      !gradient.settle(incoming_)) {
+      !gradient.settle(incoming_, !shares_parameters())) {
     buckets_[gradient.bucket].has_own = true;
   }
 }

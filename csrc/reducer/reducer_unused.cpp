@@ -114,6 +114,7 @@ void Reducer::arrive_as_recorded() {
 // ---- of a rank without inputs ----------------------------------------------------------------
 
 void Reducer::shadow_backward() {
+  wait_for_gradients();
   open(false);
   for (Gradient& gradient : gradients_) {
     if (!gradient.is_sparse) {

@@ -210,6 +210,11 @@ bool may_be_numpys(const at::Tensor& tensor) {
   return !tensor.storage().unsafeGetStorageImpl()->resizable();
 }
 
+bool has_unknown_owners(const at::Tensor& tensor) {
+  const bool is_pythons = has_python_object(*tensor.unsafeGetTensorImpl()->pyobj_slot());
+  return tensor.use_count() > (is_pythons ? 2 : 1);
+}
+
 bool is_known_elsewhere(const at::Tensor& tensor) {
   return tensor.use_count() > 1 || has_python_object(*tensor.unsafeGetTensorImpl()->pyobj_slot());
 }

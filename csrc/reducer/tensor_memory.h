@@ -55,5 +55,8 @@ bool may_be_numpys(const at::Tensor& tensor);
 
 // Whether anybody besides the only owner at hand has this very tensor, Python included.
 bool is_known_elsewhere(const at::Tensor& tensor);
+// Whether anybody has it besides that owner and Python: a consumer of DLPack may, and has an
+// address.
+bool has_unknown_owners(const at::Tensor& tensor);
 
 }  // namespace dpcore

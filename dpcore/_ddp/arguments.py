@@ -34,7 +34,7 @@ def check_parameters(
                 "that its lazy layers are made"
             )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if name not in ignored and tensor.layout == torch.strided:
+        if name not in ignored and tensor.layout == torch.strided and not tensor.is_meta:
             _C.check_memory(tensor, f"DataParallel: {name}")
     check_inside(module, trained)
     kinds = {parameter.device.type for _, parameter in trained}

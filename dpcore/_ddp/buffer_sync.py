@@ -77,7 +77,7 @@ class BufferSync:
     @property
     def has_any(self) -> bool:
         """Whether there is anything to send, or was until now."""
-        if not self._sent:
+        if not self._sent and self._places:
             self._look()
         return bool(self._sent or self._changes)
 

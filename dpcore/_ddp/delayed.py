@@ -55,7 +55,7 @@ class DelayedGradients:
         """Backward is going to add gradients to the buffer."""
         self.synchronised = synchronised
         missing = [p.grad is None for p in self._parameters]
-        if all(missing):
+        if any(missing):
             self._make_flat()  # anew: somebody may have kept the last gradients
         for parameter, view, is_missing in zip(self._parameters, self.views, missing, strict=True):
             if is_missing:

@@ -7,6 +7,7 @@ ours. What is left of torch's machinery raises, so that nothing works by half
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 import weakref
@@ -195,6 +196,8 @@ class TorchSurface(BufferMethods):
         or have come. Buckets begin anew."""
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
+        with contextlib.suppress(Error):  # it may be gone because its group has failed
+            self._reducer.wait_for_gradients()
         self._join_group(None, new_process_group)
         self._set_up(trained_parameters(self.module, self.parameters_to_ignore))
         self._use_hooks_again()

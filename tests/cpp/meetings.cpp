@@ -110,8 +110,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   sync.world = n;
   sync.blocks = kBlocks;
   sync.enters = sync.leaves = true;
-  const DeviceReduction job =
-      reduce_job({DType::i32, ReduceOp::sum, 1.0, nullptr, false}, in, out, count);
+  const DeviceReduction job = reduce_job({DType::i32, ReduceOp::sum}, in, out, count);
   std::array<BlockState, kBlocks> states;
   std::vector<std::thread> workers;
   for (int index = 0; index < kBlocks; ++index) {

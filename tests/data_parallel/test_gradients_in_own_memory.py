@@ -40,11 +40,18 @@ def tensors_that_are_shared(parameters):
     return [tensor.view(-1) for tensor in tensors]
 
 
+def what_a_consumer_of_dlpack_has(parameters):
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    return [torch.from_dlpack(p.grad) for p in parameters]
+
+
 OWN_MEMORY = (
     views_of_one_flat_tensor,
     arrays_of_numpy,
     tensors_made_before,
     tensors_that_are_shared,
+    what_a_consumer_of_dlpack_has,
 )
 
 

@@ -243,6 +243,15 @@ def test_every_use_of_a_gradient_waits_for_it():
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_a_collective_of_the_program_waits_for_a_gradient_in_flight():
+    def body(comm):
+        _, weight = one_backward(comm, WaitsAtTheOptimizer())
+        comm.all_reduce(weight.grad)
+        assert (weight.grad == 3.0).all()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 def test_without_optimizer_step_nothing_is_in_flight_after_backward():
     def body(comm):
         _, weight = one_backward(comm, OnlyLaunches())

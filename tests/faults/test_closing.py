@@ -1,5 +1,6 @@
 """What the end of a communicator tells, whom it waits for, and whom it keeps waiting."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -117,16 +118,15 @@ def test_dropping_a_communicator_does_not_keep_other_ranks_from_python():
 
 def test_two_ranks_close_with_unread_data_between_them():
     """Neither kernel can hand over more until the other rank reads; both are closing."""
-    both_have_sent = threading.Barrier(2)
 
     def body(comm):
-        block = torch.ones(16_384)
+        block = torch.ones(1 << 20)
         comm.barrier()
         for _ in range(16):
-            comm.send(block, 1 - comm.rank, tag=1)
-        both_have_sent.wait()
+            comm.send(block, 1 - comm.rank, tag=1, async_op=True)
         began = time.monotonic()
-        comm.close()
+        with contextlib.suppress(dp.PeerLost):  # nobody receives what the other rank sends
+            comm.close()
         return time.monotonic() - began
 
     for seconds in over_tcp(body, timeout=40.0):
