@@ -19,7 +19,7 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
                        std::to_string(me()) + " called " + Group::describe(number, ours) +
                        ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
     if (theirs.layout != ours.layout) {
-      text += "; the lists of sizes (or the models, or the layout of their buckets) differ";
+      text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
     }
     if (theirs.algorithm != ours.algorithm) {
       text += "; the algorithms differ";

@@ -203,15 +203,18 @@ void StreamWatch::look_at_deadlines() {
   if (!late) return;
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.3g", late->timeout_s);
-  Group& group = this->group();
+  fail_as_late(*late, std::string(seconds) + " s after it was called");
+}
+
+void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) {
   int culprit = -1;
-  for (int r = 0; r < group.world() && culprit < 0; ++r) {
-    if (has_not_called(r, *late)) culprit = r;
+  for (int r = 0; r < group().world() && culprit < 0; ++r) {
+    if (has_not_called(r, late)) culprit = r;
   }
   if (culprit < 0) culprit = upcalls_.late_peer();
   fail(ErrorKind::timeout, culprit,
-       late->describe() + " was not complete on " + device_->name() + " " + seconds +
-           " s after it was called; " + who_is_late(*late));
+       late.describe() + " was not complete on " + device_->name() + " " + when + "; " +
+           who_is_late(late));
 }
 
 // Messages have no number that both sides know.
@@ -256,13 +259,14 @@ void StreamWatch::close(int64_t deadline_ns) {
     return;
   }
   while (true) {
+    std::shared_ptr<StreamWork> oldest;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (in_flight_.empty()) break;
+      oldest = in_flight_.front();
     }
     if (now_ns() > deadline_ns && !group().failed()) {
-      fail(ErrorKind::peer_lost, group().rank(),
-           "rank " + std::to_string(group().rank()) + " left while operations were in flight");
+      fail_as_late(*oldest, "when close() had waited as long as a call may take");
     }
     look();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -95,6 +95,7 @@ class StreamWatch {
   void look_at_peers(const StreamWork& waiting);
   void look_for_trouble();
   void look_at_deadlines();
+  void fail_as_late(const StreamWork& late, const std::string& when);
   bool has_not_called(int r, const StreamWork& work) const;
   std::string who_is_late(const StreamWork& work) const;
   void stop_once();

@@ -30,18 +30,15 @@ def test_launches_of_a_step_are_checked():
         model, step = steps.many_tensors(lambda m: dpcore.DataParallel(m, comm=comm), "cpu")
         step()
         assert steps.check_launches(model, step) == len(model.bucket_report())
-        on_host = dpcore.DataParallel(model.module, comm=comm._on_host)
+
+        def on_the_host(module):
+            return dpcore.DataParallel(module, comm=comm._on_host)
+
+        on_host, step_on_host = steps.many_tensors(on_the_host, "cpu")
         with pytest.raises(RuntimeError, match=r"took 0 launches and copied 400 gradients alone"):
-            steps.check_launches(on_host, step_of(on_host))
+            steps.check_launches(on_host, step_on_host)
         assert steps.launches_of(model, step) == {"launches_per_step": len(model.bucket_report())}
-        assert "took 0 launches" in steps.launches_of(on_host, step_of(on_host))["wrong"]
-
-    def step_of(model):
-        def step():
-            model.zero_grad()
-            model(torch.ones(5000)).backward()
-
-        return step
+        assert "took 0 launches" in steps.launches_of(on_host, step_on_host)["wrong"]
 
     on_devices(body, 1)
 

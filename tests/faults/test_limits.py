@@ -152,9 +152,10 @@ def test_no_memory_for_the_stage_in_the_midst_of_an_operation():
             comm.all_reduce(torch.ones(1 << 20))
         return str(caught.value)
 
-    for rank, message in enumerate(results(body)):
-        assert message.startswith(f"rank {rank}: operation 0 (all_reduce of 1048576 x float32")
-        assert "arena of rank 1" in message
+    what = "operation 0 (all_reduce of 1048576 x float32, sum): arena of rank 1"
+    first, second = results(body)
+    assert first.startswith(f"rank 0: told by rank 1: {what}"), first
+    assert second.startswith(f"rank 1: {what}"), second
 
 
 # ---- more ranks than cores --------------------------------------------------------------------
