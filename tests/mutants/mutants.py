@@ -9,6 +9,7 @@ import torch
 
 import dpcore
 from dpcore._ddp import completion
+from dpcore._ddp.model_group import make_equal
 from dpcore.reference.ladder import PerParameterDDP
 from tests.data_parallel.own_schedules import WaitsAtTheOptimizer
 
@@ -196,8 +197,10 @@ class LooksAtParametersOnce(dpcore.DataParallel):
 class ComparesShapesOnly(dpcore.DataParallel):
     """As torch's, which counts parameters of one shape as the same."""
 
-    def _make_equal(self, trained, delayed, buffers):
-        super()._make_equal([("weight", trained[0][1])], (), buffers)
+    def __init__(self, module, **options):
+        super().__init__(module, init_sync=False, **options)
+        first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
+        make_equal(self, [("weight", first)], (), buffers=True)
 
 
 class ReducesTheParameter(PerParameterDDP):
