@@ -52,9 +52,8 @@ class Link {
   static constexpr int64_t kUnknown = INT64_MAX;
   static constexpr size_t kPieceBytes = size_t{256} << 10;
 
-  // From when on bytes may be taken in.
-  int64_t ingress_free_ns() const { return ingress_free_ns_; }
-  // The same for bytes of one peer: later, while another one that is gone has its turn.
+  // From when on bytes of a peer may be taken in: later while another one, which is gone, has its
+  // turn.
   int64_t ingress_free_ns(int peer, int64_t now) const;
   // Of a message whose last byte arrived at due_ns, and of which so many bytes are left to be
   // taken.

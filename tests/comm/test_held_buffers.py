@@ -98,41 +98,32 @@ def test_a_dropped_communicator_ends_what_is_in_flight_before_its_memory_goes():
     dpcore.spawn(body, 2, mode="threads")
 
 
+def keeps_the_memory_of_a_tensor(collectives, rank):
+    if rank == 1:
+        collectives.recv(torch.ones(1), 0)
+        collectives.all_reduce(torch.ones(LENGTH))
+        return
+    alive = weakref.ref(memory := np.ones(LENGTH, "f4"))
+    tensor = torch.from_numpy(memory)
+    del memory
+    work = collectives.all_reduce(tensor, async_op=True)
+    tensor.data = torch.zeros(1)
+    gc.collect()
+    assert alive() is not None and not work.is_completed()
+    collectives.send(torch.ones(1), 1)
+    work.wait()
+    assert alive() is None
+
+
 def test_a_tensor_keeps_its_memory_though_it_is_given_another():
     def body(comm):
-        if comm.rank == 1:
-            comm.recv(torch.ones(1), 0)
-            comm.all_reduce(torch.ones(LENGTH))
-            return
-        alive = weakref.ref(memory := np.ones(LENGTH, "f4"))
-        tensor = torch.from_numpy(memory)
-        del memory
-        work = comm.all_reduce(tensor, async_op=True)
-        tensor.data = torch.zeros(1)
-        gc.collect()
-        assert alive() is not None and not work.is_completed()
-        comm.send(torch.ones(1), 1)
-        work.wait()
-        assert alive() is None
+        keeps_the_memory_of_a_tensor(comm, comm.rank)
 
     dpcore.spawn(body, 2, mode="threads")
 
 
 def test_torch_distributed_keeps_the_memory_of_a_tensor_that_is_given_another():
     def body():
-        if dist.get_rank() == 1:
-            dist.recv(torch.ones(1), 0)
-            dist.all_reduce(torch.ones(LENGTH))
-            return
-        alive = weakref.ref(memory := np.ones(LENGTH, "f4"))
-        tensor = torch.from_numpy(memory)
-        del memory
-        work = dist.all_reduce(tensor, async_op=True)
-        tensor.data = torch.zeros(1)
-        gc.collect()
-        assert alive() is not None and not work.is_completed()
-        dist.send(torch.ones(1), 1)
-        work.wait()
-        assert alive() is None
+        keeps_the_memory_of_a_tensor(dist, dist.get_rank())
 
     in_group(body, 2)
