@@ -12,9 +12,9 @@ PY     := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 JOBS   ?= $(shell nproc)
 
-COMM    := $(wildcard csrc/comm/*.cpp)
-CUDA    := $(wildcard csrc/cuda/*.cpp)
-SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/*/*.cuh csrc/*/*.inl)
+COMM    := $(sort $(shell find csrc/comm -name '*.cpp'))
+CUDA    := $(sort $(shell find csrc/cuda -name '*.cpp'))
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -164,7 +164,7 @@ cpp-tests: ## builds the programs of tests/cpp: plain, ASan+UBSan, TSan
 	@$(MAKE) --no-print-directory -j$(JOBS) $(foreach f,$(CPP_FLAVOURS),$(addprefix build/cpp/$(f)/,$(CPP_PROGRAMS)))
 
 # A stand-in for NCCL that tests/cuda_host loads and steers.
-build/cpp/libfake_nccl.so: $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h csrc/cuda/*.h) Makefile
+build/cpp/libfake_nccl.so: $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h csrc/cuda/*/*.h) Makefile
 	@mkdir -p $(@D)
 	$(CPP_CCACHE) $(CXX) $(CPP_FLAGS) -fPIC -fvisibility=hidden -c tests/cuda_host/fake_nccl.cpp -o $@.$$$$.o \
 		&& $(CXX) -shared -Wl,-soname,libnccl.so.2 -pthread $@.$$$$.o -o $@.$$$$ && mv $@.$$$$ $@ && rm $@.$$$$.o
@@ -206,7 +206,7 @@ build/cpp/$(1)/gpu/%.o: csrc/cuda/%.cpp Makefile
 	$$(call CPP_COMPILE,$(1))
 
 build/cpp/$(1)/gpus: $(FAKE_CUDA:%=build/cpp/$(1)/fake_cuda/%.o) \
-		$(addprefix build/cpp/$(1)/gpu/,device.o device_cuda.o memory_cuda.o) \
+		$(addprefix build/cpp/$(1)/gpu/device/,device.o device_cuda.o memory_cuda.o) \
 		$(COMM:csrc/%.cpp=build/cpp/$(1)/%.o) \
 		$(patsubst csrc/%.cpp,build/cpp/$(1)/%.o,$(filter-out %/device.cpp,$(CUDA))) \
 		$(KERNELS:%=$(MODULE)/cuda/%.o)
@@ -214,10 +214,9 @@ build/cpp/$(1)/gpus: $(FAKE_CUDA:%=build/cpp/$(1)/fake_cuda/%.o) \
 
 # The part for GPUs that needs no GPU.
 build/cpp/$(1)/streams: $(CUDA:csrc/%.cpp=build/cpp/$(1)/%.o)
-build/cpp/$(1)/meetings: build/cpp/$(1)/cuda/reduce_job.o
+build/cpp/$(1)/meetings: build/cpp/$(1)/cuda/kernels/reduce_job.o
 
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
--include $(wildcard build/cpp/$(1)/comm/*.d build/cpp/$(1)/cuda/*.d build/cpp/$(1)/tests/*.d \
-	build/cpp/$(1)/fake_cuda/*.d build/cpp/$(1)/gpu/*.d)
+-include $(shell find build/cpp/$(1) -name '*.d' 2>/dev/null)
 endef
 $(foreach flavour,$(CPP_FLAVOURS),$(eval $(call cpp_flavour,$(flavour))))

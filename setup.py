@@ -37,7 +37,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 MINIMUM_TORCH = (2, 11)
-MINIMUM_CUDA = (12, 5)  # see csrc/cuda/driver.cuh
+MINIMUM_CUDA = (12, 5)  # see csrc/cuda/kernels/driver.cuh
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
 # pip asks for metadata several times per install; importing torch for each would cost seconds.
 COMMANDS_WITHOUT_COMPILER = {"egg_info", "dist_info", "sdist", "clean", "--version", "--help"}
@@ -280,9 +280,8 @@ def extension_arguments() -> dict[str, Any]:
     objects = ROOT / "build" / "objects"
     tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-{flavour}"
     torch_includes = cpp_extension.include_paths()
-    folders = ("comm", "cuda", "reducer", "torch_backend", "bindings")
-    sources = sorted(path for folder in folders for path in (ROOT / "csrc" / folder).glob("*.cpp"))
-    kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    sources = sorted((ROOT / "csrc").rglob("*.cpp"))
+    kernels = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
     link_flags = ["-Wl,--exclude-libs,ALL"]  # keeps the static CUDA runtime's symbols to ourselves
     if nvcc:
         check_nvcc(nvcc)

@@ -31,9 +31,9 @@ def test_every_kernel_was_compiled_for_three_architectures():
     if not OBJECTS.is_dir():
         pytest.skip(f"the module was not built in this folder: there is no {OBJECTS}")
     assert _C.cuda_probe()["built"]
-    for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
+    for source in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")):
         command = (OBJECTS / f"{source.stem}.command").read_text()
-        assert f"csrc/cuda/{source.name}" in command
+        assert source.relative_to(ROOT).as_posix() in command
         assert (OBJECTS / f"{source.stem}.o").stat().st_size > 0
         machine_code = set(re.findall(r"sm_(\d+)", command))
         assert machine_code >= WANTED, f"built with DPCORE_CUDA_ARCHS? Build again: {command}"

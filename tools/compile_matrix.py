@@ -136,9 +136,9 @@ def headers_of(version: str) -> Path:
 
 
 def torch_facing_files() -> Iterator[Path]:
-    """The reducer, and the bindings: pybind11's headers come from torch for all of them."""
-    for folder in ("bindings", "reducer", "torch_backend"):
-        yield from sorted((ROOT / "csrc" / folder).glob("*.cpp"))
+    """What knows torch, and the bindings: pybind11's headers come from torch for all of them."""
+    for folder in ("bindings", "reducer", "tensors", "torch_backend"):
+        yield from sorted((ROOT / "csrc" / folder).rglob("*.cpp"))
 
 
 def check(version: str, source: Path, include: Path) -> tuple[str, Path, float, str]:

@@ -9,8 +9,8 @@
 
 #include <string>
 
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "tensors/tensor_memory.h"
 
 namespace py = pybind11;
 

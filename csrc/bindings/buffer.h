@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/types.h"
+#include "comm/base/types.h"
 
 namespace dpcore {
 

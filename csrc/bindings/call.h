@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/collective_operation.h"
+#include "comm/operations/collective_operation.h"
 
 namespace dpcore {
 

@@ -14,9 +14,9 @@
 #include "bindings/call_arguments.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
-#include "comm/collective_parts.h"
-#include "comm/error.h"
-#include "comm/schedule.h"
+#include "comm/base/error.h"
+#include "comm/collective/parts.h"
+#include "comm/schedule/schedule.h"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "comm/error.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 

@@ -4,7 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #ifdef DPCORE_WITH_CUDA
-#include "cuda/probe.h"
+#include "cuda/device/probe.h"
 #endif
 
 namespace py = pybind11;

@@ -8,9 +8,9 @@
 #include <string>
 #include <type_traits>
 
-#include "comm/control.h"
-#include "comm/group.h"
-#include "comm/types.h"
+#include "comm/base/types.h"
+#include "comm/group/group.h"
+#include "comm/memory/control.h"
 
 namespace py = pybind11;
 

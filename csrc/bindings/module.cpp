@@ -5,7 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/translate.h"
-#include "comm/error.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 

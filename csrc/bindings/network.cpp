@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/error.h"
-#include "comm/link.h"
-#include "comm/rendezvous_tcp.h"
-#include "comm/sha256.h"
-#include "comm/tcp_socket.h"
+#include "comm/base/error.h"
+#include "comm/base/sha256.h"
+#include "comm/network/tcp_socket.h"
+#include "comm/rendezvous/meet_tcp.h"
+#include "comm/transport/link.h"
 
 namespace py = pybind11;
 

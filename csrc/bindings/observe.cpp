@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/clock.h"
+#include "comm/base/clock.h"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/callback_threads.h"
+#include "comm/base/callback_threads.h"
 
 namespace dpcore {
 

@@ -9,8 +9,8 @@
 
 #include "bindings/buffer.h"
 #include "bindings/orphans.h"
-#include "comm/callback_threads.h"
-#include "cuda/stream_communicator.h"
+#include "comm/base/callback_threads.h"
+#include "cuda/stream/stream_communicator.h"
 
 namespace dpcore {
 

@@ -10,7 +10,7 @@
 
 #include "bindings/buffer.h"
 #include "bindings/orphans.h"
-#include "comm/callback_threads.h"
+#include "comm/base/callback_threads.h"
 #include "comm/communicator.h"
 
 namespace dpcore {

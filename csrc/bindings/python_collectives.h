@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "reducer/collectives.h"
+#include "reducer/bucket/collectives.h"
 
 namespace dpcore {
 

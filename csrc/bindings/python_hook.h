@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "reducer/bucket_hook.h"
+#include "reducer/bucket/bucket_hook.h"
 
 namespace dpcore {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/error.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "reducer/launch_schedule.h"
+#include "reducer/launch/launch_schedule.h"
 
 namespace dpcore {
 

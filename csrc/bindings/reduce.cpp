@@ -1,5 +1,5 @@
 // The kernels, bare, for tests and benchmarks: memory is given by address.
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,11 +10,11 @@
 #include <tuple>
 #include <vector>
 
-#include "comm/error.h"
-#include "comm/types.h"
-#include "cuda/device.h"
-#include "cuda/part_copy.h"
-#include "cuda/reduce_job.h"
+#include "comm/base/error.h"
+#include "comm/base/types.h"
+#include "cuda/device/device.h"
+#include "cuda/kernels/part_copy.h"
+#include "cuda/kernels/reduce_job.h"
 
 namespace dpcore {
 namespace {

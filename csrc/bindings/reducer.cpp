@@ -16,9 +16,9 @@
 #include "bindings/python_schedule.h"
 #include "bindings/stream_collectives.h"
 #include "bindings/translate.h"
-#include "comm/fnv.h"
-#include "reducer/collectives_native.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/fnv.h"
+#include "reducer/bucket/collectives_native.h"
+#include "tensors/tensor_memory.h"
 
 namespace py = pybind11;
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "bindings/costs.h"
-#include "comm/cost_model.h"
-#include "comm/error.h"
-#include "comm/schedule.h"
-#include "comm/schedule_check.h"
-#include "comm/schedule_cost.h"
-#include "comm/schedule_program.h"
+#include "comm/base/error.h"
+#include "comm/schedule/check.h"
+#include "comm/schedule/cost.h"
+#include "comm/schedule/cost_model.h"
+#include "comm/schedule/program.h"
+#include "comm/schedule/schedule.h"
 
 namespace py = pybind11;
 

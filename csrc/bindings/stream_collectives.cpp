@@ -3,9 +3,9 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "comm/error.h"
-#include "reducer/collectives_native.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "reducer/bucket/collectives_native.h"
+#include "tensors/tensor_memory.h"
 #include "torch_backend/device_group.h"
 #include "torch_backend/python_lock.h"
 

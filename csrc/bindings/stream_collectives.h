@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bindings/py_stream.h"
-#include "reducer/collectives.h"
+#include "reducer/bucket/collectives.h"
 
 namespace dpcore {
 

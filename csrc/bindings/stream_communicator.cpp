@@ -9,11 +9,11 @@
 #include "bindings/py_callback.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
-#include "comm/error.h"
+#include "comm/base/error.h"
+#include "cuda/device/process_mark.h"
 #include "cuda/device_choice.h"
-#include "cuda/mapped_communicator.h"
-#include "cuda/nccl_communicator.h"
-#include "cuda/process_mark.h"
+#include "cuda/mapped/mapped_communicator.h"
+#include "cuda/nccl/nccl_communicator.h"
 
 namespace py = pybind11;
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "bindings/py_callback.h"
-#include "comm/error.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 

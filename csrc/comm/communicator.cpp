@@ -6,9 +6,9 @@
 #include <exception>
 #include <thread>
 
-#include "comm/algorithm_names.h"
-#include "comm/clock.h"
-#include "comm/error.h"
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+#include "comm/schedule/names.h"
 
 namespace dpcore {
 namespace {

@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/algorithm_choice.h"
-#include "comm/collective_operation.h"
-#include "comm/engine.h"
-#include "comm/message_operation.h"
-#include "comm/spin_lock.h"
+#include "comm/base/spin_lock.h"
+#include "comm/engine/engine.h"
+#include "comm/operations/collective_operation.h"
+#include "comm/operations/message_operation.h"
+#include "comm/schedule/choice.h"
 
 namespace dpcore {
 

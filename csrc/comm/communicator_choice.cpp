@@ -1,11 +1,11 @@
 // Which algorithm an operation runs: asked for, or chosen; and why, for whoever wants to know.
 #include <numeric>
 
-#include "comm/algorithm_names.h"
+#include "comm/base/error.h"
+#include "comm/base/fnv.h"
 #include "comm/communicator.h"
-#include "comm/error.h"
-#include "comm/fnv.h"
-#include "comm/schedule_check.h"
+#include "comm/schedule/check.h"
+#include "comm/schedule/names.h"
 
 namespace dpcore {
 namespace {

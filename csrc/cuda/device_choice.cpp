@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "comm/error.h"
-#include "cuda/mapped_communicator.h"
-#include "cuda/nccl_communicator.h"
+#include "comm/base/error.h"
+#include "cuda/mapped/mapped_communicator.h"
+#include "cuda/nccl/nccl_communicator.h"
 
 namespace dpcore {
 namespace {

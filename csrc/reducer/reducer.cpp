@@ -7,9 +7,9 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/clock.h"
-#include "comm/error.h"
-#include "comm/fnv.h"
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+#include "comm/base/fnv.h"
 
 namespace dpcore {
 namespace {

@@ -27,14 +27,14 @@
 #include <string>
 #include <vector>
 
-#include "reducer/bucket.h"
-#include "reducer/bucket_hook.h"
-#include "reducer/bucket_plan.h"
-#include "reducer/collectives.h"
-#include "reducer/gradient_hooks.h"
-#include "reducer/launch_schedule.h"
-#include "reducer/static_graph.h"
-#include "reducer/step_times.h"
+#include "reducer/backward/gradient_hooks.h"
+#include "reducer/backward/static_graph.h"
+#include "reducer/backward/step_times.h"
+#include "reducer/bucket/bucket.h"
+#include "reducer/bucket/bucket_hook.h"
+#include "reducer/bucket/collectives.h"
+#include "reducer/launch/launch_schedule.h"
+#include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
 

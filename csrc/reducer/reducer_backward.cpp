@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
-#include "comm/clock.h"
-#include "comm/error.h"
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
 #include "reducer/reducer.h"
-#include "reducer/tensor_memory.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
 

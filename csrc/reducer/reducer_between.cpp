@@ -2,7 +2,7 @@
 // on, and gradients that another reducer of the same parameters brings.
 #include <algorithm>
 
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "reducer/reducer.h"
 
 namespace dpcore {

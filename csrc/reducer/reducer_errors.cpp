@@ -1,5 +1,5 @@
 // What the reducer says when something went wrong: which rank, which bucket, what to do.
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "reducer/reducer.h"
 
 namespace dpcore {

@@ -8,7 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "reducer/reducer.h"
-#include "reducer/tensor_memory.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
 

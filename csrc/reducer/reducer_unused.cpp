@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "comm/clock.h"
-#include "comm/error.h"
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
 #include "reducer/reducer.h"
 
 namespace dpcore {

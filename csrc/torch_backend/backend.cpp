@@ -6,8 +6,8 @@
 
 #include <numeric>
 
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "tensors/tensor_memory.h"
 #include "torch_backend/python_lock.h"
 
 namespace dpcore {

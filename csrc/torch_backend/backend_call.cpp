@@ -1,6 +1,6 @@
 // The way of a call: it gets a number and an entry in the flight log, then its requests run, are
 // submitted, or go into the stream of a device.
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "torch_backend/backend.h"
 #include "torch_backend/flight_log.h"
 

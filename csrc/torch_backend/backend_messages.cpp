@@ -2,7 +2,7 @@
 //
 // On a device messages meet in the order of the calls, which no tag can change; those of a batch
 // travel at the same time (backend_batch.cpp), others one after the other, as with NCCL.
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

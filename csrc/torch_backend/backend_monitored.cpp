@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

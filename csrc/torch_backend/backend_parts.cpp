@@ -1,8 +1,8 @@
 // Collectives with a part per rank. A list of tensors becomes one buffer (staging.h); parts may
 // have different sizes where every rank knows all of them.
-#include "comm/collective_parts.h"
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "comm/collective/parts.h"
+#include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

@@ -7,9 +7,9 @@
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 
-#include "comm/collective_parts.h"
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "comm/collective/parts.h"
+#include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

@@ -1,6 +1,6 @@
 // Collectives on one shape: broadcast, all_reduce, reduce, barrier.
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/stream_communicator.h"
+#include "cuda/stream/stream_communicator.h"
 
 namespace dpcore {
 

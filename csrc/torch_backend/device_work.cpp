@@ -4,7 +4,7 @@
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
 
-#include "comm/error.h"
+#include "comm/base/error.h"
 #include "torch_backend/flight_log.h"
 #include "torch_backend/python_lock.h"
 

@@ -8,8 +8,8 @@
 
 #include <string>
 
-#include "comm/error.h"
-#include "reducer/tensor_memory.h"
+#include "comm/base/error.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
 namespace {

@@ -18,7 +18,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "comm/callback_threads.h"
+#include "comm/base/callback_threads.h"
 #include "comm/communicator.h"
 #include "torch_backend/staging.h"
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "check.h"
-#include "comm/clock.h"
-#include "comm/network.h"
+#include "comm/base/clock.h"
+#include "comm/network/network.h"
 
 using namespace dpcore;
 

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/flag_page.h"
-#include "cuda/reduce_job.h"
+#include "cuda/kernels/reduce_job.h"
+#include "cuda/mapped/flag_page.h"
 
 using namespace dpcore;
 

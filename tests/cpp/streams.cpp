@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "check.h"
-#include "comm/error.h"
-#include "cuda/device_host.h"
-#include "cuda/host_pages.h"
-#include "cuda/mapped_communicator.h"
+#include "comm/base/error.h"
+#include "cuda/device/device_host.h"
+#include "cuda/device/host_pages.h"
+#include "cuda/mapped/mapped_communicator.h"
 
 using namespace dpcore;
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "check.h"
+#include "comm/base/error.h"
 #include "comm/communicator.h"
-#include "comm/error.h"
 
 using namespace dpcore;
 

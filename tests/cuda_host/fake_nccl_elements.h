@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/element.h"
-#include "cuda/nccl_library.h"
+#include "cuda/kernels/element.h"
+#include "cuda/nccl/nccl_library.h"
 
 namespace fake {
 

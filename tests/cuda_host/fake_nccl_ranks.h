@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device_host.h"
-#include "cuda/nccl_library.h"
+#include "cuda/device/device_host.h"
+#include "cuda/nccl/nccl_library.h"
 
 namespace nccl = dpcore::nccl;
 using dpcore::HostStream;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "../../cpp/check.h"
-#include "comm/error.h"
-#include "cuda/mapped_communicator.h"
+#include "comm/base/error.h"
+#include "cuda/mapped/mapped_communicator.h"
 #include "fake_cuda.h"
 
 namespace dpcore::gpus {

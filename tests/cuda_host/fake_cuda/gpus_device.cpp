@@ -1,5 +1,5 @@
 // The calls of a Device, one by one.
-#include "cuda/probe.h"
+#include "cuda/device/probe.h"
 #include "gpus.h"
 
 namespace dpcore::gpus {

@@ -2,7 +2,7 @@
 #include <barrier>
 #include <thread>
 
-#include "cuda/nccl_communicator.h"
+#include "cuda/nccl/nccl_communicator.h"
 #include "gpus.h"
 
 namespace dpcore::gpus {

@@ -8,9 +8,9 @@
 #include <mutex>
 #include <typeinfo>
 
-#include "cuda/part_copy.h"
-#include "cuda/reduce_table.h"
-#include "cuda/share_sync.h"
+#include "cuda/kernels/part_copy.h"
+#include "cuda/kernels/reduce_table.h"
+#include "cuda/kernels/share_sync.h"
 #include "fake_cuda.h"
 
 namespace fake_cuda {

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "comm/clock.h"
-#include "cuda/device_host.h"
+#include "comm/base/clock.h"
+#include "cuda/device/device_host.h"
 #include "fake_cuda.h"
 
 // A capture: what was put into the streams that take part in it.

@@ -1,0 +1,132 @@
+// The table and the three atfork handlers. See fork_guard.h.
+#include "comm/base/fork_guard.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+
+#include "comm/base/error.h"
+
+namespace dpcore::fork_guard {
+namespace {
+
+struct Mapping {
+  void* base = nullptr;
+  size_t bytes = 0;
+  int fd = kDropMapping;
+};
+
+constexpr size_t kMaxMappings = 8192;
+constexpr size_t kMaxDescriptors = 8192;
+
+std::array<Mapping, kMaxMappings> mappings;
+std::array<int, kMaxDescriptors> descriptors;  // fd + 1, 0 = free
+std::atomic_flag table_lock;
+std::atomic<uint64_t> forks{0};
+
+void lock() {
+  while (table_lock.test_and_set(std::memory_order_acquire)) {
+  }
+}
+void unlock() { table_lock.clear(std::memory_order_release); }
+
+void in_child() {
+  for (Mapping& mapping : mappings) {
+    if (mapping.base == nullptr) {
+      continue;
+    }
+    if (mapping.fd == kDropMapping) {
+      mmap(mapping.base, mapping.bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    } else {
+      mmap(mapping.base, mapping.bytes, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping.fd, 0);
+    }
+  }
+  // The number stays taken, by something harmless, until the copy of its owner closes it: else
+  // the destructor of an inherited object could close what the child opened in its place.
+  const int harmless = eventfd(0, EFD_CLOEXEC);
+  for (int& entry : descriptors) {
+    if (entry != 0 && (harmless < 0 || dup3(harmless, entry - 1, O_CLOEXEC) < 0)) {
+      close(entry - 1);
+      entry = 0;
+    }
+  }
+  if (harmless >= 0) {
+    close(harmless);
+  }
+  forks.fetch_add(1);
+  unlock();
+}
+
+void install_once() {
+  static const int installed = pthread_atfork(lock, unlock, in_child);
+  (void)installed;
+}
+
+}  // namespace
+
+uint64_t generation() { return forks.load(std::memory_order_relaxed); }
+
+void add_mapping(void* base, size_t bytes, int fd) {
+  install_once();
+  lock();
+  for (Mapping& mapping : mappings) {
+    if (mapping.base == nullptr) {
+      mapping = {base, bytes, fd};
+      unlock();
+      return;
+    }
+  }
+  unlock();
+  throw Error("more than " + std::to_string(kMaxMappings) +
+              " arenas are mapped in this process; finalize communicators that are done");
+}
+
+void remove_mapping(void* base) {
+  lock();
+  for (Mapping& mapping : mappings) {
+    if (mapping.base == base) {
+      mapping = {};
+      break;
+    }
+  }
+  unlock();
+}
+
+void add_descriptor(int fd) {
+  install_once();
+  lock();
+  for (int& entry : descriptors) {
+    if (entry == 0) {
+      entry = fd + 1;
+      unlock();
+      return;
+    }
+  }
+  unlock();
+  throw Error("more than " + std::to_string(kMaxDescriptors) + " descriptors are in use");
+}
+
+void close_descriptor(int fd) {
+  lock();
+  bool found = false;
+  for (int& entry : descriptors) {
+    if (entry == fd + 1) {
+      entry = 0;
+      found = true;
+      break;
+    }
+  }
+  unlock();
+  if (found) {
+    close(fd);
+  }
+}
+
+}  // namespace dpcore::fork_guard

@@ -1,0 +1,127 @@
+// Names, sizes and validity of element types, operators and collectives.
+#include "comm/base/types.h"
+
+#include <array>
+#include <string>
+
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+struct DTypeInfo {
+  std::string_view name;
+  std::string_view short_name;
+  size_t size;
+};
+
+// In the order of the enum.
+constexpr std::array<DTypeInfo, kDTypeCount> kDTypes{{
+    {"float64", "f64", 8},
+    {"float32", "f32", 4},
+    {"float16", "f16", 2},
+    {"bfloat16", "bf16", 2},
+    {"int64", "i64", 8},
+    {"int32", "i32", 4},
+    {"int16", "i16", 2},
+    {"int8", "i8", 1},
+    {"uint8", "u8", 1},
+    {"bool", "boolean", 1},
+    {"complex64", "c64", 8},
+    {"complex128", "c128", 16},
+}};
+
+constexpr std::array<std::string_view, kReduceOpCount> kReduceOps{
+    "sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
+
+constexpr std::array<std::string_view, kCollectiveCount> kCollectives{
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
+    "gather",     "scatter",        "all_to_all", "barrier"};
+
+template <class Names>
+int find(const Names& names, std::string_view name) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+template <class Names>
+[[noreturn]] void throw_unknown(std::string_view what, std::string_view name, const Names& names) {
+  std::string message = "unknown " + std::string(what) + " \"" + std::string(name) + "\": use ";
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) message += i + 1 == names.size() ? " or " : ", ";
+    message += names[i];
+  }
+  throw Unsupported(message);
+}
+
+constexpr std::array<std::string_view, kDTypeCount> dtype_names() {
+  std::array<std::string_view, kDTypeCount> names{};
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kDTypes[i].name;
+  return names;
+}
+
+}  // namespace
+
+size_t size_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+
+std::string_view name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+
+std::string_view name_of(ReduceOp op) { return kReduceOps[static_cast<size_t>(op)]; }
+
+std::string_view name_of(Collective kind) { return kCollectives[static_cast<size_t>(kind)]; }
+
+ReduceOp parse_reduce_op(std::string_view name) {
+  if (name == "avg") return ReduceOp::mean;
+  if (name == "product") return ReduceOp::prod;
+  const int index = find(kReduceOps, name);
+  if (index < 0) throw_unknown("reduction", name, kReduceOps);
+  return static_cast<ReduceOp>(index);
+}
+
+DType parse_dtype(std::string_view name) {
+  for (size_t i = 0; i < kDTypes.size(); ++i) {
+    if (name == kDTypes[i].name || name == kDTypes[i].short_name) return static_cast<DType>(i);
+  }
+  throw_unknown("element type", name, dtype_names());
+}
+
+Collective parse_collective(std::string_view name) {
+  const int index = find(kCollectives, name);
+  if (index < 0) throw_unknown("collective", name, kCollectives);
+  return static_cast<Collective>(index);
+}
+
+bool has_root(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::reduce ||
+         kind == Collective::gather || kind == Collective::scatter;
+}
+
+bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
+
+bool is_valid(ReduceOp op, DType dtype) {
+  const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
+  const bool is_scaled = op == ReduceOp::mean || op == ReduceOp::premul_sum;
+  switch (dtype) {
+    case DType::f64:
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+      return !is_bitwise;
+    case DType::c64:
+    case DType::c128:
+      return op == ReduceOp::sum || op == ReduceOp::prod || is_scaled;
+    case DType::i64:
+    case DType::i32:
+    case DType::i16:
+    case DType::i8:
+    case DType::u8:
+      return op != ReduceOp::premul_sum;
+    case DType::boolean:
+      return !is_scaled;
+  }
+  return false;
+}
+
+}  // namespace dpcore

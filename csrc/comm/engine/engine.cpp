@@ -1,0 +1,280 @@
+// See engine.h for the rules. The order of checks in wait() and progress_loop() is the
+// interesting part: publish, fence, look, sleep - on both sides of every sleep. How a thread
+// sleeps, and the progress thread, are in engine_progress.cpp.
+#include "comm/engine/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+// A look at the network costs as much as 20 looks at memory, and what comes takes longer.
+constexpr int kLooksAtNetwork = 80;
+// With more ranks than processors the peer needs ours: give it away a few times, then sleep.
+constexpr int kYieldsWhenCrowded = 12;
+constexpr int kRoundsPerLook = 256;
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Endpoint> endpoint)
+    : endpoint_(std::move(endpoint)),
+      looks_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAtNetwork),
+      has_short_way_(endpoint_->network() == nullptr && !endpoint_->oversubscribed()) {}
+
+Engine::~Engine() {
+  stopping_.store(true);
+  if (progress_thread_.joinable()) {
+    if (endpoint_->is_forked_copy()) {
+      // The thread lives in the parent only, and its handle may name another one here by now:
+      // it is neither joined nor detached, but forgotten.
+      (void)new std::thread(std::move(progress_thread_));
+    } else {
+      wake_progress_thread();
+      endpoint_->wake_own_threads();
+      progress_thread_.join();
+    }
+  }
+}
+
+void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
+  Operation* raw = operation.get();
+  raw->self = std::move(operation);
+  raw->begun_ns = endpoint_->trace().recording() ? now_ns() : 0;
+  raw->blocked_since_ns = 0;
+  raw->in_background = background;
+  raw->status.store(Operation::pending, std::memory_order_relaxed);
+  count_in_flight(*raw);
+  if (background) {
+    background_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  Operation* head = submitted_.load(std::memory_order_relaxed);
+  do {
+    raw->next_submitted = head;
+  } while (!submitted_.compare_exchange_weak(head, raw, std::memory_order_seq_cst));
+  if (background) {
+    if (progress_idle_.load(std::memory_order_seq_cst)) {
+      wake_progress_thread();
+    } else if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+      endpoint_->wake_own_threads();
+    }
+  }
+}
+
+void Engine::count_in_flight(Operation& operation) {
+  operation.counted = 1;
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  operation.group().in_flight.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt) {
+  if (operation.is_complete()) {
+    return true;
+  }
+  const bool crowded = endpoint_->oversubscribed();
+  bool in_time = true;
+  {
+    const Count waiting(waiters_);
+    int idle_rounds = 0;
+    int64_t next_look_ns = 0;
+    while (!operation.is_complete()) {
+      if (Seat seat(*this); seat) {
+        take_submissions();
+        if (advance_all() || (!crowded && watch(idle_rounds))) {
+          idle_rounds = 0;
+          if (!operation.is_complete() && waiters_.load(std::memory_order_relaxed) <= 1) {
+            seat.give_back_quietly();
+          }
+          continue;
+        }
+        ++idle_rounds;
+        const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < looks_;
+        if (patient) {
+          seat.give_back_quietly();
+          if (crowded) {
+            sched_yield();
+          } else {
+            pause_briefly();
+          }
+          continue;
+        }
+        sleep_on_bell(seat, now_ns() + kSliceNs);
+      } else if (++idle_rounds < looks_) {
+        sched_yield();  // another thread is within a segment: it will see that we want the seat
+      } else {
+        const Count asleep(sleepers_);
+        const uint32_t seen = endpoint_->bell().rings.load(std::memory_order_seq_cst);
+        if (!operation.is_complete() && seat_.load(std::memory_order_seq_cst)) {
+          futex_wait(endpoint_->bell().rings, seen, kSliceNs);
+        }
+      }
+      const int64_t now = now_ns();
+      if (now >= next_look_ns) {
+        next_look_ns = now + kSliceNs;
+        if (interrupt) {
+          interrupt();
+        }
+        if (now >= deadline_ns && !operation.is_complete()) {
+          in_time = false;
+          break;
+        }
+      }
+    }
+  }
+  leave_rest_to_progress_thread();
+  return in_time;
+}
+
+// Whoever waited has driven everything in flight; now somebody else has to.
+void Engine::leave_rest_to_progress_thread() {
+  if (background_.load(std::memory_order_seq_cst) > 0 &&
+      progress_idle_.load(std::memory_order_seq_cst)) {
+    wake_progress_thread();
+  }
+}
+
+// Looks again and again, with the seat, until something moved, patience is over, or another
+// thread has work or wants the seat.
+bool Engine::watch(int& rounds) {
+  while (rounds < looks_ && waiters_.load(std::memory_order_relaxed) == 1 &&
+         submitted_.load(std::memory_order_relaxed) == nullptr) {
+    ++rounds;
+    pause_between_looks();
+    if (advance_all()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::release_seat() {
+  seat_.store(false, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    endpoint_->wake_own_threads();
+  }
+}
+
+void Engine::take_submissions() {
+  if (submitted_.load(std::memory_order_relaxed) == nullptr) {
+    return;
+  }
+  Operation* newest = submitted_.exchange(nullptr, std::memory_order_acquire);
+  Operation* oldest = nullptr;
+  while (newest != nullptr) {  // the stack holds the newest first
+    Operation* next = newest->next_submitted;
+    newest->next_submitted = oldest;
+    oldest = newest;
+    newest = next;
+  }
+  while (oldest != nullptr) {
+    Operation* next = oldest->next_submitted;
+    oldest->next_submitted = nullptr;
+    const auto place = std::upper_bound(
+        active_.begin(), active_.end(), oldest->priority,
+        [](int priority, const auto& other) { return priority > other->priority; });
+    active_.insert(place, std::move(oldest->self));
+    oldest = next;
+  }
+}
+
+bool Engine::advance_all() {
+  if (Network* network = endpoint_->network()) {
+    network->poll();
+  }
+  if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs &&
+      look_for_trouble()) {
+    return true;
+  }
+  for (size_t i = 0; i < active_.size(); ++i) {
+    if (step(i)) {
+      return true;  // start again with the most urgent one
+    }
+  }
+  return false;
+}
+
+bool Engine::step(size_t index) {
+  Operation& operation = *active_[index];
+  const Operation::Progress progress = advance_or_fail(operation);
+  if (operation.group().failed()) [[unlikely]] {
+    complete(index, Operation::failed);
+    return true;
+  }
+  if (progress == Operation::Progress::blocked) {
+    note_blocked(operation);
+    return false;
+  }
+  note_end_of_wait(operation);
+  if (progress == Operation::Progress::finished) {
+    complete(index, Operation::done);
+  }
+  return true;
+}
+
+void Engine::note_blocked(Operation& operation) {
+  if (endpoint_->trace().recording() && operation.blocked_since_ns == 0) {
+    operation.blocked_since_ns = now_ns();
+    operation.blocked_at = operation.waiting();
+  }
+}
+
+void Engine::note_end_of_wait(Operation& operation) {
+  if (operation.blocked_since_ns != 0) {
+    endpoint_->trace().add({operation.blocked_at.name, EventKind::wait, operation.blocked_at.peer,
+                            0, operation.trace_number(), operation.trace_bytes(),
+                            operation.blocked_since_ns, now_ns()});
+    operation.blocked_since_ns = 0;
+  }
+}
+
+void Engine::complete(size_t index, Operation::Status status) {
+  const std::shared_ptr<Operation> operation = std::move(active_[index]);
+  active_.erase(active_.begin() + static_cast<ptrdiff_t>(index));
+  note_end_of_wait(*operation);  // of one that failed: the wait that it never came out of
+  if (operation->begun_ns != 0) {
+    TraceEvent event;
+    event.name = operation->trace_name();
+    event.kind = EventKind::operation;
+    event.operation = operation->trace_number();
+    event.bytes = operation->trace_bytes();
+    event.begin_ns = operation->begun_ns;
+    event.end_ns = now_ns();
+    operation->tell_what_ran(event);
+    endpoint_->trace().add(event);
+  }
+  const bool background = operation->in_background;
+  operation->retire();
+  operation->self.reset();
+  operation->status.store(status, std::memory_order_seq_cst);
+  operation->run_callback();
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  operation->group().in_flight.fetch_sub(1, std::memory_order_release);
+  if (background) {
+    background_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    endpoint_->wake_own_threads();
+  }
+}
+
+bool Engine::relieve_all() {
+  bool changed = false;
+  for (const auto& operation : active_) {
+    changed |= operation->relieve();
+  }
+  return changed;
+}
+
+int64_t Engine::next_event_ns() const {
+  int64_t next = INT64_MAX;
+  for (const auto& operation : active_) {
+    next = std::min(next, operation->next_event_ns());
+  }
+  return next;
+}
+
+}  // namespace dpcore

@@ -1,0 +1,140 @@
+// How threads of the endpoint sleep, the progress thread, and waiting for the end of everything.
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "comm/base/clock.h"
+#include "comm/base/thread.h"
+#include "comm/engine/engine.h"
+
+namespace dpcore {
+namespace {
+
+// A sleep ends some time after it should; the rest is spent looking.
+constexpr int64_t kWakeEarlyNs = 15'000;
+
+// By default the kernel adds up to 50 us to every sleep of a thread.
+void sleep_precisely() {
+  static thread_local const int done = prctl(PR_SET_TIMERSLACK, 1);
+  (void)done;
+}
+
+class Announced {  // at the bell, that this thread is about to sleep
+ public:
+  explicit Announced(Doorbell& bell) : bell_(bell), seen_(bell.announce_sleep()) {}
+  ~Announced() { withdraw(); }
+  Announced(const Announced&) = delete;
+  Announced& operator=(const Announced&) = delete;
+  uint32_t seen() const { return seen_; }
+  void withdraw() {
+    if (stands_) {
+      bell_.withdraw();
+      stands_ = false;
+    }
+  }
+
+ private:
+  Doorbell& bell_;
+  uint32_t seen_;
+  bool stands_ = true;
+};
+
+}  // namespace
+
+void Engine::sleep_on_bell(Seat& seat, int64_t until_ns) {
+  if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
+    seat.give_back();
+    return;
+  }
+  const Count asleep(sleepers_);
+  Announced announced(endpoint_->bell());
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  take_submissions();
+  if (advance_all()) {
+    announced.withdraw();  // or giving back the seat would wake this very thread
+    seat.give_back();
+    return;
+  }
+  const int64_t next_event = next_event_ns();
+  seat.give_back_quietly(std::memory_order_seq_cst);
+  const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
+  if (next_event != INT64_MAX) {
+    sleep_precisely();
+  }
+  if (left > 0 && submitted_.load(std::memory_order_seq_cst) == nullptr) {
+    endpoint_->sleep(announced.seen(), left);
+  }
+}
+
+void Engine::be_ready_for_background() {
+  std::call_once(progress_started_, [this] {
+    progress_thread_ = start_thread("dpcore-progress", "drives asynchronous operations",
+                                    [this] { progress_loop(); });
+  });
+}
+
+void Engine::wake_progress_thread() {
+  progress_word_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(progress_word_);
+}
+
+void Engine::progress_loop() {
+  pthread_setname_np(pthread_self(), "dpcore-progress");  // for traces, top and gdb
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const bool nothing_to_do = background_.load(std::memory_order_seq_cst) == 0;
+    if (nothing_to_do || waiters_.load(std::memory_order_seq_cst) > 0) {
+      const uint32_t seen = progress_word_.load(std::memory_order_seq_cst);
+      progress_idle_.store(true, std::memory_order_seq_cst);
+      if ((background_.load(std::memory_order_seq_cst) == 0 ||
+           waiters_.load(std::memory_order_seq_cst) > 0) &&
+          !stopping_.load(std::memory_order_seq_cst)) {
+        futex_wait(progress_word_, seen, 1'000'000'000);
+      }
+      progress_idle_.store(false, std::memory_order_seq_cst);
+      continue;
+    }
+    Seat seat(*this);
+    if (!seat) {
+      sched_yield();
+      continue;
+    }
+    take_submissions();
+    while (waiters_.load(std::memory_order_relaxed) == 0 && advance_all()) {
+      take_submissions();
+    }
+    if (waiters_.load(std::memory_order_seq_cst) > 0) {
+      seat.give_back();
+    } else {
+      sleep_on_bell(seat, now_ns() + kSliceNs);
+    }
+  }
+}
+
+void Engine::drain(const Group& group, int64_t deadline_ns, const Interrupt& interrupted) {
+  {
+    const Count waiting(waiters_);
+    bool sat_down = false;  // once at least: what runs seated is not counted
+    while ((!sat_down || group.in_flight.load(std::memory_order_acquire) > 0) &&
+           now_ns() < deadline_ns) {
+      if (Seat seat(*this); seat) {
+        sat_down = true;
+        take_submissions();
+        if (!advance_all() && group.in_flight.load(std::memory_order_acquire) > 0) {
+          sleep_on_bell(seat, std::min(deadline_ns, now_ns() + kSliceNs));
+        }
+      } else {
+        sched_yield();
+      }
+      if (interrupted) {
+        interrupted();
+      }
+    }
+  }
+  leave_rest_to_progress_thread();
+}
+
+}  // namespace dpcore

@@ -1,0 +1,120 @@
+// What a thread that waits looks at every kSliceNs: dead and departed peers, failures that peers
+// have published, deadlines. Called under the seat.
+#include <cstdio>
+
+#include "comm/base/clock.h"
+#include "comm/engine/engine.h"
+
+namespace dpcore {
+
+namespace {
+
+int find_missing_peer(const Operation& operation) {
+  const Group& group = operation.group();
+  for (int r = 0; r < group.world(); ++r) {
+    const bool gone = group.is_dead(r) || group.has_left(r);
+    if (r != group.rank() && gone && operation.needs(r)) {
+      return r;
+    }
+  }
+  return -1;
+}
+
+void fail_for_want_of(int r, const Operation& operation) {
+  Group& group = operation.group();
+  const std::string missed = "is needed for " + operation.describe();
+  if (group.has_left(r) && group.adopt_why_it_left(r, missed)) {
+    return;
+  }
+  const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
+  group.fail(ErrorKind::peer_lost, r,
+             "rank " + std::to_string(r) + " (process " + process + ") " +
+                 (group.has_left(r) ? "finalized and left"
+                                    : group.endpoint().how_it_ended(group.member(r))) +
+                 " and " + missed + "; " + group.last_operation_of(r) +
+                 ". Start the job again, or call init() anew with the ranks that remain");
+}
+
+}  // namespace
+
+// A peer that is gone may have given all it had to give, after the operation was stepped last: who
+// sends a message and finalizes has done everything right. So all operations are stepped again
+// (what one waits for may lie behind what another takes) after the peer was seen to be gone, and
+// only what misses it when nothing moves any more is stuck. Who keeps this rank busy for longer
+// than a look may take postpones the verdict to the next one.
+bool Engine::find_missing_peers() {
+  bool went_on = false;
+  for (bool moved = true; moved; went_on |= moved) {
+    moved = false;
+    bool is_any_missing = false;
+    for (const auto& operation : active_) {
+      operation->missing_peer = find_missing_peer(*operation);
+      is_any_missing |= operation->missing_peer >= 0;
+    }
+    if (!is_any_missing) {
+      return went_on;
+    }
+    if (Network* network = endpoint_->network()) {
+      network->poll();
+    }
+    for (size_t i = 0; i < active_.size() && !moved; ++i) {
+      moved = step(i);
+    }
+    moved = moved || relieve_all();  // something that nobody asked for may lie before it
+    if (moved && now_ns() - last_look_ns_ > kSliceNs) {
+      for (const auto& operation : active_) {
+        operation->missing_peer = -1;
+      }
+      return true;
+    }
+  }
+  for (const auto& operation : active_) {
+    if (operation->missing_peer >= 0 && operation->is_held_back(operation->missing_peer)) {
+      operation->missing_peer = -1;
+    }
+  }
+  return went_on;
+}
+
+bool Engine::look_for_trouble() {
+  last_look_ns_ = now_ns();
+  if (Network* network = endpoint_->network()) {
+    network->look_for_broken_lines();
+  }
+  endpoint_->look_for_deaths();
+  const bool went_on = find_missing_peers();
+  for (const auto& operation : active_) {
+    operation->show_wait(last_look_ns_);
+  }
+  for (const auto& operation : active_) {
+    Group& group = operation->group();
+    group.show_life(last_look_ns_);
+    if (group.failed() || group.adopt_failure_of_peer()) {
+      continue;
+    }
+    if (const int r = operation->missing_peer; r >= 0) {
+      fail_for_want_of(r, *operation);
+    }
+    const bool is_closing = last_look_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
+    if (!group.failed() && (is_closing || last_look_ns_ >= operation->deadline_ns)) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof(seconds), "%.3g s", operation->timeout_s);
+      group.fail(ErrorKind::timeout, operation->first_late(),
+                 operation->describe() + " was not complete " +
+                     (is_closing ? "when close() had waited as long as a call may take"
+                                 : std::string("after ") + seconds) +
+                     "; " + operation->who_is_late() +
+                     ". Look at what the late rank does, or allow a longer timeout in init()");
+    }
+  }
+  return went_on;
+}
+
+void Engine::take_in_unexpected() {
+  if (Seat seat(*this); seat) {
+    endpoint_->network()->poll();
+    endpoint_->network()->set_aside_unexpected();
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,136 @@
+// One rank's presence among the others: its arena, the mapped arenas of its host, its network
+// connections to ranks of other hosts, its doorbell, and who is still alive.
+//
+// A rank that has connections sleeps on them (epoll) and on an eventfd, of which its mates, the
+// ranks of its host, have a copy: they ring by both, the word in memory and the eventfd.
+//
+// Communicators (the one of init() and all that are split from it) share the endpoint; it lives as
+// long as any of them or of their operations.
+//
+// Threads: immutable after construction but for the liveness flags (atomics, set once) and the
+// trace recorder (its own rules).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/base/descriptor.h"
+#include "comm/group/trace.h"
+#include "comm/memory/arena.h"
+#include "comm/memory/control.h"
+#include "comm/network/network.h"
+#include "comm/rendezvous/meeting.h"
+
+namespace dpcore {
+
+enum class Meeting { processes, threads };
+
+// Of the communicators that share an endpoint, what went wrong first.
+struct FirstFailure {
+  const void* group = nullptr;  // where
+  uint32_t kind = 0;
+  int culprit = -1;  // rank in the endpoint
+  int64_t when_ns = 0;
+  std::string text;
+};
+
+class Endpoint {
+ public:
+  // Meets the other ranks. `control_bytes` are set aside for the first communicator and made
+  // ready by `prepare_control` before any peer can see them. With `tcp` ranks may be on several
+  // hosts; TcpPlace says whether those of one host share memory.
+  static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place, const TcpPlace* tcp,
+                                        size_t control_bytes,
+                                        const std::function<void(std::byte*)>& prepare_control);
+  ~Endpoint() = default;
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(neighbours_.size()); }
+  Arena& arena() { return *arena_; }
+  TraceRecorder& trace() { return trace_; }
+  Doorbell& bell() { return *neighbours_[rank_].bell; }
+  // More ranks on this host than processors that they may use: never spin.
+  bool shares_process() const { return shares_process_; }  // ranks are threads
+  bool oversubscribed() const { return oversubscribed_; }
+
+  // nullptr when every rank is reached through memory.
+  Network* network() const { return network_.get(); }
+  bool is_remote(int r) const { return !neighbours_[r].view; }
+  // What the ranks agreed to expect of machine and network.
+  const CostConstants& costs() const { return costs_; }
+  // The lowest rank of r's host: equal for mates.
+  int host_of(int r) const { return neighbours_[r].host; }
+
+  // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
+  // what announce_sleep() said.
+  void sleep(uint32_t seen, int64_t nanoseconds);
+  // Wakes this process's own threads, wherever they sleep.
+  void wake_own_threads();
+
+  // Of a rank that shares memory with this one.
+  std::byte* base_of(int r) const { return neighbours_[r].base; }
+  // Wakes r; remote ranks are woken by frames. What r is to find is published, and
+  // Doorbell::fence_before_look() was called.
+  void ring_if_asleep(int r) const {
+    if (neighbours_[r].bell->is_anybody_asleep()) {
+      ring(r);
+    }
+  }
+  void ring(int r) const;
+  int32_t process_of(int r) const { return neighbours_[r].process; }
+  uint64_t root_control_offset_of(int r) const;
+
+  // Looks at the pidfds (one poll) and at lost connections; dead(r) says what was seen so far. Any
+  // thread.
+  void look_for_deaths();
+  bool dead(int r) const { return neighbours_[r].dead.load(std::memory_order_acquire); }
+
+  void note_failure(const FirstFailure& failure);
+  std::optional<FirstFailure> first_failure() const;
+
+  // How r's end showed, for messages: "died", "is out of reach: ...".
+  std::string how_it_ended(int r) const;
+
+  // This process was forked off the one that made the endpoint.
+  bool is_forked_copy() const;
+
+ private:
+  Endpoint() = default;
+  void take_in(int r, Presence& present);
+  void connect(Meeting how, const MeetingPlace& place, const TcpPlace& tcp,
+               std::vector<Presence>& present);
+
+  struct Neighbour {
+    std::shared_ptr<ArenaView> view;
+    std::byte* base = nullptr;
+    Doorbell* bell = nullptr;
+    Descriptor pidfd;
+    Descriptor wake_event;
+    int32_t process = 0;
+    int host = 0;
+    std::atomic<bool> dead{false};
+  };
+
+  int rank_ = 0;
+  bool oversubscribed_ = false;
+  bool shares_process_ = false;
+  CostConstants costs_;
+  uint64_t fork_generation_ = 0;
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<std::byte> header_block_;
+  std::shared_ptr<std::byte> control_block_;
+  std::vector<Neighbour> neighbours_;
+  std::unique_ptr<Network> network_;
+  Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
+  TraceRecorder trace_;
+  mutable std::mutex failure_mutex_;
+  std::optional<FirstFailure> first_failure_;
+};
+
+}  // namespace dpcore

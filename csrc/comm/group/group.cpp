@@ -1,0 +1,382 @@
+// Failures travel through abort records: whoever finds one writes it into its own control
+// block and rings; the others copy reason and culprit on, so every message names the same
+// first culprit, whatever order ranks notice in.
+#include "comm/group/group.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <new>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+constexpr int64_t kJustNowNs = 500'000'000;
+
+std::string reason_in(const AbortRecord& record) {
+  return std::string(record.reason, strnlen(record.reason, sizeof(record.reason)));
+}
+
+std::string seconds_since(int64_t then) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%.1f s ago", static_cast<double>(now_ns() - then) * 1e-9);
+  return text;
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
+             const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block,
+             std::unique_ptr<RemoteMembers> remote)
+    : endpoint_(std::move(endpoint)),
+      members_(std::move(members)),
+      rank_(rank),
+      own_block_(std::move(own_block)),
+      remote_(std::move(remote)) {
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (is_remote(static_cast<int>(r))) {
+      bases_.push_back(remote_->base(static_cast<int>(r)));
+      controls_.push_back(reinterpret_cast<ControlBlock*>(bases_.back()));
+      continue;
+    }
+    bases_.push_back(endpoint_->base_of(members_[r]));
+    controls_.push_back(reinterpret_cast<ControlBlock*>(bases_[r] + offsets[r]));
+    const ControlBlock& control = *controls_.back();
+    if (control.magic != kControlMagic || control.version != kLayoutVersion ||
+        control.rank != static_cast<int>(r) || control.world != world()) {
+      throw RendezvousError("rank " + std::to_string(rank_) + ": rank " + std::to_string(r) +
+                            " shows a control page of another version or group");
+    }
+  }
+}
+
+const char* Group::transport() const {
+  if (remote_ == nullptr) {
+    return endpoint_->shares_process() ? "inproc" : "shm";
+  }
+  const std::vector<int> all = hosts();
+  return *std::max_element(all.begin(), all.end()) + 1 < world() ? "shm+tcp" : "tcp";
+}
+
+bool Group::has_mates() const {
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_ && !is_remote(r)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<int> Group::hosts() const {
+  std::map<int, int> numbers;  // by the endpoint's name of the host
+  std::vector<int> hosts;
+  for (const int member : members_) {
+    hosts.push_back(numbers.emplace(endpoint_->host_of(member), static_cast<int>(numbers.size()))
+                        .first->second);
+  }
+  return hosts;
+}
+
+std::unique_ptr<RemoteMembers> Group::meet_remote(const Endpoint& endpoint,
+                                                  const std::vector<int>& members, int rank,
+                                                  uint64_t id) {
+  std::vector<bool> remote;
+  for (const int member : members) {
+    remote.push_back(endpoint.is_remote(member));
+  }
+  return std::find(remote.begin(), remote.end(), true) == remote.end()
+             ? nullptr
+             : std::make_unique<RemoteMembers>(*endpoint.network(), id, members, std::move(remote),
+                                               rank);
+}
+
+size_t Group::control_bytes(int world) {
+  return sizeof(ControlBlock) + static_cast<size_t>(world) * sizeof(std::atomic<uint64_t>);
+}
+
+void Group::prepare_control(std::byte* at, int rank, int world) {
+  std::memset(static_cast<void*>(at), 0, control_bytes(world));
+  auto* control = reinterpret_cast<ControlBlock*>(at);
+  control->magic = kControlMagic;
+  control->version = kLayoutVersion;
+  control->rank = rank;
+  control->world = world;
+}
+
+void Group::ring_others() const {
+  Doorbell::fence_before_look();
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_) {
+      endpoint_->ring_if_asleep(members_[r]);
+    }
+  }
+  if (remote_) {
+    remote_->flush_all();
+  }
+}
+
+Failure Group::failure() const {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  return failure_;
+}
+
+void Group::raise_failure() const {
+  say_heard();
+  raise(failure());
+}
+
+// For the other groups of its ranks, which have other numbers there.
+std::string Group::name() const {
+  constexpr int kMostNamed = 8;
+  if (world() == endpoint_->world()) {
+    return "the communicator of init()";
+  }
+  std::string ranks;
+  for (int r = 0; r < std::min(world(), kMostNamed); ++r) {
+    ranks += (r == 0 ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)]);
+  }
+  return "the group of ranks " + ranks + (world() > kMostNamed ? ", ..." : "") + " of init()";
+}
+
+// "recv of 8 bytes from rank 3 ..." is what that rank calls, which the reader has to know first;
+// "rank 3 died ..." says itself whom it is about.
+std::string Group::in_words_of(int reporter, const std::string& reason) const {
+  const std::string who = "rank " + std::to_string(reporter);
+  if (reporter == rank_) {
+    return reason;
+  }
+  return reason.starts_with("rank ") ? reason + " [reported by " + who + "]"
+                                     : "told by " + who + ": " + reason;
+}
+
+void Group::publish(AbortRecord::State state, const Failure& failure, int reporter) const {
+  AbortRecord& record = mine().abort;
+  record.kind = static_cast<uint32_t>(failure.kind);
+  record.culprit = failure.culprit;
+  record.reporter = reporter;
+  record.when_ns = failure.when_ns;
+  std::snprintf(record.reason, sizeof(record.reason), "%s", failure.reason.c_str());
+  record.state.store(state, std::memory_order_release);
+}
+
+void Group::fail(ErrorKind kind, int culprit, const std::string& reason, int reporter) {
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (failed_.load()) {
+      return;
+    }
+    const std::string message = "rank " + std::to_string(rank_) + ": ";
+    failure_ = {kind, culprit, now_ns(), reason, message + in_words_of(reporter, reason)};
+    endpoint_->arena().stop_reuse();
+    publish(AbortRecord::why_it_failed, failure_, reporter);
+    failed_.store(true, std::memory_order_release);
+    if (remote_) {
+      remote_->tell_failure(mine().abort);
+    }
+    endpoint_->note_failure({this, static_cast<uint32_t>(kind),
+                             culprit < 0 ? -1 : members_[static_cast<size_t>(culprit)],
+                             failure_.when_ns, name_of(kind) + (" in " + name()) + ": " + reason});
+  }
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_) {
+      endpoint_->ring(members_[r]);
+    }
+  }
+}
+
+bool Group::adopt_failure_of_peer() {
+  const AbortRecord* first = nullptr;
+  for (int r = 0; r < world(); ++r) {
+    const AbortRecord& record = control(r).abort;
+    if (r != rank_ && record.state.load(std::memory_order_acquire) == AbortRecord::why_it_failed &&
+        (first == nullptr || record.when_ns < first->when_ns)) {
+      first = &record;
+    }
+  }
+  if (first == nullptr) {
+    return false;
+  }
+  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason_in(*first), first->reporter);
+  return true;
+}
+
+bool Group::adopt_why_it_left(int r, const std::string& missed) {
+  const AbortRecord& record = control(r).abort;
+  if (record.state.load(std::memory_order_acquire) != AbortRecord::why_it_left) {
+    return false;
+  }
+  fail(ErrorKind::peer_lost, record.culprit,
+       "rank " + std::to_string(r) + " finalized and left after an error in another group, and " +
+           missed + ". The error was " + reason_in(record));
+  return true;
+}
+
+void Group::leave() {
+  const std::optional<FirstFailure> cause = endpoint_->first_failure();
+  if (cause && cause->group != this) {
+    const auto culprit = std::find(members_.begin(), members_.end(), cause->culprit);
+    Failure why;
+    why.kind = static_cast<ErrorKind>(cause->kind);
+    why.culprit = culprit == members_.end() ? rank_ : static_cast<int>(culprit - members_.begin());
+    why.when_ns = cause->when_ns;
+    why.reason = cause->text;
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (!failed()) {
+      publish(AbortRecord::why_it_left, why, rank_);
+    }
+  }
+  mine().left.store(1, std::memory_order_release);
+  if (remote_) {
+    remote_->tell_left(mine().abort);
+  }
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_ && !is_remote(r)) {
+      endpoint_->ring(members_[r]);
+      control(r).departed.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+}
+
+bool Group::everybody_left() const {
+  uint32_t gone = 0;
+  for (int r = 0; r < world(); ++r) {
+    // A remote rank never looks at this rank's memory.
+    gone += r != rank_ && (is_remote(r) || is_dead(r)) ? 1 : 0;
+  }
+  return mine().departed.load(std::memory_order_acquire) + gone + 1 >=
+         static_cast<uint32_t>(world());
+}
+
+void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes) {
+  HistoryEntry& entry = mine().history[number % kHistory];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.fingerprint = what;
+  entry.bytes = bytes;
+  entry.begin_ns = now_roughly_ns();
+  entry.end_ns.store(0, std::memory_order_relaxed);
+  entry.number.store(number + 1, std::memory_order_release);
+  mine().operations_seen.store(number + 1, std::memory_order_release);
+}
+
+void Group::finish_operation(uint64_t number) {
+  mine().note_finished(number);
+  HistoryEntry& entry = mine().history[number % kHistory];
+  if (entry.number.load(std::memory_order_relaxed) == number + 1) {
+    entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
+  }
+  if (remote_) {
+    remote_->tell_finished(number);
+  }
+}
+
+void Group::show_life(int64_t now) {
+  if (mine().alive_ns.exchange(now, std::memory_order_relaxed) == now) {
+    return;  // another operation of the group has shown it in this look
+  }
+  if (remote_) {
+    remote_->tell_alive(mine().message, now);
+  }
+}
+
+void Group::show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since,
+                         int64_t now) {
+  MessageWait& message = mine().message;
+  if (message.seen_ns.load(std::memory_order_relaxed) == now) {
+    return;
+  }
+  message.since_ns.store(since, std::memory_order_relaxed);
+  message.tag.store(tag, std::memory_order_relaxed);
+  message.bytes.store(bytes, std::memory_order_relaxed);
+  message.peer.store(peer, std::memory_order_relaxed);
+  message.sends.store(sends ? 1 : 0, std::memory_order_relaxed);
+  message.seen_ns.store(now, std::memory_order_release);
+}
+
+std::string Group::describe(uint64_t number, const Fingerprint& what) {
+  const auto kind = static_cast<Collective>(what.collective);
+  std::string text = "operation " + std::to_string(number) + " (" + std::string(name_of(kind));
+  if (kind != Collective::barrier) {
+    text += " of " + std::to_string(what.count) + " x " +
+            std::string(name_of(static_cast<DType>(what.dtype)));
+    if (kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+        kind == Collective::reduce) {
+      text += ", " + std::string(name_of(static_cast<ReduceOp>(what.op)));
+    }
+    if (kind == Collective::broadcast || kind == Collective::reduce || kind == Collective::gather ||
+        kind == Collective::scatter) {
+      text += ", root " + std::to_string(what.root);
+    }
+  }
+  return text + ")";
+}
+
+std::string Group::describe_message(bool sends, int peer, uint64_t tag, uint64_t bytes) {
+  return std::string(sends ? "send" : "recv") + " of " + std::to_string(bytes) + " bytes " +
+         (sends ? "to " : "from ") + (peer < 0 ? "any rank" : "rank " + std::to_string(peer)) +
+         " (tag " + std::to_string(tag) + ")";
+}
+
+// "it is in recv of ...", if that is the latest that was seen of r, otherwise nothing.
+std::string Group::message_of(int r) const {
+  const MessageWait& message = control(r).message;
+  const int64_t seen = message.seen_ns.load(std::memory_order_acquire);
+  if (seen == 0) {
+    return "";
+  }
+  const std::string what = describe_message(message.sends.load() != 0, message.peer.load(),
+                                            message.tag.load(), message.bytes.load());
+  return now_ns() - seen < kJustNowNs
+             ? "it is in " + what + ", entered " + seconds_since(message.since_ns.load())
+             : "it was last seen in " + what + ", " + seconds_since(seen);
+}
+
+std::string Group::last_operation_of(int r) const {
+  const std::string message = message_of(r);
+  const uint64_t seen = control(r).operations_seen.load(std::memory_order_acquire);
+  if (seen == 0) {
+    return message.empty() ? "it has called no collective yet" : message;
+  }
+  const HistoryEntry& entry = control(r).history[(seen - 1) % kHistory];
+  if (entry.number.load(std::memory_order_acquire) != seen) {
+    return "it is at operation " + std::to_string(seen - 1);
+  }
+  const int64_t end = entry.end_ns.load(std::memory_order_acquire);
+  const int64_t when = end != 0 ? end : entry.begin_ns;
+  if (!message.empty() && control(r).message.seen_ns.load(std::memory_order_relaxed) > when) {
+    return message;
+  }
+  return "its last was " + describe(seen - 1, entry.fingerprint) +
+         (end != 0 ? ", finished " : ", entered ") + seconds_since(when);
+}
+
+const char* name_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::peer_lost:
+      return "PeerLost";
+    case ErrorKind::timeout:
+      return "Timeout";
+    case ErrorKind::mismatch:
+      return "Mismatch";
+    default:
+      return "Error";
+  }
+}
+
+void raise(const Failure& failure) {
+  switch (failure.kind) {
+    case ErrorKind::peer_lost:
+      throw PeerLost(failure.message);
+    case ErrorKind::timeout:
+      throw Timeout(failure.message);
+    case ErrorKind::mismatch:
+      throw Mismatch(failure.message);
+    default:
+      throw Error(failure.message);
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,149 @@
+// The members of one communicator as one of them sees it: where everybody's control block
+// lies, who failed and why, and what everybody did last.
+//
+// Threads: ranks, offsets and pointers never change. fail() may be called by any thread; the
+// first failure stays and is told to all peers before the caller does anything else. The
+// history is written by whoever drives the operations (one thread at a time, see engine.h).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/group/endpoint.h"
+#include "comm/group/remote_members.h"
+#include "comm/memory/control.h"
+
+namespace dpcore {
+
+enum class ErrorKind : uint32_t { none, peer_lost, timeout, mismatch, other };
+
+// "PeerLost" and so on: the error's class.
+const char* name_of(ErrorKind kind);
+
+struct Failure {
+  ErrorKind kind = ErrorKind::none;
+  int culprit = -1;  // rank in this communicator, -1 when no single rank is to blame
+  int64_t when_ns = 0;
+  std::string reason;   // the first cause, as the rank that found it put it
+  std::string message;  // what is raised here
+};
+
+class Group {
+ public:
+  // `members[r]` is the endpoint rank of rank r; `offsets[r]` where its control block lies in
+  // its arena (of a remote rank it counts nothing). `own_block` keeps ours when it was allocated
+  // for this group. `remote` are the members reached by TCP, from meet_remote().
+  Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
+        const std::vector<uint64_t>& offsets, std::shared_ptr<std::byte> own_block,
+        std::unique_ptr<RemoteMembers> remote);
+  // Ready to receive frames of the group, before any member can send one; nullptr when all
+  // members share memory. `id` names the group in frames, alike on all members.
+  static std::unique_ptr<RemoteMembers> meet_remote(const Endpoint& endpoint,
+                                                    const std::vector<int>& members, int rank,
+                                                    uint64_t id);
+  static size_t control_bytes(int world);
+  // Makes zeroed memory a control block; to be done before peers may look.
+  static void prepare_control(std::byte* at, int rank, int world);
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(members_.size()); }
+  int member(int r) const { return members_[r]; }
+  Endpoint& endpoint() const { return *endpoint_; }
+  std::shared_ptr<Endpoint> endpoint_ptr() const { return endpoint_; }
+
+  ControlBlock& control(int r) const { return *controls_[r]; }
+  ControlBlock& mine() const { return *controls_[rank_]; }
+  std::byte* base(int r) const { return bases_[r]; }
+  OperationSlot& slot(int r, uint64_t number) const { return controls_[r]->slot(number); }
+  // Offsets of r's mailboxes towards each peer, in r's arena; 0 = not made yet.
+  std::atomic<uint64_t>* mailboxes(int r) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(controls_[r] + 1);
+  }
+
+  // The members that share no memory with this rank; nullptr when there are none.
+  RemoteMembers* remote() const { return remote_.get(); }
+  bool is_remote(int r) const { return remote_ && remote_->contains(r); }
+  // How its members reach each other: "inproc", "shm", "tcp", or "shm+tcp" where some share a host.
+  const char* transport() const;
+  // Whether another member is on the same host.
+  bool has_mates() const;
+  // By rank: the same number for members that share memory, and the smaller one for the host
+  // whose first member has the smaller rank.
+  std::vector<int> hosts() const;
+
+  // Makes r look at what was published: frames to it leave, or its bell rings if it sleeps.
+  void ring(int r) const {
+    if (is_remote(r)) {
+      remote_->flush(r);
+      return;
+    }
+    Doorbell::fence_before_look();
+    endpoint_->ring_if_asleep(members_[r]);
+  }
+  void ring_others() const;
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  Failure failure() const;
+  // Raising it is telling the program, and so is say_heard(): then the end of the communicator does
+  // not raise it once more.
+  [[noreturn]] void raise_failure() const;
+  void say_heard() const { heard_.store(true, std::memory_order_relaxed); }
+  bool is_unheard() const { return failed() && !heard_.load(std::memory_order_relaxed); }
+  void fail(ErrorKind kind, int culprit, const std::string& reason) {
+    fail(kind, culprit, reason, rank_);
+  }
+  // Takes over the earliest failure that a peer has published. True when there was one.
+  bool adopt_failure_of_peer();
+  // No operation will follow from here, and no look at a peer's memory. If another group of this
+  // rank has failed, that is told as the reason.
+  void leave();
+  // Makes the failure of r's other group, because of which it left, the failure of this one. False
+  // when r left for another reason.
+  bool adopt_why_it_left(int r, const std::string& missed);
+  // Every peer has left or died: nobody looks at this rank's blocks any more.
+  bool everybody_left() const;
+  std::shared_ptr<std::byte> take_own_block() { return std::move(own_block_); }
+  bool has_left(int r) const { return control(r).left.load(std::memory_order_acquire) != 0; }
+  bool is_dead(int r) const { return endpoint_->dead(members_[r]); }
+
+  void enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes);
+  void finish_operation(uint64_t number);
+  // This rank waits, and is neither stopped nor cut off.
+  void show_life(int64_t now);
+  // And it waits for this message; of several, the first one is shown.
+  void show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since, int64_t now);
+  // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
+  std::string last_operation_of(int r) const;
+  static std::string describe(uint64_t number, const Fingerprint& what);
+  static std::string describe_message(bool sends, int peer, uint64_t tag, uint64_t bytes);
+
+  std::atomic<uint32_t> in_flight{0};  // operations of this group, counted by the engine
+  // close() waits until then for what is in flight; the rest fails.
+  std::atomic<int64_t> closes_at_ns{INT64_MAX};
+
+ private:
+  void fail(ErrorKind kind, int culprit, const std::string& reason, int reporter);
+  void publish(AbortRecord::State state, const Failure& failure, int reporter) const;
+  std::string message_of(int r) const;
+  std::string name() const;
+  std::string in_words_of(int reporter, const std::string& reason) const;
+
+  std::shared_ptr<Endpoint> endpoint_;
+  std::vector<int> members_;
+  int rank_;
+  std::vector<ControlBlock*> controls_;
+  std::vector<std::byte*> bases_;
+  std::shared_ptr<std::byte> own_block_;
+  std::unique_ptr<RemoteMembers> remote_;
+  std::atomic<bool> failed_{false};
+  mutable std::atomic<bool> heard_{false};
+  mutable std::mutex failure_mutex_;
+  Failure failure_;
+};
+
+[[noreturn]] void raise(const Failure& failure);
+
+}  // namespace dpcore

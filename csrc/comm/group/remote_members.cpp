@@ -1,0 +1,241 @@
+// Frames to mirrors and back. A mirror is anonymous memory: pages of stages that no small
+// operation has used are never touched.
+#include "comm/group/remote_members.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kPage = 4096;
+// Counters of chunks: everything that a small operation has to show came with its post.
+constexpr uint64_t kEverything = ~uint64_t{0};
+
+}  // namespace
+
+void RemoteMembers::Unmap::operator()(std::byte* base) const { munmap(base, bytes); }
+
+size_t RemoteMembers::stages_offset(int world) {
+  const size_t control = sizeof(ControlBlock) + world * sizeof(std::atomic<uint64_t>);
+  return (control + kPage - 1) / kPage * kPage;
+}
+
+RemoteMembers::RemoteMembers(Network& network, uint64_t group, const std::vector<int>& members,
+                             std::vector<bool> remote, int rank)
+    : network_(network), group_(group), members_(members) {
+  const int world = static_cast<int>(members.size());
+  rank_of_.resize(*std::max_element(members.begin(), members.end()) + 1, -1);
+  for (int r = 0; r < world; ++r) {
+    rank_of_[members[r]] = r;
+    const size_t bytes = stages_offset(world) + kStages * kStageBytes;
+    void* at = nullptr;
+    if (r != rank && remote[r]) {
+      at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1, 0);
+      if (at == MAP_FAILED) {
+        throw Error(std::string("no memory to mirror another rank: ") + std::strerror(errno));
+      }
+    }
+    mirrors_.emplace_back(static_cast<std::byte*>(at), Unmap{bytes});
+    if (at != nullptr) {
+      ControlBlock& block = control(r);
+      block.magic = kControlMagic;
+      block.version = kLayoutVersion;
+      block.rank = r;
+      block.world = world;
+    }
+  }
+  network_.add_group(group_, this);
+}
+
+RemoteMembers::~RemoteMembers() { network_.remove_group(group_); }
+
+template <class F>
+void RemoteMembers::for_each(F&& call) const {
+  for (size_t r = 0; r < mirrors_.size(); ++r) {
+    if (mirrors_[r] != nullptr) {
+      call(members_[r]);
+    }
+  }
+}
+
+FrameHeader RemoteMembers::frame_of(FrameKind kind, uint64_t operation) const {
+  FrameHeader frame;
+  frame.kind = kind;
+  frame.group = group_;
+  frame.operation = operation;
+  return frame;
+}
+
+void RemoteMembers::send_to_all(const FrameHeader& frame, const void* body, size_t body_bytes) {
+  for_each([&](int peer) {
+    network_.queue(peer, frame, body, body_bytes);
+    network_.flush(peer);
+  });
+}
+
+void RemoteMembers::tell_post(int r, const OperationSlot& slot, uint64_t bytes,
+                              const std::byte* stage, size_t stage_offset, size_t stage_bytes) {
+  FrameHeader frame = frame_of(FrameKind::post, slot.posted.load(std::memory_order_relaxed) - 1);
+  frame.offset = stage_offset;
+  const PostBody body{slot.fingerprint, slot.prescale, bytes};
+  network_.queue(members_[r], frame, &body, sizeof(body), stage + stage_offset, stage_bytes);
+  posted_bytes_.fetch_add(stage_bytes, std::memory_order_relaxed);
+}
+
+void RemoteMembers::tell_finished(uint64_t number) {
+  const FrameHeader frame = frame_of(FrameKind::finished, number);
+  for_each([&](int peer) { network_.queue(peer, frame); });
+}
+
+namespace {
+
+FailedBody body_of(const AbortRecord& record) {
+  FailedBody body;
+  body.kind = record.kind;
+  body.culprit = record.culprit;
+  body.reporter = record.reporter;
+  body.age_ns = now_ns() - record.when_ns;
+  std::memcpy(body.reason, record.reason, sizeof(body.reason));
+  return body;
+}
+
+}  // namespace
+
+void RemoteMembers::tell_failure(const AbortRecord& record) {
+  const FailedBody body = body_of(record);
+  send_to_all(frame_of(FrameKind::failed), &body, sizeof(body));
+}
+
+void RemoteMembers::tell_left(const AbortRecord& record) {
+  if (record.state.load(std::memory_order_relaxed) == AbortRecord::why_it_left) {
+    const FailedBody body = body_of(record);
+    send_to_all(frame_of(FrameKind::left), &body, sizeof(body));
+  } else {
+    send_to_all(frame_of(FrameKind::left));
+  }
+}
+
+void RemoteMembers::tell_alive(const MessageWait& message, int64_t now) {
+  const FrameHeader frame = frame_of(FrameKind::alive);
+  AliveBody body;
+  body.age_ns = now - message.since_ns.load(std::memory_order_relaxed);
+  body.tag = message.tag.load(std::memory_order_relaxed);
+  body.bytes = message.bytes.load(std::memory_order_relaxed);
+  body.peer = message.peer.load(std::memory_order_relaxed);
+  body.sends = message.sends.load(std::memory_order_relaxed);
+  const bool waits_for_message = message.seen_ns.load(std::memory_order_relaxed) == now;
+  for_each([&](int peer) {
+    if (network_.has_room(peer)) {
+      network_.queue(peer, frame, &body, waits_for_message ? sizeof(body) : 0);
+    }
+    network_.flush(peer);
+  });
+}
+
+void RemoteMembers::flush_all() {
+  for_each([&](int peer) { network_.flush(peer); });
+}
+
+void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* payload) {
+  const bool is_member = peer < static_cast<int>(rank_of_.size()) && rank_of_[peer] >= 0;
+  if (!is_member || !contains(rank_of_[peer])) {
+    return;
+  }
+  const int r = rank_of_[peer];
+  ControlBlock& block = control(r);
+  block.alive_ns.store(now_roughly_ns(), std::memory_order_relaxed);
+  switch (frame.kind) {
+    case FrameKind::post:
+      take_post(r, frame, payload);
+      break;
+    case FrameKind::finished: {
+      block.note_finished(frame.operation);
+      HistoryEntry& entry = block.history[frame.operation % kHistory];
+      entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
+      break;
+    }
+    case FrameKind::failed:
+      take_abort(r, AbortRecord::why_it_failed, payload);
+      break;
+    case FrameKind::left:
+      if (frame.bytes > 0) {
+        take_abort(r, AbortRecord::why_it_left, payload);
+      }
+      block.left.store(1, std::memory_order_release);
+      break;
+    case FrameKind::alive:
+      if (frame.bytes > 0) {
+        take_message_wait(r, payload);
+      }
+      break;
+    case FrameKind::data:
+      break;
+  }
+}
+
+void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* payload) {
+  const uint64_t number = frame.operation;
+  ControlBlock& block = control(r);
+  PostBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  const size_t stage = stages_offset(block.world) + (number % kStages) * kStageBytes;
+  std::memcpy(base(r) + stage + frame.offset, payload + sizeof(body), frame.bytes - sizeof(body));
+
+  OperationSlot& slot = block.slot(number);
+  slot.filled.store(kEverything, std::memory_order_relaxed);
+  slot.input_offset = slot.output_offset = ~uint64_t{0};  // nowhere that this rank could reach
+  slot.stage_offset = stage;
+  slot.fingerprint = body.fingerprint;
+  slot.prescale = body.prescale;
+
+  HistoryEntry& entry = block.history[number % kHistory];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.fingerprint = body.fingerprint;
+  entry.bytes = body.bytes;
+  entry.begin_ns = now_roughly_ns();
+  entry.end_ns.store(0, std::memory_order_relaxed);
+  entry.number.store(number + 1, std::memory_order_release);
+  block.operations_seen.store(number + 1, std::memory_order_release);
+  slot.posted.store(number + 1, std::memory_order_release);
+}
+
+void RemoteMembers::take_abort(int r, AbortRecord::State state, const std::byte* payload) {
+  AbortRecord& record = control(r).abort;
+  if (record.state.load(std::memory_order_relaxed) != AbortRecord::none) {
+    return;
+  }
+  FailedBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  record.kind = body.kind;
+  const auto world = static_cast<int>(control(r).world);
+  const auto checked = [world](int rank) { return rank >= 0 && rank < world ? rank : -1; };
+  record.culprit = checked(body.culprit);
+  record.reporter = checked(body.reporter) < 0 ? r : body.reporter;
+  record.when_ns = now_ns() - body.age_ns;
+  std::memcpy(record.reason, body.reason, sizeof(record.reason));
+  record.reason[sizeof(record.reason) - 1] = '\0';
+  record.state.store(state, std::memory_order_release);
+}
+
+void RemoteMembers::take_message_wait(int r, const std::byte* payload) {
+  AliveBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  const int64_t now = now_ns();
+  MessageWait& message = control(r).message;
+  message.since_ns.store(now - body.age_ns, std::memory_order_relaxed);
+  message.tag.store(body.tag, std::memory_order_relaxed);
+  message.bytes.store(body.bytes, std::memory_order_relaxed);
+  message.peer.store(body.peer, std::memory_order_relaxed);
+  message.sends.store(body.sends, std::memory_order_relaxed);
+  message.seen_ns.store(now, std::memory_order_release);
+}
+
+}  // namespace dpcore

@@ -1,0 +1,164 @@
+// Growth: small allocations share a step, so that many cost few system calls; a large one takes
+// what it needs and no more. fallocate() takes the pages at once: a machine without
+// memory says so here, as an error, and not later as a SIGBUS in the middle of a transfer.
+#include "comm/memory/arena.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/base/error.h"
+#include "comm/base/fault.h"
+#include "comm/base/fork_guard.h"
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kGrowthStep = size_t{1} << 20;
+
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+std::byte* map_shared(int fd, size_t reserve) {
+  void* at = mmap(nullptr, reserve, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (at == MAP_FAILED) {
+    throw Error("arena: cannot map " + std::to_string(reserve >> 30) + " GiB of addresses (" +
+                std::strerror(errno) +
+                "); a limit on address space (ulimit -v) calls for DPCORE_ARENA_MAX=<GiB>");
+  }
+  return static_cast<std::byte*>(at);
+}
+
+}  // namespace
+
+size_t Arena::default_reserve() {
+  size_t gib = 256;
+  if (const char* text = std::getenv("DPCORE_ARENA_MAX")) {
+    gib = std::max<size_t>(1, std::strtoull(text, nullptr, 10));
+  }
+  return gib << 30;
+}
+
+std::shared_ptr<Arena> Arena::create(int rank_for_messages, size_t reserve) {
+  std::shared_ptr<Arena> arena(new Arena);
+  arena->rank_ = rank_for_messages;
+  arena->fd_ =
+      static_cast<int>(syscall(SYS_memfd_create, "dpcore-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (arena->fd_ < 0) {
+    throw Error(std::string("arena: memfd_create failed: ") + std::strerror(errno) +
+                "; check `ulimit -n`");
+  }
+  fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
+  fork_guard::add_descriptor(arena->fd_);
+  arena->base_ = map_shared(arena->fd_, reserve);
+  arena->reserve_ = reserve;
+  fork_guard::add_mapping(arena->base_, reserve, arena->fd_);
+  return arena;
+}
+
+Arena::~Arena() {
+  if (base_) {
+    fork_guard::remove_mapping(base_);
+    munmap(base_, reserve_);
+  }
+  if (fd_ >= 0) {
+    fork_guard::close_descriptor(fd_);
+  }
+}
+
+std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
+  bytes = round_up(std::max<size_t>(bytes, 1), 64);
+  if (bytes >= kPage) {
+    alignment = std::max(alignment, kPage);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto offset = blocks_.allocate(bytes, alignment);
+  if (!offset) {
+    grow_for(bytes, alignment);
+    offset = blocks_.allocate(bytes, alignment);
+  }
+  return {base_ + *offset,
+          [self = shared_from_this(), at = *offset](std::byte*) { self->release(at); }};
+}
+
+void Arena::grow_for(size_t bytes, size_t alignment) {
+  const size_t old_size = blocks_.size();
+  const size_t shared_step = bytes < kGrowthStep ? old_size + kGrowthStep : 0;
+  const size_t new_size =
+      round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
+  if (new_size > reserve_) {
+    throw Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
+                " bytes asked for with " + std::to_string(old_size) + " in use, but only " +
+                std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
+  }
+  fault::reach(fault::Place::grow, rank_, 0);
+  const int problem =
+      posix_fallocate(fd_, static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
+  if (problem != 0) {
+    throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
+                std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +
+                std::strerror(problem) + "); use smaller buffers or raise the memory limit");
+  }
+  blocks_.grow(new_size);
+}
+
+void Arena::release(size_t offset) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (reuse_) {
+    blocks_.free(offset);
+  }
+}
+
+void Arena::stop_reuse() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reuse_ = false;
+}
+
+size_t Arena::size() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return blocks_.size();
+}
+
+size_t Arena::used_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return blocks_.used_bytes();
+}
+
+std::shared_ptr<ArenaView> ArenaView::map(int fd, size_t reserve) {
+  std::shared_ptr<ArenaView> view(new ArenaView);
+  try {
+    view->base_ = map_shared(fd, reserve);
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  view->mapped_ = reserve;
+  // A forked child never uses a peer's memory: it gets nothing there, not a private copy.
+  fork_guard::add_mapping(view->base_, reserve, fork_guard::kDropMapping);
+  close(fd);
+  return view;
+}
+
+std::shared_ptr<ArenaView> ArenaView::of(std::shared_ptr<Arena> arena) {
+  std::shared_ptr<ArenaView> view(new ArenaView);
+  view->base_ = arena->base();
+  view->local_ = std::move(arena);
+  return view;
+}
+
+ArenaView::~ArenaView() {
+  if (mapped_ > 0) {
+    fork_guard::remove_mapping(base_);
+    munmap(base_, mapped_);
+  }
+}
+
+}  // namespace dpcore

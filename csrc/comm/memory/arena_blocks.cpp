@@ -1,0 +1,82 @@
+// Best fit keeps large holes whole, which matters for gradients: a few sizes, freed and
+// taken again in the same order at each step.
+#include "comm/memory/arena_blocks.h"
+
+#include <iterator>
+
+#include "comm/base/error.h"
+
+namespace dpcore {
+
+std::optional<size_t> ArenaBlocks::allocate(size_t bytes, size_t alignment) {
+  auto best = free_.end();
+  size_t best_start = 0;
+  for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
+    const size_t start = (hole->first + alignment - 1) & ~(alignment - 1);
+    const bool fits = start + bytes <= hole->first + hole->second;
+    if (fits && (best == free_.end() || hole->second < best->second)) {
+      best = hole;
+      best_start = start;
+    }
+  }
+  if (best == free_.end()) {
+    return std::nullopt;
+  }
+  const size_t hole_begin = best->first;
+  const size_t hole_end = hole_begin + best->second;
+  free_.erase(best);
+  if (best_start > hole_begin) {
+    free_.emplace(hole_begin, best_start - hole_begin);
+  }
+  if (best_start + bytes < hole_end) {
+    free_.emplace(best_start + bytes, hole_end - best_start - bytes);
+  }
+  used_.emplace(best_start, bytes);
+  used_bytes_ += bytes;
+  return best_start;
+}
+
+void ArenaBlocks::free(size_t offset) {
+  const auto block = used_.find(offset);
+  if (block == used_.end()) {
+    throw Error("arena: freeing offset " + std::to_string(offset) + ", which is not in use");
+  }
+  const size_t bytes = block->second;
+  used_.erase(block);
+  used_bytes_ -= bytes;
+  insert_free(offset, bytes);
+}
+
+size_t ArenaBlocks::size_for(size_t bytes, size_t alignment) const {
+  size_t end = size_;
+  if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_) {
+    end = free_.rbegin()->first;
+  }
+  return ((end + alignment - 1) & ~(alignment - 1)) + bytes;
+}
+
+void ArenaBlocks::grow(size_t new_size) {
+  if (new_size > size_) {
+    insert_free(size_, new_size - size_);
+    size_ = new_size;
+  }
+}
+
+void ArenaBlocks::insert_free(size_t offset, size_t bytes) {
+  const auto next = free_.lower_bound(offset);
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == offset) {
+      offset = previous->first;
+      bytes += previous->second;
+      free_.erase(previous);
+    }
+  }
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    free_.erase(next);
+  }
+  free_.emplace(offset, bytes);
+}
+
+}  // namespace dpcore

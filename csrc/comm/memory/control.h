@@ -1,0 +1,149 @@
+// The memory that ranks of a host share beside their data: who has entered which operation,
+// how far it is, why it gave up, and what it did last. It lies in each rank's own arena and is
+// written by that rank alone (two exceptions: the receiver's side of a mailbox, and the count of
+// those who departed); peers read.
+//
+// Every field that another process reads is an atomic or is published by one: the writer fills
+// the plain fields, then stores the atomic with release; readers load it with acquire.
+// Nothing here has a constructor that runs in shared memory: fresh arena pages are zero, and
+// zero is the start state of every field.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/base/types.h"
+#include "comm/memory/doorbell.h"
+
+namespace dpcore {
+
+inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
+inline constexpr uint32_t kLayoutVersion = 4;
+// Operations of one communicator in flight: as many as a model of many small buckets has, with room
+// for an urgent one that comes past them.
+inline constexpr int kSlots = 64;
+// A slot is used again only two rounds later: who only gave compares with it afterwards, and by
+// then the others may have kSlots further operations in flight.
+inline constexpr int kSlotsKept = 2 * kSlots;
+// Operations kept in the black box: those in flight, and as many finished ones.
+inline constexpr int kHistory = 2 * kSlots;
+inline constexpr int kReasonBytes = 1024;
+inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
+inline constexpr size_t kStageBytes = size_t{512} << 10;
+
+// What every rank must agree on before a byte of user memory is written.
+struct Fingerprint {
+  uint8_t collective = 0;
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint8_t path = 0;  // a path asked for by the caller
+  int32_t root = 0;
+  uint64_t count = 0;      // elements, in the collective's own terms
+  uint64_t layout = 0;     // hash of uneven sizes, or of a gradient bucket's parameters
+  uint64_t algorithm = 0;  // hash of the schedule, 0 for the automatic choice
+  bool operator==(const Fingerprint&) const = default;
+};
+
+inline constexpr size_t kTinyBytes = 24;
+
+// One operation of one rank. `posted` and `finished` only ever grow; the other counters start
+// again with each operation, before `posted` says so.
+//
+// What an operation costs at least is the way of a cache line from one processor to another, so
+// fields that are read together lie together: the first line is all that peers read of a tiny
+// operation (but for the factor of premul_sum). The processor fetches lines in pairs, so the second
+// one is written before `posted`, where it is written at all. The counters lie apart from both: who
+// writes them must not wait for those who read the entry.
+struct alignas(128) OperationSlot {
+  std::atomic<uint64_t> posted;  // number + 1 of the operation the fields describe
+  Fingerprint fingerprint;
+  alignas(8) std::byte tiny[kTinyBytes];  // the data, if there is no more of it
+
+  uint64_t input_offset;  // in this rank's arena, or Arena::kNowhere
+  uint64_t output_offset;
+  uint64_t stage_offset;
+  double prescale;
+
+  alignas(128) std::atomic<uint64_t> filled;  // chunks of the stage that peers may read
+  std::atomic<uint64_t> reduced;              // chunks whose own slice is reduced in all stages
+  std::atomic<uint64_t> consumed;             // chunks this rank has read from all its peers
+  std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
+};
+static_assert(offsetof(OperationSlot, input_offset) == 64);
+
+// Why a rank gave up. Written once; `state` publishes it.
+struct AbortRecord {
+  // A rank whose other group failed leaves this one, which has not failed for those who need
+  // nothing more of that rank.
+  enum State : uint32_t { none, why_it_left, why_it_failed };
+  std::atomic<uint32_t> state;
+  uint32_t kind;     // ErrorKind
+  int32_t culprit;   // rank in the communicator, -1 unknown
+  int32_t reporter;  // the rank that found it; `reason` is in its words
+  int64_t when_ns;
+  char reason[kReasonBytes];
+};
+
+struct HistoryEntry {
+  std::atomic<uint64_t> number;  // number + 1, written last
+  Fingerprint fingerprint;
+  uint64_t bytes;
+  int64_t begin_ns;
+  std::atomic<int64_t> end_ns;  // 0 while it runs
+};
+
+// A send or recv that a rank has been waiting in for a while, as it last looked up from the wait.
+struct MessageWait {
+  std::atomic<int64_t> seen_ns;  // 0: there was none yet; written last
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint64_t> tag;
+  std::atomic<uint64_t> bytes;
+  std::atomic<int32_t> peer;  // -1: from any rank
+  std::atomic<uint32_t> sends;
+};
+
+// One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
+struct alignas(64) ControlBlock {
+  uint64_t magic;
+  uint32_t version;
+  int32_t rank;
+  int32_t world;
+  std::atomic<uint32_t> left;             // finalized: no operation will follow
+  std::atomic<uint32_t> departed;         // peers that will not look here again; they count
+  std::atomic<uint64_t> operations_seen;  // operations this rank has entered
+  std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
+  // All operations with smaller numbers are finished here. On a line that nothing else makes the
+  // peers give back.
+  alignas(64) std::atomic<uint64_t> over_below;
+  alignas(64) AbortRecord abort;
+  MessageWait message;
+  OperationSlot slots[kSlotsKept];
+  HistoryEntry history[kHistory];
+
+  OperationSlot& slot(uint64_t number) { return slots[number % kSlotsKept]; }
+
+  // Operations may finish in another order than they began.
+  void note_finished(uint64_t number) {
+    slot(number).finished.store(number + 1, std::memory_order_release);
+    uint64_t over = over_below.load(std::memory_order_relaxed);
+    while (slot(over).finished.load(std::memory_order_relaxed) > over) {
+      ++over;
+    }
+    over_below.store(over, std::memory_order_release);
+  }
+};
+
+// At offset 0 of every arena.
+struct alignas(64) ArenaHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t header_bytes;
+  int32_t process;
+  uint64_t root_control_offset;  // control block of the communicator made by init()
+  Doorbell bell;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace dpcore

@@ -1,0 +1,178 @@
+// Plain blocking-with-poll I/O: a rendezvous moves a few hundred bytes once.
+#include "comm/memory/unix_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kMaxDescriptors = 253;  // SCM_MAX_FD of Linux
+constexpr int kPollSliceMs = 20;
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof(address.sun_path)) {
+    throw RendezvousError("socket name '" + name + "' is too long");
+  }
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading NUL: abstract
+  *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+int new_socket() {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    throw RendezvousError(std::string("cannot make a Unix socket: ") + std::strerror(errno) +
+                          "; check `ulimit -n`");
+  }
+  return fd;
+}
+
+void wait_for(int fd, short events, int64_t deadline_ns, const UnixSocket::Interrupt& interrupted) {
+  pollfd entry{fd, events, 0};
+  while (poll(&entry, 1, kPollSliceMs) <= 0) {
+    if (interrupted) {
+      interrupted();
+    }
+    if (now_ns() > deadline_ns) {
+      throw RendezvousError("no answer from the other ranks before the deadline");
+    }
+  }
+}
+
+}  // namespace
+
+UnixSocket UnixSocket::listen_at(const std::string& name) {
+  UnixSocket listener(new_socket());
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (bind(listener.fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (errno == EADDRINUSE) {
+      return UnixSocket();
+    }
+    throw RendezvousError(std::string("cannot bind a Unix socket: ") + std::strerror(errno));
+  }
+  if (listen(listener.fd_.get(), 1024) != 0) {
+    throw RendezvousError(std::string("cannot listen on a Unix socket: ") + std::strerror(errno));
+  }
+  return listener;
+}
+
+UnixSocket UnixSocket::connect_to(const std::string& name) {
+  UnixSocket socket(new_socket());
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (connect(socket.fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return UnixSocket();
+  }
+  return socket;
+}
+
+UnixSocket UnixSocket::accept(int wait_ms) {
+  pollfd entry{fd_.get(), POLLIN, 0};
+  if (poll(&entry, 1, wait_ms) <= 0) {
+    return UnixSocket();
+  }
+  const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+    throw RendezvousError(std::string("cannot accept the other ranks: ") + std::strerror(errno) +
+                          "; raise `ulimit -n`");
+  }
+  return UnixSocket(fd);
+}
+
+bool UnixSocket::same_user() const {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  return getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         credentials.uid == geteuid();
+}
+
+bool UnixSocket::send(const void* data, size_t bytes, const std::vector<int>& descriptors,
+                      int64_t deadline_ns, const Interrupt& interrupted) {
+  const auto* from = static_cast<const char*>(data);
+  size_t sent = 0;
+  while (sent < bytes) {
+    wait_for(fd_.get(), POLLOUT, deadline_ns, interrupted);
+    iovec part{const_cast<char*>(from + sent), bytes - sent};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    std::vector<char> control;
+    if (sent == 0 && !descriptors.empty()) {
+      control.resize(CMSG_SPACE(descriptors.size() * sizeof(int)));
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+      std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+    }
+    const ssize_t n = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      sent += static_cast<size_t>(n);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool UnixSocket::receive(void* data, size_t bytes, std::vector<int>* descriptors,
+                         int64_t deadline_ns, const Interrupt& interrupted) {
+  auto* to = static_cast<char*>(data);
+  size_t received = 0;
+  while (received < bytes) {
+    wait_for(fd_.get(), POLLIN, deadline_ns, interrupted);
+    const ptrdiff_t more = receive_some(to + received, bytes - received, descriptors);
+    if (more < 0) {
+      return false;
+    }
+    received += static_cast<size_t>(more);
+  }
+  return true;
+}
+
+ptrdiff_t UnixSocket::receive_some(void* data, size_t bytes, std::vector<int>* descriptors) {
+  std::vector<char> control(CMSG_SPACE(kMaxDescriptors * sizeof(int)));
+  iovec part{data, bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t received = recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (received <= 0) {
+    return received < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+  }
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+      const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+        if (descriptors != nullptr) {
+          descriptors->push_back(fd);
+        } else {
+          close(fd);
+        }
+      }
+    }
+  }
+  return received;
+}
+
+}  // namespace dpcore

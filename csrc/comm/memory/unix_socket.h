@@ -1,0 +1,45 @@
+// Abstract Unix sockets with deadlines: fixed-size messages with descriptors, peer's user id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/base/descriptor.h"
+
+namespace dpcore {
+
+class UnixSocket {
+ public:
+  UnixSocket() = default;
+  explicit UnixSocket(int fd) : fd_(fd) {}
+
+  // Listens at an abstract name. An empty socket when the name is taken.
+  static UnixSocket listen_at(const std::string& name);
+  // An empty socket when nobody listens there (yet).
+  static UnixSocket connect_to(const std::string& name);
+  // The next connection, or an empty socket when none came within `wait_ms`.
+  UnixSocket accept(int wait_ms);
+
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  int fd() const { return fd_.get(); }
+  bool same_user() const;
+
+  // Both return false when the other side is gone, and throw RendezvousError at the deadline.
+  // Descriptors travel with the first byte.
+  using Interrupt = std::function<void()>;
+  bool send(const void* data, size_t bytes, const std::vector<int>& descriptors,
+            int64_t deadline_ns, const Interrupt& interrupted);
+  bool receive(void* data, size_t bytes, std::vector<int>* descriptors, int64_t deadline_ns,
+               const Interrupt& interrupted);
+  // Up to `bytes`; 0 when nothing is there now, -1 when the other side is gone. Descriptors that
+  // nobody wants are closed.
+  ptrdiff_t receive_some(void* data, size_t bytes, std::vector<int>* descriptors);
+
+ private:
+  Descriptor fd_;
+};
+
+}  // namespace dpcore

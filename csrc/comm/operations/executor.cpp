@@ -1,0 +1,248 @@
+// Executing the lanes of a program over a transport: the one place where every algorithm runs.
+//
+// Jobs (a lane for one segment) are started segment by segment, a window of them at a time; within
+// a segment each rank takes the chunks in its own order (Program::order). A window has room for
+// every chunk, so the lowest segment that is unfinished on any rank lies in every window and
+// somebody can always go on; what arrives for jobs outside the window is set aside by the
+// transport.
+#include <algorithm>
+#include <cstring>
+
+#include "comm/schedule/program.h"
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kWindowPerChunk = 2;
+constexpr size_t kMinWindow = 8;
+
+}  // namespace
+
+void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
+  task_ = task;
+  element_ = size_of(task.reduction.dtype);
+  places_.swap(places);
+  jobs_.clear();
+  next_job_ = finished_ = sent_ = received_ = 0;
+  const Schedule& schedule = task.program->schedule;
+  steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
+
+  segment_ = task.transport->segment_bytes() / element_;
+  size_t longest = 0;
+  for (const ChunkPlace& place : places_) {
+    longest = std::max(longest, place.elements);
+  }
+  for (size_t begin = 0; begin < longest; begin += segment_) {
+    for (const int chunk : task.program->order) {
+      const ChunkPlace& place = places_[chunk];
+      const bool concerns_us = !task.program->lanes[chunk].empty() || place.initial != nullptr;
+      if (begin < place.elements && concerns_us) {
+        jobs_.push_back({chunk, begin, std::min(place.elements, begin + segment_)});
+      }
+    }
+  }
+  const size_t width = std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
+  const size_t wide_enough =
+      std::min(jobs_.size(), task.transport->window_bytes() / task.transport->segment_bytes());
+  window_.resize(std::max({window_.size(), width, wide_enough}));
+  for (Running& running : window_) {
+    running.finished = true;
+    if (next_job_ < jobs_.size()) {
+      begin_next(running);
+    }
+  }
+}
+
+void ProgramRun::begin_next(Running& running) {
+  running.job = next_job_++;
+  running.at = 0;
+  running.finished = false;
+  const Job& job = jobs_[running.job];
+  const ChunkPlace& place = places_[job.chunk];
+  if (place.initial != nullptr && (place.initial != place.home || task_.prescale != 1.0)) {
+    const std::byte* from = place.initial + job.begin * element_;
+    std::byte* to = place.home + job.begin * element_;
+    const size_t count = job.end - job.begin;
+    if (task_.prescale != 1.0) {
+      const void* in = from;
+      void* out = to;
+      reduce({.dtype = task_.reduction.dtype, .pre = &task_.prescale}, {&in, 1}, {&out, 1}, count);
+    } else {
+      std::memmove(to, from, count * element_);
+    }
+  }
+  reset_progress(running);
+}
+
+void ProgramRun::reset_progress(Running& running) {
+  const auto& lane = task_.program->lanes[jobs_[running.job].chunk];
+  if (running.at == lane.size()) {
+    running.finished = true;
+    ++finished_;
+    return;
+  }
+  running.sent.assign(lane[running.at].sends.size(), 0);
+  running.received.assign(lane[running.at].receives.size(), 0);
+}
+
+bool ProgramRun::step() {
+  moved_ = false;
+  for (Running& running : window_) {
+    while (!running.finished && advance(running)) {
+      moved_ = true;
+    }
+    while (running.finished && next_job_ < jobs_.size()) {
+      begin_next(running);
+      moved_ = true;
+    }
+  }
+  return moved_;
+}
+
+// True when the lane's step is complete and the lane moved on to its next one.
+bool ProgramRun::advance(Running& running) {
+  const Job& job = jobs_[running.job];
+  const LaneStep& step = task_.program->lanes[job.chunk][running.at];
+  std::byte* home = places_[job.chunk].home + job.begin * element_;
+  const size_t bytes = (job.end - job.begin) * element_;
+  if (!send_all(running, step, home, bytes) || !receive_all(running, step, home, bytes)) {
+    return false;
+  }
+  ++running.at;
+  reset_progress(running);
+  return true;
+}
+
+MessageTag ProgramRun::tag_of(const Running& running, const LaneStep& step) const {
+  const Job& job = jobs_[running.job];
+  const uint64_t segment = job.begin / segment_;
+  const uint64_t lane = segment * task_.program->schedule.chunks + job.chunk;
+  return {task_.operation, lane * steps_ + step.step};
+}
+
+bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes) {
+  bool complete = true;
+  for (size_t i = 0; i < step.sends.size(); ++i) {
+    size_t& sent = running.sent[i];
+    if (sent < bytes) {
+      const size_t before = sent;
+      const Message message{
+          .tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
+      sent = task_.transport->push(step.sends[i], message, home, sent);
+      sent_ += sent - before;
+      moved_ |= sent != before;
+      complete &= sent == bytes;
+    }
+  }
+  return complete;
+}
+
+bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* home,
+                             size_t bytes) {
+  const size_t sources = step.receives.size();
+  const bool gathers = step.reduces && sources > 1;
+  if (gathers && running.gathered.size() < sources * bytes) {
+    running.gathered.resize(sources * bytes);
+  }
+  bool complete = true;
+  for (size_t i = 0; i < sources; ++i) {
+    size_t& received = running.received[i];
+    if (received == bytes) {
+      continue;
+    }
+    const int source = step.receives[i];
+    auto take = [&](const std::byte* data, size_t offset, size_t n) {
+      if (gathers) {
+        std::memcpy(running.gathered.data() + i * bytes + offset, data, n);
+      } else if (!step.reduces) {
+        std::memcpy(home + offset, data, n);
+      } else {
+        const int me = task_.program->rank;
+        operands_.clear();
+        operand_factors_.clear();
+        if (source < me) {
+          add_operand(data, source);
+        }
+        add_operand(home + offset, me);
+        if (source > me) {
+          add_operand(data, source);
+        }
+        reduce_operands(step, home + offset, n);
+      }
+    };
+    std::byte* place = gathers        ? running.gathered.data() + i * bytes
+                       : step.reduces ? nullptr
+                                      : home;
+    const size_t before = received;
+    const Message message{.tag = tag_of(running, step), .total = bytes};
+    received = task_.transport->pull(source, message, received, Sink(take, place));
+    received_ += received - before;
+    moved_ |= received != before;
+    complete &= received == bytes;
+  }
+  if (complete && gathers) {
+    reduce_gathered(running, step, home, bytes);
+  }
+  return complete;
+}
+
+void ProgramRun::reduce_gathered(Running& running, const LaneStep& step, std::byte* home,
+                                 size_t bytes) {
+  operands_.clear();
+  operand_factors_.clear();
+  bool placed = false;
+  for (size_t i = 0; i < step.receives.size(); ++i) {
+    if (!placed && step.receives[i] > task_.program->rank) {
+      add_operand(home, task_.program->rank);
+      placed = true;
+    }
+    add_operand(running.gathered.data() + i * bytes, step.receives[i]);
+  }
+  if (!placed) {
+    add_operand(home, task_.program->rank);
+  }
+  reduce_operands(step, home, bytes);
+}
+
+void ProgramRun::add_operand(const void* data, int rank) {
+  operands_.push_back(data);
+  const double* factors = task_.reduction.pre;
+  operand_factors_.push_back(factors == nullptr ? 1.0 : factors[rank]);
+}
+
+void ProgramRun::reduce_operands(const LaneStep& step, std::byte* out, size_t bytes) {
+  void* outputs[1] = {out};
+  ReduceSpec spec = task_.reduction;
+  if (!step.completes) {
+    spec.post = 1.0;
+    spec.divisor = 1;
+  }
+  if (spec.pre != nullptr) {
+    spec.pre = operand_factors_.data();
+  }
+  reduce(spec, operands_, outputs, bytes / element_);
+}
+
+int ProgramRun::waiting_for() const {
+  for (const Running& running : window_) {
+    if (running.finished) {
+      continue;
+    }
+    const Job& job = jobs_[running.job];
+    const LaneStep& step = task_.program->lanes[job.chunk][running.at];
+    const size_t bytes = (job.end - job.begin) * element_;
+    for (size_t i = 0; i < step.sends.size(); ++i) {
+      if (running.sent[i] < bytes) {
+        return step.sends[i];
+      }
+    }
+    for (size_t i = 0; i < step.receives.size(); ++i) {
+      if (running.received[i] < bytes) {
+        return step.receives[i];
+      }
+    }
+  }
+  return -1;
+}
+
+}  // namespace dpcore

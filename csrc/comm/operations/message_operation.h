@@ -1,0 +1,56 @@
+// send and recv: one message between two ranks, outside the sequence of collectives.
+//
+// Messages of one pair with one tag arrive in the order of the calls. A receive checks that
+// the message has the size and dtype that it expects. A receive from any rank stands in the
+// queues of all ranks, and takes the first message with its tag that it finds.
+#pragma once
+
+#include "comm/engine/operation.h"
+#include "comm/operations/shared_state.h"
+
+namespace dpcore {
+
+class MessageOperation final : public Operation {
+ public:
+  enum class Direction { send, receive };
+  static constexpr int kAnyRank = -1;  // as the peer of a receive
+
+  void prepare(std::shared_ptr<SharedState> shared, Direction direction, int peer, uint64_t tag,
+               DType dtype, std::byte* data, size_t bytes);
+
+  Progress advance() override;
+  WaitPoint waiting() const override;
+  std::string describe() const override;
+  const char* trace_name() const override;
+  uint64_t trace_bytes() const override { return message_.total; }
+  uint64_t trace_number() const override { return message_.tag.part; }
+  bool needs(int r) const override;
+  std::string who_is_late() const override;
+  int first_late() const override { return peer_; }
+  void show_wait(int64_t now) const override;
+  bool relieve() override { return shared_->transport().set_aside_unexpected(); }
+  int64_t next_event_ns() const override { return shared_->transport().next_event_ns(); }
+  bool is_held_back(int r) override { return shared_->transport().is_held_back(r); }
+  void retire() override;
+
+  // The other rank; kAnyRank while a receive from any has not found one.
+  int peer() const { return peer_; }
+
+ private:
+  MessageLane lane(int r) const { return {direction_ == Direction::send, r, message_.tag.part}; }
+  void take_places();
+  bool is_its_turn(int r) const;
+  void leave_queue(int r);
+  bool find_peer();
+  size_t pull_from(int r);
+
+  std::shared_ptr<SharedState> shared_;
+  Direction direction_ = Direction::send;
+  int peer_ = 0;
+  Message message_;
+  std::byte* data_ = nullptr;
+  size_t done_ = 0;
+  bool has_places_ = false;
+};
+
+}  // namespace dpcore

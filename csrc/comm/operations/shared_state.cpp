@@ -1,0 +1,106 @@
+// Stages are made when the first operation needs them: a program that keeps its data in the
+// arena never pays for them.
+#include "comm/operations/shared_state.h"
+
+#include <algorithm>
+
+#include "comm/base/prefetch.h"
+#include "comm/transport/mapped_transport.h"
+#include "comm/transport/paced_transport.h"
+#include "comm/transport/routed_transport.h"
+#include "comm/transport/tcp_transport.h"
+
+namespace dpcore {
+
+const char* name_of(Path path, Collective collective) {
+  const bool all_reduce = collective == Collective::all_reduce;
+  switch (path) {
+    case Path::alone:
+      return "alone";
+    case Path::barrier:
+      return "barrier";
+    case Path::two_shot_push:
+      return "two_shot/push";
+    case Path::pull:
+      return all_reduce ? "one_shot/pull" : "direct/pull";
+    case Path::push:
+      return "direct/push";
+    case Path::shared:
+      return "direct/shared";
+    case Path::stage:
+      return all_reduce ? "one_shot/stage" : "direct/stage";
+    case Path::two_shot_stage:
+      return "two_shot/stage";
+    case Path::moves:
+      return "moves";
+    case Path::automatic:
+      break;
+  }
+  return "automatic";
+}
+
+SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link)
+    : group_(std::move(group)) {
+  unchecked_.reserve(kSlotsKept);
+  if (group_->remote() != nullptr) {
+    transport_ = std::make_unique<TcpTransport>(*group_);
+  } else {
+    transport_ = std::make_unique<MappedTransport>(*group_);
+  }
+  if (link) {
+    has_link_ = true;
+    transport_ = std::make_unique<PacedTransport>(std::move(transport_), std::move(link), *group_);
+  }
+  if (group_->remote() != nullptr && group_->has_mates()) {
+    transport_ = std::make_unique<RoutedTransport>(
+        *group_, std::make_unique<MappedTransport>(*group_), std::move(transport_));
+  }
+}
+
+Transport::Sent SharedState::sent() const {
+  Transport::Sent sent = transport_->sent();
+  sent.network += group_->remote() == nullptr ? 0 : group_->remote()->posted_bytes();
+  return sent;
+}
+
+uint64_t SharedState::look_what_is_over() {
+  uint64_t over = kNobody;
+  for (int r = 0; r < group_->world(); ++r) {
+    over = std::min(over, group_->control(r).over_below.load(std::memory_order_acquire));
+  }
+  return known_over_ = over;
+}
+
+std::byte* SharedState::stage(uint64_t number) {
+  auto& stage = stages_[number % kStages];
+  if (!stage) {
+    stage = group_->endpoint().arena().allocate(kStageBytes, 4096);
+  }
+  stage_users_[number % kStages] = number;
+  return stage.get();
+}
+
+void SharedState::fetch_for_writing(uint64_t number, size_t stage_bytes) const {
+  constexpr size_t kLine = 64;
+  constexpr size_t kMostLines = 32;
+  const OperationSlot& slot = group_->slot(group_->rank(), number);
+  prefetch_for_writing(&slot.posted);
+  prefetch_for_writing(&slot.input_offset);
+  const std::byte* stage = stages_[number % kStages].get();
+  for (size_t at = 0; stage != nullptr && at < std::min(stage_bytes, kMostLines * kLine);
+       at += kLine) {
+    prefetch_for_writing(stage + at);
+  }
+}
+
+std::vector<std::shared_ptr<std::byte>> SharedState::take_blocks() {
+  std::vector<std::shared_ptr<std::byte>> blocks = transport_->take_blocks();
+  for (auto& stage : stages_) {
+    if (stage) {
+      blocks.push_back(std::move(stage));
+    }
+  }
+  return blocks;
+}
+
+}  // namespace dpcore

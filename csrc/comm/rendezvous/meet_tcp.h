@@ -1,0 +1,54 @@
+// How ranks of several hosts find each other: memory for those that share a host, connections for
+// every other pair.
+//
+// Rank 0 listens at an address that all know (or have read from a store); the others come to it,
+// say where they listen themselves, and get the list of all. Then everybody looks who shares its
+// host (rendezvous_hosts.h), tells rank 0, and hears who shares one with whom; mates hand over
+// their arenas. Of each other pair the higher rank connects to the lower one, `lines` times. Every
+// connection begins with the handshake of tcp_handshake.h. At the end rank 0 hears from everybody
+// that it is connected and lets all go: init() returns on every rank or raises on every rank, with
+// the same reason.
+//
+// The listeners are closed before meet_tcp returns. Whoever calls owns the sockets.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/network/tcp_socket.h"
+#include "comm/rendezvous/meeting.h"
+
+namespace dpcore {
+
+// One connection for control frames and at least one for data.
+inline constexpr int kMinLines = 2;
+inline constexpr int kMaxLines = 17;
+
+struct TcpPlace {
+  std::string root;                     // "host:port" of rank 0
+  std::shared_ptr<TcpSocket> listener;  // rank 0's, which listens there already
+  std::string interface;                // where the others listen; empty: on the route to rank 0
+  std::string secret;
+  int lines = 3;
+  bool shares_memory = false;   // with ranks of the same host; otherwise all talk over TCP
+  std::string host_label = {};  // ranks with another one count as being on another host
+};
+
+struct TcpPresence {
+  int32_t process = 0;
+  std::string address;
+  CostConstants costs;           // known of rank 0 only
+  int host = 0;                  // the lowest rank that shares its memory
+  std::vector<TcpSocket> lines;  // empty for the own rank and for mates
+  Presence memory;               // of a mate
+  bool is_remote() const { return !lines.empty(); }
+};
+
+// How the ranks of one host hand over their arenas.
+using MeetMates = std::function<std::vector<Presence>(const MeetingPlace& mates)>;
+
+std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net,
+                                  const MeetMates& meet_mates);
+
+}  // namespace dpcore

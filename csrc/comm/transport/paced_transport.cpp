@@ -1,0 +1,106 @@
+// Few messages are on their way at a time (the executor's window): a list does.
+#include "comm/transport/paced_transport.h"
+
+#include <algorithm>
+
+#include "comm/base/clock.h"
+
+namespace dpcore {
+namespace {
+
+// A sender's time that is older is not of this machine's clock.
+constexpr int64_t kLongestPauseNs = 1'000'000'000;
+
+}  // namespace
+
+PacedTransport::~PacedTransport() { forget_all(); }
+
+size_t PacedTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
+  auto found = std::find_if(on_their_way_.begin(), on_their_way_.end(), [&](const OnItsWay& entry) {
+    return entry.peer == peer && entry.tag == message.tag;
+  });
+  const int64_t now = now_ns();
+  if (found == on_their_way_.end()) {
+    const Link::Ticket ticket =
+        link_->send(group_.member(peer), message.total - from, message.priority, now);
+    found = on_their_way_.insert(found, {peer, message.tag, ticket});
+  }
+  if (found->arrival_ns == Link::kUnknown) {
+    found->arrival_ns = link_->arrival_ns(found->ticket, now);
+  }
+  if (now < found->arrival_ns) {
+    return from;
+  }
+  Message with_its_time = message;
+  with_its_time.due_ns = found->arrival_ns;
+  from = inner_->push(peer, with_its_time, data, from);
+  if (from == message.total) {
+    on_their_way_.erase(found);
+  } else {
+    found->waits_for_room = true;
+  }
+  return from;
+}
+
+size_t PacedTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
+  const int64_t now = now_ns();
+  const int64_t free = link_->ingress_free_ns(group_.member(peer), now);
+  ingress_busy_until_ns_ = now < free ? free : INT64_MAX;
+  if (now < free) {
+    return from;
+  }
+  const size_t have = inner_->pull(peer, message, from, sink);
+  if (have > from) {
+    // Of what came while this rank was not looking, the card has had the time since.
+    const int64_t due = inner_->due_ns();
+    const bool is_plausible = due <= now && now - due < kLongestPauseNs;
+    link_->receive(group_.member(peer), have - from, message.total - have,
+                   is_plausible ? due : now);
+  }
+  return have;
+}
+
+void PacedTransport::give_up() {
+  forget_all();
+  inner_->give_up();
+}
+
+void PacedTransport::forget_all() {
+  for (const OnItsWay& message : on_their_way_) {
+    link_->withdraw(message.ticket);
+  }
+  on_their_way_.clear();
+}
+
+// Twice what is on the way at full speed: the answers of the peers take the latency as well.
+size_t PacedTransport::window_bytes() const {
+  double bytes = 0;
+  for (int r = 0; r < group_.world(); ++r) {
+    bytes = r == group_.rank() ? bytes : std::max(bytes, link_->bytes_on_the_way(group_.member(r)));
+  }
+  return static_cast<size_t>(2 * bytes) * static_cast<size_t>(group_.world());
+}
+
+int64_t PacedTransport::entry_latency_ns() const {
+  double latency = 0;
+  for (int r = 0; r < group_.world(); ++r) {
+    latency = r == group_.rank() ? latency : std::max(latency, link_->latency_s(group_.member(r)));
+  }
+  return to_ns(latency);
+}
+
+bool PacedTransport::is_held_back(int peer) {
+  return link_->keeps_from(group_.member(peer), now_ns());
+}
+
+int64_t PacedTransport::next_event_ns() const {
+  int64_t next = ingress_busy_until_ns_;
+  for (const OnItsWay& message : on_their_way_) {
+    const bool is_known = message.arrival_ns != Link::kUnknown;
+    const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();
+    next = message.waits_for_room ? next : std::min(next, arrival);
+  }
+  return next;
+}
+
+}  // namespace dpcore

@@ -1,0 +1,110 @@
+// A line that is broken is silent here: the end of the control connection says who is lost.
+#include "comm/transport/tcp_transport.h"
+
+#include <algorithm>
+
+#include "comm/base/clock.h"
+
+namespace dpcore {
+
+TcpLine* TcpTransport::line_for(std::vector<TcpLine>& lines, const Message& message) {
+  const uint64_t group = group_.remote()->group();
+  for (TcpLine& line : lines) {
+    if (line.is_sending(group, message.tag)) {
+      return line.can_resume() ? &line : nullptr;  // broken: the look for lost peers says so
+    }
+  }
+  if (message.keeps_order) {
+    TcpLine& line = lines[message.tag.part % lines.size()];
+    return line.can_start() ? &line : nullptr;
+  }
+  for (size_t i = 0; i < lines.size(); ++i) {
+    TcpLine& line = lines[next_line_++ % lines.size()];
+    if (line.can_start()) {
+      return &line;
+    }
+  }
+  return nullptr;
+}
+
+size_t TcpTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
+  RemoteMembers& remote = *group_.remote();
+  std::vector<TcpLine>& lines = remote.network().data_lines(remote.peer_of(peer));
+  const size_t before = from;
+  while (from < message.total) {
+    TcpLine* line = line_for(lines, message);
+    if (line == nullptr) {
+      break;
+    }
+    if (line->is_sending(remote.group(), message.tag)) {
+      from += line->resume(data + from);
+      continue;
+    }
+    FrameHeader frame;
+    frame.kind = FrameKind::data;
+    frame.bytes =
+        static_cast<uint32_t>(std::min(remote.network().frame_bytes(), message.total - from));
+    frame.group = remote.group();
+    frame.operation = message.tag.operation;
+    frame.part = message.tag.part;
+    frame.total = message.total;
+    frame.content = message.content;
+    frame.due_us = static_cast<uint32_t>(message.due_ns / 1000);
+    frame.offset = from;
+    from += line->start(frame, data + from);
+  }
+  sent_.store(sent_.load(std::memory_order_relaxed) + from - before, std::memory_order_relaxed);
+  return from;
+}
+
+size_t TcpTransport::pull(int peer, const Message& message, size_t from, const Sink& sink) {
+  RemoteMembers& remote = *group_.remote();
+  Network& network = remote.network();
+  const int endpoint_rank = remote.peer_of(peer);
+  due_ns_ = 0;  // of what was set aside it is not known
+  from = network.take_aside(endpoint_rank, peer, remote.group(), message, from, sink);
+  for (TcpLine& line : network.data_lines(endpoint_rank)) {
+    while (from < message.total) {
+      const FrameHeader* head = line.head();
+      if (head == nullptr || line.aside || head->group != remote.group() ||
+          head->operation != message.tag.operation || head->part != message.tag.part) {
+        break;
+      }
+      check_content(peer, message, head->total, head->content);
+      line.claimed = true;
+      due_ns_ = head->due_us == 0 ? 0 : due_ns_of(*head, now_ns());
+      const size_t taken = line.receive(sink, network.scratch());
+      from += taken;
+      if (taken == 0) {
+        break;
+      }
+    }
+  }
+  return from;
+}
+
+bool TcpTransport::set_aside_unexpected() {
+  return group_.remote()->network().set_aside_unexpected();
+}
+
+void TcpTransport::give_up() {
+  RemoteMembers& remote = *group_.remote();
+  remote.give_up();
+  for (int r = 0; r < group_.world(); ++r) {
+    if (!remote.contains(r)) {
+      continue;
+    }
+    for (TcpLine& line : remote.network().data_lines(remote.peer_of(r))) {
+      if (line.is_sending(remote.group())) {
+        line.detach();
+        line.flush();
+      }
+      const FrameHeader* head = line.head();
+      if (head != nullptr && head->group == remote.group()) {
+        line.claimed = false;
+      }
+    }
+  }
+}
+
+}  // namespace dpcore

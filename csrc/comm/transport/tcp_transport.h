@@ -1,0 +1,39 @@
+// Messages over the data connections of the network: the transport between ranks that share no
+// memory.
+//
+// A message is cut into frames of up to 128 KiB, and a frame goes over whichever of the peer's
+// connections is free, so a slow one does not hold the others up. What arrives is received where
+// it belongs when the receiver says where that is, and otherwise reduced out of memory that
+// stays in the cache. Messages of send() with one tag keep their order: all of a tag go over the
+// same connection.
+//
+// Threads: under the engine's seat. Owns no memory; it loses against mapped memory always.
+#pragma once
+
+#include "comm/group/group.h"
+#include "comm/transport/transport.h"
+
+namespace dpcore {
+
+class TcpTransport final : public Transport {
+ public:
+  explicit TcpTransport(Group& group) : group_(group) {}
+  size_t push(int peer, const Message& message, const std::byte* data, size_t from) override;
+  size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
+  bool set_aside_unexpected() override;
+  void give_up() override;
+  Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
+  size_t segment_bytes() const override { return kSegmentBytes; }
+  std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
+
+  static constexpr size_t kSegmentBytes = size_t{256} << 10;
+
+ private:
+  TcpLine* line_for(std::vector<TcpLine>& lines, const Message& message);
+
+  Group& group_;
+  size_t next_line_ = 0;
+  std::atomic<uint64_t> sent_{0};  // one writer: the seat
+};
+
+}  // namespace dpcore

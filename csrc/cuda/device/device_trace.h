@@ -1,0 +1,80 @@
+// When things happened on a device, on the clock of the host: what dpcore.trace shows of it.
+//
+// The host puts work into streams and goes on; when it runs is known to the device alone. While
+// somebody records, a span of work gets a timed event before it and one behind it, and a stream
+// that waits for the work's end one where it begins to wait: from there to the end it stands
+// still, which is what "exposed" means on a device. A device counts time from nowhere: one event
+// whose moment the host has seen (the zero) says where on the host's clock its times lie. Clocks
+// drift apart, so short traces are exact ones.
+//
+// Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
+// are overwritten and counted. Threads: any may add; a mutex, which nobody takes while nobody
+// records. start() and stop() wait for the device, and for no longer than they are told to.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/group/trace.h"
+#include "cuda/device/device.h"
+
+namespace dpcore {
+
+class DeviceTrace {
+ public:
+  // A span that is being recorded; 0: none.
+  using Span = uint64_t;
+
+  // `patience_s`: for work that takes microseconds, before start() throws Timeout.
+  explicit DeviceTrace(std::shared_ptr<Device> device, double patience_s = 10.0)
+      : device_(std::move(device)), patience_s_(patience_s) {}
+  ~DeviceTrace();
+  DeviceTrace(const DeviceTrace&) = delete;
+  DeviceTrace& operator=(const DeviceTrace&) = delete;
+
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+  void start(size_t capacity);
+  // What the device has done, in no order. Spans that have not ended when `gives_up` says so are
+  // left out; those that the ring had no room for are counted.
+  std::vector<TraceEvent> stop(uint64_t* dropped, const std::function<bool()>& gives_up);
+
+  // `what`: name, kind, number and bytes. All three do nothing while a graph is captured.
+  Span begin(const TraceEvent& what, Device::Stream stream);
+  void end(Span span, Device::Stream stream);
+  void moment(const TraceEvent& what, Device::Stream stream);
+  // From here on the stream waits for the end of the span.
+  void waits(Span span, Device::Stream stream);
+
+ private:
+  struct Entry {
+    Span span = 0;
+    TraceEvent what;
+    bool is_moment = false;
+    bool ended = false;
+    bool waited = false;
+    Device::Event begins = nullptr;
+    Device::Event ends = nullptr;
+    Device::Event wait_begins = nullptr;
+  };
+
+  void find_zero();
+  Entry& take(const TraceEvent& what);
+  Entry* find(Span span);
+  void record(Device::Event& event, Device::Stream stream);
+  int64_t time_of(Device::Event event) { return zero_ns_ + device_->elapsed_ns(zero_, event); }
+
+  std::shared_ptr<Device> device_;
+  double patience_s_;
+  std::atomic<bool> recording_{false};
+  std::mutex mutex_;
+  std::vector<Entry> ring_;
+  size_t capacity_ = 0;
+  Span next_ = 0;
+  Device::Event zero_ = nullptr;
+  int64_t zero_ns_ = 0;
+};
+
+}  // namespace dpcore

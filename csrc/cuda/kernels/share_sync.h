@@ -1,0 +1,228 @@
+// How a kernel works on memory that other ranks reach too: the functions that every worker of it
+// runs, on the GPU and, for tests and for devices of the host, as ordinary code.
+//
+// Two policies. OrderedByStream: the stream has waited for the others before the kernel begins and
+// tells them behind it; the kernel only looks whether the communicator was given up, and then
+// touches nothing. It never waits, so ranks can take turns on one GPU. MeetsPeers: the kernel
+// itself waits, for GPUs of their own: each block of it meets the blocks of the same index on all
+// ranks, before it works and behind it, and there is nothing else on the way.
+//
+// A meeting. Every rank has a board in the memory of its device. To come, a block writes its number
+// of this meeting on the boards of all others (release, for the whole system: what its kernel and
+// all before it wrote is visible to whoever reads the number), then waits until theirs stand on its
+// own board (acquire). Numbers grow by one for each meeting of the block and are compared around
+// 2^32. They are counted on the board itself: a captured graph meets with new numbers at each
+// replay.
+//
+// A wait ends when the other comes, when the host gives up (a word on the host that is looked at
+// now and then, being far), or when patience ends: then the kernel says who is late in another
+// word, gives up by itself, and all work on this board behind it does nothing.
+//
+// Memory: the board is its rank's, written by the kernels of its peers; the two words lie in the
+// rank's page of flags on the host. Blocks of one kernel must be able to run at the same time as
+// their counterparts: there are few of them.
+#pragma once
+
+#include "cuda/kernels/reduce_share.h"
+
+#if !defined(__CUDA_ARCH__)
+#include <sched.h>
+#include <time.h>
+#endif
+
+namespace dpcore {
+
+inline constexpr int kMeetingRanks = kMaxOperands;
+inline constexpr int kMeetingBlocks = 32;
+
+struct MeetingBoard {
+  uint32_t arrived[kMeetingBlocks][kMeetingRanks];  // numbers, by block and by who wrote it
+  uint32_t rounds[kMeetingBlocks];                  // the own block's, written by it alone
+};
+
+// Of `late`: for whom a kernel waits, as it says when that takes long. 0: nobody.
+struct LatePeer {
+  static DPCORE_BOTH uint32_t of(int peer, int block) {
+    return static_cast<uint32_t>(block) << 8 | static_cast<uint32_t>(peer + 1);
+  }
+  static int peer(uint32_t word) { return static_cast<int>(word & 0xffu) - 1; }
+  static int block(uint32_t word) { return static_cast<int>(word >> 8); }
+};
+
+struct ShareSync {
+  uint32_t* given_up = nullptr;  // null: nobody can
+  // For MeetsPeers:
+  uint32_t* late = nullptr;
+  MeetingBoard* boards[kMeetingRanks] = {};  // by rank
+  uint64_t patience_ns = 0;
+  int rank = 0;
+  int world = 1;
+  int blocks = 1;  // the same on all ranks
+  bool enters = false;
+  bool leaves = false;
+  bool meets_peers() const { return enters || leaves; }
+};
+
+namespace element {
+
+// ---- words that others read and write -----------------------------------------------------------
+
+DPCORE_BOTH uint32_t look_at(const uint32_t* word) {
+#if defined(__CUDA_ARCH__)
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+#else
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+#endif
+}
+
+DPCORE_BOTH void publish(uint32_t* word, uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+#else
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Of all memory that this worker wrote; the barrier of the block carries it to who publishes.
+DPCORE_BOTH void fence_for_system() {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+#endif
+}
+
+DPCORE_BOTH uint64_t clock_ns() {
+#if defined(__CUDA_ARCH__)
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+#else
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+#endif
+}
+
+DPCORE_BOTH void rest() {
+#if defined(__CUDA_ARCH__)
+  __nanosleep(40);
+#else
+  sched_yield();
+#endif
+}
+
+DPCORE_BOTH bool has_reached(uint32_t value, uint32_t number) {
+  return static_cast<int32_t>(value - number) >= 0;
+}
+
+// ---- policies -----------------------------------------------------------------------------------
+// Block: thread(), threads(), index(), blocks(), and all(x): every thread comes, whether all say
+// so.
+
+// Looked at by one thread of a block: the word is far away.
+template <class Block>
+DPCORE_BOTH bool is_wanted(const ShareSync& sync, Block& block) {
+  return block.thread() != 0 || look_at(sync.given_up) == 0;
+}
+
+struct OrderedByStream {
+  template <class Block>
+  static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
+    return sync.given_up == nullptr || block.all(is_wanted(sync, block));
+  }
+  template <class Block>
+  static DPCORE_BOTH void leave(const ShareSync&, Block&) {}
+};
+
+struct MeetsPeers {
+  static constexpr uint32_t kLooks = 64;            // at the board, between two at the host's words
+  static constexpr uint64_t kPartBeforeSaying = 4;  // of the patience, for whom it waits
+
+  static DPCORE_BOTH bool comes(const ShareSync& sync, int peer, int block, uint32_t number,
+                                uint64_t begin) {
+    const uint32_t* word = &sync.boards[sync.rank]->arrived[block][peer];
+    bool said = false;
+    for (uint32_t looks = 1; !has_reached(look_at(word), number); ++looks) {
+      if (looks % kLooks == 0) {
+        if (look_at(sync.given_up) != 0) return false;
+        const uint64_t waited = clock_ns() - begin;
+        if (!said && waited > sync.patience_ns / kPartBeforeSaying) {
+          publish(sync.late, LatePeer::of(peer, block));
+          said = true;
+        }
+        if (waited > sync.patience_ns) {
+          publish(sync.given_up, 1);
+          return false;
+        }
+      }
+      rest();
+    }
+    if (said && look_at(sync.given_up) == 0) publish(sync.late, 0);
+    return true;
+  }
+
+  template <class Block>
+  static DPCORE_BOTH bool meet(const ShareSync& sync, Block& block, uint32_t number) {
+    const int own = block.index();
+    for (int p = block.thread(); p < sync.world; p += block.threads()) {
+      if (p != sync.rank) publish(&sync.boards[p]->arrived[own][sync.rank], number);
+    }
+    const uint64_t begin = clock_ns();
+    bool all_came = true;
+    for (int p = block.thread(); p < sync.world; p += block.threads()) {
+      if (p != sync.rank) all_came = comes(sync, p, own, number, begin) && all_came;
+    }
+    return block.all(all_came);
+  }
+
+  template <class Block>
+  static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
+    if (!block.all(is_wanted(sync, block))) return false;
+    if (!sync.enters) return true;
+    uint32_t* rounds = &sync.boards[sync.rank]->rounds[block.index()];
+    const uint32_t number = *rounds + 1;
+    const bool came = meet(sync, block, number);  // behind it all threads have read the number
+    if (block.thread() == 0) *rounds = number;
+    return came;
+  }
+
+  template <class Block>
+  static DPCORE_BOTH void leave(const ShareSync& sync, Block& block) {
+    if (!sync.leaves) return;
+    fence_for_system();
+    block.all(true);  // everything is written, and the number as well
+    uint32_t* rounds = &sync.boards[sync.rank]->rounds[block.index()];
+    const uint32_t number = *rounds + 1;
+    meet(sync, block, number);
+    if (block.thread() == 0) *rounds = number;
+  }
+};
+
+// What one worker does of a kernel.
+template <class Reducer, class Policy, class Block>
+DPCORE_BOTH void run_share(const ReduceShares& job, const ShareSync& sync, Block& block) {
+  if (!Policy::enter(sync, block)) return;
+  const auto threads = static_cast<size_t>(block.threads());
+  Reducer::run(job, static_cast<size_t>(block.index()) * threads + block.thread(),
+               static_cast<size_t>(block.blocks()) * threads);
+  Policy::leave(sync, block);
+}
+
+// A block of one worker.
+class LoneBlock {
+ public:
+  LoneBlock(int index, int blocks) : index_(index), blocks_(blocks) {}
+  int thread() const { return 0; }
+  int threads() const { return 1; }
+  int index() const { return index_; }
+  int blocks() const { return blocks_; }
+  bool all(bool says) const { return says; }
+
+ private:
+  int index_;
+  int blocks_;
+};
+
+}  // namespace element
+}  // namespace dpcore

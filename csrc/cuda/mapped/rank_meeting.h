@@ -1,0 +1,88 @@
+// How the ranks of a communicator meet in the order of their streams, so that one may read what
+// another has written: by the streams, or by the kernels themselves (share_sync.h).
+//
+//   stream   every rank raises a flag for each other and waits for theirs by stream memory
+//            operations; kernels are short and never wait. Ranks may share a GPU.
+//   fused    a kernel meets its counterparts before and behind its work. For GPUs of their own: a
+//            kernel that waits keeps its GPU from the others.
+//
+// Memory: pages of flags and boards belong to the communicator. Threads: whoever holds the
+// communicator's lock; give_up, let_pass and what only asks by any.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/device/device.h"
+#include "cuda/mapped/flag_page.h"
+
+namespace dpcore {
+
+class RankMeeting {
+ public:
+  struct Around {  // a piece of work: whether others must have come before it, and behind it
+    bool enters = true;
+    bool leaves = true;
+  };
+
+  RankMeeting(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
+              std::vector<FlagPage*> pages_on_device)
+      : device_(device),
+        stream_(stream),
+        rank_(rank),
+        pages_(std::move(pages)),
+        on_device_(std::move(pages_on_device)) {}
+  virtual ~RankMeeting() = default;
+  virtual std::string name() const = 0;
+  // Whether what it puts into the stream can run again.
+  virtual bool can_be_captured() const = 0;
+
+  // How long a kernel that comes from here on waits before it gives up, where kernels wait.
+  virtual void be_patient(double) {}
+
+  // Into the stream: behind it all that ranks have put in before is done and visible.
+  virtual void meet() = 0;
+  // A reduction over memory of several ranks. `largest_bytes`: of the rank that has most to do, the
+  // same on all of them.
+  virtual void reduce(const ReduceSpec& spec, std::span<const void* const> in,
+                      std::span<void* const> out, size_t count, size_t largest_bytes,
+                      Around around) = 0;
+
+  // From here on kernels touch nobody's memory and wait for nobody.
+  void give_up();
+  // Lets this rank's stream pass where it waits now; again and again until it has passed.
+  virtual void let_pass() {}
+  // For whom a kernel has waited long, or -1; and whether it gave up.
+  int late_peer() const;
+  bool gave_up() const;
+
+ protected:
+  int world() const { return static_cast<int>(pages_.size()); }
+  FlagPage& page(int r) const { return *pages_[static_cast<size_t>(r)]; }
+  FlagPage& on_device(int r) const { return *on_device_[static_cast<size_t>(r)]; }
+
+  Device& device_;
+  Device::Stream stream_;
+  int rank_;
+
+ private:
+  std::vector<FlagPage*> pages_;  // by rank, as the host sees them
+  std::vector<FlagPage*> on_device_;
+};
+
+// "stream" or "fused": `wish` (DPCORE_CUDA_SYNC, or empty), else by whether ranks share a GPU.
+// Throws Unsupported for any other wish.
+std::string choose_meeting(std::span<const std::string> uuids, const std::string& wish);
+
+std::unique_ptr<RankMeeting> meeting_by_stream(Device& device, Device::Stream stream, int rank,
+                                               std::vector<FlagPage*> pages,
+                                               std::vector<FlagPage*> pages_on_device);
+// `boards`: of all ranks, as this device sees them; the own one is prepared.
+std::unique_ptr<RankMeeting> meeting_by_kernels(Device& device, Device::Stream stream, int rank,
+                                                std::vector<FlagPage*> pages,
+                                                std::vector<FlagPage*> pages_on_device,
+                                                std::vector<MeetingBoard*> boards);
+
+}  // namespace dpcore

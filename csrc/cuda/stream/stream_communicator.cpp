@@ -1,0 +1,366 @@
+// See stream_communicator.h.
+#include "cuda/stream/stream_communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <optional>
+#include <thread>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+#include "comm/schedule/check.h"
+
+namespace dpcore {
+namespace {
+
+constexpr int64_t kFailedPatienceNs = 5'000'000'000;
+constexpr size_t kPoolLooks = 4;
+constexpr auto kFirstNap = std::chrono::microseconds(20);
+constexpr auto kLongestNap = std::chrono::microseconds(1000);
+
+constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
+
+std::string without_suffix(const std::string& name) {
+  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
+}
+
+bool is_algorithm_of(Collective collective, const std::string& name) {
+  const std::vector<std::string> known = algorithms_of(collective);
+  return std::find(known.begin(), known.end(), name) != known.end();
+}
+
+void check_name(const std::string& name) {
+  const std::string base = without_suffix(name);
+  for (int kind = 0; kind < kCollectiveCount; ++kind) {
+    if (is_algorithm_of(static_cast<Collective>(kind), base)) return;
+  }
+  if (name != "auto") {
+    throw Unsupported("algorithm '" + name + "' does not exist; dpcore.algorithms_of(collective) " +
+                      "lists those of dpcore, '" + std::string(kLiteral) + "' goes behind them");
+  }
+}
+
+Fingerprint fingerprint_of(const Request& request) {
+  Fingerprint what;
+  what.collective = static_cast<uint8_t>(request.collective);
+  what.dtype = static_cast<uint8_t>(request.dtype);
+  what.op = static_cast<uint8_t>(request.op);
+  what.root = request.root;
+  what.count = request.count;
+  what.layout = request.layout;
+  what.algorithm = request.algorithm;
+  return what;
+}
+
+TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
+  const bool is_message = !work.message.empty();
+  TraceEvent event;
+  // The names of collectives are literals.
+  event.name =
+      is_message ? "messages" : name_of(static_cast<Collective>(work.what.collective)).data();
+  event.kind = EventKind::operation;
+  event.operation = work.number;
+  event.bytes = bytes;
+  return event;
+}
+
+}  // namespace
+
+StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
+                                       std::shared_ptr<Device> device, Options options)
+    : control_(std::move(control)), device_(std::move(device)), options_(std::move(options)) {
+  check_name(options_.algorithm);
+  if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
+  const CurrentDevice here(*device_);
+  stream_ = device_->make_stream();
+  entry_ = device_->make_event();
+  black_box_ = control_->split(0, control_->rank(), options_.interrupt);
+}
+
+StreamCommunicator::~StreamCommunicator() {
+  let_go_of_kept(true);
+  at_the_end(*device_, [this] {
+    for (std::byte* memory : scratch_) device_->release_idle(memory);
+    device_->destroy_event(entry_);
+    device_->destroy_stream(stream_);
+  });
+}
+
+void StreamCommunicator::watch() {
+  StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); },
+                               [this] { return late_peer(); }, [this] { let_pass(); }};
+  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(upcalls));
+}
+
+void StreamCommunicator::check_usable() const {
+  control_->check_usable();
+  if (group().failed()) group().raise_failure();
+}
+
+// ---- calls -----------------------------------------------------------------------------------
+
+DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_t bytes,
+                                                 const Request* request) {
+  if (!trace().recording() || work.captured) return 0;
+  TraceEvent event = event_of(work, bytes);
+  if (request != nullptr) {
+    event.path = path_of(*request);
+    event.world = world();
+    event.root = has_root(request->collective) ? request->root : -1;
+    if (const auto& program = request->program) {
+      event.schedule = program->identity;
+      host_trace().keep(program->identity, {program, &program->schedule});
+    }
+  }
+  return trace().begin(event, stream_);
+}
+
+template <class Enqueue>
+StreamCommunicator::Works StreamCommunicator::run(const Request* request, const Fingerprint& what,
+                                                  uint64_t bytes, std::string message,
+                                                  double timeout_s, Device::Stream current,
+                                                  Enqueue enqueue) {
+  const Works work = take_work();
+  work->captured = capturing_;
+  work->what = what;
+  work->message = std::move(message);
+  // Messages are between two ranks: they have no number that all agree on.
+  work->number = work->message.empty() && !work->captured ? next_number_++ : next_number_;
+  work->timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
+  work->deadline_ns = now_ns() + to_ns(work->timeout_s);
+  if (work->message.empty() && !work->captured) watch_->announce(work->number, what, bytes);
+  try {
+    device_->record(entry_, current);
+    device_->wait(stream_, entry_);
+    work->traced = begin_span(*work, bytes, request);
+    enqueue();
+    trace().end(work->traced, stream_);
+    device_->record(work->event, stream_);
+  } catch (const Error& problem) {  // others have started it already, or will
+    watch_->fail(
+        ErrorKind::other, rank(),
+        work->describe() + " failed on rank " + std::to_string(rank()) + ": " + problem.what());
+    group().raise_failure();
+  }
+  if (work->captured) {
+    work->state.store(StreamWork::done, std::memory_order_release);
+  } else {
+    work->state.store(StreamWork::pending, std::memory_order_release);
+    watch_->add(work);
+  }
+  return work;
+}
+
+StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
+                                                     Device::Stream current) {
+  if (!is_valid(request.op, request.dtype)) {
+    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
+                      std::string(name_of(request.dtype)));
+  }
+  let_go_of_kept(false);
+  const std::lock_guard<std::mutex> lock(calls_);
+  check_usable();  // with the lock: behind what ended the stream, nothing may come
+  const CurrentDevice here(*device_);
+  capturing_ = device_->is_capturing(current);
+  plan(request, algorithm);
+  return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
+             request.timeout_s, current, [&] { enqueue(request); });
+}
+
+StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
+                                                     double timeout_s, Device::Stream current) {
+  std::string text;
+  uint64_t bytes = 0;
+  for (const StreamMessage& message : messages) {
+    if (message.peer < 0 || message.peer >= world() || message.peer == rank()) {
+      throw Unsupported("rank " + std::to_string(rank()) + " can't exchange a message with " +
+                        std::to_string(message.peer) + ": choose another rank of 0.." +
+                        std::to_string(world() - 1));
+    }
+    bytes += message.bytes;
+    text += (text.empty() ? "" : ", ") + std::string(message.sends ? "send" : "recv") + " of " +
+            std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
+            std::to_string(message.peer);
+  }
+  let_go_of_kept(false);
+  const std::lock_guard<std::mutex> lock(calls_);
+  check_usable();
+  const CurrentDevice here(*device_);
+  capturing_ = device_->is_capturing(current);
+  return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
+             [&] { enqueue(messages); });
+}
+
+StreamCommunicator::Works StreamCommunicator::take_work() {
+  auto fresh = [this] {
+    auto work = std::make_shared<StreamWork>();
+    work->device = device_;
+    work->event = device_->make_event();
+    return work;
+  };
+  if (capturing_) return fresh();  // it is the graph's: nobody ever takes it again
+  // They end in the order in which they were taken: when these are busy, so are the others.
+  for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
+    Works& candidate = pool_[(pool_at_ + i) % pool_.size()];
+    if (candidate.use_count() == 1 && candidate->is_complete()) {
+      pool_at_ += i + 1;
+      const Works work = candidate;
+      return work;
+    }
+  }
+  pool_.push_back(fresh());
+  return pool_.back();
+}
+
+std::shared_ptr<const Program> StreamCommunicator::program_of(const Schedule& schedule) {
+  return compile(schedule, rank());
+}
+
+std::shared_ptr<const Program> StreamCommunicator::program_for(const Request& request,
+                                                               const std::string& name) {
+  auto& program = programs_[{name, {static_cast<int>(request.collective), request.root}}];
+  if (!program) {
+    program = compile(make_schedule(name, request.collective, world(), request.root), rank());
+  }
+  return program;
+}
+
+std::string StreamCommunicator::algorithm_of(const Request& request, const std::string& asked,
+                                             bool& literal) const {
+  std::string name = asked.empty() ? options_.algorithm : asked;
+  if (asked.empty() && !is_algorithm_of(request.collective, without_suffix(name))) name = "auto";
+  literal = name.ends_with(kLiteral);
+  return without_suffix(name);
+}
+
+void StreamCommunicator::check_deterministic(const Request& request) const {
+  if (!options_.deterministic || !request.program) return;
+  const Schedule& schedule = request.program->schedule;
+  if (!schedule.ordered && !is_ordered(schedule)) {
+    throw Unsupported("algorithm '" + schedule.algorithm +
+                      "' adds in an order that depends on the layout; deterministic=True allows "
+                      "one_shot, two_shot and direct");
+  }
+}
+
+std::byte* StreamCommunicator::scratch(size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    if (device_->is_capturing(stream_)) {
+      throw Error("this operation needs " + std::to_string(bytes) +
+                  " bytes of memory, which can't be taken while a graph is captured: run it once "
+                  "before");
+    }
+    scratch_bytes_ = std::max(bytes, 2 * scratch_bytes_);
+    scratch_.push_back(device_->allocate(scratch_bytes_));
+  }
+  return scratch_.back();
+}
+
+// ---- waiting ---------------------------------------------------------------------------------
+
+void StreamCommunicator::order(const Works& work, Device::Stream current) {
+  if (device_->is_caller(current)) {
+    wait(work, 0, options_.interrupt);
+    return;
+  }
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+  const CurrentDevice here(*device_);
+  trace().waits(work->traced, current);
+  device_->wait(current, work->event);
+}
+
+void StreamCommunicator::wait(const Works& work, double timeout_s,
+                              const Engine::Interrupt& interrupt) {
+  const int64_t begin = now_ns();
+  const int64_t deadline = timeout_s > 0 ? begin + to_ns(timeout_s) : INT64_MAX;
+  auto nap = kFirstNap;
+  try {
+    while (!work->is_complete()) {
+      if (!group().failed() && device_->has_happened(work->event)) {
+        watch_->look();
+        continue;
+      }
+      if (now_ns() > deadline && !group().failed()) {
+        watch_->fail(ErrorKind::timeout, -1,
+                     work->describe() + " was not complete " + std::to_string(timeout_s) +
+                         " s after wait() began");
+      }
+      if (interrupt) interrupt();
+      std::this_thread::sleep_for(nap);
+      nap = std::min(2 * nap, std::chrono::microseconds(kLongestNap));
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
+    watch_->fail(ErrorKind::peer_lost, rank(),
+                 "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
+    throw;
+  }
+  TraceEvent exposed = event_of(*work, 0);
+  exposed.kind = EventKind::exposed;
+  exposed.begin_ns = begin;
+  exposed.end_ns = now_ns();
+  host_trace().add(exposed);
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+}
+
+void StreamCommunicator::keep(Works work, std::shared_ptr<void> memory) {
+  const std::lock_guard<std::mutex> lock(keeping_);
+  kept_.push_back({std::move(work), std::move(memory)});
+  keeps_.store(true);
+}
+
+void StreamCommunicator::let_go_of_kept(bool all) {
+  if (!keeps_.load()) return;
+  std::vector<Kept> done;  // ends without the lock: it may want that of Python
+  const std::lock_guard<std::mutex> lock(keeping_);
+  const auto is_needed = [all](const Kept& kept) { return !all && !kept.work->is_complete(); };
+  const auto first = std::stable_partition(kept_.begin(), kept_.end(), is_needed);
+  done.assign(std::make_move_iterator(first), std::make_move_iterator(kept_.end()));
+  kept_.erase(first, kept_.end());
+  keeps_.store(!kept_.empty());
+}
+
+std::vector<TraceEvent> StreamCommunicator::stop_trace(uint64_t* dropped) {
+  const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
+  return trace().stop(dropped, [&] {
+    if (options_.interrupt) options_.interrupt();
+    return group().failed() || closed() || now_ns() > deadline;
+  });
+}
+
+// ---- groups and the end ----------------------------------------------------------------------
+
+std::shared_ptr<Communicator> StreamCommunicator::split_control(int color, int key) {
+  check_usable();
+  return control_->split(color, key, options_.interrupt);
+}
+
+void StreamCommunicator::abort(const std::string& reason) {
+  watch_->fail(ErrorKind::peer_lost, rank(),
+               "rank " + std::to_string(rank()) + " gave up: " + reason);
+  watch_->look();
+}
+
+void StreamCommunicator::close() {
+  if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) return;
+  const bool had_failed = group().failed();
+  std::optional<CurrentDevice> here;
+  try {
+    here.emplace(*device_);
+  } catch (const Error&) {  // it is broken: what is in flight fails, and the rest ends as usual
+  }
+  watch_->close(now_ns() + (had_failed ? kFailedPatienceNs : to_ns(options_.timeout_s)));
+  if (group().failed()) {
+    control_->abort(group().failure().reason);
+    control_->group().say_heard();  // this communicator tells it, or has told it
+  } else {
+    release();
+  }
+  let_go_of_kept(true);  // everything is complete
+  black_box_->close();
+  control_->close();
+}
+
+}  // namespace dpcore

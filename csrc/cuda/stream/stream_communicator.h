@@ -1,0 +1,165 @@
+// Collectives in the order of a stream: what communicators for devices have in common.
+//
+// A call puts work into the communication stream and returns: the stream waits for what the
+// caller's stream holds so far, and the caller's stream waits for the result when it is asked to
+// (order). No thread waits for a device. What runs in the communication stream, and over which
+// wires, is a subclass's matter: NCCL (nccl_communicator.h) or our own kernels.
+//
+// Beside the device there is a communicator on the host over the same ranks, `control`: over it
+// the ranks meet, it knows who is alive, and its groups hold the black box.
+//
+// Captured into a graph, a call is recorded like any other work; it is not watched, since a graph
+// runs when nobody calls, and it has no deadline.
+//
+// Memory: buffers belong to the caller until the operation is complete; works are pooled. Threads:
+// any may call, one at a time enters (calls_); a watching thread ends what cannot complete. A call
+// leaves the thread's current device as it was.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "cuda/device/device_trace.h"
+#include "cuda/stream/stream_watch.h"
+
+namespace dpcore {
+
+struct StreamMessage {
+  bool sends = false;
+  int peer = 0;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicator> {
+ public:
+  struct Options {
+    double timeout_s = 30.0;
+    std::string algorithm = "auto";
+    bool deterministic = false;
+    Engine::Interrupt interrupt;
+    std::shared_ptr<DeviceTrace> trace =
+        nullptr;  // null: one of its own; groups share their parent's
+  };
+
+  virtual ~StreamCommunicator();
+
+  int rank() const { return control_->rank(); }
+  int world() const { return control_->world(); }
+  Device& device() const { return *device_; }
+  // The communicator on the host over the same ranks, and what its thread sits in.
+  const std::shared_ptr<Communicator>& control() const { return control_; }
+  TraceRecorder& host_trace() const { return control_->endpoint().trace(); }
+  DeviceTrace& trace() const { return *options_.trace; }
+  // What the device did since trace().start(). Waits for it, as long as there is hope.
+  std::vector<TraceEvent> stop_trace(uint64_t* dropped);
+  Group& group() const { return watch_->group(); }
+  virtual std::string backend() const = 0;
+  // "NCCL 2.27.3 (/.../libnccl.so.2)"
+  virtual std::string describe() const = 0;
+
+  // How often operations took which path, where there are several.
+  virtual std::map<std::string, uint64_t> paths() { return {}; }
+
+  using Works = std::shared_ptr<StreamWork>;
+  Works submit(Request request, const std::string& algorithm, Device::Stream current);
+  // Several messages travel at the same time: none waits for one before it.
+  Works submit(const std::vector<StreamMessage>& messages, double timeout_s,
+               Device::Stream current);
+  std::shared_ptr<const Program> program_of(const Schedule& schedule);
+
+  // What comes into `current` from now on waits for the result; the caller does not (but where the
+  // caller is the stream).
+  void order(const Works& work, Device::Stream current);
+  // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
+  void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt);
+
+  // Keeps memory until the work is complete, when nobody waits for that. It is let go of by a later
+  // call, or at the end, on a thread of the program: never by the one that watches.
+  void keep(Works work, std::shared_ptr<void> memory);
+
+  // Memory that peers reach without a copy. All ranks call it alike. Null: any memory is as good.
+  virtual std::shared_ptr<std::byte> allocate_shared(size_t) { return nullptr; }
+  // Memory that will often be used: what the wires need to know of it in advance.
+  virtual std::shared_ptr<void> register_memory(std::byte* memory, size_t bytes) = 0;
+  // Ranks with the same color, as in Communicator::split; null for a negative one.
+  virtual std::shared_ptr<StreamCommunicator> split(int color, int key) = 0;
+
+  void check_usable() const;
+  void abort(const std::string& reason);
+  void close();
+  bool closed() const { return closed_.load() || control_->closed(); }
+
+ protected:
+  StreamCommunicator(std::shared_ptr<Communicator> control, std::shared_ptr<Device> device,
+                     Options options);
+
+  // For subclasses, in this order, with calls_ held and the device attached:
+  // Throws Unsupported while nothing has happened yet; may set request.program.
+  virtual void plan(Request& request, const std::string& algorithm) = 0;
+  virtual void enqueue(const Request& request) = 0;
+  // What the planned request runs, for traces: a literal, "moves" where it has a program.
+  virtual const char* path_of(const Request& request) const = 0;
+  virtual void enqueue(const std::vector<StreamMessage>& messages) = 0;
+  // By the watching thread:
+  virtual StreamWatch::Trouble trouble() = 0;
+  virtual void stop() = 0;
+  // By whoever finds that it failed, at once: ends what waits on the device as far as words in
+  // memory can. Takes no lock and calls no driver.
+  virtual void let_pass() {}
+  virtual int late_peer() const { return -1; }
+  // When nothing is in flight any more; not after stop().
+  virtual void release() = 0;
+
+  // The algorithm of a call: its own or the communicator's, which is for the collectives that have
+  // it. `literal`: whether "/moves" stood behind the name, which is cut off.
+  std::string algorithm_of(const Request& request, const std::string& asked, bool& literal) const;
+  // Refuses a schedule whose results depend on the layout where that is not wanted.
+  void check_deterministic(const Request& request) const;
+  // Starts to watch; by the subclass when it can answer.
+  void watch();
+  std::shared_ptr<const Program> program_for(const Request& request, const std::string& name);
+  // Device memory of at least so many bytes, the same for every call: the stream keeps the order.
+  std::byte* scratch(size_t bytes);
+  std::shared_ptr<Communicator> split_control(int color, int key);
+
+  std::shared_ptr<Communicator> control_;
+  std::shared_ptr<Device> device_;
+  Options options_;
+  Device::Stream stream_ = nullptr;
+  bool capturing_ = false;  // the call that is being made is recorded into a graph
+  std::mutex calls_;
+  std::unique_ptr<StreamWatch> watch_;
+
+ private:
+  // `request`: what a collective was planned as; null for messages.
+  template <class Enqueue>
+  Works run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
+            double timeout_s, Device::Stream current, Enqueue enqueue);
+  DeviceTrace::Span begin_span(const StreamWork& work, uint64_t bytes, const Request* request);
+  Works take_work();
+  void let_go_of_kept(bool all);
+
+  std::shared_ptr<Communicator> black_box_;
+  Device::Event entry_ = nullptr;
+  uint64_t next_number_ = 0;
+  std::vector<Works> pool_;
+  size_t pool_at_ = 0;
+  std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
+  std::vector<std::byte*> scratch_;  // the last one is in use, earlier ones may still be
+  size_t scratch_bytes_ = 0;
+  std::atomic<bool> closed_{false};
+  struct Kept {
+    Works work;
+    std::shared_ptr<void> memory;
+  };
+  std::mutex keeping_;
+  std::vector<Kept> kept_;
+  std::atomic<bool> keeps_{false};
+};
+
+}  // namespace dpcore

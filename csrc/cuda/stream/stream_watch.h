@@ -1,0 +1,117 @@
+// What the ranks of a device communicator know of each other without waiting: who does what, who is
+// gone, who is late.
+//
+// Work on a device goes on while no thread of the program waits for it, so somebody else has to
+// look: one thread per communicator, every 20 ms while something is in flight. It notices that
+// work is complete, and otherwise what can keep it from ever being: a rank that died or left, a
+// rank that gave up and said why, an error that the library found by itself, a deadline. The first
+// of these fails the communicator on every rank, and ends what is running on this device.
+//
+// What ranks are about to do is compared before it is started, where they share a host: each
+// posts a hash of its arguments under the number of the operation, then looks at those of the
+// others. Of two ranks that differ the later one always sees it. Nobody waits for that; a rank
+// that is ahead is seen by those behind it, up to 32 operations.
+//
+// Memory: the list of works, and the black box of a group that no other operation uses. Threads:
+// any may submit; the list is locked for a few instructions. A forked child has no such thread.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "cuda/device/device.h"
+
+namespace dpcore {
+
+// One operation on the device, from submission until somebody has seen that it is complete.
+struct StreamWork {
+  enum State : uint32_t { pending, done, failed };
+
+  ~StreamWork();
+  bool is_complete() const { return state.load(std::memory_order_acquire) != pending; }
+  std::string describe() const;
+  // Called once, by the thread that looks, or at once when it is complete.
+  void when_complete(std::function<void()> call);
+
+  std::shared_ptr<Device> device;
+  Device::Event event = nullptr;  // happens when the device has done it
+  bool captured = false;          // part of a graph: nobody looks at it
+  uint64_t number = 0;
+  Fingerprint what;
+  std::string message;  // of send and recv, what they are; else empty
+  uint64_t traced = 0;  // its span in a trace; 0: nobody records
+  int64_t deadline_ns = 0;
+  double timeout_s = 0;
+  std::atomic<uint32_t> state{done};
+
+ private:
+  friend class StreamWatch;
+  void complete(State how);
+
+  std::mutex mutex_;
+  std::vector<std::function<void()>> calls_;
+};
+
+class StreamWatch {
+ public:
+  struct Trouble {  // an error that came without a call; none when the text is empty
+    std::string what;
+    ErrorKind kind = ErrorKind::other;
+    int culprit = -1;  // -1: this rank
+  };
+  struct Upcalls {
+    std::function<Trouble()> trouble;
+    // Ends what runs on the device, which nobody can complete any more. Called once.
+    std::function<void()> stop;
+    // For whom the device itself waits, if it knows; -1 otherwise.
+    std::function<int()> late_peer;
+    // By whoever fails it, at once, and as often: see StreamCommunicator::let_pass.
+    std::function<void()> let_pass;
+  };
+
+  // `black_box`: a communicator over the same ranks, for this watch alone.
+  StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
+              Upcalls upcalls);
+  ~StreamWatch();
+
+  Group& group() const { return black_box_->group(); }
+  // Says what comes next; throws Mismatch when another rank says otherwise.
+  void announce(uint64_t number, const Fingerprint& what, uint64_t bytes);
+  void add(std::shared_ptr<StreamWork> work);
+  // Looks now, on the thread of the caller.
+  void look();
+  void fail(ErrorKind kind, int culprit, const std::string& reason);
+  // Until nothing is in flight, or the deadline; then nobody looks any more.
+  void close(int64_t deadline_ns);
+
+ private:
+  void run();
+  void look_at_peers(const StreamWork& waiting);
+  void look_for_trouble();
+  void look_at_deadlines();
+  void fail_as_late(const StreamWork& late, const std::string& when);
+  bool has_not_called(int r, const StreamWork& work) const;
+  std::string who_is_late(const StreamWork& work) const;
+  void stop_once();
+
+  std::shared_ptr<Communicator> black_box_;
+  std::shared_ptr<Device> device_;
+  Upcalls upcalls_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<StreamWork>> in_flight_;  // in the order of the stream
+  std::vector<std::shared_ptr<StreamWork>> completed_;  // of one look
+  bool closing_ = false;
+  std::atomic<bool> stopped_{false};
+  bool gave_up_ = false;  // work ended by itself without a result
+  std::mutex looking_;    // one thread at a time
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace dpcore

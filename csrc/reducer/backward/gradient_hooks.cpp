@@ -1,0 +1,82 @@
+// See gradient_hooks.h. The walk over the graph is for find_unused_parameters only.
+#include "reducer/backward/gradient_hooks.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <memory>
+#include <unordered_set>
+#include <utility>
+
+namespace dpcore {
+namespace {
+
+class ReadyHook final : public torch::autograd::FunctionPostHook {
+ public:
+  ReadyHook(GradientListener& listener, size_t gradient)
+      : listener_(listener), gradient_(gradient) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
+    listener_.gradient_ready(gradient_, inputs[0]);
+    return outputs;  // a node at the end of the graph has none
+  }
+
+  // Compiled autograd asks every hook how it can be traced. This one cannot: it runs in C++ while
+  // backward runs, which is its use.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    listener_.refuse_tracing();
+  }
+
+ private:
+  GradientListener& listener_;
+  size_t gradient_;
+};
+
+}  // namespace
+
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters,
+                             GradientListener& listener) {
+  installed_.reserve(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
+    const uintptr_t key = node->add_post_hook(std::make_unique<ReadyHook>(listener, i));
+    gradient_of_.emplace(node.get(), i);
+    installed_.push_back({std::move(node), key});
+  }
+}
+
+GradientHooks::~GradientHooks() {
+  for (const Installed& hook : installed_) {
+    hook.node->del_post_hook(hook.key);
+  }
+}
+
+void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
+                                 std::vector<uint8_t>& reached) const {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> open;
+  const auto visit = [&](const torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) {
+      open.push_back(node);
+    }
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.requires_grad()) {
+      const auto edge = torch::autograd::impl::gradient_edge(output);
+      visit(edge.function.get());
+    }
+  }
+  while (!open.empty()) {
+    const torch::autograd::Node* node = open.back();
+    open.pop_back();
+    const auto found = gradient_of_.find(node);
+    if (found != gradient_of_.end()) {
+      reached[found->second] = 1;
+    }
+    for (const auto& edge : node->next_edges()) {
+      visit(edge.function.get());
+    }
+  }
+}
+
+}  // namespace dpcore

@@ -1,0 +1,97 @@
+// Memory of gradients that travel together, and the state of their journey.
+//
+// A bucket is one flat tensor. Each of its gradients has a part of it, laid out as its parameter
+// is, so that `parameter.grad` can be that part and optimizers find strides that match. What
+// travels is that tensor or, when it is asked for in a narrower type, a second one. The counters
+// belong to the thread that runs backward.
+//
+// The program never gets `Gradient::part` itself. A tensor that autograd has made for
+// `parameter.grad` is moved onto the part's storage and stays the object it was, so whatever the
+// program does to that object (`.data = x`, `set_`, `resize_`) leaves the part as it is, and the
+// number of references to the storage says whether anybody still holds the last gradient. Where a
+// gradient lies is judged by its address alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reducer/bucket/collectives.h"
+
+namespace dpcore {
+
+struct Bucket;
+
+// One parameter as the reducer sees it.
+struct Gradient {
+  at::Tensor parameter;
+  std::string name;
+  at::TensorOptions kind;  // of the parameter when it was wrapped
+  bool is_sparse = false;  // expected to come as a sparse tensor: never in a bucket
+
+  size_t bucket = 0;
+  at::Tensor part;               // of the bucket
+  size_t first_element = 0;      // of the bucket, where the part begins
+  std::byte* address = nullptr;  // of the same
+  size_t bytes = 0;
+  uint64_t iteration = 0;  // the last one in which it was complete
+
+  // Makes the part, anew when it was there.
+  void make_part(const at::Tensor& flat);
+  // Copies what backward has left in `parameter.grad`, which is not in place, into the part. Nobody
+  // else holds the part.
+  void collect();
+  // From now on `parameter.grad` is the part's memory. False when it has to stay where it is,
+  // because its memory is the program's, or may not move: the result is copied there. `incoming`
+  // is a tensor that autograd holds at the moment, or none.
+  bool settle(const at::Tensor* incoming, bool may_move);
+  // `parameter.grad` is the bucket's memory already.
+  bool is_in_place() const;
+  // The gradient lies as the part does, so that both are copied element by element.
+  bool has_layout_of_part() const;
+};
+
+struct Bucket {
+  std::vector<size_t> gradients;
+  at::Tensor flat;
+  at::Tensor narrow;      // the same in another type; undefined: flat itself travels
+  bool together = false;  // gradients are copied at once when all are there
+  bool has_own = false;   // a gradient of this iteration stays in the program's memory
+  uint64_t bytes = 0;     // of gradients, without padding
+  uint64_t layout = 0;    // hash of names and shapes, equal on all ranks
+
+  enum State : uint8_t { filling, launched, complete };
+  State state = filling;
+  bool skipped = false;
+  bool filled = false;  // what travels has all gradients of this iteration
+  size_t missing = 0;   // gradients of this iteration that are not there yet
+  // On a device: where the last work on the bucket was put, and whether it was always the same.
+  std::optional<c10::Stream> stream;
+  bool has_one_stream = true;
+  // When, for reports; CLOCK_MONOTONIC.
+  int64_t ready_ns = 0;
+  int64_t launched_ns = 0;
+  int64_t complete_ns = 0;
+  std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
+
+  const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
+};
+
+// Says once that derivatives of averaged gradients end there, when somebody wants them.
+void warn_of_graph(const at::Tensor& grad);
+
+// Allocates a bucket and gives its gradients their parts of it.
+Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
+                   Collectives& collectives);
+
+// "bucket 3 (12 gradients, 25.0 MiB: layer4.weight, layer4.bias, ...)"
+std::string describe(size_t number, const Bucket& bucket, const std::vector<Gradient>& gradients);
+
+}  // namespace dpcore

@@ -1,0 +1,83 @@
+// What the reducer needs from a network: all-reduces of whole buckets, by slot.
+//
+// A slot is a place for one operation in flight; the reducer uses one per bucket, so that starting
+// an operation takes no memory. Memory of buckets belongs to whoever implements this, because it
+// knows where an all-reduce is cheapest (an arena that the peers map, a device).
+//
+// Threads: all calls come from the thread that runs backward, or from forward, never from two at
+// once. No lock of Python is held. start() must not wait for other ranks; wait() may, with a
+// deadline of its own, and throws what went wrong.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "comm/base/types.h"
+#include "comm/group/trace.h"
+
+namespace dpcore {
+
+struct BucketCall {
+  ReduceOp op = ReduceOp::mean;
+  int priority = 0;
+  uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
+  bool background = true;  // false: nobody but wait() needs to drive it
+};
+
+// One gradient, and where its part of flat memory begins.
+struct FlatGradient {
+  void* address = nullptr;
+  uint64_t flat_bytes = 0;
+  uint64_t elements = 0;
+};
+
+// Gradients of one type to flat memory of the same or another one, or back.
+struct GradientCopies {
+  std::span<const FlatGradient> gradients;
+  at::ScalarType type = at::kFloat;
+  at::Tensor flat;
+  bool to_flat = true;
+  double factor = 1;
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  // Throws the first error again when nothing can succeed any more.
+  virtual void check_usable() {}
+
+  // A flat tensor of zeros. It outlives the object when somebody still holds it.
+  virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
+  // Whether one rank may call allocate() without the others.
+  virtual bool allocates_alone() const { return true; }
+
+  virtual void reserve(size_t slots) = 0;
+  // In place. Ranks start the same operations in the same order.
+  virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
+  virtual void wait(size_t slot) = 0;
+  // Nobody will wait for it any more: keeps the memory until the operation lets go of it.
+  virtual void abandon(size_t slot, const at::Tensor& bucket) = 0;
+
+  // Whether gradients of these types are best copied all at once when their bucket is complete, as
+  // on a device, where each copy is a launch; otherwise each as it comes, while it is in the cache.
+  virtual bool copies_together(at::ScalarType, at::ScalarType) const { return false; }
+  // In the stream that torch's work of this thread goes to, without waiting for it. What is read
+  // must be kept until then; what is freed into the same stream is. Returns the launches it took.
+  virtual size_t copy_together(const GradientCopies&) { return 0; }
+
+  // Where its events go while somebody records; may be none.
+  virtual TraceRecorder* trace() { return nullptr; }
+  // On a device, what the host asks for happens later: a moment, or a span until end_span(), of the
+  // stream that torch's work goes to. False, and 0: on the host's clock, by whoever asks.
+  virtual bool add_moment(const TraceEvent&) { return false; }
+  virtual uint64_t begin_span(const TraceEvent&) { return 0; }
+  virtual void end_span(uint64_t) {}
+};
+
+}  // namespace dpcore

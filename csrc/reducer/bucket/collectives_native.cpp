@@ -1,0 +1,58 @@
+// See collectives_native.h: a bucket becomes one all_reduce request of the core.
+#include "reducer/bucket/collectives_native.h"
+
+#include <algorithm>
+
+#include "comm/base/error.h"
+#include "tensors/tensor_memory.h"
+
+namespace dpcore {
+
+NativeCollectives::NativeCollectives(std::shared_ptr<Communicator> communicator, bool ordered,
+                                     Engine::Interrupt interrupt)
+    : communicator_(std::move(communicator)),
+      // What "auto" chooses among adds in rank order; an algorithm that was asked for may not.
+      algorithm_(ordered ? "auto" : ""),
+      interrupt_(std::move(interrupt)) {}
+
+at::Tensor NativeCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
+  if (!device.is_cpu()) {
+    throw Unsupported("the native communicator reduces gradients on the CPU, not on " +
+                      device.str() + "; pass process_group= for this module");
+  }
+  const size_t bytes = elements * c10::elementSize(type);
+  auto memory = communicator_->allocate(bytes);
+  std::fill_n(memory.get(), bytes, std::byte{0});  // a block may have been used before
+  return tensor_over(std::move(memory), {static_cast<int64_t>(elements)}, type);
+}
+
+Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
+  Request request;
+  request.collective = Collective::all_reduce;
+  request.dtype = dtype_of(bucket.scalar_type(), "bucket");
+  request.op = call.op;
+  request.output = static_cast<std::byte*>(bucket.mutable_data_ptr());
+  request.input = request.output;
+  request.count = static_cast<size_t>(bucket.numel());
+  request.layout = call.layout;
+  request.priority = call.priority;
+  return request;
+}
+
+void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_, call.background);
+}
+
+void NativeCollectives::wait(size_t slot) {
+  communicator_->wait(*works_[slot], 0, interrupt_);
+  works_[slot].reset();  // back to the pool
+}
+
+void NativeCollectives::abandon(size_t slot, const at::Tensor& bucket) {
+  if (works_[slot] && !works_[slot]->is_complete()) {
+    works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
+  }
+  works_[slot].reset();
+}
+
+}  // namespace dpcore

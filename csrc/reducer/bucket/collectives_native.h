@@ -1,0 +1,42 @@
+// The reducer's collectives over the native core: buckets in the arena, all-reduces in place.
+//
+// Memory: buckets are blocks of this rank's arena, kept by the tensors over them. Threads: see
+// collectives.h; operations are driven by the progress thread or by whoever waits.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "reducer/bucket/collectives.h"
+
+namespace dpcore {
+
+// What every communicator of ours is asked for: the bucket's mean or sum, in place.
+Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call);
+
+class NativeCollectives final : public Collectives {
+ public:
+  // `ordered`: only algorithms whose result does not depend on how gradients are put together,
+  // whatever the communicator's own algorithm is.
+  NativeCollectives(std::shared_ptr<Communicator> communicator, bool ordered,
+                    Engine::Interrupt interrupt);
+
+  int rank() const override { return communicator_->rank(); }
+  int world() const override { return communicator_->world(); }
+  void check_usable() override { communicator_->check_usable(); }
+  at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
+  void reserve(size_t slots) override { works_.resize(slots); }
+  void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
+  void wait(size_t slot) override;
+  void abandon(size_t slot, const at::Tensor& bucket) override;
+  TraceRecorder* trace() override { return &communicator_->endpoint().trace(); }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  std::string algorithm_;
+  Engine::Interrupt interrupt_;
+  std::vector<Work> works_;
+};
+
+}  // namespace dpcore

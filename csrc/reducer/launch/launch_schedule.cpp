@@ -1,0 +1,96 @@
+// The schedules that come with dpcore, each a few lines. What they have in common: at the end of
+// backward everything is launched, and backward returns when all of it is complete.
+#include "reducer/launch/launch_schedule.h"
+
+#include "comm/base/error.h"
+
+namespace dpcore {
+namespace {
+
+// Sends each bucket as soon as its last gradient is there, in the background of backward. Buckets
+// that begin their way early matter least urgently: the first layers' gradients are ready last and
+// needed first, so later ones overtake.
+// Loses where no processor is free for the progress thread: then it takes the time of backward.
+class Bucketed : public LaunchSchedule {
+ public:
+  std::string name() const override { return "bucketed"; }
+  uint32_t listens() const override { return bucket_ready | backward_end; }
+  void on_bucket_ready(LaunchControl& control, size_t bucket) override {
+    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
+  }
+  void on_backward_end(LaunchControl& control) override { control.wait_for_all(); }
+};
+
+// Everything in one bucket (per dtype): the fewest operations, and nothing to overlap with.
+class Flat final : public Bucketed {
+ public:
+  std::string name() const override { return "flat"; }
+  std::vector<uint64_t> caps(std::vector<uint64_t>) const override { return {UINT64_MAX}; }
+};
+
+// A bucket per parameter: overlaps the most, pays an operation for each.
+class PerParameter final : public Bucketed {
+ public:
+  std::string name() const override { return "per_parameter"; }
+  std::vector<uint64_t> caps(std::vector<uint64_t>) const override { return {0}; }
+};
+
+// First all of backward, then all of the communication, on the thread that waits. No thread of
+// ours runs beside the computation: the best there is when ranks keep all processors busy and
+// memory is fast, the worst on a slow network.
+class Sequential final : public LaunchSchedule {
+ public:
+  std::string name() const override { return "sequential"; }
+  uint32_t listens() const override { return backward_end; }
+  void on_backward_end(LaunchControl& control) override {
+    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
+      control.launch(bucket, {.priority = 0, .background = false});
+    }
+    control.wait_for_all();
+  }
+};
+
+// Computes as data parallel training does and communicates nothing: the bound. Ranks drift apart.
+class Oracle final : public LaunchSchedule {
+ public:
+  std::string name() const override { return "oracle"; }
+  bool is_exact() const override { return false; }
+  uint32_t listens() const override { return backward_end; }
+  void on_backward_end(LaunchControl& control) override {
+    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
+      control.skip(bucket);
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> launch_schedule_names() {
+  return {"bucketed", "sequential", "per_parameter", "flat", "oracle"};
+}
+
+std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name) {
+  if (name == "bucketed") {
+    return std::make_shared<Bucketed>();
+  }
+  if (name == "sequential") {
+    return std::make_shared<Sequential>();
+  }
+  if (name == "per_parameter") {
+    return std::make_shared<PerParameter>();
+  }
+  if (name == "flat") {
+    return std::make_shared<Flat>();
+  }
+  if (name == "oracle") {
+    return std::make_shared<Oracle>();
+  }
+  std::string list;
+  for (const std::string& known : launch_schedule_names()) {
+    list += (list.empty() ? "" : ", ") + known;
+  }
+  throw Unsupported("schedule '" + name + "' does not exist; there are " + list +
+                    ", or write one: subclass dpcore.LaunchSchedule");
+}
+
+}  // namespace dpcore

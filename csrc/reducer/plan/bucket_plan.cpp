@@ -1,0 +1,55 @@
+// One pass over the gradients, with one open bucket per kind.
+#include "reducer/plan/bucket_plan.h"
+
+#include <algorithm>
+#include <map>
+
+namespace dpcore {
+namespace {
+
+struct OpenBucket {
+  std::vector<size_t> gradients;
+  uint64_t bytes = 0;
+  uint64_t cap = 0;
+  size_t last = 0;  // place of its last gradient in the order
+};
+
+uint64_t padded(uint64_t bytes) {
+  return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
+}
+
+}  // namespace
+
+BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<const size_t> order,
+                        std::span<const uint64_t> caps) {
+  std::map<uint32_t, OpenBucket> open;
+  std::vector<OpenBucket> finished;
+  size_t begun = 0;
+  for (size_t place = 0; place < order.size(); ++place) {
+    const PlannedGradient& gradient = gradients[order[place]];
+    const uint64_t bytes = padded(gradient.bytes);
+    OpenBucket& bucket = open[gradient.kind];
+    if (!bucket.gradients.empty() && bucket.bytes + bytes > bucket.cap) {
+      finished.push_back(std::move(bucket));
+      bucket = {};
+    }
+    if (bucket.gradients.empty()) {
+      bucket.cap = caps[std::min(begun++, caps.size() - 1)];
+    }
+    bucket.gradients.push_back(order[place]);
+    bucket.bytes += bytes;
+    bucket.last = place;
+  }
+  for (auto& [kind, bucket] : open) {
+    finished.push_back(std::move(bucket));
+  }
+  std::sort(finished.begin(), finished.end(),
+            [](const OpenBucket& a, const OpenBucket& b) { return a.last < b.last; });
+  BucketPlan plan;
+  for (OpenBucket& bucket : finished) {
+    plan.push_back(std::move(bucket.gradients));
+  }
+  return plan;
+}
+
+}  // namespace dpcore
