@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "comm/memory/doorbell.h"
+#include "comm/base/pause.h"
 
 namespace dpcore {
 

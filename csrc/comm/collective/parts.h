@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/base/fnv.h"
-#include "comm/operations/collective_operation.h"
+#include "comm/collective/request.h"
 
 namespace dpcore {
 

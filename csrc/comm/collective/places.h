@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "comm/operations/collective_operation.h"
+#include "comm/collective/request.h"
 
 namespace dpcore {
 

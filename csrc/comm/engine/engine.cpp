@@ -9,6 +9,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "comm/base/pause.h"
 
 namespace dpcore {
 namespace {

@@ -2,6 +2,7 @@
 // collective costs is decided here, so there is one atomic exchange on the way in, one on the
 // way out, and no list in between.
 #include "comm/base/error.h"
+#include "comm/base/pause.h"
 #include "comm/engine/engine.h"
 
 namespace dpcore {

@@ -98,7 +98,9 @@ void Endpoint::connect(Meeting how, const MeetingPlace& place, const TcpPlace& t
   }
   oversubscribed_ = on_this_machine > usable_processors();
   if (needs_network) {
-    network_ = std::make_unique<Network>(rank_, std::move(peers), std::move(wake_event));
+    std::vector<TcpPeer> connected(std::make_move_iterator(peers.begin()),
+                                   std::make_move_iterator(peers.end()));
+    network_ = std::make_unique<Network>(rank_, std::move(connected), std::move(wake_event));
   }
 }
 

@@ -23,6 +23,7 @@
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
 #include "comm/network/network.h"
+#include "comm/rendezvous/meet_tcp.h"
 #include "comm/rendezvous/meeting.h"
 
 namespace dpcore {

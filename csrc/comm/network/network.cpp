@@ -54,7 +54,7 @@ Descriptor Network::make_wake_event() {
   return event ? std::move(event) : no_descriptor();
 }
 
-Network::Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event)
+Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
     : rank_(rank),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_event_(std::move(wake_event)),

@@ -26,10 +26,10 @@
 
 #include "comm/base/descriptor.h"
 #include "comm/base/spin_lock.h"
+#include "comm/network/message.h"
+#include "comm/network/peer.h"
 #include "comm/network/tcp_frame.h"
 #include "comm/network/tcp_line.h"
-#include "comm/rendezvous/meet_tcp.h"
-#include "comm/transport/transport.h"
 
 namespace dpcore {
 
@@ -54,7 +54,7 @@ class Network {
 
   // `wake_event`, from make_wake_event(), is what sleep() listens to besides the connections; the
   // ranks of this host have copies of it. Peers without connections are none of the network's.
-  Network(int rank, std::vector<TcpPresence> peers, Descriptor wake_event);
+  Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event);
   static Descriptor make_wake_event();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/network/message.h"
 #include "comm/network/tcp_frame.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/transport/transport.h"
 
 namespace dpcore {
 

@@ -5,10 +5,10 @@
 // every chunk, so the lowest segment that is unfinished on any rank lies in every window and
 // somebody can always go on; what arrives for jobs outside the window is set aside by the
 // transport.
+#include "comm/operations/executor.h"
+
 #include <algorithm>
 #include <cstring>
-
-#include "comm/schedule/program.h"
 
 namespace dpcore {
 namespace {

@@ -9,28 +9,12 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/collective/path.h"
 #include "comm/group/group.h"
 #include "comm/transport/link.h"
 #include "comm/transport/transport.h"
 
 namespace dpcore {
-
-enum class Path : uint8_t {
-  automatic,
-  alone,
-  barrier,
-  two_shot_push,
-  pull,
-  push,
-  shared,
-  stage,
-  two_shot_stage,
-  moves,
-};
-inline constexpr int kPathCount = 10;
-
-// "two_shot/push" and so on: the schedule a path implements, and how it reaches the data.
-const char* name_of(Path path, Collective collective);
 
 struct PathCounters {
   std::atomic<uint64_t> operations{0};

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/network/peer.h"
 #include "comm/network/tcp_socket.h"
 #include "comm/rendezvous/meeting.h"
 
@@ -35,14 +36,10 @@ struct TcpPlace {
   std::string host_label = {};  // ranks with another one count as being on another host
 };
 
-struct TcpPresence {
-  int32_t process = 0;
-  std::string address;
-  CostConstants costs;           // known of rank 0 only
-  int host = 0;                  // the lowest rank that shares its memory
-  std::vector<TcpSocket> lines;  // empty for the own rank and for mates
-  Presence memory;               // of a mate
-  bool is_remote() const { return !lines.empty(); }
+struct TcpPresence : TcpPeer {
+  CostConstants costs;  // known of rank 0 only
+  int host = 0;         // the lowest rank that shares its memory
+  Presence memory;      // of a mate
 };
 
 // How the ranks of one host hand over their arenas.

@@ -1,61 +1,18 @@
 // Moving bytes between two ranks: what the executor of schedules and send/recv stand on.
 //
-// A message has a tag (the operation it belongs to and a part number within it) and a length
-// that both sides know beforehand. Both calls do what they can at once and return; the engine
-// comes back when something may have changed. Messages of different tags may overtake each
-// other; two of the same tag keep their order.
+// Both calls do what they can at once and return; the engine comes back when something may have
+// changed. Messages of different tags may overtake each other; two of the same tag keep their
+// order.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
+#include "comm/network/message.h"
+
 namespace dpcore {
-
-struct MessageTag {
-  uint64_t operation = 0;
-  uint64_t part = 0;
-  auto operator<=>(const MessageTag&) const = default;
-};
-
-// What both sides of a message must agree on.
-struct Message {
-  MessageTag tag;
-  size_t total = 0;          // bytes
-  uint64_t content = 0;      // what the bytes are (a dtype), checked where they arrive
-  bool keeps_order = false;  // other messages may bear the same tag
-  int priority = 0;          // a card sends the message with the highest one next
-  int64_t due_ns = 0;        // when an emulated link lets its last byte arrive
-};
-
-// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie. `place`,
-// where given, is memory for the whole message: a transport may write the bytes there itself
-// instead of calling.
-class Sink {
- public:
-  template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, Sink>)
-  Sink(F& take, std::byte* place = nullptr)  // NOLINT: implicit, lives as long as the call
-      : place_(place),
-        context_(&take),
-        call_([](void* f, const std::byte* data, size_t offset, size_t bytes) {
-          (*static_cast<F*>(f))(data, offset, bytes);
-        }) {}
-  void operator()(const std::byte* data, size_t offset, size_t bytes) const {
-    call_(context_, data, offset, bytes);
-  }
-  std::byte* place() const { return place_; }
-
- private:
-  std::byte* place_;
-  void* context_;
-  void (*call_)(void*, const std::byte*, size_t, size_t);
-};
-
-// Throws Mismatch, naming both sides, when what came is not what is expected here.
-void check_content(int peer, const Message& expected, size_t total, uint64_t content);
 
 class Transport {
  public:

@@ -26,7 +26,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/operations/collective_operation.h"
+#include "comm/collective/request.h"
 #include "cuda/mapped/rank_meeting.h"
 #include "cuda/mapped/shared_regions.h"
 

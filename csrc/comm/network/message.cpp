@@ -1,5 +1,5 @@
-// What both kinds of transport say when two sides of a message disagree.
-#include "comm/transport/transport.h"
+// The error that both kinds of transport raise when the two sides of a message disagree.
+#include "comm/network/message.h"
 
 #include <string>
 
