@@ -98,6 +98,11 @@ bool has_root(Collective kind) {
          kind == Collective::gather || kind == Collective::scatter;
 }
 
+bool reduces(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+         kind == Collective::reduce;
+}
+
 bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
 
 bool is_valid(ReduceOp op, DType dtype) {

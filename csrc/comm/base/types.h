@@ -41,6 +41,8 @@ Collective parse_collective(std::string_view name);
 
 // Whether one rank of it is special: of broadcast, reduce, gather and scatter.
 bool has_root(Collective kind);
+// Whether it adds up what ranks bring: all_reduce, reduce and reduce_scatter.
+bool reduces(Collective kind);
 
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
 // no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as

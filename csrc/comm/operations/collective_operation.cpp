@@ -296,7 +296,8 @@ void CollectiveOperation::finish_at_entry() {
       consume_stage(0, stage_quota());
     }
   }
-  count_traffic(received_elements() * element_, staged_elements() * element_);
+  count_traffic(received_elements(request_, me(), world()) * element_,
+                staged_elements(request_, me(), world()) * element_);
   finish(has_root() || others_in_flight());
 }
 

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "comm/collective/path.h"
+#include "comm/collective/pieces.h"
 #include "comm/collective/request.h"
 #include "comm/engine/operation.h"
 #include "comm/operations/executor.h"
@@ -119,12 +120,6 @@ class CollectiveOperation final : public Operation {
     void await_suspend(std::coroutine_handle<>) const {}
     void await_resume() const {}
   };
-  // A piece of data that travels from one rank to another, in elements.
-  struct Piece {
-    size_t elements = 0;
-    size_t mine = 0;    // offset in my buffer (input when outgoing, output when incoming)
-    size_t theirs = 0;  // offset in the peer's buffer
-  };
   struct ByteRange {
     size_t begin = 0;
     size_t end = 0;
@@ -154,21 +149,18 @@ class CollectiveOperation final : public Operation {
   void start_body();
   void finish(bool ring = true);
   void finish_at_entry();
-  size_t staged_elements() const;
-  size_t received_elements() const;
 
-  // Geometry of the exchange (collective_pieces.cpp).
-  Piece outgoing(int to) const;
-  Piece incoming(int from) const;
-  uint64_t part(const std::vector<uint64_t>& parts, int r) const;
-  uint64_t part_begin(const std::vector<uint64_t>& parts, int r) const;
-  bool publishes() const;
-  bool publishes(int r) const;
-  bool consumes() const;
-  bool consumes(int r) const;
-  bool reduces() const;
+  // The geometry of the exchange (collective/pieces.h), as this rank sees it.
+  Piece outgoing(int to) const { return dpcore::outgoing(request_, me(), to); }
+  Piece incoming(int from) const { return dpcore::incoming(request_, me(), from); }
+  bool publishes(int r) const { return dpcore::publishes(request_, r); }
+  bool publishes() const { return publishes(me()); }
+  bool consumes(int r) const { return dpcore::consumes(request_, r); }
+  bool consumes() const { return consumes(me()); }
+  bool same_piece_for_all() const { return dpcore::same_piece_for_all(request_.collective); }
+  bool reduces() const { return dpcore::reduces(request_.collective); }
   bool has_root() const { return dpcore::has_root(request_.collective); }
-  bool same_piece_for_all() const;
+
   ReduceSpec reduce_spec(bool streaming);
   size_t stage_quota() const;
   size_t two_shot_quota() const;

@@ -91,6 +91,19 @@ CollectiveOperation::ByteRange CollectiveOperation::own_share(size_t bytes, bool
   return giving == (path_ == Path::push) ? ByteRange{0, bytes} : ByteRange{};
 }
 
+// The part of the data that does not travel: own input to own output.
+void CollectiveOperation::copy_own_piece() {
+  if (!keeps_a_piece(request_, me())) {
+    return;
+  }
+  const std::byte* from = request_.input + outgoing(me()).mine * element_;
+  std::byte* to = request_.output + incoming(me()).mine * element_;
+  if (from != to) {
+    const size_t bytes = incoming(me()).elements * element_;
+    copy_bytes(to, from, bytes, bytes >= kStreamingBytes);
+  }
+}
+
 CollectiveOperation::Steps CollectiveOperation::run_copies() {
   size_t copied[2] = {0, 0};  // taken, given
   copy_own_piece();

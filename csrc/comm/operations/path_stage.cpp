@@ -20,6 +20,7 @@
 // 4 MiB is the time that lines are on their way: asking ahead for all of them halves it.
 #include <algorithm>
 
+#include "comm/base/error.h"
 #include "comm/operations/collective_operation.h"
 #include "comm/schedule/schedule.h"
 
@@ -120,6 +121,19 @@ void CollectiveOperation::consume_stage(size_t chunk, size_t quota) {
   }
 }
 
+// Uneven all_to_all: the stage begins with what its owner is about to send to each rank.
+void CollectiveOperation::check_announced_parts() const {
+  for (int r = 0; r < world(); ++r) {
+    const auto* announced = reinterpret_cast<const uint64_t*>(stage_of(r));
+    if (announced[me()] != incoming(r).elements) {
+      throw Mismatch(describe() + ": rank " + std::to_string(r) + " sends " +
+                     std::to_string(announced[me()]) + " elements to rank " + std::to_string(me()) +
+                     ", which expects " + std::to_string(incoming(r).elements) +
+                     "; input splits of one side must be the output splits of the other");
+    }
+  }
+}
+
 CollectiveOperation::Steps CollectiveOperation::run_stage() {
   const size_t quota = stage_quota();
   size_t to_fill = 0;
@@ -171,7 +185,8 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
       }
     }
   }
-  count_traffic(received_elements() * element_, staged_elements() * element_);
+  count_traffic(received_elements(request_, me(), world()) * element_,
+                staged_elements(request_, me(), world()) * element_);
   finish();
 }
 

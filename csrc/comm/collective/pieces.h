@@ -1,0 +1,33 @@
+// Who sends what to whom: the geometry of each collective as pieces, in elements.
+//
+// A piece goes from one rank's input to another rank's output. Reducing collectives add the pieces
+// that meet at the same place. Pure functions of the request, the rank that asks (`me`) and the
+// size of the group (`world`).
+#pragma once
+
+#include <cstddef>
+
+#include "comm/collective/request.h"
+
+namespace dpcore {
+
+struct Piece {
+  size_t elements = 0;
+  size_t mine = 0;    // offset in my buffer (input when outgoing, output when incoming)
+  size_t theirs = 0;  // offset in the peer's buffer
+};
+
+Piece outgoing(const Request& request, int me, int to);
+Piece incoming(const Request& request, int me, int from);
+// Whether others need data of rank r, and whether r needs data of others.
+bool publishes(const Request& request, int r);
+bool consumes(const Request& request, int r);
+// Whether a rank sends the same piece to all that need it.
+bool same_piece_for_all(Collective collective);
+// What this rank copies into its stage, and what it reads from the stages of the others.
+size_t staged_elements(const Request& request, int me, int world);
+size_t received_elements(const Request& request, int me, int world);
+// Whether one piece goes from this rank's input to its own output.
+bool keeps_a_piece(const Request& request, int me);
+
+}  // namespace dpcore
