@@ -3,7 +3,7 @@
     bound = 2 (N-1)/N of the bytes at the rate of a card, and two latencies
 
     emulated  ranks of this process behind link="20mbit,100us": cards that send and receive one
-              message after the other (csrc/comm/link.h)
+              message after the other (csrc/comm/transport/link.h)
     shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
               ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
 

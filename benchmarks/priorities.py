@@ -8,7 +8,7 @@ Bulk all-reduces are in flight, then an urgent one is called with priority=1000 
     limit    alone, and two segments of 256 KiB at the rate of a card
     bulk     all of it with the priority, over all of it without
 
-    emulated  ranks of this process behind link="1gbit,50us" (csrc/comm/link.h)
+    emulated  ranks of this process behind link="1gbit,50us" (csrc/comm/transport/link.h)
     shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
               ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
 

@@ -8,7 +8,7 @@
 
     model = dpcore.DataParallel(model, schedule=WhenAllIsThere())
 
-The schedules that come with dpcore do the same in C++ (csrc/reducer/launch_schedule.cpp).
+The schedules that come with dpcore do the same in C++ (csrc/reducer/launch/launch_schedule.cpp).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``link="10gbit,50us"``: the words for a network that is to be emulated, see ``csrc/comm/link.h``.
+"""``link="10gbit,50us"``: the words for a network that is to be emulated.
+
+``csrc/comm/transport/link.h`` says what they do.
 
     10gbit,50us                          every link: bandwidth and latency, one way
     1gbit,200us,jitter=20us,loss=0.1%    and how much they vary; seed=3 chooses the dice

@@ -1,7 +1,7 @@
 """Which NCCL there is: where the wheels put it, and what the core has found.
 
 The core looks in this order: the path in ``DPCORE_NCCL_LIBRARY``, a library that the process has
-loaded already (torch's), the wheels, the system (``csrc/cuda/nccl_library.h``).
+loaded already (torch's), the wheels, the system (``csrc/cuda/nccl/nccl_library.h``).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_code_that_is_gone_stops_it(monkeypatch):
 
     with pytest.raises(SystemExit, match="has no 'NoSuchDDP'"):
         snippets.snippet(ROOT / "dpcore/reference/ladder.py", "NoSuchDDP")
-    found = snippets.snippet(ROOT / "csrc/reducer/launch_schedule.cpp", "class Oracle final")
+    found = snippets.snippet(ROOT / "csrc/reducer/launch/launch_schedule.cpp", "class Oracle final")
     assert found.startswith("class Oracle final")
     assert found.rstrip().endswith("};")
 
@@ -171,14 +171,14 @@ def test_the_site_has_a_page_for_every_document_and_no_dead_link(site):
 
 
 def test_a_folder_of_the_site_is_a_list_with_links(site):
-    folder = (site / "csrc" / "comm.html").read_text()
-    for source in (ROOT / "csrc" / "comm").glob("schedule_*.cpp"):
-        assert f'<a href="comm/{source.name}.html">{source.name}</a>' in folder
+    folder = site / "csrc" / "comm" / "schedule" / "algorithms.html"
+    for source in (ROOT / "csrc" / "comm" / "schedule" / "algorithms").glob("*.cpp"):
+        assert f'<a href="algorithms/{source.name}.html">{source.name}</a>' in folder.read_text()
     readme = (site / "README.html").read_text()
     assert 'href="docs/decisions/README.html"' in readme
     assert (
-        "<h1>csrc/comm/schedule_ring.cpp</h1>"
-        in (site / "csrc" / "comm" / "schedule_ring.cpp.html").read_text()
+        "<h1>csrc/comm/schedule/algorithms/ring.cpp</h1>"
+        in (folder.parent / "algorithms" / "ring.cpp.html").read_text()
     )
 
 

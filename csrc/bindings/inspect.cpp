@@ -1,6 +1,6 @@
 // `_C.control_layout()`: where what lies in an arena, for `dpcore inspect`, which reads the memory
 // of another process while that process hangs. The offsets come from the compiler, so the reader
-// cannot get out of step with csrc/comm/control.h.
+// cannot get out of step with csrc/comm/memory/control.h.
 #include <pybind11/pybind11.h>
 
 #include <atomic>

@@ -7,7 +7,7 @@
 //
 // Memory: buckets are the communicator's where peers can reach those without a copy, otherwise
 // torch's, registered with the library where it wants to know them in advance.
-// Threads: see reducer/collectives.h; the GIL is not needed.
+// Threads: see reducer/bucket/collectives.h; the GIL is not needed.
 #pragma once
 
 #include <string>

@@ -3,7 +3,7 @@
 ``hosts[r]`` names the host of rank r. Ranks that share one are mates; each chunk has a *speaker* on
 every host, and a *home*, the host that holds its result first. Speakers and homes change from
 chunk to chunk, so that all ranks work and all links carry the same. Twin of
-``schedule_hierarchical.cpp``.
+``csrc/comm/schedule/algorithms/hierarchical.cpp``.
 """
 
 from __future__ import annotations

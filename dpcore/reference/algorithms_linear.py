@@ -1,7 +1,8 @@
 """Algorithms for which every rank needs its neighbour or all its peers: direct, two_shot, ring.
 
 Direct plans take one step, two-shot plans two, a ring as many as there are ranks. What they cost
-and when they lose is told in the C++ twins, ``csrc/comm/schedule_{direct,two_shot,ring}.cpp``.
+and when they lose is told in the C++ twins, ``{direct,two_shot,ring}.cpp`` in
+``csrc/comm/schedule/algorithms``.
 """
 
 from __future__ import annotations

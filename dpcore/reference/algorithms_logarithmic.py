@@ -2,7 +2,7 @@
 have it, doubles with every step.
 
 What they cost and when they lose is told in the C++ twins,
-``csrc/comm/schedule_{recursive_doubling,halving_doubling,tree,bruck}.cpp``.
+``{recursive_doubling,halving_doubling,tree,bruck}.cpp`` in ``csrc/comm/schedule/algorithms``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which gradients travel together, in plain Python. The twin of csrc/reducer/bucket_plan.
+"""Which gradients travel together, in plain Python. The twin of csrc/reducer/plan/bucket_plan.
 
 Gradients fill a bucket in the order in which they are expected, until the next one would make it
 larger than its cap. One bucket per kind (dtype and device) is open at a time. Buckets are numbered

@@ -2,7 +2,7 @@
 
 ``make_schedule("ring", "all_reduce", 4)`` gives the list of moves, and ``describe`` prints it. The
 algorithms themselves are in the files ``algorithms_*``; each is the twin of one function in
-``csrc/comm``, and a test holds both to the same list, move by move.
+``csrc/comm/schedule``, and a test holds both to the same list, move by move.
 """
 
 from __future__ import annotations

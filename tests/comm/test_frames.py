@@ -74,7 +74,7 @@ def sum_of(payload):
 
 
 def expected(stream, reader):
-    """The same as Reader.read() by the rules of csrc/comm/tcp_frame.h."""
+    """The same as Reader.read() by the rules of csrc/comm/network/tcp_frame.h."""
     delivered, at = [], 0
     while len(stream) - at >= HEADER.size:
         magic, kind, size, _, group, operation, _, _, _, offset = HEADER.unpack_from(stream, at)

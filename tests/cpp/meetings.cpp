@@ -1,4 +1,4 @@
-// Kernels that meet (csrc/cuda/share_sync.h), as threads: several ranks, each with several blocks
+// Kernels that meet (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with several blocks
 // of several workers, reduce into each other's memory round after round, with random delays.
 // Numbers begin shortly before 2^32.
 //

@@ -1,4 +1,4 @@
-// See collective_places.h.
+// See places.h.
 #include "comm/collective/places.h"
 
 namespace dpcore {

@@ -1,5 +1,5 @@
 // Where the chunks of a schedule lie on one rank, for whoever executes its list of moves: over a
-// transport (collective_moves.cpp) or in the order of a stream (csrc/cuda/stream_moves.h).
+// transport (operations/path_moves.cpp) or in the order of a stream (csrc/cuda/stream/stream_moves.h).
 #pragma once
 
 #include <vector>

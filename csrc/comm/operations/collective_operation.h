@@ -150,7 +150,7 @@ class CollectiveOperation final : public Operation {
   void finish(bool ring = true);
   void finish_at_entry();
 
-  // The geometry of the exchange (collective/pieces.h), as this rank sees it.
+  // The geometry of the exchange (comm/collective/pieces.h), as this rank sees it.
   Piece outgoing(int to) const { return dpcore::outgoing(request_, me(), to); }
   Piece incoming(int from) const { return dpcore::incoming(request_, me(), from); }
   bool publishes(int r) const { return dpcore::publishes(request_, r); }

@@ -3,9 +3,9 @@
 //
 // Rank 0 listens at an address that all know (or have read from a store); the others come to it,
 // say where they listen themselves, and get the list of all. Then everybody looks who shares its
-// host (rendezvous_hosts.h), tells rank 0, and hears who shares one with whom; mates hand over
-// their arenas. Of each other pair the higher rank connects to the lower one, `lines` times. Every
-// connection begins with the handshake of tcp_handshake.h. At the end rank 0 hears from everybody
+// host (host_mark.h), tells rank 0, and hears who shares one with whom; mates hand over their
+// arenas. Of each other pair the higher rank connects to the lower one, `lines` times. Every
+// connection begins with a handshake (handshake.h). At the end rank 0 hears from everybody
 // that it is connected and lets all go: init() returns on every rank or raises on every rank, with
 // the same reason.
 //

@@ -8,7 +8,7 @@
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
-// dropped unread; silent ones of the same user keep nobody waiting (rendezvous_visitors.h).
+// dropped unread; silent ones of the same user keep nobody waiting (visitors.h).
 #include <sys/syscall.h>
 #include <unistd.h>
 

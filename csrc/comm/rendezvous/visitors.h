@@ -1,6 +1,6 @@
 // Connections that have not said yet who they are, heard side by side: one that is silent costs the
 // ranks that belong here a look, and is dropped after five seconds. Both lobbies are made of it, at
-// rank 0's abstract socket (rendezvous_unix) and at its TCP port (tcp_handshake).
+// rank 0's abstract socket (meet_unix) and at its TCP port (handshake).
 //
 // Used by one thread, while ranks meet. Owns the connections until they are accepted.
 #pragma once

@@ -1,4 +1,4 @@
-// One pass over the moves, step by step. The schedule is taken to be proved (schedule_check.h).
+// One pass over the moves, step by step. The schedule is taken to be proved (check.h).
 #include "comm/schedule/cost_model.h"
 
 #include <algorithm>

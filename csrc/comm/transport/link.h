@@ -1,5 +1,5 @@
 // A network card as slow as you say: bandwidth, latency, jitter and loss, so that a laptop shows
-// what a network of 1, 10 or 100 Gbit/s would. Arithmetic only; transport_paced waits by it.
+// what a network of 1, 10 or 100 Gbit/s would. Arithmetic only; PacedTransport waits by it.
 //
 // What leaves a rank passes its egress, one piece of kPieceBytes at most after the other, at the
 // rate of the link to the receiver; what arrives passes the receiver's ingress likewise, so several

@@ -1,4 +1,4 @@
-// See transport_mapped.h for the picture. The only stores into another rank's arena are those
+// See mapped_transport.h for the picture. The only stores into another rank's arena are those
 // of `taken`.
 #include "comm/transport/mapped_transport.h"
 

@@ -1,4 +1,4 @@
-// The n-ary reduction of comm/reduce.h as many workers do it at once: a worker is a thread of a
+// The n-ary reduction of comm/reduce as many workers do it at once: a worker is a thread of a
 // GPU, or one turn of a loop on the host.
 //
 // Memory is cut in packs of 16 bytes, the widest access there is, from the first boundary that

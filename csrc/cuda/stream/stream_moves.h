@@ -1,7 +1,7 @@
 // A schedule's list of moves in the order of a stream: each step is one group of messages, and what
 // has to be added is added behind it by a kernel. No thread waits for any of it.
 //
-// The same Program as over mailboxes and TCP (comm/schedule_program.h), with the same operands in
+// The same Program as over mailboxes and TCP (comm/schedule/program.h), with the same operands in
 // the same order and the same roundings, so a ring on GPUs gives the bits of the ring on CPUs.
 // There are no segments: the transport cuts its messages itself. What a step costs more than
 // there is that its additions wait for all of its messages.

@@ -1,5 +1,5 @@
 // A stand-in for the CUDA runtime and driver, linked instead of libcudart_static: what is compiled
-// for a GPU (csrc/cuda/*.cu) runs as it is, on devices made of the host's memory and threads.
+// for a GPU (csrc/cuda/*/*.cu) runs as it is, on devices made of the host's memory and threads.
 //
 //   streams   threads that do their work later (HostStream); kernels are the same functions as host
 //             code, found by the names that nvcc's registration gives

@@ -68,7 +68,7 @@ std::function<void()> copy(const Launch& launch, void** arguments) {
   };
 }
 
-// The smallest kernel there is: csrc/cuda/probe.cu.
+// The smallest kernel there is: csrc/cuda/device/probe.cu.
 std::function<void()> write_answer(const Launch&, void** arguments) {
   int* out = *static_cast<int**>(arguments[0]);
   return [out] { *out = 42; };

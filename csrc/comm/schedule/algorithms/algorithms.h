@@ -24,7 +24,7 @@ using Algorithm = Plan (*)(int world, int root);
 // The same for algorithms that look at who shares a host: equal numbers do.
 using HostAlgorithm = Plan (*)(const std::vector<int>& hosts, int root);
 
-// schedule_direct.cpp: one step, every pair of ranks that has something to say talks at once.
+// direct.cpp: one step, every pair of ranks that has something to say talks at once.
 Plan one_shot_all_reduce(int world, int root);
 Plan direct_reduce_scatter(int world, int root);
 Plan direct_all_gather(int world, int root);
@@ -34,37 +34,37 @@ Plan direct_gather(int world, int root);
 Plan direct_scatter(int world, int root);
 Plan direct_all_to_all(int world, int root);
 
-// schedule_two_shot.cpp: each rank owns a slice.
+// two_shot.cpp: each rank owns a slice.
 Plan two_shot_all_reduce(int world, int root);
 Plan two_shot_reduce(int world, int root);
 Plan two_shot_broadcast(int world, int root);
 
-// schedule_ring.cpp: each rank talks to its right neighbour only.
+// ring.cpp: each rank talks to its right neighbour only.
 Plan ring_all_reduce(int world, int root);
 Plan ring_reduce_scatter(int world, int root);
 Plan ring_all_gather(int world, int root);
 Plan ring_broadcast(int world, int root);
 
-// schedule_recursive_doubling.cpp: partners at distance 1, 2, 4, ...
+// recursive_doubling.cpp: partners at distance 1, 2, 4, ...
 Plan recursive_doubling_all_reduce(int world, int root);
 Plan recursive_doubling_all_gather(int world, int root);
 
-// schedule_halving_doubling.cpp: halve the data while reducing, double it while gathering.
+// halving_doubling.cpp: halve the data while reducing, double it while gathering.
 Plan halving_doubling_all_reduce(int world, int root);
 Plan halving_doubling_reduce_scatter(int world, int root);
 
-// schedule_tree.cpp: a binomial tree.
+// tree.cpp: a binomial tree.
 Plan tree_all_reduce(int world, int root);
 Plan tree_broadcast(int world, int root);
 Plan tree_reduce(int world, int root);
 Plan tree_gather(int world, int root);
 Plan tree_scatter(int world, int root);
 
-// schedule_bruck.cpp: rotations by 1, 2, 4, ...
+// bruck.cpp: rotations by 1, 2, 4, ...
 Plan bruck_all_gather(int world, int root);
 Plan bruck_all_to_all(int world, int root);
 
-// schedule_hierarchical.cpp: within each host first, then between hosts.
+// hierarchical.cpp: within each host first, then between hosts.
 Plan hierarchical_all_reduce(const std::vector<int>& hosts, int root);
 Plan hierarchical_reduce_scatter(const std::vector<int>& hosts, int root);
 Plan hierarchical_all_gather(const std::vector<int>& hosts, int root);
