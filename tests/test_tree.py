@@ -1,6 +1,7 @@
-"""Who may know whom, and how long a file may be: the shape of the tree as a test.
+"""Who may know whom, and how long a file or a folder may be: the shape of the tree as a test.
 
-To add a file to csrc/comm, give it the prefix of what it belongs to, or add its name to LEVELS.
+A new file of csrc goes into the folder whose README says what it is about. To add a folder, write
+its README and give it a line in FOLDERS, above the first one that includes it.
 """
 
 import ast
@@ -15,65 +16,48 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
-# A file of csrc/comm may include files of its own level and of lower ones. The longest name that
-# begins the file's name decides: schedule_program belongs to the executor, schedule_ring does not.
-LEVELS = {
-    0: ["types", "error"],
-    1: [
-        "algorithm_names",
-        "clock",
-        "cost_model",
-        "fault",
-        "fork_guard",
-        "prefetch",
-        "reduce",
-        "schedule",
-        "fnv",
-        "sha256",
-        "thread",
-        "trace",
-    ],
-    2: [
-        "arena",
-        "callback_threads",
-        "control",
-        "descriptor",
-        "doorbell",
-        "link",
-        "rendezvous",
-        "spin_lock",
-        "tcp_address",
-        "tcp_frame",
-        "tcp_handshake",
-        "tcp_socket",
-        "unix_socket",
-        "wait",
-    ],
-    3: ["endpoint", "group", "mailbox", "network", "remote_members", "tcp_line", "transport"],
-    4: [
-        "algorithm_choice",
-        "collective",
-        "executor",
-        "mapped",
-        "message",
-        "operation",
-        "schedule_program",
-        "shared_state",
-        "work",
-    ],
-    5: ["engine"],
-    6: ["communicator"],
-}
-LEVEL_OF = {name: level for level, names in LEVELS.items() for name in names}
-
-# What a folder of csrc may include, besides the standard library and the system.
+# The folders of csrc, bottom up, and what each may include besides its own files: folders further
+# up in this table. A name without a slash is a neighbour's, in the same folder of csrc. Folders
+# within one of these (schedule/algorithms) belong to it.
+EVERYTHING = "everything"
+UNDER_GROUP = "base reduce schedule memory collective network rendezvous"
+UNDER_CUDA = "comm/base comm/reduce comm/schedule comm/memory comm/collective comm/group"
 FOLDERS = {
-    "comm": {"comm"},
-    "cuda": {"comm", "cuda"},
-    "reducer": {"comm", "reducer"},
-    "torch_backend": {"comm", "cuda", "reducer", "torch_backend"},
-    "bindings": {"comm", "cuda", "reducer", "torch_backend", "bindings"},
-}
+    "comm/base": "",
+    "comm/reduce": "base",
+    "comm/schedule": "base reduce",
+    "comm/memory": "base reduce schedule",
+    "comm/collective": "base reduce schedule memory",
+    "comm/network": "base reduce schedule memory collective",
+    "comm/rendezvous": "base reduce schedule memory collective network",
+    "comm/group": UNDER_GROUP,
+    "comm/transport": f"{UNDER_GROUP} group",
+    "comm/engine": f"{UNDER_GROUP} group",
+    "comm/operations": f"{UNDER_GROUP} group transport engine",
+    "comm": f"{UNDER_GROUP} group transport engine operations",
+    "cuda/kernels": "comm/base comm/reduce",
+    "cuda/device": "comm/base comm/reduce comm/group kernels",
+    "cuda/stream": f"{UNDER_CUDA} comm kernels device",
+    "cuda/nccl": f"{UNDER_CUDA} comm kernels device stream",
+    "cuda/mapped": f"{UNDER_CUDA} comm kernels device stream",
+    "cuda": f"{UNDER_CUDA} comm kernels device stream nccl mapped",
+    "tensors": "comm/base",
+    "reducer/plan": "comm/base",
+    "reducer/launch": "comm/base plan",
+    "reducer/bucket": "comm/base comm/reduce comm/group comm tensors plan",
+    "reducer/backward": "comm/base tensors plan bucket",
+    "reducer": "comm/base tensors plan launch bucket backward",
+    "torch_backend": "comm/base comm/collective comm cuda/stream cuda tensors",
+    "bindings": EVERYTHING,
+}  # fmt: skip
+TOPS = {name.split("/")[0] for name in FOLDERS}
+
+# Beside the folders of a folder lies what is made of them.
+ON_TOP = {"comm": "communicator", "cuda": "device_choice", "reducer": "reducer"}
+
+MAX_FILES = 25
+MORE_FILES = {"bindings": 31, "torch_backend": 31}  # a file per subject, and no layers among them
+
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")
 CUDA = re.compile(r"cuda|nccl|nvml|cub/|thrust/|cooperative_groups", re.IGNORECASE)
 
@@ -87,8 +71,31 @@ PRIVATE = re.compile(
 )
 
 
-def cpp_files(folder="*"):
-    return sorted(path for path in CSRC.glob(f"{folder}/*") if path.suffix in CODE)
+def cpp_files(folder="."):
+    return sorted(path for path in (CSRC / folder).rglob("*") if path.suffix in CODE)
+
+
+def cpp_folders():
+    return sorted(
+        {CSRC} | {path for path in CSRC.rglob("*") if path.is_dir() and any(path.iterdir())}
+    )
+
+
+def folder_of(name):
+    """The line of FOLDERS for a file, or a folder, of csrc."""
+    while name not in FOLDERS and "/" in name:
+        name = name.rpartition("/")[0]
+    return name
+
+
+def allowed(folder):
+    """What it may include besides its own files, bottom up."""
+    known = list(FOLDERS)
+    if FOLDERS[folder] == EVERYTHING:
+        return known[: known.index(folder)]
+    top = folder.split("/")[0]
+    names = FOLDERS[folder].split()
+    return [name if name in FOLDERS else f"{top}/{name}" for name in names]
 
 
 @cache
@@ -99,43 +106,50 @@ def includes(path):
 
 
 def own_includes(path):
-    return [header for header, _ in includes(path) if header.split("/")[0] in FOLDERS]
-
-
-def level(name):
-    stem = Path(name).stem
-    names = [prefix for prefix in LEVEL_OF if stem == prefix or stem.startswith(prefix + "_")]
-    return LEVEL_OF[max(names, key=len)] if names else None
+    return [header for header, _ in includes(path) if header.split("/")[0] in TOPS]
 
 
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def test_every_file_of_comm_has_a_level():
-    unknown = [name_of(path) for path in cpp_files("comm") if level(path.name) is None]
-    assert not unknown, f"add these to LEVELS in {THIS_FILE}"
+def test_the_table_of_folders_is_in_order():
+    above = set()
+    for folder in FOLDERS:
+        assert set(allowed(folder)) <= above, f"{folder} stands before what it may include"
+        above.add(folder)
 
 
-def test_comm_includes_downwards_only():
-    upwards = [
-        f"{name_of(path)} (level {level(path.name)}) includes {header} (level {level(header)})"
-        for path in cpp_files("comm")
-        for header in own_includes(path)
-        if header.startswith("comm/") and (level(header) or 0) > (level(path.name) or 0)
+def test_every_file_of_csrc_has_a_folder():
+    known = {folder_of(path.relative_to(CSRC).as_posix()) for path in cpp_files()}
+    assert known == set(FOLDERS), f"mend FOLDERS in {THIS_FILE}"
+    flat = [
+        name_of(path)
+        for folder, name in ON_TOP.items()
+        for path in (CSRC / folder).iterdir()
+        if path.suffix in CODE and not path.name.startswith((f"{name}.", f"{name}_"))
     ]
-    assert not upwards
+    assert not flat, "these belong into one of the folders beside them"
 
 
 def test_folders_include_downwards_only():
-    assert {path.parent.name for path in cpp_files()} <= set(FOLDERS)
-    wrong = [
-        f"{name_of(path)} includes {header}"
-        for path in cpp_files()
-        for header in own_includes(path)
-        if header.split("/")[0] not in FOLDERS[path.parent.name]
-    ]
+    wrong = []
+    for path in cpp_files():
+        folder = folder_of(path.relative_to(CSRC).as_posix())
+        may = {folder, *allowed(folder)}
+        for header in own_includes(path):
+            if folder_of(header) not in may:
+                wrong.append(f"{name_of(path)} includes {header}")
     assert not wrong
+
+
+def test_folders_are_small():
+    too_many = {}
+    for folder in cpp_folders():
+        count = sum(path.suffix in CODE for path in folder.iterdir())
+        if count > MORE_FILES.get(folder.name, MAX_FILES):
+            too_many[name_of(folder)] = count
+    assert not too_many
 
 
 def test_includes_are_relative_to_csrc_and_exist():
@@ -178,7 +192,7 @@ def test_only_cuda_knows_cuda():
     """The rest must compile, and mean the same, on a machine without a toolkit."""
     wrong = [
         f"{name_of(path)} includes {header}"
-        for folder in ("comm", "reducer", "torch_backend", "bindings")
+        for folder in ("comm", "tensors", "reducer", "torch_backend", "bindings")
         for path in cpp_files(folder)
         for header, quoted in includes(path)
         if CUDA.search(header) and not quoted
