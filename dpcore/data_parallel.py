@@ -7,8 +7,8 @@
         optimizer.step()
 
 Here is what happens around forward. What happens during backward, without Python, is in
-csrc/reducer; when it happens is decided by a schedule (csrc/reducer/launch/launch_schedule.h). What is
-asked for rarely has a module of its own in dpcore/_ddp.
+csrc/reducer; when it happens is decided by a schedule (csrc/reducer/launch/launch_schedule.h).
+What is asked for rarely has a module of its own in dpcore/_ddp.
 """
 
 from __future__ import annotations

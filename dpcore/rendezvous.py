@@ -1,6 +1,7 @@
 """How ranks that share no memory find each other: an address of rank 0, and a secret.
 
-The connections themselves, and who is let in, are the compiled core's (``csrc/comm/rendezvous/meet_tcp.h``).
+The connections themselves, and who is let in, are the compiled core's: see
+``csrc/comm/rendezvous/meet_tcp.h``.
 """
 
 from __future__ import annotations

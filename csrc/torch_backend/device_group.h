@@ -4,8 +4,8 @@
 // it, or against a stream of torch's pool, and leaves the thread's current device and streams as
 // they were. Only device-generic parts of c10 are used: no CUDA header.
 //
-// On the device of the tests (csrc/cuda/device/device_host.h) tensors are on the CPU and the current
-// stream is the caller itself: what would let a stream wait then lets the caller wait.
+// On the device of the tests (csrc/cuda/device/device_host.h) tensors are on the CPU and the
+// current stream is the caller itself: what would let a stream wait then lets the caller wait.
 //
 // Memory: shared by the backend and its works. Threads: any.
 #pragma once

@@ -1,5 +1,5 @@
-// Kernels that meet (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with several blocks
-// of several workers, reduce into each other's memory round after round, with random delays.
+// Kernels that meet (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with several
+// blocks of several workers, reduce into each other's memory round after round, with random delays.
 // Numbers begin shortly before 2^32.
 //
 //   meetings WORLD SEED ROUNDS all     every round has the right sum on every rank

@@ -1,8 +1,8 @@
-// Ranks as threads exchange over mapped memory (csrc/cuda/mapped/mapped_communicator.h) on devices of the
-// host, whose streams are threads: random collectives and algorithms, waited for by streams, by the
-// host or not at all, several in flight, from the same seed on all ranks, with results checked.
-// Some runs end with a rank that does not come. All the time the program's current device is
-// another one, and has to stay it.
+// Ranks as threads exchange over mapped memory (csrc/cuda/mapped/mapped_communicator.h) on devices
+// of the host, whose streams are threads: random collectives and algorithms, waited for by streams,
+// by the host or not at all, several in flight, from the same seed on all ranks, with results
+// checked. Some runs end with a rank that does not come. All the time the program's current device
+// is another one, and has to stay it.
 //
 //   streams WORLD SEED ROUNDS
 //

@@ -1,7 +1,7 @@
 // A stand-in for libnccl.so.2, for ranks that are threads of one process and devices whose memory
-// is the host's (csrc/cuda/device/device_host.h). It keeps NCCL's rules where breaking them would hang or
-// corrupt on a GPU: work happens in the stream, later; collectives wait for every rank and messages
-// for the other side; an abort ends what waits; a non-blocking communicator may answer "in
+// is the host's (csrc/cuda/device/device_host.h). It keeps NCCL's rules where breaking them would
+// hang or corrupt on a GPU: work happens in the stream, later; collectives wait for every rank and
+// messages for the other side; an abort ends what waits; a non-blocking communicator may answer "in
 // progress". It adds in rank order, in double precision, with code of its own.
 //
 // Tests steer it, and read what was called, through the functions at the end; FAKE_NCCL_VERSION is

@@ -1,5 +1,6 @@
 // Where the chunks of a schedule lie on one rank, for whoever executes its list of moves: over a
-// transport (operations/path_moves.cpp) or in the order of a stream (csrc/cuda/stream/stream_moves.h).
+// transport (comm/operations/path_moves.cpp) or in the order of a stream
+// (cuda/stream/stream_moves.h).
 #pragma once
 
 #include <vector>

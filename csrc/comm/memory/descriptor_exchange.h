@@ -3,8 +3,9 @@
 //   rank r -> 0   {magic, rank} + its descriptor
 //   rank 0 -> r   {magic, 0} + those of all ranks, in rank order
 //
-// For memory that is made later than the ranks meet (rendezvous/meet_unix.cpp does the same with
-// arenas). The name is a secret among the ranks; both ends check that the other has the same user.
+// For memory that is made later than the ranks meet (comm/rendezvous/meet_unix.cpp does the same
+// with arenas). The name is a secret among the ranks; both ends check that the other has the same
+// user.
 #pragma once
 
 #include <cstdint>
