@@ -10,10 +10,10 @@
 
 #include <string>
 
+#include "bindings/callbacks/python_collectives.h"
+#include "bindings/callbacks/python_hook.h"
+#include "bindings/callbacks/python_schedule.h"
 #include "bindings/py_work.h"
-#include "bindings/python_collectives.h"
-#include "bindings/python_hook.h"
-#include "bindings/python_schedule.h"
 #include "bindings/stream_collectives.h"
 #include "bindings/translate.h"
 #include "comm/base/fnv.h"

@@ -5,8 +5,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/call.h"
+#include "bindings/callbacks/py_callback.h"
 #include "bindings/observe.h"
-#include "bindings/py_callback.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
 #include "comm/base/error.h"

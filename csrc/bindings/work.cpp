@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "bindings/py_callback.h"
+#include "bindings/callbacks/py_callback.h"
 #include "comm/base/error.h"
 
 namespace py = pybind11;

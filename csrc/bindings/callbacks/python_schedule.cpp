@@ -3,7 +3,7 @@
 // Events whose method is not defined are not listened to, so a schedule written in Python takes
 // the GIL only for what it wants. The control is lent for the time of an event: a schedule that
 // keeps it gets an error and not a dangling pointer.
-#include "bindings/python_schedule.h"
+#include "bindings/callbacks/python_schedule.h"
 
 #include <pybind11/stl.h>
 

@@ -1,5 +1,5 @@
 // See python_hook.h. Each call takes the GIL; the object is dropped with it too.
-#include "bindings/python_hook.h"
+#include "bindings/callbacks/python_hook.h"
 
 #include <utility>
 
