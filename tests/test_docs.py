@@ -174,6 +174,8 @@ def test_a_folder_of_the_site_is_a_list_with_links(site):
     folder = site / "csrc" / "comm" / "schedule" / "algorithms.html"
     for source in (ROOT / "csrc" / "comm" / "schedule" / "algorithms").glob("*.cpp"):
         assert f'<a href="algorithms/{source.name}.html">{source.name}</a>' in folder.read_text()
+    assert "<h1 id=" in folder.read_text()  # the README of the folder, above the list
+    assert "May include: " in folder.read_text()
     readme = (site / "README.html").read_text()
     assert 'href="docs/decisions/README.html"' in readme
     assert (

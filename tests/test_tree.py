@@ -143,6 +143,37 @@ def test_folders_include_downwards_only():
     assert not wrong
 
 
+def may_include(folder):
+    """What its README says."""
+    layer = folder_of(folder)
+    names = ", ".join(f"`{name}`" for name in allowed(layer)) or "nothing else of csrc"
+    return f"May include: {'every folder of csrc' if FOLDERS[layer] == EVERYTHING else names}."
+
+
+def test_every_folder_has_a_readme():
+    for folder in cpp_folders():
+        name = folder.relative_to(CSRC).as_posix()
+        lines = (folder / "README.md").read_text().splitlines()
+        assert lines[0] == ("# csrc" if folder == CSRC else f"# csrc/{name}")
+        assert "](" not in "".join(lines), "the site shows it above the list of the folder"
+        assert len(lines) <= 25, "what lives here, what it may include, where to begin, how to test"
+        words = " ".join(" ".join(lines).split())
+        assert "Begin with " in words, name
+        assert "Tests: " in words, name
+        assert folder == CSRC or may_include(name) in words, name
+        for mentioned in re.findall(r"[\w/]+\.(?:py|cpp|h|inl|cuh|cu|md)\b", words):
+            found = [place / mentioned for place in (folder, ROOT) if (place / mentioned).exists()]
+            assert found, f"csrc/{name}/README.md names {mentioned}"
+
+
+def test_the_picture_shows_every_folder():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    picture = text.partition("## The folders")[2].split("```")[1]
+    shown = set(re.findall(r"^ *(\w+(?:, \w+)*)  ", picture, re.MULTILINE))
+    names = {name for line in shown for name in line.split(", ")}
+    assert names == {folder.rpartition("/")[2] for folder in FOLDERS}
+
+
 def test_folders_are_small():
     too_many = {}
     for folder in cpp_folders():

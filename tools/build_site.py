@@ -1,9 +1,9 @@
 """Builds the documentation as a site: python tools/build_site.py [folder]
 
 Every Markdown file of docs/, README, CHANGELOG, CONTRIBUTING and SECURITY becomes a page. A link to
-a file of the code becomes a page of that file with its colours, one to a folder a list of what is
-in it, so the site is whole without a repository beside it. A link that leads nowhere stops the
-build, as does a document that is no page.
+a file of the code becomes a page of that file with its colours, one to a folder its README and a
+list of what is in it, so the site is whole without a repository beside it. A link that leads
+nowhere stops the build, as does a document that is no page.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Site:
         self.known = {path for _, paths in self.contents for path in paths}
         self.sources: list[Path] = []  # grows while they are written: a folder names its files
         options = {"html": True, "highlight": colours}
-        markdown = MarkdownIt("commonmark", options).enable("table")
-        self.bodies = {
-            path: with_places(markdown.render(path.read_text(encoding="utf-8")))
-            for path in self.known
-        }
+        self.markdown = MarkdownIt("commonmark", options).enable("table")
+        self.bodies = {path: self.rendered(path) for path in self.known}
+
+    def rendered(self, path: Path) -> str:
+        return with_places(self.markdown.render(path.read_text(encoding="utf-8")))
 
     def build(self) -> int:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -144,10 +144,13 @@ class Site:
         return self.page_of(path)
 
     def listed(self, folder: Path) -> str:
-        """What is in a folder, each with its page; of a document its title."""
+        """What is in a folder, each with its page; of a document its title. The folder's README,
+        which has no links, stands above."""
         lines = []
         for path in sorted(folder.iterdir()):
             if path.name.startswith((".", "__pycache__")) or path.suffix in IMAGES:
+                continue
+            if path.name == "README.md" and path not in self.known:  # it stands above the list
                 continue
             name = html.escape(title_of(path) if path in self.known else path.name)
             target = os.path.relpath(self.page_for(path), self.page_of(folder).parent)
@@ -156,7 +159,8 @@ class Site:
 
     def source(self, path: Path) -> str:
         if path.is_dir():
-            return self.listed(path)
+            readme = path / "README.md"
+            return (self.rendered(readme) if readme.exists() else "") + self.listed(path)
         try:
             lexer = get_lexer_for_filename(path.name)
         except ClassNotFound:
