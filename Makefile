@@ -148,6 +148,8 @@ CPP_FLAGS    := -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -fno-omit-fram
 CPP_FLAGS_plain :=
 CPP_FLAGS_asan  := -fsanitize=address,undefined -fno-sanitize-recover=all
 CPP_FLAGS_tsan  := -fsanitize=thread -DDPCORE_PORTABLE_KERNELS
+# For tools/entered_files.py. -O0 is behind -O1: what is inlined is not seen to be entered.
+CPP_FLAGS_entered := -O0 -finstrument-functions -DDPCORE_PORTABLE_KERNELS
 
 # The reduction kernels are thousands of small inlined functions: checks written into each make the
 # compiler run for many minutes. As calls, and without the ones that ASan covers, they take one.
@@ -219,4 +221,4 @@ build/cpp/$(1)/meetings: build/cpp/$(1)/cuda/kernels/reduce_job.o
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
 -include $(shell find build/cpp/$(1) -name '*.d' 2>/dev/null)
 endef
-$(foreach flavour,$(CPP_FLAVOURS),$(eval $(call cpp_flavour,$(flavour))))
+$(foreach flavour,$(CPP_FLAVOURS) entered,$(eval $(call cpp_flavour,$(flavour))))

@@ -24,9 +24,11 @@ def blocks(path):
     return re.findall(r"^```(bash|python)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run(command, **options):
-    out = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT, **options)
-    assert out.returncode == 0, out.stderr
+def run(command, timeout=180, **options):
+    out = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options
+    )
+    assert out.returncode == 0, out.stdout + out.stderr
     return out.stdout
 
 
@@ -54,6 +56,11 @@ def test_code_that_is_gone_stops_it(monkeypatch):
     found = snippets.snippet(ROOT / "csrc/reducer/launch/launch_schedule.cpp", "class Oracle final")
     assert found.startswith("class Oracle final")
     assert found.rstrip().endswith("};")
+
+
+@pytest.mark.timeout(1800)  # the first time it compiles csrc/comm
+def test_the_files_that_a_call_enters_are_measured():
+    run([sys.executable, "tools/entered_files.py"], timeout=1500)
 
 
 def test_there_are_eight_lessons_that_begin_with_a_number_to_predict():

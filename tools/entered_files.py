@@ -1,0 +1,115 @@
+"""Writes the lists of files that one all-reduce enters, as measured, into docs/architecture.md.
+
+python tools/entered_files.py            # says whether they are up to date
+python tools/entered_files.py --write    # and makes them so
+
+It builds tests/cpp/entered.cpp with a hook at the start of every function, runs it over mapped
+memory and over TCP, and keeps the files that every call enters, whatever its timing. Both ranks
+share one processor, so the lists are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "architecture.md"
+PROGRAM = ROOT / "build" / "cpp" / "entered" / "entered"
+BLOCK = re.compile(r"(<!-- entered files -->\n).*?(<!-- end -->)", re.DOTALL)
+BYTES = 1 << 20
+CALLS = 24
+WAYS = {"mapped": "over mapped memory", "tcp": "over TCP"}
+# From the call down to the kernel, as the picture of the folders has them.
+FOLDERS = (
+    ".", "operations", "engine", "transport", "group", "network", "collective", "memory",
+    "schedule", "reduce", "base",
+)  # fmt: skip
+
+
+def files_of(offsets: set[str]) -> dict[str, str]:
+    """The file of csrc/comm where a function begins, for those that are there."""
+    asked = sorted(offsets)
+    command = ["addr2line", "-e", str(PROGRAM), *asked]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {}
+    for offset, line in zip(asked, out.splitlines(), strict=True):
+        match = re.search(r"csrc/comm/([^:]+)", line)
+        if match:
+            found[offset] = match[1]
+    return found
+
+
+def measured(way: str) -> tuple[set[str], set[str]]:
+    """What every call enters, and what it enters besides when a rank is late."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        command = [str(PROGRAM), way, str(BYTES), str(CALLS)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    finally:
+        os.sched_setaffinity(0, processors)
+    calls: list[tuple[str, set[str]]] = []
+    for line in out.split():
+        if line.startswith("0x"):
+            calls[-1][1].add(line)
+        else:
+            calls.append((line, set()))
+    file_of = files_of(set().union(*(offsets for _, offsets in calls)))
+    entered = [(kind, {file_of[at] for at in offsets & file_of.keys()}) for kind, offsets in calls]
+    every = set.intersection(*(files for _, files in entered))
+    late = set.intersection(*(files for kind, files in entered if kind == "late"))
+    return every, late - every
+
+
+def text_of(files: set[str]) -> str:
+    """`engine.{cpp,h}`, `operation.h`"""
+    kinds = defaultdict(list)
+    for file in sorted(files):
+        path = PurePosixPath(file)
+        kinds[path.stem].append(path.suffix[1:])
+    return ", ".join(
+        f"`{stem}.{suffixes[0]}`" if len(suffixes) == 1 else f"`{stem}.{{{','.join(suffixes)}}}`"
+        for stem, suffixes in kinds.items()
+    )
+
+
+def table() -> str:
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    subprocess.run(["make", "-s", jobs, str(PROGRAM.relative_to(ROOT))], cwd=ROOT, check=True)
+    found = {way: measured(way) for way in WAYS}
+    heads = [f"{name}: {len(found[way][0])} files" for way, name in WAYS.items()]
+    lines = [f"| csrc/comm | {' | '.join(heads)} |", "|---|---|---|"]
+    seen = {
+        str(PurePosixPath(f).parent) for sets in found.values() for files in sets for f in files
+    }
+    assert seen <= set(FOLDERS), f"name these in FOLDERS: {seen - set(FOLDERS)}"
+    for folder in FOLDERS:
+        cells = [
+            text_of({f for f in found[way][0] if str(PurePosixPath(f).parent) == folder})
+            for way in WAYS
+        ]
+        if any(cells):
+            lines.append(f"| {'' if folder == '.' else folder} | {' | '.join(cells)} |")
+    lines.append(f"| and to sleep | {' | '.join(text_of(found[way][1]) for way in WAYS)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    old = DOCUMENT.read_text(encoding="utf-8")
+    entered = table()
+    new = BLOCK.sub(lambda match: match[1] + entered + match[2], old)
+    if "--write" in sys.argv[1:]:
+        DOCUMENT.write_text(new, encoding="utf-8")
+    elif new != old:
+        print(f"{DOCUMENT.name} is not up to date; run: python tools/entered_files.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
