@@ -130,6 +130,12 @@ def test_every_file_of_csrc_has_a_folder():
         if path.suffix in CODE and not path.name.startswith((f"{name}.", f"{name}_"))
     ]
     assert not flat, "these belong into one of the folders beside them"
+    unknown = [
+        name_of(path)
+        for path in cpp_folders()
+        if path.parent.name in ON_TOP and path.relative_to(CSRC).as_posix() not in FOLDERS
+    ]
+    assert not unknown, f"give these a line in FOLDERS in {THIS_FILE}"
 
 
 def test_folders_include_downwards_only():
