@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dpcore
-from dpcore import doctor, doctor_checks, doctor_gpu
 from dpcore.__main__ import main as command_line
+from dpcore.commands import doctor, doctor_checks, doctor_gpu
 
 
 def test_the_whole_examination():

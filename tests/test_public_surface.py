@@ -16,8 +16,8 @@ import pytest
 
 import dpcore as dp
 from dpcore import errors
-from dpcore.trace_file import Event
-from dpcore.tracing import Trace
+from dpcore.recorder.file import Event
+from dpcore.recorder.recording import Trace
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "public_surface.txt"
