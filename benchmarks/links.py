@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.commands.bench import parse_sizes
-from dpcore.recorder.file import machine
+from dpcore.machine import machine
 
 DESCRIPTION = """\
 Two network namespaces, joined by a link that the kernel shapes (tc tbf).

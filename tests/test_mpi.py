@@ -124,7 +124,7 @@ model = train(World, OPTIMIZERS["momentum"], wrap=over_mpi)
 assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
 beside = train(ours, OPTIMIZERS["momentum"])
 assert_same_values(model.module, beside.module)
-from dpcore.ddp.gradient_group import MpiGroup
+from dpcore.communicators.mpi import MpiGroup
 counts = torch.tensor([8 - 21 * ours.rank, 3], dtype=torch.int16)
 MpiGroup(MPI.COMM_WORLD).all_reduce(counts, "mean", async_op=False)
 assert counts.tolist() == [-2, 3]  # -5 / 2, toward zero

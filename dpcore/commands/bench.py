@@ -204,7 +204,7 @@ class _Output:
     def __init__(self, comm: Communicator, plan: Plan) -> None:
         from rich.console import Console
 
-        from dpcore.recorder.file import machine
+        from dpcore.machine import machine
 
         self._json = plan.json
         self._console = Console(highlight=False)

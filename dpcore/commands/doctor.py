@@ -16,32 +16,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from dpcore._version import __version__
+from dpcore.commands.finding import Finding
 
-BUILD_AGAIN = "pip install --no-build-isolation --force-reinstall --no-deps ."
 BUDGET_SECONDS = 10.0  # for everything, from the first look to the last line
 _FOR_PRINTING = 0.5
 _LEAST_SECONDS = 2.0  # of the ranks, where torch alone took the whole budget
 _ELEMENTS = 250_000
 _SIGNS = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "trouble": ("✗", "bold red")}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check has found. ``state``: ok; missing (something optional is not there); trouble
-    (dpcore does not work without it). ``advice``: what to do, empty when ok."""
-
-    topic: str
-    state: str
-    text: str
-    advice: str = ""
-    details: Any = None
-
-
-Check = Callable[[], Finding]
 
 
 class Child:

@@ -14,8 +14,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-from dpcore.commands.doctor import BUILD_AGAIN, Check, Finding
 from dpcore.commands.doctor_gpu import nccl
+from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dpcore.commands.doctor import BUILD_AGAIN, Finding
+from dpcore.commands.finding import BUILD_AGAIN, Finding
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_DEVICE = Path("/dev/nvidiactl")

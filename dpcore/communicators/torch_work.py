@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpcore.launch.stores import LONGEST_SECONDS
+from dpcore.communicators.work import LONGEST_SECONDS
 
 
 class TorchWork:

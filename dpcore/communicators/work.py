@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from dpcore import _C
 
+# Ten days, for those who cannot wait for ever: stores, sockets and torch count in milliseconds.
+LONGEST_SECONDS = 864_000.0
+
 
 class Work:
     """An operation in flight. Its tensors belong to the operation until it is complete.

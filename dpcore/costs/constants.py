@@ -18,7 +18,7 @@ from typing import Any
 
 from dpcore.costs.link import Speed
 from dpcore.files import write_whole
-from dpcore.recorder.file import machine
+from dpcore.machine import machine
 
 _FORMAT = 1
 _LONGEST_FILE = 100_000

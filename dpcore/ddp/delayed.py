@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpcore.ddp.gradient_group import GradientGroup
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.ddp.outputs import at_end_of_this_backward
 from dpcore.errors import Error, Unsupported
 

@@ -1,52 +1,28 @@
-"""With whom gradients are averaged: finds the group for a model, and makes others' look like ours.
+"""With whom gradients are averaged: finds the group for a model.
 
 What ``DataParallel`` needs of a group is small (``GradientGroup``). dpcore's communicator has it;
-process groups of torch and communicators of mpi4py get it from the adapters below.
+process groups of torch and communicators of mpi4py get it from adapters.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dpcore.communicators.mpi import MpiGroup
 from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
-from dpcore.communicators.torch_group import divide_in_place
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import session
 from dpcore.launch.group_store import places_of
 from dpcore.torch_backend.backend import communicator_of, device_communicator_over
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
-
-
-class Pending(Protocol):
-    """An operation that somebody will wait for."""
-
-    def wait(self) -> Any:
-        """Returns when it is complete."""
-
-
-@runtime_checkable
-class GradientGroup(Protocol):
-    """Ranks that average gradients. All methods work in place on flat, contiguous tensors."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
-        """``op``: "mean", "sum" or "max"."""
-
-    def broadcast(self, tensor: Any, root: int) -> Any:
-        """From ``root`` to all."""
-
-    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> Any:
-        """Everybody's input, one after the other; ``sizes`` when they differ."""
 
 
 def choose_group(comm: Any, process_group: Any, device: torch.device) -> GradientGroup:
@@ -142,59 +118,3 @@ def _timeout_of(group: Any) -> timedelta:
     except (AttributeError, RuntimeError):
         return _DEFAULT_TIMEOUT
     return timeout if isinstance(timeout, timedelta) else _DEFAULT_TIMEOUT
-
-
-# ---- MPI -------------------------------------------------------------------------------------
-
-
-class _DividedWhenDone:
-    """The mean of groups that can only add."""
-
-    def __init__(self, work: Any, tensor: torch.Tensor, divisor: int) -> None:
-        self._work, self._tensor, self._divisor = work, tensor, divisor
-
-    def wait(self) -> None:
-        self._work.wait()
-        if self._divisor > 1:
-            with torch.no_grad():
-                divide_in_place(self._tensor, self._divisor)
-
-
-class MpiGroup:
-    """A communicator of mpi4py. For CPU tensors of the types that numpy has."""
-
-    backend = "mpi"
-
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self.rank: int = comm.Get_rank()
-        self.world_size: int = comm.Get_size()
-
-    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
-        from mpi4py import MPI
-
-        if op == "mean" and tensor.dtype == torch.bool:
-            raise Unsupported(f"mean has no meaning for {tensor.dtype}")
-        operator = MPI.MAX if op == "max" else MPI.SUM
-        request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=operator)
-        divisor = self.world_size if op == "mean" else 1
-        pending = _DividedWhenDone(_MpiWork(request), tensor, divisor)
-        if async_op:
-            return pending
-        pending.wait()
-        return None
-
-    def broadcast(self, tensor: Any, root: int) -> None:
-        self._comm.Bcast(tensor.numpy(), root=root)
-
-    def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> None:
-        lengths = list(sizes) if sizes is not None else [input.numel()] * self.world_size
-        self._comm.Allgatherv(input.numpy(), [output.numpy(), lengths])
-
-
-class _MpiWork:
-    def __init__(self, request: Any) -> None:
-        self._request = request
-
-    def wait(self) -> None:
-        self._request.Wait()

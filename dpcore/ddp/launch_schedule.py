@@ -27,7 +27,7 @@ from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     from dpcore._C import LaunchControl
-    from dpcore.ddp.gradient_group import GradientGroup
+    from dpcore.communicators.protocol import GradientGroup
 
 _EVENTS = ("gradient_ready", "bucket_ready", "backward_end", "forward_begin", "optimizer_step")
 

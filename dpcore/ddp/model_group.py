@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import GradientGroup, Pending
 from dpcore.ddp.arguments import compared
-from dpcore.ddp.gradient_group import GradientGroup, Pending
 from dpcore.ddp.module_state import broadcast_values, check_same_model, digest_of
 from dpcore.errors import Mismatch
 

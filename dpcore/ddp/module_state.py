@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpcore.ddp.gradient_group import GradientGroup
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.errors import Mismatch
 
 _CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from dpcore.ddp.gradient_group import GradientGroup
+from dpcore.communicators.protocol import GradientGroup
 
 
 @torch.no_grad()

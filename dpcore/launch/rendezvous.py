@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 from dpcore.launch import mpi_meeting, pmi, pmix
 from dpcore.launch.place import Place, slurm_address, spans_hosts
-from dpcore.launch.stores import LONGEST_SECONDS, FileStore, HostStore, Store, TorchStore
+from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
     from dpcore import _C

@@ -21,8 +21,6 @@ from dpcore.errors import RendezvousError
 from dpcore.files import write_whole
 
 _LOOK_SECONDS = 0.02
-# Ten days: stores and sockets of others do not count to infinity.
-LONGEST_SECONDS = 864_000.0
 
 
 class Store(Protocol):

@@ -14,8 +14,6 @@ files, and operations of which it is not known, say none of it.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from typing import Any, NamedTuple
 
 from dpcore._version import __version__
 from dpcore.files import write_whole
+from dpcore.machine import machine
 
 # Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
@@ -155,22 +154,6 @@ def chrome_trace(
             "schedules": {k: v for record in records for k, v in record.schedules.items()},
             **facts,
         },
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    model = platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
-            model = next(names, model)
-    except OSError:
-        pass
-    return {
-        "processor": model,
-        "processors": len(os.sched_getaffinity(0)),
-        "system": f"{platform.system()} {platform.release()}",
     }
 
 

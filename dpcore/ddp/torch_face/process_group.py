@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpcore.ddp.gradient_group import GradientGroup
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.errors import Unsupported
 
 _OPERATORS = (

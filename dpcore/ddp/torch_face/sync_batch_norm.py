@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.communicators.torch_group import TorchCommunicator
-from dpcore.ddp.gradient_group import GradientGroup
 
 
 class _OverRanks(torch.autograd.Function):

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
+from dpcore.communicators.protocol import GradientGroup
 from dpcore.ddp.buffer_methods import BufferMethods
 from dpcore.ddp.completion import raise_if_incomplete
-from dpcore.ddp.gradient_group import GradientGroup, choose_group, torch_group_of
+from dpcore.ddp.gradient_group import choose_group, torch_group_of
 from dpcore.ddp.model_group import ModelGroup
 from dpcore.ddp.parameters import comes_sparse, ignore_by_name, trained_parameters
 from dpcore.ddp.torch_face.comm_hooks import HookRunner, check_hook, name_of, step_in_backward
