@@ -200,7 +200,7 @@ DOCUMENTED = [
     ("dpcore.torch_backend", "communicator_of"),
     ("dpcore.torch_backend", "flight_record"),
     ("dpcore.torch_backend", "write_flight_record"),
-    ("dpcore.reference", "schedule"),
+    ("dpcore.reference", "algorithms_of"),
     ("dpcore.show", "read_run"),
     ("dpcore.simulate", "gradients_of"),
 ]
