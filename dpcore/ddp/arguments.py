@@ -14,7 +14,7 @@ from dpcore.ddp.nesting import check_inside
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 _MIB = 1024 * 1024
 _FIRST_BUCKET_MB = 1.0
@@ -90,7 +90,7 @@ def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
     return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
 
 
-def compared(model: DataParallel) -> dict[str, Any]:
+def compared(model: Wrapped) -> dict[str, Any]:
     """Options that must agree on all ranks."""
     return {
         "bucket_cap_mb": caps_in_words(model._caps, model._chooses_caps),
@@ -157,7 +157,7 @@ def warn_of_check_reduction(check_reduction: bool) -> None:
         )
 
 
-def moved(model: DataParallel, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+def moved(model: Wrapped, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of forward on the device of ``device_ids``."""
     from torch.distributed.utils import _to_kwargs
 

@@ -30,19 +30,19 @@ from dpcore.launch import session
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
-_models: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+_models: weakref.WeakSet[Wrapped] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
 _generation = 0  # of _models
-_Trained = tuple[tuple[int, int], list["weakref.ref[DataParallel]"]]
+_Trained = tuple[tuple[int, int], list["weakref.ref[Wrapped]"]]
 _trained_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Trained] = (
     weakref.WeakKeyDictionary()
 )
 _listening = False
 
 
-def watch(model: DataParallel) -> None:
+def watch(model: Wrapped) -> None:
     """From now on, optimizers and ``finalize`` ask the model, and other wrappers of its parameters
     know of it."""
     global _generation, _listening
@@ -79,7 +79,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 model._reducer.optimizer_steps()
 
 
-def _check_averaged(optimizer: torch.optim.Optimizer, model: DataParallel) -> None:
+def _check_averaged(optimizer: torch.optim.Optimizer, model: Wrapped) -> None:
     """A hook on a parameter steps within backward, when its gradient is still this rank's own.
     Hooks on buckets step what they have averaged themselves."""
     if model._hook_runner is not None:
@@ -95,16 +95,16 @@ def _check_averaged(optimizer: torch.optim.Optimizer, model: DataParallel) -> No
             )
 
 
-def _trains(optimizer: torch.optim.Optimizer, model: DataParallel) -> bool:
+def _trains(optimizer: torch.optim.Optimizer, model: Wrapped) -> bool:
     mine = _ids(model)
     return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
 
-def _ids(model: DataParallel) -> set[int]:
+def _ids(model: Wrapped) -> set[int]:
     return {id(parameter) for parameter in model._parameters_by_number}
 
 
-def _all() -> list[DataParallel]:
+def _all() -> list[Wrapped]:
     with _models_lock:
         return list(_models)
 
@@ -115,7 +115,7 @@ def _before_finalize(communicator: Communicator) -> None:
             raise_if_incomplete(model)
 
 
-def raise_if_incomplete(model: DataParallel) -> None:
+def raise_if_incomplete(model: Wrapped) -> None:
     """The other ranks wait for what this one will never send: they get its reason."""
     try:
         model._reducer.check_complete()

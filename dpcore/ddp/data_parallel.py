@@ -32,12 +32,12 @@ from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
 from dpcore.ddp.launch_schedule import LaunchSchedule, automatic_schedule, checked
 from dpcore.ddp.mixed_precision import MixedPrecision
-from dpcore.ddp.model_group import make_equal
+from dpcore.ddp.model_group import make_equal, profiled_as
 from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
 from dpcore.ddp.rebuilding import rebuild
 from dpcore.ddp.sparse_gradients import average_sparse
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
-from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes, profiled_as
+from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
 from dpcore.ddp.torch_face.reducer_face import ReducerFace
 from dpcore.ddp.torch_face.torch_surface import TorchSurface, without_torchs_machinery
 from dpcore.errors import Unsupported

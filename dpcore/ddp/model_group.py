@@ -26,7 +26,7 @@ from dpcore.ddp.module_state import broadcast_values, check_same_model, digest_o
 from dpcore.errors import Mismatch
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 _FIRST_COPY = 1 << 32
 _URGENT = 1 << 30  # a priority above that of any bucket
@@ -116,7 +116,7 @@ class ModelGroup:
 
 
 def make_equal(
-    model: DataParallel,
+    model: Wrapped,
     trained: Sequence[tuple[str, nn.Parameter]],
     delayed: Sequence[tuple[str, nn.Parameter]],
     buffers: bool,
@@ -128,3 +128,11 @@ def make_equal(
     group.agree_on(number)
     values = [*model._module_parameters, *(p for _, p in delayed), *sent.values()]
     broadcast_values(group, [value.detach() for value in values])
+
+
+def profiled_as(model: Wrapped, operation: str) -> str:
+    """Of an operation in torch's profiler: "gloo:all_reduce" when that is the group that was asked
+    for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
+    if not isinstance(model.group, Communicator):
+        return ""
+    return f"{model._profiled_backend}:{operation}"

@@ -18,7 +18,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 _NAMES_IN_MESSAGES = 4
 _ADVICE = (
@@ -41,7 +41,7 @@ def check_inside(module: nn.Module, trained: Sequence[tuple[str, torch.Tensor]])
                 )
 
 
-def check_around(model: DataParallel, outer: Any) -> None:
+def check_around(model: Wrapped, outer: Any) -> None:
     """Raises if ``outer``, within whose forward the model's begins, averages its parameters too."""
     names: dict[str, Any] = vars(model)
     known = names.get("_outer_wrapper")

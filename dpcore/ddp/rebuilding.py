@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from dpcore import _C
+from dpcore.ddp.model_group import profiled_as
 from dpcore.ddp.parameters import comes_sparse
-from dpcore.ddp.torch_face.logging_data import profiled_as
-from dpcore.reference.buckets import plan_buckets
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
 _LARGE, _FLIGHT = 1 << 20, 8  # bytes of a large operation, small ones in flight
@@ -37,7 +37,7 @@ class Speed(NamedTuple):
     bandwidth: float
 
 
-def rebuild(model: DataParallel) -> None:
+def rebuild(model: Wrapped) -> None:
     """All ranks call it. Rank 0's order is the one of all."""
     reducer = model._reducer
     count = len(model._parameters_by_number)
@@ -54,7 +54,7 @@ def rebuild(model: DataParallel) -> None:
     reducer.rebuild(order.tolist(), caps)
 
 
-def _measured_caps(model: DataParallel, order: list[int], came_ns: dict[int, int]) -> list[int]:
+def _measured_caps(model: Wrapped, order: list[int], came_ns: dict[int, int]) -> list[int]:
     parameters = model._parameters_by_number
     begin = min(came_ns.values(), default=0)
     ready = torch.tensor(
@@ -126,7 +126,7 @@ def best_caps(
     for cap_mb in CAPS_MB:
         cap = int(cap_mb * (1 << 20))
         free = 0.0
-        for bucket in plan_buckets(sizes, kinds, order, [cap]):
+        for bucket in _C.plan_buckets(sizes, kinds, order, [cap]):
             begin = max(free, *(ready[number] for number in bucket))
             free = begin + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
         ends[cap] = free + speed.latency

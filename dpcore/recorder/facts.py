@@ -8,17 +8,37 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from dpcore.communicators.native import Communicator
-    from dpcore.ddp.data_parallel import DataParallel
+    from collections.abc import Iterable
 
-_models: weakref.WeakSet[DataParallel] = weakref.WeakSet()
+    from torch import nn
+
+    from dpcore.communicators.native import Communicator
+    from dpcore.communicators.protocol import GradientGroup
+
+
+class Traced(Protocol):
+    """A wrapped model, as a trace describes it."""
+
+    module: nn.Module
+    group: GradientGroup
+    _model_group: Any  # its name and number, see dpcore/ddp/model_group.py
+    _parameters_by_number: list[nn.Parameter]
+    _caps: list[int]
+
+    @property
+    def schedule(self) -> str: ...
+
+    def bucket_report(self) -> Iterable[Any]: ...
+
+
+_models: weakref.WeakSet[Traced] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
 
 
-def know(model: DataParallel) -> None:
+def know(model: Traced) -> None:
     """Traces that end while the model lives describe its parameters and buckets."""
     with _models_lock:
         _models.add(model)
@@ -55,7 +75,7 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     }
 
 
-def _describe(model: DataParallel) -> dict[str, Any]:
+def _describe(model: Traced) -> dict[str, Any]:
     trained = model._parameters_by_number
     name_of = {id(parameter): name for name, parameter in model.module.named_parameters()}
     names = [name_of.get(id(parameter), "") for parameter in trained]

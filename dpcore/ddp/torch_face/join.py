@@ -20,7 +20,7 @@ from dpcore.ddp.module_state import broadcast_values
 from dpcore.ddp.torch_face.process_group import GroupForTorch
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 
 class JoinOverGroup(Join):
@@ -41,7 +41,7 @@ class JoinOverGroup(Join):
 class ModelJoin(JoinHook):
     """What a rank without inputs does for a wrapped model."""
 
-    def __init__(self, model: DataParallel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, model: Wrapped, divide_by_initial_world_size: bool) -> None:
         model.logger._set_uneven_input_join()
         model._divide_by_initial_world_size = divide_by_initial_world_size
         self.model = model
@@ -71,13 +71,13 @@ class ModelJoin(JoinHook):
         )
 
 
-def begin_forward(model: DataParallel) -> int:
+def begin_forward(model: Wrapped) -> int:
     """Of a rank with inputs: tells the others. Returns the rank whose buffers count."""
-    Join.notify_join_context(model)
+    Join.notify_join_context(model)  # type: ignore[arg-type]
     return common_rank(model, among_us=True) if model._syncs_buffers(before_forward=True) else 0
 
 
-def count_active(model: DataParallel, is_active: bool) -> tuple[bool, int]:
+def count_active(model: Wrapped, is_active: bool) -> tuple[bool, int]:
     """(whether this backward is synchronised, how many ranks have inputs)."""
     synchronised = is_active and model.require_backward_grad_sync
     facts = torch.tensor([int(synchronised), int(is_active)], device=model.device)
@@ -85,13 +85,13 @@ def count_active(model: DataParallel, is_active: bool) -> tuple[bool, int]:
     return bool(facts[0] > 0), int(facts[1])
 
 
-def take_part(model: DataParallel, active: int) -> None:
+def take_part(model: Wrapped, active: int) -> None:
     """Averages are over the ranks with inputs, or over all."""
     all_ranks = model._divide_by_initial_world_size
     model._reducer.set_scale(1.0 if all_ranks else model.group.world_size / active)
 
 
-def common_rank(model: DataParallel, among_us: bool) -> int:
+def common_rank(model: Wrapped, among_us: bool) -> int:
     """The highest rank of those that say ``among_us``."""
     candidate = torch.tensor([model.group.rank if among_us else -1], device=model.device)
     model._model_group.all_reduce(candidate, "max", async_op=False)
@@ -99,8 +99,11 @@ def common_rank(model: DataParallel, among_us: bool) -> int:
 
 
 def join_context(
-    model: DataParallel, enable: bool, throw: bool, divide_by_initial_world_size: bool
+    model: Wrapped, enable: bool, throw: bool, divide_by_initial_world_size: bool
 ) -> Any:
     return JoinOverGroup(
-        [model], enable, throw, divide_by_initial_world_size=divide_by_initial_world_size
+        [model],  # type: ignore[list-item]
+        enable,
+        throw,
+        divide_by_initial_world_size=divide_by_initial_world_size,
     )

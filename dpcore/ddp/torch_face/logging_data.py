@@ -13,10 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dpcore.communicators.native import Communicator
-
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 _ENVIRONMENT = {
     "master_addr": "MASTER_ADDR",
@@ -52,7 +50,7 @@ class Logger:
         self.facts["static_graph"] = 1
 
 
-def logging_data(model: DataParallel) -> dict[str, Any]:
+def logging_data(model: Wrapped) -> dict[str, Any]:
     """torch's fields by torch's names."""
     reducer, parameters = model._reducer, model._parameters_by_number
     backend = dist.get_backend(model._torch_group) if model._torch_group else model.backend
@@ -100,20 +98,12 @@ def logging_data(model: DataParallel) -> dict[str, Any]:
     return data
 
 
-def profiled_as(model: DataParallel, operation: str) -> str:
-    """Of an operation in torch's profiler: "gloo:all_reduce" when that is the group that was asked
-    for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
-    if not isinstance(model.group, Communicator):
-        return ""
-    return f"{model._profiled_backend}:{operation}"
-
-
-def buckets_of(model: DataParallel) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:
+def buckets_of(model: Wrapped) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:
     """(flat, numbers of its gradients, their parts) of every bucket."""
     return [model._reducer.bucket(number) for number in range(len(model._reducer.report()))]
 
 
-def bucket_sizes(model: DataParallel) -> str:
+def bucket_sizes(model: Wrapped) -> str:
     return _listed([bucket["bytes"] for bucket in model._reducer.report()])
 
 

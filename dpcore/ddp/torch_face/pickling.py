@@ -15,7 +15,7 @@ from dpcore.ddp.torch_face.logging_data import Logger
 from dpcore.errors import Error
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 # Made again where it is loaded.
 _OF_THIS_PROCESS = (
@@ -40,7 +40,7 @@ _OF_THIS_PROCESS = (
 )
 
 
-def state_of(model: DataParallel) -> dict[str, Any]:
+def state_of(model: Wrapped) -> dict[str, Any]:
     if not model._has_default_group:
         model._raise(
             Error(
@@ -54,8 +54,8 @@ def state_of(model: DataParallel) -> dict[str, Any]:
     return {name: value for name, value in vars(model).items() if name not in _OF_THIS_PROCESS}
 
 
-def restore(model: DataParallel, state: dict[str, Any]) -> None:
-    nn.Module.__setstate__(model, state)  # type: ignore[no-untyped-call]
+def restore(model: Wrapped, state: dict[str, Any]) -> None:
+    nn.Module.__setstate__(model, state)  # type: ignore[arg-type, no-untyped-call]
     module, ignored = model.module, model.parameters_to_ignore
     model.logger = Logger()
     model._comm_hooks = []

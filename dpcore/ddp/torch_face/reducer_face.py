@@ -13,17 +13,17 @@ from dpcore.ddp.torch_face.comm_hooks import GradBucket, bucket_of, completed
 from dpcore.ddp.torch_face.logging_data import buckets_of
 
 if TYPE_CHECKING:
-    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.wrapped import Wrapped
 
 
 class ReducerFace:
     """Speaks for the model's reducer. Holds the model weakly: the model holds it."""
 
-    def __init__(self, model: DataParallel) -> None:
+    def __init__(self, model: Wrapped) -> None:
         self._of = weakref.ref(model)
 
     @property
-    def _model(self) -> DataParallel:
+    def _model(self) -> Wrapped:
         model = self._of()
         if model is None:
             raise ReferenceError("the wrapped model of this reducer is gone")
