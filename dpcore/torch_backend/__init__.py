@@ -3,19 +3,8 @@
 from dpcore.torch_backend.backend import (
     Options,
     communicator_of,
-    create,
-    device_communicator_over,
     flight_record,
-    register,
     write_flight_record,
 )
 
-__all__ = [
-    "Options",
-    "communicator_of",
-    "create",
-    "device_communicator_over",
-    "flight_record",
-    "register",
-    "write_flight_record",
-]
+__all__ = ["Options", "communicator_of", "flight_record", "write_flight_record"]

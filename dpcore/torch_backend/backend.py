@@ -13,7 +13,6 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpcore._autoload import register
 from dpcore.communicators.nccl import wheel_libraries
 from dpcore.errors import Unsupported
 from dpcore.files import write_whole
@@ -21,16 +20,6 @@ from dpcore.launch.group_store import meet
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
-
-__all__ = [
-    "Options",
-    "communicator_of",
-    "create",
-    "device_communicator_over",
-    "flight_record",
-    "register",
-    "write_flight_record",
-]
 
 _CUDA = ("auto", "nccl", "cuda")
 
