@@ -102,10 +102,10 @@ def _judged(answers: Sequence[dict[str, Any]]) -> Finding:
 
 def add_two_numbers(rank: int, seconds: float) -> dict[str, Any]:
     """What each rank does: sums in mapped memory, checked, and the time of the fastest."""
-    import dpcore
+    from dpcore.launch.session import finalize, init
 
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(os.getppid()))
-    comm = dpcore.init(rank=rank, world_size=2, timeout=seconds)
+    comm = init(rank=rank, world_size=2, timeout=seconds)
     values = comm.empty(_ELEMENTS)
     best, right = float("inf"), True
     for _ in range(5):
@@ -115,7 +115,7 @@ def add_two_numbers(rank: int, seconds: float) -> dict[str, Any]:
         comm.all_reduce(values)
         best = min(best, time.perf_counter() - begin)
         right = right and bool((values == 3.0).all())
-    dpcore.finalize()
+    finalize()
     return {"right": right, "seconds": best}
 
 

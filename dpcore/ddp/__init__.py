@@ -1,4 +1,4 @@
-"""What ``DataParallel`` does besides averaging gradients, one module per job.
+"""``dpcore.DataParallel`` and its parts, one module per job.
 
-Nothing here is public: ``dpcore.DataParallel`` is the face of all of it.
+Only the names that ``dpcore`` itself offers are public.
 """
