@@ -256,9 +256,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from dpcore.commands import inspect as black_box
+    from dpcore.commands import inspect
 
-    return black_box.show(options.pid, as_json=options.json)
+    return inspect.show(options.pid, as_json=options.json)
 
 
 def _show(options: argparse.Namespace) -> int:

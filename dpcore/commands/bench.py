@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore._version import __version__
 from dpcore.commands.bench_cases import CASES, DTYPES, OPS
 from dpcore.errors import Error, Unsupported
-from dpcore.launch import place as launch
+from dpcore.launch.place import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
@@ -114,7 +114,7 @@ def parse_collectives(text: str) -> tuple[str, ...]:
 
 def run(plan: Plan, world: int | None) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
-    if not launch.is_launched():
+    if not is_launched():
         from dpcore.launch.spawn import spawn
 
         ranks = _DEFAULT_WORLD if world is None else world

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.costs import constants as costs
 from dpcore.errors import Unsupported
-from dpcore.launch import place as launch
+from dpcore.launch.place import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
@@ -29,7 +29,7 @@ _TIMEOUT_SECONDS = 60.0
 
 def run(as_json: bool, seconds: float) -> int:
     """Measures, writes the file and says what it holds; the exit status."""
-    if launch.is_launched():
+    if is_launched():
         measured = _between_hosts(seconds)
     else:
         from dpcore.launch.spawn import spawn

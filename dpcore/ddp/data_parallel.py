@@ -6,9 +6,9 @@
         loss(model(inputs), targets).backward()  # afterwards every rank has the average gradient
         optimizer.step()
 
-Here is what happens around forward. What happens during backward, without Python, is in
-csrc/reducer; when it happens is decided by a schedule (csrc/reducer/launch_schedule.h). What is
-asked for rarely has a module of its own in dpcore/_ddp.
+This file is what happens around forward. Backward runs without Python, in csrc/reducer; a schedule
+decides when buckets are sent (csrc/reducer/launch_schedule.h). Each rarely used feature is a module
+of its own beside this one, or in torch_face/ where torch's class has it.
 """
 
 from __future__ import annotations
