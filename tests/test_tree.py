@@ -345,6 +345,10 @@ def test_every_folder_of_dpcore_says_what_lives_there():
         text = (folder / "README.md").read_text()
         assert text.startswith("# "), folder
         assert 5 <= len(text.splitlines()) <= 25, folder
+        named = re.findall(r"[\w./]+\.(?:py|pyi|js|html|css|md|txt)\b", text)
+        named += re.findall(r"\b(?:tests|docs|csrc|dpcore)/[\w./]*\w", text)
+        gone = [name for name in named if not any((at / name).exists() for at in (folder, ROOT))]
+        assert not gone, folder
 
 
 def test_reference_imports_no_compiled_code():
