@@ -28,7 +28,7 @@ import dpcore as dp
 from benchmarks.harness.cells import parse_sizes, size_text
 from benchmarks.harness.records import append, run_facts
 from benchmarks.harness.shaped import on_hosts
-from dpcore.link import parse_speed
+from dpcore.costs.link import parse_speed
 
 ALGORITHMS = ("auto", "two_shot", "ring", "halving_doubling")
 MOST_SECONDS = 12.0  # that the rounds of one cell should take

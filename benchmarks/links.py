@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dpcore.bench import parse_sizes
-from dpcore.trace_file import machine
+from dpcore.commands.bench import parse_sizes
+from dpcore.machine import machine
 
 DESCRIPTION = """\
 Two network namespaces, joined by a link that the kernel shapes (tc tbf).
@@ -185,7 +185,7 @@ def emulating(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[R
 
 def bits(rate: str) -> float:
     """Per second, of "100mbit"."""
-    from dpcore.link import parse_speed
+    from dpcore.costs.link import parse_speed
 
     return parse_speed(rate).bytes_per_second * 8
 

@@ -32,7 +32,7 @@ import dpcore as dp
 from benchmarks.harness.cells import size_text
 from benchmarks.harness.records import append, run_facts
 from benchmarks.harness.shaped import on_hosts
-from dpcore.link import parse_speed
+from dpcore.costs.link import parse_speed
 
 SEGMENT_BYTES = 256 << 10
 PRIORITY = 1000

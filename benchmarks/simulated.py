@@ -25,7 +25,7 @@ import dpcore as dp
 from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.records import append, run_facts
 from benchmarks.training.models import MODELS
-from dpcore.link import parse_speed
+from dpcore.costs.link import parse_speed
 from dpcore.simulate import gradients_of, predict
 
 SCHEDULES = ("sequential", "bucketed", "per_parameter", "flat")

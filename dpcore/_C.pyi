@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dpcore.launch_schedule import LaunchSchedule
+from dpcore.ddp.launch_schedule import LaunchSchedule
 
 # (step, src, dst, chunk, reduce)
 _Move = tuple[int, int, int, int, bool]

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
         schedule,
         schedule_cost,
     )
-    from dpcore._ddp.comm_hooks import compose_comm_hooks
-    from dpcore.collectives import (
+    from dpcore.communicators.native import Communicator
+    from dpcore.communicators.work import Work
+    from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.launch_schedule import LaunchSchedule
+    from dpcore.ddp.overlap import measure_overlap
+    from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks
+    from dpcore.functions import (
         all_gather,
         all_reduce,
         all_to_all,
@@ -38,14 +43,9 @@ if TYPE_CHECKING:
         scatter,
         send,
     )
-    from dpcore.communicator import Communicator
-    from dpcore.data_parallel import DataParallel
-    from dpcore.launch_schedule import LaunchSchedule
-    from dpcore.overlap import measure_overlap
-    from dpcore.ranks import spawn
-    from dpcore.session import current, finalize, init
-    from dpcore.tracing import trace
-    from dpcore.work import Work
+    from dpcore.launch.session import current, finalize, init
+    from dpcore.launch.spawn import spawn
+    from dpcore.recorder.recording import trace
 
 _COLLECTIVES = (
     "all_gather",
@@ -73,16 +73,16 @@ _HOME = {
         ),
         "dpcore._C",
     ),
-    **dict.fromkeys(_COLLECTIVES, "dpcore.collectives"),
-    **dict.fromkeys(("current", "finalize", "init"), "dpcore.session"),
-    "Communicator": "dpcore.communicator",
-    "DataParallel": "dpcore.data_parallel",
-    "LaunchSchedule": "dpcore.launch_schedule",
-    "Work": "dpcore.work",
-    "compose_comm_hooks": "dpcore._ddp.comm_hooks",
-    "measure_overlap": "dpcore.overlap",
-    "spawn": "dpcore.ranks",
-    "trace": "dpcore.tracing",
+    **dict.fromkeys(_COLLECTIVES, "dpcore.functions"),
+    **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
+    "Communicator": "dpcore.communicators.native",
+    "DataParallel": "dpcore.ddp.data_parallel",
+    "LaunchSchedule": "dpcore.ddp.launch_schedule",
+    "Work": "dpcore.communicators.work",
+    "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
+    "measure_overlap": "dpcore.ddp.overlap",
+    "spawn": "dpcore.launch.spawn",
+    "trace": "dpcore.recorder.recording",
 }
 
 __all__ = [

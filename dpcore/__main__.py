@@ -238,7 +238,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from dpcore import bench, calibrate
+    from dpcore.commands import bench, calibrate
 
     if options.calibrate:
         return calibrate.run(options.json, options.seconds)
@@ -256,9 +256,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from dpcore import black_box
+    from dpcore.commands import inspect
 
-    return black_box.show(options.pid, as_json=options.json)
+    return inspect.show(options.pid, as_json=options.json)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -274,7 +274,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from dpcore import doctor
+    from dpcore.commands import doctor
 
     return doctor.show(as_json=options.json)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore import black_box
 from dpcore.__main__ import main
-from dpcore.bench import Plan, parse_sizes
-from dpcore.bench import rows as bench_rows
-from dpcore.bench_cases import CASES
+from dpcore.commands import inspect as black_box
+from dpcore.commands.bench import Plan, parse_sizes
+from dpcore.commands.bench import rows as bench_rows
+from dpcore.commands.bench_cases import CASES
 
 COLUMNS = "size count type redop root algorithm time algbw busbw #wrong"
 

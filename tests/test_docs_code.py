@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import dpcore as dp
-from dpcore.link import parse_speed
+from dpcore.costs.link import parse_speed
 from dpcore.show import figures_of, read_run
 from dpcore.torch_backend import Options
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import dpcore
-from dpcore import doctor, doctor_checks, doctor_gpu
 from dpcore.__main__ import main as command_line
+from dpcore.commands import doctor, doctor_checks, doctor_gpu
+from dpcore.commands.finding import Finding
 
 
 def test_the_whole_examination():
@@ -79,11 +80,11 @@ def test_the_ranks_get_what_is_left_of_ten_seconds(monkeypatch, looked, left):
             granted.append(deadline - clock.now)
 
         def finding(self):
-            return doctor.Finding("self-test", "ok", "fine")
+            return Finding("self-test", "ok", "fine")
 
     def core_that_takes_long():
         clock.now += looked
-        return doctor.Finding("core", "ok", "loaded")
+        return Finding("core", "ok", "loaded")
 
     monkeypatch.setattr(doctor, "time", clock)
     monkeypatch.setattr(doctor, "SelfTest", Ranks)
@@ -106,15 +107,15 @@ def test_a_check_that_fails_is_a_finding():
 
 def test_trouble_decides_the_exit_status(monkeypatch, capsys):
     findings = [
-        doctor.Finding("kernel", "ok", "new"),
-        doctor.Finding("CUDA", "missing", "no driver", "only for GPUs"),
+        Finding("kernel", "ok", "new"),
+        Finding("CUDA", "missing", "no driver", "only for GPUs"),
     ]
     monkeypatch.setattr(doctor, "examine", lambda begin: findings)
     assert command_line(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "only for GPUs" in out
     assert "dpcore works here" in out
-    findings.append(doctor.Finding("core", "trouble", "does not load", "build it"))
+    findings.append(Finding("core", "trouble", "does not load", "build it"))
     assert command_line(["doctor"]) == 1
     assert "dpcore does not work here" in capsys.readouterr().out
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpcore import doctor, doctor_gpu, nccl
+from dpcore.commands import doctor, doctor_gpu
+from dpcore.communicators import nccl
 
 OPEN_DRIVER = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"

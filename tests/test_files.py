@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 import dpcore
-from dpcore import costs, files, stores, torch_backend, trace_file
+from dpcore import files, torch_backend
+from dpcore.costs import constants as costs
 from dpcore.files import write_whole
+from dpcore.launch import stores
+from dpcore.recorder import file as trace_file
 from dpcore.show import read_run, write_page, write_picture
 from tests.show.traces import write_trace
 

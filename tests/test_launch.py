@@ -8,9 +8,9 @@ import time
 import pytest
 
 import dpcore
-from dpcore import mpi_meeting
-from dpcore.launch import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
-from dpcore.pmi import Pmi
+from dpcore.launch import mpi_meeting
+from dpcore.launch.place import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
+from dpcore.launch.pmi import Pmi
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 PLAIN = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"}

@@ -84,7 +84,7 @@ def test_a_rank_0_that_does_not_come_is_missed_at_the_deadline(tmp_path):
         SAY
         + """
 import time, dpcore
-from dpcore import pmix
+from dpcore.launch import pmix
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if rank == 0:
     assert pmix.connect(os.environ)  # who never enters makes mpirun call the whole job failed
@@ -124,7 +124,7 @@ model = train(World, OPTIMIZERS["momentum"], wrap=over_mpi)
 assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
 beside = train(ours, OPTIMIZERS["momentum"])
 assert_same_values(model.module, beside.module)
-from dpcore.gradient_group import MpiGroup
+from dpcore.communicators.mpi import MpiGroup
 counts = torch.tensor([8 - 21 * ours.rank, 3], dtype=torch.int16)
 MpiGroup(MPI.COMM_WORLD).all_reduce(counts, "mean", async_op=False)
 assert counts.tolist() == [-2, 3]  # -5 / 2, toward zero
@@ -176,7 +176,7 @@ def test_a_program_that_never_starts_mpi_ends_well(tmp_path, launcher):
         SAY
         + """
 import dpcore
-from dpcore import mpi_meeting
+from dpcore.launch import mpi_meeting
 comm = dpcore.init(transport="tcp")
 assert not mpi_meeting.was_started()
 say(comm.rank, comm.transport)

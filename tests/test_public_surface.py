@@ -16,8 +16,8 @@ import pytest
 
 import dpcore as dp
 from dpcore import errors
-from dpcore.trace_file import Event
-from dpcore.tracing import Trace
+from dpcore.recorder.file import Event
+from dpcore.recorder.recording import Trace
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "public_surface.txt"
@@ -133,6 +133,90 @@ def test_importing_loads_neither_torch_nor_the_core():
     loaded = set(out.stdout.split())
     assert "dpcore" in loaded
     assert not {"torch", "numpy", "dpcore._C"} & loaded
+
+
+# What imports `dpcore.launch.session` sets `dpcore.launch`: a folder or a module with the name of a
+# function would take its place, in some programs and in others not.
+CALLS = """
+import importlib, inspect, pkgutil
+import torch
+import dpcore as dp
+
+for module in pkgutil.walk_packages(dp.__path__, "dpcore."):
+    importlib.import_module(module.name)
+
+def spawned(comm):
+    return comm.world_size
+
+dp.init()
+one = torch.ones(2)
+four = lambda: torch.ones(4)
+ring = dp.schedule("ring", "all_reduce", 2)
+with dp.trace() as trace:
+    dp.all_reduce(four())
+model = dp.DataParallel(torch.nn.Linear(2, 2))
+calls = {
+    "all_gather": lambda: dp.all_gather(four(), four()),
+    "all_reduce": lambda: dp.all_reduce(four()),
+    "all_to_all": lambda: dp.all_to_all(four(), four()),
+    "barrier": lambda: dp.barrier(),
+    "broadcast": lambda: dp.broadcast(four()),
+    "gather": lambda: dp.gather(four(), four()),
+    "reduce": lambda: dp.reduce(four()),
+    "reduce_scatter": lambda: dp.reduce_scatter(four(), four()),
+    "scatter": lambda: dp.scatter(four(), four()),
+    "algorithms_of": lambda: dp.algorithms_of("all_reduce"),
+    "check_schedule": lambda: dp.check_schedule(ring),
+    "schedule_cost": lambda: dp.schedule_cost(ring, 8, 4),
+    "compose_comm_hooks": lambda: dp.compose_comm_hooks((None, lambda state, bucket: None)),
+    "current": lambda: dp.current(),
+    "measure_overlap": lambda: dp.measure_overlap(model, lambda: None),
+    "finalize": lambda: dp.finalize(),
+    "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
+}
+kinds = (dp.Communicator, dp.DataParallel, dp.LaunchSchedule, dp.Schedule, dp.Work, dp.Error)
+kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
+assert all(inspect.isclass(kind) for kind in kinds)
+assert not inspect.ismodule(dp.send) and not inspect.ismodule(dp.recv)  # a rank alone has no peer
+for name, call in calls.items():
+    try:
+        call()
+    except dp.Unsupported as refusal:
+        assert name == "measure_overlap" and "one rank" in str(refusal)
+names = {kind.__name__ for kind in kinds} | set(calls)
+assert names | {"__version__", "init", "recv", "schedule", "send", "trace"} == set(dp.__all__)
+"""
+
+
+def test_public_names_can_be_called_after_every_module_was_imported():
+    out = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+DOCUMENTED = [
+    ("dpcore.nccl", "nccl_library"),
+    ("dpcore.torch_communicator", "TorchCommunicator"),
+    ("dpcore.torch_backend", "Options"),
+    ("dpcore.torch_backend", "communicator_of"),
+    ("dpcore.torch_backend", "flight_record"),
+    ("dpcore.torch_backend", "write_flight_record"),
+    ("dpcore.reference", "algorithms_of"),
+    ("dpcore.show", "read_run"),
+    ("dpcore.simulate", "gradients_of"),
+]
+PICKLED = [
+    ("dpcore.data_parallel", "DataParallel"),
+    ("dpcore._ddp.sync_batch_norm", "SyncBatchNorm"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), [*DOCUMENTED, *PICKLED])
+def test_documented_and_pickled_paths_lead_to_the_object(module, name):
+    """As pickle does, in a process that has imported nothing yet."""
+    code = f"import pickle; found = pickle.loads(b'c{module}\\n{name}\\n.')\n"
+    code += f"assert found.__name__ == '{name}', found"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
 
 
 # ---- the stub of the compiled module ---------------------------------------------------------

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore.ranks import run_processes, run_threads
-from dpcore.trace_file import Event, assign_lanes
+from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.recorder.file import Event, assign_lanes
 
 # The functions here travel to ranks that can't import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

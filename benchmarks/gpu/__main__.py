@@ -22,8 +22,8 @@ from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
+from dpcore.communicators.nccl import nccl_library
 from dpcore.files import write_whole
-from dpcore.nccl import nccl_library
 
 Row = dict[str, Any]
 Told = Callable[[list[Row], dict[str, str]], None]

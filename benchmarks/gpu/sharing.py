@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {"timeout": 20.0, "algorithm": "auto", "deterministic
 
 def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
     """Of each round on this rank, by events in its stream."""
-    from dpcore.device_communicator import on_device
+    from dpcore.communicators.device import on_device
 
     os.environ["DPCORE_CUDA_SYNC"] = meeting  # of all ranks that are threads: see all_reduce
     device = torch.device(PLACE)
@@ -75,7 +75,7 @@ def steps_of_rank(
     control: Any, make: Callable[..., Contender], folder: str
 ) -> dict[str, list[float]]:
     """Seconds of a step of each contender on this rank, round by round in turns."""
-    from dpcore.device_communicator import on_device
+    from dpcore.communicators.device import on_device
 
     os.environ["DPCORE_CUDA_SYNC"] = "stream"  # kernels of two processes take turns
     device = torch.device(PLACE)

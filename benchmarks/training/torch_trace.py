@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpcore import trace_file
-from dpcore.trace_file import Event, RankRecord
+from dpcore.recorder import file as trace_file
+from dpcore.recorder.file import Event, RankRecord
 
 
 class TorchTrace:

@@ -1,4 +1,4 @@
-// Names for what Communicator::explain() says; sentences are made in dpcore/explain.py.
+// Names for what Communicator::explain() says; sentences are made in dpcore/costs/explain.py.
 #include "bindings/costs.h"
 
 #include <pybind11/stl.h>

@@ -1,11 +1,12 @@
 // The torch.distributed backend "dpcore": torch's calls as requests of the core.
 //
-// Every group of torch has a communicator of its own (dpcore/torch_backend.py makes it through the
-// group's store), and others for tensors on GPUs beside it (device_side.h). torch has one backend
-// of a name for all devices, so the tensors of a call decide where it goes. On the host a
-// synchronous call runs on the caller's thread from top to bottom; an asynchronous one is submitted
-// and returns a TorchWork. On a device a call is work in a stream (device_work.h). The core
-// compares what the ranks ask for, so different shapes, types, operators or calls are a Mismatch.
+// Every group of torch has a communicator of its own (dpcore/torch_backend/backend.py makes it
+// through the group's store), and others for tensors on GPUs beside it (device_side.h). torch has
+// one backend of a name for all devices, so the tensors of a call decide where it goes. On the host
+// a synchronous call runs on the caller's thread from top to bottom; an asynchronous one is
+// submitted and returns a TorchWork. On a device a call is work in a stream (device_work.h). The
+// core compares what the ranks ask for, so different shapes, types, operators or calls are a
+// Mismatch.
 //
 // Files: backend.cpp life and memory; backend_call.cpp the way of a call; backend_batch.cpp calls
 // that torch wants to be one; backend_whole.cpp collectives on one shape; backend_parts.cpp those

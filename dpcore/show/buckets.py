@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.recorder.file import Event
 from dpcore.reference.buckets import ALIGNMENT
 from dpcore.show.reading import RankEvents, Run
-from dpcore.trace_file import Event
 
 _SHOWN_NAMES = 3
 _SOME_GRADIENTS = 64

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcore.recorder.file import Event
 from dpcore.show.buckets import (
     BucketSpan,
     bucket_spans,
@@ -31,7 +32,6 @@ from dpcore.show.figures import communication_of, exposed_of
 from dpcore.show.intervals import Intervals
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.schedules import DrawnSchedules, kind_of
-from dpcore.trace_file import Event
 
 _LARGEST = (1 << 32) - 1
 

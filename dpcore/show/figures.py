@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dpcore.recorder.file import Event
 from dpcore.show.intervals import Intervals, union_of
 from dpcore.show.reading import RankEvents, Run
-from dpcore.trace_file import Event
 
 Step = tuple[int, int]  # begin and end in nanoseconds
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.trace_file import Event
+from dpcore.recorder.file import Event
 
 Times = npt.NDArray[np.int64]
 

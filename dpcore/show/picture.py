@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import Error
 from dpcore.files import write_whole
+from dpcore.recorder.file import Event
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
 from dpcore.show.figures import Step, exposed_of, figures_of, steps_of
 from dpcore.show.reading import RankEvents, Run
-from dpcore.trace_file import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

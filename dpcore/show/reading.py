@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.errors import Error
-from dpcore.trace_file import Event
+from dpcore.recorder.file import Event
 
 _SPANS = ("operation", "wait", "exposed", "compute")
 _MOMENTS = ("mark", "ready", "launch")

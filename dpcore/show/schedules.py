@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from dpcore import reference
+from dpcore.recorder.file import Event
 from dpcore.reference.collectives import Execution, ScheduleError, check, chunks_at_start
 from dpcore.reference.moves import Move, Schedule
 from dpcore.reference.schedules import REDUCING
 from dpcore.show.reading import Run
-from dpcore.trace_file import Event
 
 _LARGEST_WORLD = 8  # larger ones would have more arrows than one can follow
 _LARGEST_STATE = 1024  # copies of chunks

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from dpcore.costs.link import parse_speed
 from dpcore.errors import Unsupported
-from dpcore.link import parse_speed
 from dpcore.reference import algorithms_of
 from dpcore.show.figures import short
 from dpcore.simulate.training import CAPPED, Prediction, gradients_of, sweep

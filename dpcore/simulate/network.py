@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import count
 
 from dpcore import reference
-from dpcore.link import Speed
+from dpcore.costs.link import Speed
 
 SEGMENT_BYTES = 256 << 10
 _LEAST_WINDOW = 8  # jobs at a time

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpcore.costs.link import Speed
 from dpcore.errors import Error, Unsupported
-from dpcore.link import Speed
 from dpcore.reference.buckets import plan_buckets
 from dpcore.show.buckets import described_model
 from dpcore.show.figures import steps_of

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore import _C, costs
-from dpcore.ranks import run_processes
+from dpcore import _C
+from dpcore.costs import constants as costs
+from dpcore.launch.spawn import run_processes
 from tests.faults.test_network_start import meeting_place
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

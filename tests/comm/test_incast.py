@@ -12,7 +12,7 @@ import torch
 
 import dpcore
 from dpcore import _C, reference
-from dpcore.link import Speed
+from dpcore.costs.link import Speed
 from dpcore.reference import Move
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.test_link import seconds_of

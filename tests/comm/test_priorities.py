@@ -10,7 +10,7 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.link import Speed
+from dpcore.costs.link import Speed
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.modes import HOW
 

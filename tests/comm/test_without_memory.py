@@ -10,7 +10,7 @@ from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dpcore
-from dpcore.torch_communicator import TorchCommunicator
+from dpcore.communicators.torch_group import TorchCommunicator
 from tests.torch_backend.ranks import in_group
 
 

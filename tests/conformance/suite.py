@@ -65,8 +65,9 @@ def load(backend: str, ddp: str, world: int, shim: bool) -> type[unittest.TestCa
 
     if backend != "gloo":
         import dpcore.torch_backend  # here once, instead of in every rank of every test
+        from dpcore import _autoload
 
-        dpcore.torch_backend.register()
+        _autoload.register()
         assert dpcore._C
         distributed_test.BACKEND = _InThePlaceOfGloo(backend)
         for supported in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.device_communicator import on_device
+from dpcore.communicators.device import on_device
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
 
 GPUS = torch.cuda.device_count()

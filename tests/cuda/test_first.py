@@ -6,7 +6,7 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.device_communicator import on_device
+from dpcore.communicators.device import on_device
 
 GPUS = max(torch.cuda.device_count(), 1)
 PATIENCE = 8.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.device_communicator import on_device
+from dpcore.communicators.device import on_device
 from tests.comm import matrix
 from tests.cuda.on_gpu import OnGpu
 from tests.cuda.training import inputs, small_model, train

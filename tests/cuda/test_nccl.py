@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.nccl import nccl_library
+from dpcore.communicators.nccl import nccl_library
 from tests.comm import matrix
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
 from tests.cuda.on_gpu import OnGpu
@@ -34,7 +34,7 @@ def body_of_rank(control, cases):
     """On the GPU with the rank's number, or all on one."""
     device = torch.device("cuda", control.rank % GPUS)
     torch.cuda.set_device(device)
-    from dpcore.device_communicator import on_device
+    from dpcore.communicators.device import on_device
 
     comm = on_device(control, "nccl", device, timeout=30.0, algorithm="auto", deterministic=False)
     result = matrix.run_cases(OnGpu(comm), cases)

@@ -17,7 +17,7 @@ def stand_in():
     subprocess.run(["make", "-s", "build/cpp/libfake_nccl.so"], cwd=ROOT, check=True, timeout=600)
     before = os.environ.get("DPCORE_NCCL_LIBRARY")
     os.environ["DPCORE_NCCL_LIBRARY"] = str(STAND_IN)
-    from dpcore.nccl import nccl_library
+    from dpcore.communicators.nccl import nccl_library
 
     assert nccl_library()["path"] == str(STAND_IN)
     if before is None:

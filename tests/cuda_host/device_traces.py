@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 
 import dpcore
-from dpcore.trace_file import DEVICE_TRACK
+from dpcore.recorder.file import DEVICE_TRACK
 from tests.cuda_host.gradient_copies import CAP_MB, WIDTH, inputs_of, layers
 
 SLACK_NS = 5_000_000  # of the device's zero on the host's clock, on a machine that is busy

@@ -2,7 +2,7 @@
 
 import dpcore
 from dpcore import _C
-from dpcore.device_communicator import DeviceCommunicator
+from dpcore.communicators.device import DeviceCommunicator
 
 
 def start(backend, control, settings, uuid):

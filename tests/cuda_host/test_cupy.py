@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.cupy_communicator import CupyCommunicator
+from dpcore.communicators.cupy_nccl import CupyCommunicator
 
 
 class Streams:

@@ -4,7 +4,7 @@ those of the host."""
 import pytest
 
 import dpcore
-from dpcore._ddp.sync_batch_norm import torch_can
+from dpcore.ddp.torch_face.sync_batch_norm import torch_can
 from tests.cuda_host.ranks import on_devices
 from tests.data_parallel import contract
 from tests.data_parallel.test_everywhere import FEATURES, Ranks, all_features

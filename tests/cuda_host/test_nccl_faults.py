@@ -8,7 +8,7 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.device_communicator import DeviceCommunicator
+from dpcore.communicators.device import DeviceCommunicator
 from tests.cuda_host.conftest import STAND_IN
 from tests.cuda_host.ranks import calls, errors_of, on_devices, start
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import dpcore
 from dpcore import _C
-from dpcore.device_communicator import DeviceCommunicator
-from dpcore.ranks import run_processes
+from dpcore.communicators.device import DeviceCommunicator
+from dpcore.launch.spawn import run_processes
 from tests.cuda_host.ranks import errors_of, on_devices
 
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dpcore
-from dpcore.gradient_group import of_process_group
+from dpcore.ddp.gradient_group import of_process_group
 from tests.cuda_host.ranks import calls
 from tests.cuda_host.torch_ranks import in_device_group
 

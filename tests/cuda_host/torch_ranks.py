@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import dpcore
-from dpcore import session, torch_backend
 from dpcore._autoload import register
+from dpcore.launch import session
 from dpcore.torch_backend import Options
+from dpcore.torch_backend import backend as torch_backend
 
 
 class OfThread(MutableMapping):
@@ -43,7 +44,7 @@ class OfThread(MutableMapping):
 
 
 def meet_in_process(store, rank, world_size, timeout):
-    """As ``dpcore.group_meeting.meet``, for threads."""
+    """As ``dpcore.launch.group_store.meet``, for threads."""
     attempt = store.add(f"dpcore/attempts/{rank}", 1)
     if rank == 0:
         store.set(f"dpcore/{attempt}", f"test/{id(store)}/{attempt}")

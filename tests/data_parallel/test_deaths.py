@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.ranks import run_processes, run_threads
+from dpcore.launch.spawn import run_processes, run_threads
 
 LAYERS = 4
 SCHEDULES = ("bucketed", "sequential")

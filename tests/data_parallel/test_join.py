@@ -180,7 +180,7 @@ class Counter(Joinable):
 
 
 def test_other_joinables_in_the_same_context():
-    from dpcore._ddp.join import JoinOverGroup
+    from dpcore.ddp.torch_face.join import JoinOverGroup
 
     def body(comm):
         model = dpcore.DataParallel(Small(), comm=comm)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dpcore
-from dpcore._ddp.torch_surface import INHERITED
+from dpcore.ddp.torch_face.torch_surface import INHERITED
 from tests.data_parallel.models import Small, assert_same_values, batch, part
 from tests.data_parallel.test_groups import over_gloo
 

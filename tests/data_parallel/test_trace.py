@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore import overlap, session
-from dpcore.link import parse_speed
+from dpcore.costs.link import parse_speed
+from dpcore.ddp import overlap
+from dpcore.launch import session
 from dpcore.show import read_run
 from dpcore.show.buckets import bucket_spans, gradient_name, parameters_of
 from dpcore.simulate import gradients_of, predict

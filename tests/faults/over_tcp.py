@@ -4,7 +4,8 @@ the seconds that processes take to start."""
 import threading
 import uuid
 
-from dpcore import _C, session
+from dpcore import _C
+from dpcore.launch import session
 
 
 def over_tcp(body, world=2, timeout=30.0):

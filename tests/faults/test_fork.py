@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.ranks import run_processes
+from dpcore.launch.spawn import run_processes
 
 from .tries import in_time, three_tries
 

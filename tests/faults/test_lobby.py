@@ -12,7 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcore import _C, RendezvousError, session
+from dpcore import _C, RendezvousError
+from dpcore.launch import session
 
 SECRET = "right"
 GREETING = struct.Struct("<QIIIIiiiiiI32s32s64s")

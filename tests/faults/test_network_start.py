@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.ranks import run_processes
+from dpcore.launch.spawn import run_processes
 
 from .tries import in_time, three_tries
 
@@ -297,7 +297,7 @@ def test_torchrun_whose_agent_has_the_port(tmp_path):
 
 
 def test_a_secret_file_must_be_private(tmp_path):
-    from dpcore.rendezvous import read_secret
+    from dpcore.launch.rendezvous import read_secret
 
     path = tmp_path / "secret"
     path.write_text("right\n")
@@ -313,7 +313,7 @@ def test_a_secret_file_must_be_private(tmp_path):
 
 
 def test_a_network_without_a_secret_is_worth_one_warning(monkeypatch):
-    from dpcore import rendezvous
+    from dpcore.launch import rendezvous
 
     monkeypatch.setattr(rendezvous, "_warned", False)
     with pytest.warns(RuntimeWarning, match=r"10\.1\.2\.3:5 without a secret"):

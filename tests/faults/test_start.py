@@ -14,9 +14,9 @@ import cloudpickle
 import pytest
 
 import dpcore as dp
-from dpcore import session
-from dpcore.launch import find_place
-from dpcore.ranks import run_processes, run_threads
+from dpcore.launch import session
+from dpcore.launch.place import find_place
+from dpcore.launch.spawn import run_processes, run_threads
 
 from .tries import in_time, three_tries
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore import reference, trace_file
+from dpcore import reference
+from dpcore.recorder import file as trace_file
 from dpcore.show import read_run
 from dpcore.show.page import page_text
 from dpcore.show.schedules import DrawnSchedules, steps_of

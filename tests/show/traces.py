@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dpcore import reference, trace_file
+from dpcore import reference
+from dpcore.recorder import file as trace_file
+from dpcore.recorder.file import Event, RankRecord
 from dpcore.show import read_run, write_page
-from dpcore.trace_file import Event, RankRecord
 
 MS = 1_000_000
 RING = "00000000000000aa"  # the number of its list of moves

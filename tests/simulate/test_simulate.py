@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.costs.link import Speed
 from dpcore.errors import Error, Unsupported
-from dpcore.link import Speed
 from dpcore.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
 from dpcore.simulate.training import bound_seconds
 from tests.show.traces import model_of, write_trace

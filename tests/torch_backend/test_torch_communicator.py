@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from dpcore.torch_communicator import TorchCommunicator
+from dpcore.communicators.torch_group import TorchCommunicator
 from tests.torch_backend.ranks import in_group
 
 

@@ -9,7 +9,7 @@
 
 namespace dpcore {
 
-// `runner`: start(bucket), wait(bucket), abandon(bucket); see dpcore/_ddp/comm_hooks.py.
+// `runner`: start(bucket), wait(bucket), abandon(bucket); see dpcore/ddp/torch_face/comm_hooks.py.
 std::unique_ptr<BucketHook> python_hook(pybind11::object runner);
 
 }  // namespace dpcore

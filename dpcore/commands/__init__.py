@@ -1,0 +1,1 @@
+"""What the command line runs: bench, inspect, doctor; show and simulate are folders themselves."""

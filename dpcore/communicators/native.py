@@ -1,0 +1,395 @@
+"""Collectives: the Python face of a communicator.
+
+Every method works in place on torch CPU tensors (contiguous) or on anything with the buffer
+protocol, numpy arrays (in C order) first of all. Ranks must call the same operations in the same
+order. With ``async_op=True`` a method returns a :class:`Work` at once; otherwise it returns when
+the result is there.
+
+The memory stays where it is until the operation is complete: a bytearray in flight raises
+``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
+other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
+``array.resize(..., refcheck=False)``: they free memory that the operation still uses, so wait for
+it first.
+
+Common keyword arguments:
+
+``async_op``   return a ``Work`` instead of waiting.
+``algorithm``  a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
+               moves is executed literally) or a ``dpcore.Schedule`` of your own.
+``priority``   higher goes first when several operations are in flight.
+``timeout``    seconds, instead of the communicator's.
+``layout``     a number that must agree on all ranks, checked before any data is touched (the hash
+               of what the buffer holds, say).
+
+A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
+``docs/decisions/0007-who-only-gives-does-not-wait.md``. ``barrier`` waits for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpcore.communicators.work import Work
+from dpcore.errors import Unsupported, raise_unheard
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpcore import _C
+    from dpcore.costs.explain import Explanation
+
+Algorithm = Any  # str | dpcore.Schedule | None
+Sizes = Sequence[int] | None
+
+
+class Communicator:
+    """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
+
+    def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
+        self._native = native
+        self._costs_source = costs_source
+        self._link = link
+        self.rank: int = native.rank
+        self.world_size: int = native.world_size
+        # Numbers for the models that are wrapped over it, see dpcore/ddp/model_group.py.
+        self._wrapped_models = self._copied_models = 0
+        # What this group and those split from the same one have in common, and where it was split.
+        self._family, self._splits = object(), 0
+        self._lineage: tuple[int, ...] = ()
+
+    # ---- whole buffers -----------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
+
+        ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
+        ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
+        and rounded toward zero; booleans have none.
+
+        >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
+        """
+        plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
+        if plain and not async_op and op != "premul_sum":
+            self._native.all_reduce_now(tensor, op)
+            return None
+        native = self._native.whole(
+            "all_reduce",
+            tensor,
+            None,
+            op,
+            factor,
+            0,
+            algorithm,
+            priority,
+            timeout,
+            layout,
+            async_op,
+        )
+        return None if native is None else Work(native, [tensor])
+
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Copies ``tensor`` of rank ``root`` to all ranks."""
+        self._check_rank(root, "root")
+        native = self._native.whole(
+            "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, layout,
+            async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [tensor])
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
+        self._check_rank(root, "root")
+        native = self._native.whole(
+            "reduce", tensor, None, op, factor, root, algorithm, priority, timeout, 0, async_op
+        )
+        return None if native is None else Work(native, [tensor])
+
+    # ---- a part per rank ---------------------------------------------------------------------
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input: Any,
+        op: str = "sum",
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Combines ``input`` over all ranks and leaves the r-th part of it in rank r's ``output``.
+
+        ``sizes``: elements of each rank's part when they are not equal.
+
+        >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
+        """
+        native = self._native.parted(
+            "reduce_scatter", output, input, op, factor, 0, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    def all_gather(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
+        native = self._native.parted(
+            "all_gather", output, input, "sum", 1.0, 0, sizes, sizes, algorithm, priority,
+            timeout, layout, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """``all_gather`` for one rank: ``output`` is None on the others."""
+        self._check_rank(root, "root")
+        self._check_presence(output, "output", root)
+        native = self._native.parted(
+            "gather", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [] if output is None else [output])
+
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
+        self._check_rank(root, "root")
+        self._check_presence(input, "input", root)
+        native = self._native.parted(
+            "scatter", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
+            timeout, 0, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    def all_to_all(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        output_sizes: Sizes = None,
+        input_sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Sends the d-th part of ``input`` to rank d; ``output`` holds what came, in rank order.
+
+        With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
+        this rank's place on rank d.
+        """
+        if (output_sizes is None) != (input_sizes is None):
+            raise ValueError("give both output_sizes and input_sizes, or neither")
+        native = self._native.parted(
+            "all_to_all", output, input, "sum", 1.0, 0, input_sizes, output_sizes, algorithm,
+            priority, timeout, 0, async_op,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    # ---- messages and barriers ---------------------------------------------------------------
+
+    def send(
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+    ) -> Work | None:
+        """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
+        native = self._native.message(True, tensor, dst, tag, timeout, async_op)
+        return None if native is None else Work(native, [tensor])
+
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Receives the next message of rank ``src`` with this tag, of this size and dtype.
+
+        ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
+        ``source`` says from which it came.
+        """
+        native = self._native.message(False, tensor, src, tag, timeout, async_op)
+        return None if native is None else Work(native, [tensor])
+
+    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
+        """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
+        native = self._native.barrier(timeout, async_op)
+        return None if native is None else Work(native, [])
+
+    monitored_barrier = barrier
+
+    # ---- memory, groups, life ----------------------------------------------------------------
+
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor in the arena: memory that the other ranks of the host can reach.
+
+        Collectives on it move no byte that the result does not need. It may outlive the
+        communicator. The contents are not initialised.
+
+        >>> gradients = comm.empty(1024, 1024, dtype=torch.float32)     # doctest: +SKIP
+        """
+        import torch
+
+        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        tensor: torch.Tensor = self._native.empty(
+            [int(extent) for extent in extents],  # type: ignore[arg-type]
+            torch.get_default_dtype() if dtype is None else dtype,
+        )
+        return tensor
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Makes groups: ranks with the same ``color`` form a new communicator, ordered by ``key``.
+
+        Every rank must call it; ``color=None`` takes part and gets None.
+        """
+        if color is not None and color < 0:
+            raise Unsupported(f"color {color} is negative; None stands for no group")
+        native = self._native.split(-1 if color is None else color, key)
+        self._splits += 1
+        if color is None or native is None:
+            return None
+        group = self._beside(native)
+        group._family, group._lineage = self._family, (*self._lineage, self._splits, color)
+        return group
+
+    def _beside(self, native: Any) -> Communicator:
+        """Another group of the same kind."""
+        return Communicator(native, self._costs_source, self._link)
+
+    @property
+    def _on_host(self) -> Communicator:
+        """The same ranks, for memory of the host."""
+        return self
+
+    def stats(self) -> dict[str, Any]:
+        """What ran so far, by collective and path: operations, bytes, bytes read from and written
+        to other ranks' memory; the bytes sent as messages by memory and by the network; and the
+        size of the arena."""
+        result: dict[str, Any] = self._native.stats()
+        return result
+
+    def explain(self, nbytes: int) -> Explanation:
+        """Which algorithm would run for each collective of ``nbytes``, and why. Print it.
+
+        Bytes of the whole buffer; of all ranks' parts, where there is one per rank.
+        """
+        from dpcore.costs.explain import explain
+
+        return explain(self._native, nbytes, self._costs_source)
+
+    def abort(self, reason: str) -> None:
+        """Gives up: the waits of all ranks end with ``PeerLost`` and this text."""
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine.
+
+        Raises what went wrong and was not raised before: an operation that nobody waited for, or
+        one that did not end within ``timeout``. While another exception is on its way (in a
+        ``finally``) that one goes on, with this as a note.
+        """
+        self._native.close()
+        raise_unheard(self._native.unheard_failure())
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` or ``finalize()`` was called."""
+        return self._native.closed
+
+    @property
+    def backend(self) -> str:
+        """Who moves the bytes: ``"native"`` is dpcore's own core."""
+        return "native"
+
+    @property
+    def transport(self) -> str:
+        """How its ranks reach each other: ``"shm"`` (all share memory), ``"tcp"``, ``"shm+tcp"``
+        (memory within a host, TCP between hosts) or ``"inproc"`` (ranks are threads)."""
+        return self._native.transport
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank: equal numbers for ranks that share memory."""
+        return self._native.hosts
+
+    def _latency_loop(self, nbytes: int, iterations: int) -> float:
+        """Seconds per all-reduce in the arena, measured without Python in between."""
+        return self._native.latency_loop(nbytes, iterations)
+
+    def _check_rank(self, rank: int, role: str) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"{role} {rank} is not a rank: 0..{self.world_size - 1}")
+
+    def _check_presence(self, buffer: Any, role: str, root: int) -> None:
+        if (buffer is None) == (self.rank == root):
+            wanted = "needed" if self.rank == root else "to be None"
+            raise ValueError(f"rank {self.rank}: {role} is {wanted} here (root is {root})")
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<Communicator rank {self.rank} of {self.world_size}, {self.transport}{state}>"

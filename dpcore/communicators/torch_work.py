@@ -1,0 +1,51 @@
+"""The handle of an operation that a process group of torch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from dpcore.communicators.work import LONGEST_SECONDS
+
+
+class TorchWork:
+    """An operation of the group in flight, and what is to be done when it is complete."""
+
+    def __init__(self, work: Any, result: list[Any], finish: Callable[[], None] | None) -> None:
+        self._work, self._result, self._finish = work, result, finish
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when the result is there; raises torch's error otherwise."""
+        if self._work is not None:
+            longest = [] if timeout is None else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
+            self._work.wait(*longest)
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            with torch.no_grad():
+                finish()
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._work is None or bool(self._work.is_completed())
+
+    @property
+    def source(self) -> int | None:
+        """The rank that a message came from."""
+        return None if self._work is None else int(self._work._source_rank())
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """A torch future whose value is the list of result tensors."""
+
+        def finished(future: Any) -> list[Any]:
+            future.wait()  # raises its error; the work itself may not be complete before us
+            self._complete()
+            return self._result
+
+        chained: torch.futures.Future[list[Any]] = self._work.get_future().then(finished)
+        return chained

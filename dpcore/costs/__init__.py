@@ -1,0 +1,1 @@
+"""What communication costs: constants of the machine, emulated links, and why an algorithm runs."""

@@ -1,0 +1,169 @@
+"""The constructor's arguments: what torch's mean, which go together, and what they become."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dpcore import _C
+from dpcore.ddp.nesting import check_inside
+from dpcore.errors import Error, Unsupported
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapped import Wrapped
+
+_MIB = 1024 * 1024
+_FIRST_BUCKET_MB = 1.0
+_BUCKET_MB = 25.0
+
+
+def check_parameters(
+    trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module, ignored: Container[str]
+) -> None:
+    """What can be wrapped at all."""
+    if not trained:
+        raise Error("DataParallel: the module has no parameter that requires a gradient")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise Error(
+                f"DataParallel: {name} has no shape yet; run a forward of the module first, so "
+                "that its lazy layers are made"
+            )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name not in ignored and tensor.layout == torch.strided and not tensor.is_meta:
+            _C.check_memory(tensor, f"DataParallel: {name}")
+    check_inside(module, trained)
+    kinds = {parameter.device.type for _, parameter in trained}
+    if len(kinds) > 1:
+        raise Unsupported(f"DataParallel: parameters are on {sorted(kinds)}; one kind is needed")
+
+
+def buffer_options(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None
+) -> tuple[bool, bool]:
+    """(before each forward, in the constructor). ``broadcast_buffers`` is torch's older name, and
+    False of it means neither."""
+    if broadcast_buffers is not None:
+        instead = (
+            "; forward_sync_buffers is given too, and it is what counts"
+            if forward_sync_buffers is not None
+            else ": say forward_sync_buffers, which leaves the constructor's broadcast on"
+        )
+        warnings.warn(
+            f"broadcast_buffers is deprecated by torch{instead}", FutureWarning, stacklevel=4
+        )
+    if forward_sync_buffers is not None:
+        return forward_sync_buffers, True
+    wanted = broadcast_buffers is not False
+    return wanted, wanted
+
+
+def bucket_caps(
+    bucket_cap_mb: float | str | None, caps_mb: Sequence[float] | None, finds_unused: bool
+) -> tuple[list[int], bool]:
+    """Bytes of the first bucket, of the second, ...; the last one repeats. And whether others are
+    to be chosen after the first step."""
+    if isinstance(bucket_cap_mb, str):
+        if bucket_cap_mb != "auto" or caps_mb or finds_unused:
+            raise Unsupported(
+                f'bucket_cap_mb={bucket_cap_mb!r}: a number of MiB, or "auto", which chooses when '
+                "buckets are rebuilt after the first step; not beside bucket_cap_mb_list, and not "
+                "with find_unused_parameters, with which buckets stay as they are"
+            )
+        bucket_cap_mb, chooses = None, True
+    else:
+        chooses = False
+    if caps_mb:
+        sizes = list(caps_mb)
+    elif bucket_cap_mb is not None:
+        sizes = [bucket_cap_mb]
+    else:
+        sizes = [_FIRST_BUCKET_MB, _BUCKET_MB]
+    return [int(size * _MIB) for size in sizes], chooses
+
+
+def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
+    return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
+
+
+def compared(model: Wrapped) -> dict[str, Any]:
+    """Options that must agree on all ranks."""
+    return {
+        "bucket_cap_mb": caps_in_words(model._caps, model._chooses_caps),
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,
+        "forward_sync_buffers": model.forward_sync_buffers,
+    }
+
+
+def devices(
+    device_ids: Sequence[Any] | None,
+    output_device: Any,
+    parameters: Sequence[torch.Tensor],
+) -> tuple[list[int] | None, int | None]:
+    """The device that inputs are moved to, if any."""
+    if device_ids is not None and len(device_ids) > 1:
+        raise Unsupported(
+            f"device_ids={list(device_ids)}: a rank has one device; start a process for each"
+        )
+    own = {parameter.device for parameter in parameters}
+    alone = len(own) == 1 and next(iter(own)).type != "cpu"
+    if device_ids and alone:
+        index = torch._utils._get_device_index
+        output = device_ids[0] if output_device is None else output_device
+        return [index(device, True) for device in device_ids], index(output, True)
+    if device_ids or output_device:
+        raise Unsupported(
+            f"device_ids={device_ids}, output_device={output_device}: they are for modules on one "
+            f"accelerator, and this one is on {sorted(map(str, own))}; leave them out"
+        )
+    return None, None
+
+
+def check_together(
+    delayed: Any, hooked: Any, process_group: Any, device_mesh: Any, module: nn.Module
+) -> Any:
+    """Arguments that exclude or need each other. Returns the process group."""
+    if (delayed is None) != (hooked is None):
+        raise Unsupported(
+            "delay_all_reduce_named_params says what is delayed and param_to_hook_all_reduce "
+            "until when: give both or none"
+        )
+    if device_mesh is None:
+        return process_group
+    if process_group is not None:
+        raise Error("Cannot specify both process_group and device_mesh arguments.")
+    if device_mesh.ndim != 1:
+        raise Error(f"Only 1D device mesh is supported, but got {device_mesh}.")
+    if device_mesh._get_root_mesh() != device_mesh:
+        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+        _pre_dp_module_transform(module)
+    return device_mesh.get_group(mesh_dim=0)
+
+
+def warn_of_check_reduction(check_reduction: bool) -> None:
+    if check_reduction:
+        warnings.warn(
+            "check_reduction is deprecated by torch and has no effect: reductions are always "
+            "checked",
+            FutureWarning,
+            stacklevel=3,
+        )
+
+
+def moved(model: Wrapped, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of forward on the device of ``device_ids``."""
+    from torch.distributed.utils import _to_kwargs
+
+    assert model.device_ids
+    device = torch.device(model.device_type, model.device_ids[0])
+    by_device, kwargs_by_device = _to_kwargs(
+        inputs, kwargs, device, model.use_side_stream_for_tensor_copies
+    )
+    return by_device[0], kwargs_by_device[0]

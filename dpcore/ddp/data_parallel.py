@@ -1,0 +1,391 @@
+"""``DataParallel``: one model on several ranks, each with its own part of the batch.
+
+    model = dpcore.DataParallel(model)
+    for inputs, targets in loader:               # each rank reads different ones
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()  # afterwards every rank has the average gradient
+        optimizer.step()
+
+This file is what happens around forward. Backward runs without Python, in csrc/reducer; a schedule
+decides when buckets are sent (csrc/reducer/launch/launch_schedule.h). Each rarely used feature is a module
+of its own beside this one, or in torch_face/ where torch's class has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel.distributed import DistributedDataParallel
+
+from dpcore import _C
+from dpcore.communicators.native import Communicator
+from dpcore.ddp import arguments, completion, nesting, parameters
+from dpcore.ddp.bucket_report import BucketReport
+from dpcore.ddp.buffer_sync import BufferSync
+from dpcore.ddp.delayed import DelayedGradients
+from dpcore.ddp.launch_schedule import LaunchSchedule, automatic_schedule, checked
+from dpcore.ddp.mixed_precision import MixedPrecision
+from dpcore.ddp.model_group import make_equal, profiled_as
+from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
+from dpcore.ddp.rebuilding import rebuild
+from dpcore.ddp.sparse_gradients import average_sparse
+from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
+from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
+from dpcore.ddp.torch_face.reducer_face import ReducerFace
+from dpcore.ddp.torch_face.torch_surface import TorchSurface, without_torchs_machinery
+from dpcore.errors import Unsupported
+from dpcore.recorder import facts as trace_facts
+
+
+@without_torchs_machinery
+class DataParallel(TorchSurface):
+    """Wraps ``module`` so that backward leaves the gradients' average over all ranks in ``.grad``.
+
+    A ``torch.nn.parallel.DistributedDataParallel`` for ``isinstance``, with its arguments,
+    methods and meanings; docs/data_parallel.md lists them, and what differs. Those most used:
+
+    ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
+                        In the place of Gloo or MPI on one host, dpcore's communicator is used.
+    ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
+    ``bucket_cap_mb``   gradients travel together up to this size; by default 25 MiB, the first
+                        bucket 1 MiB. "auto": chosen after the first step, by when its gradients
+                        came and how fast the ranks reach each other.
+    ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
+    ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
+    ``find_unused_parameters``  when forward does not always use all parameters.
+    ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket; one that is kept over the
+                        next backward gets a copy. False: memory of its own, for one more copy.
+    ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
+                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto" is bucketed
+                        where a processor is free for it, else sequential.
+    ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
+
+    >>> import torch, dpcore
+    >>> comm = dpcore.init(rank=0, world_size=1)
+    >>> model = dpcore.DataParallel(torch.nn.Linear(2, 1))
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> model.module.weight.grad
+    tensor([[3., 3.]])
+    >>> dpcore.finalize()
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | str | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
+        comm: Any = None,
+        schedule: str | LaunchSchedule = "auto",
+        deterministic: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
+        self.logger = Logger()
+        process_group = arguments.check_together(
+            delay_all_reduce_named_params,
+            param_to_hook_all_reduce,
+            process_group,
+            device_mesh,
+            module,
+        )
+        delayed = list(delay_all_reduce_named_params or ())
+        self.parameters_to_ignore = {
+            *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
+            *(name for name, _ in delayed),
+        }
+        trained = parameters.trained_parameters(module, self.parameters_to_ignore)
+        wanted = [p for _, p in delayed] or [p for _, p in trained]
+        arguments.check_parameters(trained or delayed, module, self.parameters_to_ignore)
+        arguments.warn_of_check_reduction(check_reduction)
+        self.forward_sync_buffers, buffers_at_init = arguments.buffer_options(
+            broadcast_buffers, forward_sync_buffers
+        )
+        self._module_parameters = [
+            p for name, p in module.named_parameters() if name not in self.parameters_to_ignore
+        ]
+        self.device_ids, self.output_device = arguments.devices(
+            device_ids, output_device, self._module_parameters or wanted
+        )
+        self.module, self.dim = module, dim
+        self.device = wanted[0].device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({p.device for p in self._module_parameters}) > 1
+        self.use_side_stream_for_tensor_copies = True
+        self.broadcast_bucket_size = 250 * 2**20
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.batched_grad_copy = batched_grad_copy
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.static_graph = static_graph
+        self.mixed_precision = mixed_precision
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        caps, self._chooses_caps = arguments.bucket_caps(
+            bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters and not static_graph
+        )
+        self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
+        self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
+        self._caps = caps
+        self._wanted_schedule, self._deterministic = checked(schedule), deterministic
+        self._comm_hooks: list[tuple[Any, Any]] = []
+        self._ddp_sink_clone = True
+        self._divide_by_initial_world_size = True
+        self._join_group(comm, process_group)
+        if deterministic and not isinstance(self.group, Communicator):
+            raise Unsupported(
+                f"deterministic=True needs dpcore's communicator; in what order {self.backend} "
+                "adds is not known. Pass comm=dpcore.init()"
+            )
+        if init_sync:
+            make_equal(self, trained, delayed, buffers_at_init)
+        self._delayed = (
+            DelayedGradients(self._model_group, [p for _, p in delayed], param_to_hook_all_reduce)
+            if param_to_hook_all_reduce is not None
+            else None
+        )
+        self._set_up(trained)
+
+    def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """What follows from the parameters: again when they have changed."""
+        self._parameters_by_number = [parameter for _, parameter in trained]
+        self._watch = parameters.ParameterWatch(self.module, trained, self.parameters_to_ignore)
+        group = self._model_group
+        self._buffers_of_module = BufferSync(
+            group, self.module, self.parameters_to_ignore, self.device
+        )
+        modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
+        schedule = self._wanted_schedule
+        self._reducer = _C.Reducer(
+            self._parameters_by_number,
+            [name for name, _ in trained],
+            parameters.comes_sparse(self.module, self._parameters_by_number),
+            [numbers for _, numbers in modules],
+            self.group._native if isinstance(self.group, Communicator) else self.group,
+            automatic_schedule(self.group) if schedule == "auto" else schedule,
+            self._caps,
+            find_unused=self.find_unused_parameters and not self.static_graph,
+            grad_is_part=self.gradient_as_bucket_view,
+            skip_unused=self.skip_all_reduce_unused_params,
+            static_graph=self.static_graph,
+            ordered=self._deterministic,
+            profiled_as=profiled_as(self, "all_reduce"),
+            reduce_sparse=self._average_sparse,
+            tag=group.tag,
+            traced_as=group.traced_as,
+            model=group.name,
+            advice=group.advice,
+        )
+        self.reducer: Any = ReducerFace(self)
+        if self.static_graph:
+            self.logger._set_static_graph()
+        self._first_bucket_sizes = bucket_sizes(self)
+        self._hook_runner = None
+        self._futures_of_buffers: list[Any] = []
+        self._looked_for_optimizers = False
+        # Ranks that are threads share torch's class, and would see each other's models there.
+        self._is_seen_by_dynamo = getattr(self.group, "transport", "") != "inproc"
+        self._mixed: MixedPrecision | None = None
+        if self.mixed_precision is not None:
+            self._mixed = MixedPrecision(
+                self.mixed_precision, self.module, self.parameters_to_ignore
+            )
+            if self._mixed.reduce_dtype is not None:
+                self._reducer.reduce_as(self._mixed.reduce_dtype)
+        if not sync_batch_norm.torch_can(self.device_type, self._torch_group):
+            sync_batch_norm.take_over(self.module, group)
+        completion.watch(self)
+        self._listen([part for part, _ in modules])
+        trace_facts.know(self)
+
+    def refresh(self) -> None:
+        """After parameters were added, replaced, frozen or unfrozen: all ranks call it, and
+        average from now on what there is now. Begins with rank 0's values, as the constructor
+        does; the optimizer has to be told of new parameters by whoever made it."""
+        self._reducer.wait_for_gradients()
+        self._module_parameters = [
+            p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
+        ]
+        trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
+        arguments.check_parameters(trained, self.module, self.parameters_to_ignore)
+        make_equal(self, trained, (), self.forward_sync_buffers)
+        self._set_up(trained)
+        self._use_hooks_again()
+
+    # ---- around forward ----------------------------------------------------------------------
+
+    @dynamo.left_alone
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's forward. What it does before: buffers; after: expects gradients."""
+        if not dynamo.knows_us and "torch._dynamo" in sys.modules:
+            dynamo.introduce()
+        if (outer := DistributedDataParallel._active_ddp_module) is not None:
+            nesting.check_around(self, outer)
+        reducer = self._reducer
+        learning = torch.is_grad_enabled()
+        synchronised = learning and self.require_backward_grad_sync
+        if self._watch.check():
+            self._buffers_of_module.find_again()
+        if learning:
+            if reducer.is_incomplete:
+                completion.raise_if_incomplete(self)
+            reducer.begin_forward()
+            if not self._looked_for_optimizers:
+                self._setup_in_backward_optimizers()
+        joins = self._join_config.enable
+        root = join.begin_forward(self) if joins else 0
+        if self._syncs_buffers(before_forward=True):
+            self._sync_module_buffers(root)
+        if joins:
+            _, active = join.count_active(self, is_active=True)
+            join.take_part(self, active)
+        if synchronised and reducer.wants_rebuild:
+            self._rebuild_buckets()
+        if self.device_ids:
+            inputs, kwargs = arguments.moved(self, inputs, kwargs)
+        if recorded := reducer.is_recorded:
+            reducer.forward_begins()
+        output = self._run(*inputs, **kwargs)
+        if recorded:
+            reducer.forward_ends()
+            when_backward_begins(output, reducer.backward_begins)
+        if self._syncs_buffers(before_forward=False):
+            self._sync_module_buffers(root)
+        if learning:
+            output = self._expect_gradients(output, synchronised)
+        return output
+
+    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
+        run = self._mixed or self.module
+        if not self._is_seen_by_dynamo:
+            return run(*inputs, **kwargs)
+        # torch.compile of the module within splits its graph where our buckets end.
+        before = DistributedDataParallel._active_ddp_module
+        DistributedDataParallel._active_ddp_module = self
+        try:
+            return run(*inputs, **kwargs)
+        finally:
+            DistributedDataParallel._active_ddp_module = before
+
+    def _expect_gradients(self, output: Any, synchronised: bool) -> Any:
+        reducer = self._reducer
+        self.require_forward_param_sync = synchronised
+        outputs: list[torch.Tensor] = []
+        if synchronised and self.static_graph:
+            if reducer.completed == 0:
+                when_backward_begins(output, reducer.outermost_backward_begins)
+        elif synchronised and self.find_unused_parameters:
+            outputs = list(tensors_in(output))
+            output = tie_outputs(output, clone=self._ddp_sink_clone)
+        reducer.end_forward(synchronised, outputs)
+        if self._futures_of_buffers:
+            when_backward_ends(output, self._wait_for_buffers)
+        if self._delayed is not None:
+            self._delayed.after_forward(synchronised)
+        return output
+
+    def _rebuild_buckets(self) -> None:
+        """Buckets in the order in which gradients really came."""
+        rebuild(self)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of forwards within are only added up on each rank. The next forward outside
+        averages the sum.
+
+        >>> with model.no_sync():                              # doctest: +SKIP
+        ...     loss(model(first_half)).backward()
+        >>> loss(model(second_half)).backward()                # doctest: +SKIP
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # ---- what can be seen --------------------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        """Who moves the bytes: "native", "torch gloo", "mpi", ..."""
+        return str(getattr(self.group, "backend", type(self.group).__name__))
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule of launches."""
+        return self._reducer.schedule
+
+    @property
+    def is_exact(self) -> bool:
+        """False when the schedule leaves out communication, for bounds: results are wrong then."""
+        return self._reducer.is_exact
+
+    def stats(self) -> dict[str, Any]:
+        """How gradients were copied (docs/gpu.md), and the counters of the communicator, if any."""
+        counters = self.group.stats() if isinstance(self.group, Communicator) else {}
+        facts = {"backend": self.backend, "schedule": self.schedule}
+        return {**facts, "copies": self._reducer.copies(), **counters}
+
+    def bucket_report(self) -> BucketReport:
+        """Which gradients travel together, and when the last backward had, sent and received
+        each bucket."""
+        return BucketReport(self._reducer.report(), self.schedule, self._reducer.has_rebuilt)
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
+        return self._reducer.has_rebuilt
+
+    def __getstate__(self) -> dict[str, Any]:
+        return pickling.state_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pickling.restore(self, state)
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _average_sparse(self, which: Sequence[int]) -> None:
+        for number in which:
+            average_sparse(self._model_group, self._parameters_by_number[number])
+
+    def _listen(self, modules: Sequence[nn.Module]) -> None:
+        """Passes on the events of forward, when the schedule wants them."""
+        for handle in self.__dict__.get("_listening", ()):
+            handle.remove()
+        self._listening = []
+        if not self._reducer.wants_forward:
+            return
+        me = weakref.ref(self)
+        for number, module in enumerate(modules):
+
+            def begins(*_: Any, number: int = number) -> None:
+                if (model := me()) is not None:
+                    model._reducer.forward_of_module_begins(number)
+
+            self._listening.append(module.register_forward_pre_hook(begins))

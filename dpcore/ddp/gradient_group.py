@@ -1,0 +1,120 @@
+"""With whom gradients are averaged: finds the group for a model.
+
+What ``DataParallel`` needs of a group is small (``GradientGroup``). dpcore's communicator has it;
+process groups of torch and communicators of mpi4py get it from adapters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dpcore.communicators.mpi import MpiGroup
+from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import GradientGroup
+from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
+from dpcore.errors import Error, Unsupported
+from dpcore.launch import session
+from dpcore.launch.group_store import places_of
+from dpcore.torch_backend.backend import communicator_of, device_communicator_over
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
+
+
+def choose_group(comm: Any, process_group: Any, device: torch.device) -> GradientGroup:
+    """``comm``, else ``process_group``, else that of ``dpcore.init()``, else torch's default."""
+    if comm is not None and process_group is not None:
+        raise Unsupported("give comm= or process_group=, not both")
+    if comm is not None:
+        return _adapted(comm)
+    if process_group is not None:
+        return of_process_group(process_group, device)
+    opened = session.opened()
+    if opened is not None:
+        return opened
+    if dist.is_available() and dist.is_initialized():
+        return of_process_group(dist.group.WORLD, device)
+    raise Error(
+        "DataParallel has no group to average gradients in: call dpcore.init() or "
+        "torch.distributed.init_process_group() first, or pass comm="
+    )
+
+
+def torch_group_of(comm: Any, process_group: Any) -> Any:
+    """The process group of torch behind what ``choose_group`` chooses, or None."""
+    if comm is not None:
+        return comm if isinstance(comm, dist.ProcessGroup) else None
+    if process_group is not None:
+        return process_group
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    opened = session.opened()
+    same = opened is None or opened.world_size == dist.get_world_size()
+    return dist.distributed_c10d._get_default_group() if same else None
+
+
+def _adapted(comm: Any) -> GradientGroup:
+    if isinstance(comm, dist.ProcessGroup):
+        return TorchGroup(comm)
+    if hasattr(comm, "Iallreduce"):
+        return MpiGroup(comm)
+    if isinstance(comm, GradientGroup):
+        return comm
+    raise Unsupported(
+        f"comm: {type(comm).__name__} has not what DataParallel needs: rank, world_size, "
+        "all_reduce, broadcast and all_gather. Pass a dpcore.Communicator, a process group of "
+        "torch, an mpi4py communicator, or an object with these"
+    )
+
+
+# ---- torch -----------------------------------------------------------------------------------
+
+# By group and device.
+_own: weakref.WeakKeyDictionary[Any, dict[torch.device, Communicator]] = weakref.WeakKeyDictionary()
+
+
+def of_process_group(group: Any, device: torch.device) -> GradientGroup:
+    """The ranks of a process group of torch. When they share a host and the gradients are on the
+    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. Of a group of the
+    backend dpcore it is a part, on GPUs one of the same kind: a model that fails ends that, and not
+    what the program uses."""
+    own = _own.setdefault(group, {})
+    communicator = own.get(device)
+    if communicator is None or communicator.closed or communicator._native.failed:
+        communicator = _make_own(group, device)
+        if communicator is None:
+            return TorchGroup(group)
+        own[device] = communicator
+    return communicator
+
+
+def _make_own(group: Any, device: torch.device) -> Communicator | None:
+    """None: the group itself has to do it."""
+    on_device = device_communicator_over(group, device)
+    if on_device is not None or device.type != "cpu":
+        return on_device
+    of_group = communicator_of(group)
+    if of_group is not None:
+        return of_group.split(0)
+    return _native_over(group) if dist.get_backend(group) in ("gloo", "mpi") else None
+
+
+def _native_over(group: Any) -> Communicator | None:
+    """None when a rank is on another host. All ranks of the group call it and get the same."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    job, hosts = places_of(dist.distributed_c10d._world.pg_map[group][1], rank, world_size)
+    if len(set(hosts)) > 1:
+        return None
+    return session.connect(job, rank, world_size, timeout=_timeout_of(group).total_seconds())
+
+
+def _timeout_of(group: Any) -> timedelta:
+    try:
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return _DEFAULT_TIMEOUT
+    return timeout if isinstance(timeout, timedelta) else _DEFAULT_TIMEOUT

@@ -1,0 +1,138 @@
+"""``LaunchSchedule``: decide in Python when gradients are sent, and who waits for them where.
+
+    class WhenAllIsThere(dpcore.LaunchSchedule):
+        def backward_end(self, control):
+            for bucket in range(control.buckets):
+                control.launch(bucket)
+            control.wait_for_all()
+
+    model = dpcore.DataParallel(model, schedule=WhenAllIsThere())
+
+The schedules that come with dpcore do the same in C++ (csrc/reducer/launch/launch_schedule.cpp).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING
+
+import torch
+
+from dpcore.communicators.native import Communicator
+from dpcore.errors import Unsupported
+
+if TYPE_CHECKING:
+    from dpcore._C import LaunchControl
+    from dpcore.communicators.protocol import GradientGroup
+
+_EVENTS = ("gradient_ready", "bucket_ready", "backward_end", "forward_begin", "optimizer_step")
+
+
+class LaunchSchedule:
+    """Subclass it and define the methods of the events you want; the others cost nothing.
+
+    Every bucket has to be launched by the end of backward. What is not waited for by then is
+    waited for at the end of backward, since programs read gradients before the optimizer does. A
+    schedule that defines ``optimizer_step`` defers this: buckets may stay in flight until an
+    optimizer of the model steps, and a program that uses a gradient earlier waits for all of them
+    there. Waiting in ``forward_begin`` alone is an ``Error``: the optimizer has stepped by then.
+
+    Buckets are numbered in the order in which they get complete. Methods of your own need a leading
+    underscore, so that an event with a misspelt name is not taken for one of them.
+    """
+
+    def caps(self, wanted: Sequence[int]) -> Sequence[int]:
+        """Bytes of the first, second, ... bucket; the last is for all further. ``wanted`` is what
+        the user of DataParallel has asked for."""
+        return wanted
+
+    def order(self, buckets: int) -> Sequence[int]:
+        """In which order buckets are launched. It must be the same on all ranks; a bucket that
+        is launched before its turn is held back until then."""
+        return range(buckets)
+
+    def is_exact(self) -> bool:
+        """False when communication is left out by ``control.skip``, for bounds."""
+        return True
+
+    def gradient_ready(self, control: LaunchControl, gradient: int) -> None:
+        """A gradient is in its bucket. Gradients are numbered as the module's parameters."""
+
+    def bucket_ready(self, control: LaunchControl, bucket: int) -> None:
+        """The last gradient of a bucket is there."""
+
+    def backward_end(self, control: LaunchControl) -> None:
+        """All gradients are there."""
+
+    def forward_begin(self, control: LaunchControl, module: int) -> None:
+        """The forward of a module with parameters of its own begins, while buckets are in flight:
+        no optimizer has stepped since backward. Modules are numbered as ``modules()`` finds
+        them."""
+
+    def optimizer_step(self, control: LaunchControl) -> None:
+        """An optimizer is about to step, while buckets are in flight. What is not waited for here
+        is waited for afterwards, before the optimizer goes on."""
+
+    def listens_to(self) -> list[str]:
+        """The events whose methods were defined."""
+        return [
+            name
+            for name in _EVENTS
+            if getattr(getattr(self, name), "__func__", None) is not getattr(LaunchSchedule, name)
+        ]
+
+
+def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
+    """``schedule`` itself, unless it is none; a warning for the one that averages nothing."""
+    if isinstance(schedule, str):
+        is_exact = schedule != "oracle"
+        name = schedule
+    elif isinstance(schedule, type):
+        name = schedule.__name__
+        raise Unsupported(f"schedule: {name} is a class; pass an instance, schedule={name}()")
+    elif not hasattr(schedule, "listens_to"):
+        raise Unsupported(
+            f"schedule: expected a name or a dpcore.LaunchSchedule, not a {type(schedule).__name__}"
+        )
+    else:
+        _check_methods(type(schedule))
+        is_exact, name = schedule.is_exact(), type(schedule).__name__
+    if not is_exact:
+        warnings.warn(
+            f"schedule '{name}' leaves out communication: gradients are not averaged and ranks "
+            "drift apart. It is a bound to compare with, not a way to train",
+            stacklevel=3,
+        )
+    return schedule
+
+
+def _check_methods(kind: type) -> None:
+    for base in kind.__mro__:
+        if base is LaunchSchedule or not issubclass(base, LaunchSchedule):
+            continue
+        for name, value in vars(base).items():
+            is_method = isinstance(value, FunctionType | staticmethod | classmethod)
+            if is_method and not name.startswith("_") and not hasattr(LaunchSchedule, name):
+                raise Unsupported(_not_an_event(kind.__name__, name))
+
+
+def _not_an_event(kind: str, name: str) -> str:
+    meant = difflib.get_close_matches(name, _EVENTS, 1)
+    return (
+        f"schedule {kind}: {name} is no event, so it would never be called"
+        + (f"; is it {meant[0]}? " if meant else ". ")
+        + f"The events are {', '.join(_EVENTS)}; helper methods begin with an underscore"
+    )
+
+
+def automatic_schedule(group: GradientGroup) -> str:
+    """Communication in the background of backward needs a processor. When each rank computes with
+    one thread and there is a rank for every processor, it would only take turns with backward, and
+    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
+    processors = len(os.sched_getaffinity(0))
+    busy = torch.get_num_threads() == 1 and group.world_size >= processors
+    return "sequential" if busy and isinstance(group, Communicator) else "bucketed"

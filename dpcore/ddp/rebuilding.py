@@ -1,0 +1,134 @@
+"""Buckets after the first step: in the order in which gradients came, and with "auto" cut by what
+was measured.
+
+What "auto" knows: when each gradient was ready in the first step, on the rank that was last, and
+what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
+the way between the ranks for its share and its bytes, one after the other, once its bucket is
+ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
+the choice is the largest size that is over within 1% of the best.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from dpcore import _C
+from dpcore.ddp.model_group import profiled_as
+from dpcore.ddp.parameters import comes_sparse
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapped import Wrapped
+
+CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
+_LARGE, _FLIGHT = 1 << 20, 8  # bytes of a large operation, small ones in flight
+_SLACK = 1.01
+
+
+class Speed(NamedTuple):
+    """Of the operations of a group: seconds and bytes per second."""
+
+    latency: float  # of a small one
+    share: float  # of a small one among several
+    bandwidth: float
+
+
+def rebuild(model: Wrapped) -> None:
+    """All ranks call it. Rank 0's order is the one of all."""
+    reducer = model._reducer
+    count = len(model._parameters_by_number)
+    arrived = list(reducer.arrival_order)
+    is_complete = len(arrived) == count  # else this rank had no inputs any more
+    order = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
+    with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
+        model._model_group.broadcast(order, 0)
+    caps: list[int] = []
+    if model._chooses_caps:
+        came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
+        caps = _measured_caps(model, order.tolist(), came)
+        model._caps, model.bucket_bytes_cap = caps, caps[-1]
+    reducer.rebuild(order.tolist(), caps)
+
+
+def _measured_caps(model: Wrapped, order: list[int], came_ns: dict[int, int]) -> list[int]:
+    parameters = model._parameters_by_number
+    begin = min(came_ns.values(), default=0)
+    ready = torch.tensor(
+        [(came_ns.get(number, begin) - begin) * 1e-9 for number in range(len(parameters))],
+        dtype=torch.float64,
+        device=model.device,
+    )
+    model._model_group.all_reduce(ready, "max", async_op=False)
+    sparse = comes_sparse(model.module, parameters)
+    types = [parameter.dtype for parameter in parameters]
+    return best_caps(
+        [parameter.nbytes for parameter in parameters],
+        [types.index(kind) for kind in types],
+        [number for number in order if not sparse[number]],
+        ready.tolist(),
+        measured_speed(model._model_group, model.device),
+    )
+
+
+def measured_speed(group: Any, device: torch.device) -> Speed:
+    """All ranks call it and get the same."""
+    one = [torch.zeros(1, device=device)]
+    flight = [torch.zeros(1, device=device) for _ in range(_FLIGHT)]
+    large = [torch.zeros(_LARGE // 4, device=device) for _ in range(2)]
+    seconds = [_seconds_of(group, tensors, device) for tensors in (one, flight, large)]
+    agreed = torch.tensor(seconds, dtype=torch.float64, device=device)
+    group.all_reduce(agreed, "max", async_op=False)
+    latency, of_flight, of_large = agreed.tolist()
+    bandwidth = len(large) * _LARGE / max(of_large - latency, 1e-9)
+    return Speed(latency, max(of_flight - latency, 0.0) / (_FLIGHT - 1), bandwidth)
+
+
+def _seconds_of(group: Any, tensors: Sequence[torch.Tensor], device: torch.device) -> float:
+    """All-reduces of the tensors at once; the median of some times."""
+    taken = []
+    for _ in range(5):
+        group.all_reduce(tensors[0], "sum", async_op=False)  # all begin together
+        _finish(device)
+        begin = time.perf_counter()
+        for work in [group.all_reduce(tensor, "sum", async_op=True) for tensor in tensors]:
+            work.wait()
+        _finish(device)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def best_caps(
+    sizes: Sequence[int],
+    kinds: Sequence[int],
+    order: Sequence[int],
+    ready: Sequence[float],
+    speed: Speed,
+) -> list[int]:
+    """The cap that ends first. ``ready``: seconds, by the number of the gradient.
+
+    >>> from dpcore.ddp.rebuilding import Speed, best_caps
+    >>> sizes, ready = [1 << 20] * 8, [0.01 * number for number in range(8)]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, Speed(1e-4, 1e-5, 1e8))]
+    [1]
+    >>> [cap >> 20 for cap in best_caps(sizes, [0] * 8, range(8), ready, Speed(1e-4, 1e-5, 1e12))]
+    [100]
+    """
+    ends = {}
+    for cap_mb in CAPS_MB:
+        cap = int(cap_mb * (1 << 20))
+        free = 0.0
+        for bucket in _C.plan_buckets(sizes, kinds, order, [cap]):
+            begin = max(free, *(ready[number] for number in bucket))
+            free = begin + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
+        ends[cap] = free + speed.latency
+    enough = min(ends.values()) * _SLACK
+    return [max(cap for cap, end in ends.items() if end <= enough)]

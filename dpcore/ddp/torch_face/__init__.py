@@ -1,0 +1,1 @@
+"""What makes a DataParallel torch's DistributedDataParallel for programs that look inside."""

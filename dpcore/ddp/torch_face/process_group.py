@@ -1,0 +1,110 @@
+"""A group of ours as a process group of torch: for communication hooks, and for ``join``.
+
+Only what they call: all_reduce, broadcast, all_gather, barrier. Operations are complete when the
+call returns, so futures of them hold their value at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dpcore.communicators.protocol import GradientGroup
+from dpcore.errors import Unsupported
+
+_OPERATORS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.PRODUCT, "prod"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+)
+
+
+class _Done(dist.Work):
+    """An operation that is over. Its value is the list that torch's groups give."""
+
+    def __init__(self, value: Sequence[Any]) -> None:
+        super().__init__()
+        self._value = list(value)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        return self._value
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._value)
+        return future
+
+
+class GroupForTorch(dist.ProcessGroup):
+    """``dist.all_reduce(tensor, group=this)`` and the like reach a group of ours."""
+
+    def __init__(self, group: GradientGroup) -> None:
+        super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
+        self._group = group
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "dpcore"
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: Any, options: Any = None
+    ) -> _Done:
+        wanted = getattr(options, "reduceOp", options) or dist.ReduceOp.SUM
+        operator = next((name for known, name in _OPERATORS if wanted == known), None)
+        if operator is None:
+            raise Unsupported(f"all_reduce of a wrapped model's group: no operator {wanted}")
+        tensors = _listed(tensors)
+        for tensor in tensors:
+            flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+            self._group.all_reduce(flat, operator, async_op=False)
+            if flat is not tensor:
+                tensor.copy_(flat)
+        return _Done(tensors)
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: Any, options: Any = None
+    ) -> _Done:
+        tensors = _listed(tensors)
+        root = 0 if options is None else getattr(options, "rootRank", options)
+        for tensor in tensors:
+            flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+            self._group.broadcast(flat, root)
+            if flat is not tensor:
+                tensor.copy_(flat)
+        return _Done(tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> _Done:
+        inputs = _listed(inputs)
+        lists = [outputs] if isinstance(outputs[0], torch.Tensor) else outputs
+        gathered = []
+        for parts, own in zip(lists, inputs, strict=True):
+            flat = torch.empty(
+                own.numel() * self._group.world_size, dtype=own.dtype, device=own.device
+            )
+            self._group.all_gather(flat, own.contiguous().reshape(-1))
+            together = flat.view(self._group.world_size, *own.shape)
+            for part, value in zip(parts, together, strict=True):
+                part.copy_(value)
+            gathered.append(together)
+        return _Done(gathered)  # as NCCL's: hooks index it by rank, and further
+
+    def barrier(self, options: Any = None) -> _Done:
+        self._group.all_reduce(torch.zeros(1), "sum", async_op=False)
+        return _Done([])
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

@@ -1,0 +1,86 @@
+"""``model.reducer``: the methods of torch's reducer that hooks, tests and scripts call."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dpcore.ddp.completion import raise_if_incomplete
+from dpcore.ddp.torch_face.comm_hooks import GradBucket, bucket_of, completed
+from dpcore.ddp.torch_face.logging_data import buckets_of
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapped import Wrapped
+
+
+class ReducerFace:
+    """Speaks for the model's reducer. Holds the model weakly: the model holds it."""
+
+    def __init__(self, model: Wrapped) -> None:
+        self._of = weakref.ref(model)
+
+    @property
+    def _model(self) -> Wrapped:
+        model = self._of()
+        if model is None:
+            raise ReferenceError("the wrapped model of this reducer is gone")
+        return model
+
+    def _run_allreduce_hook(self, bucket: Any) -> Any:
+        """The sum over ranks, in the bucket's buffer."""
+        model, buffer = self._model, bucket.buffer()
+        if model._torch_group is not None and model.backend.startswith("torch"):
+            return dist.all_reduce(buffer, group=model._torch_group, async_op=True).get_future()
+        model._model_group.all_reduce(buffer, "sum", async_op=False)
+        return completed(buffer)
+
+    def _run_comm_hook(self, bucket: Any) -> Any:
+        runner = self._model._hook_runner
+        return self._run_allreduce_hook(bucket) if runner is None else runner.run(bucket)
+
+    def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
+        model = self._model
+        count = len(buckets_of(model))
+        made = []
+        for number in range(count):
+            last = number == count - 1
+            bucket = bucket_of(model._reducer, model._parameters_by_number, number, last)
+            bucket.set_buffer(torch.zeros_like(bucket.buffer()))
+            made.append(bucket)
+        return made
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        """How many ranks used each parameter."""
+        model = self._model
+        return torch.tensor(model._reducer.used_counts, dtype=torch.int32, device=model.device)
+
+    def _ddp_graph_static(self) -> bool:
+        return self._model._reducer.is_graph_static
+
+    def _rebuild_buckets(self) -> bool:
+        model = self._model
+        if not model._reducer.wants_rebuild:
+            return False
+        type(model)._rebuild_buckets(model)
+        return True
+
+    def _check_reducer_finalized(self) -> None:
+        raise_if_incomplete(self._model)
+
+    def _remove_autograd_hooks(self) -> None:
+        self._model._reducer.stop_listening()
+
+    def _set_static_graph(self) -> None:
+        self._model._reducer.set_static_graph()
+
+    def _set_ddp_runtime_logging_sample_rate(self, steps: int) -> None:
+        self._model._reducer.sample_every(steps)
+
+    def _install_post_backward_futures(self, futures: Any) -> None:
+        self._model._futures_of_buffers.extend(futures)
+
+    def _set_optimizer_in_backward(self) -> None:
+        """Gradients that the hook has removed stay removed without being told."""

@@ -1,0 +1,315 @@
+"""The methods of torch's class that few programs call, on top of what ``DataParallel`` is.
+
+Each has torch's name and meaning. Where torch's own would reach into its reducer, these reach into
+ours. What is left of torch's machinery raises, so that nothing works by half
+(tests/data_parallel/test_surface.py lists what is inherited).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import DistributedDataParallel
+
+from dpcore.communicators.protocol import GradientGroup
+from dpcore.ddp.buffer_methods import BufferMethods
+from dpcore.ddp.completion import raise_if_incomplete
+from dpcore.ddp.gradient_group import choose_group, torch_group_of
+from dpcore.ddp.model_group import ModelGroup
+from dpcore.ddp.parameters import comes_sparse, ignore_by_name, trained_parameters
+from dpcore.ddp.torch_face.comm_hooks import HookRunner, check_hook, name_of, step_in_backward
+from dpcore.ddp.torch_face.join import ModelJoin, join_context
+from dpcore.ddp.torch_face.logging_data import Logger, logging_data
+from dpcore.ddp.torch_face.process_group import GroupForTorch
+from dpcore.errors import Error, Unsupported
+
+if TYPE_CHECKING:
+    from dpcore import _C
+
+# What DataParallel has from torch's class as it is: they touch only what DataParallel sets.
+INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs", "train")
+_Class = TypeVar("_Class")
+_HookType: Any = vars(dist)["BuiltinCommHookType"]
+
+
+class TorchSurface(BufferMethods):
+    """Passes for torch's class; its ``__init__`` never runs."""
+
+    module: nn.Module
+    group: GradientGroup
+    _model_group: ModelGroup
+    logger: Logger
+    _reducer: _C.Reducer
+    _hook_runner: HookRunner | None
+    _parameters_by_number: list[nn.Parameter]
+    _torch_group: Any
+    _profiled_backend: str
+    _group_for_torch: Any
+    _set_up: Callable[[Sequence[tuple[str, nn.Parameter]]], None]
+
+    # ---- communication hooks -----------------------------------------------------------------
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """``hook(state, bucket) -> Future`` in the place of each bucket's all-reduce, see
+        dpcore/ddp/torch_face/comm_hooks.py. Hooks that take a process group as their state get that
+        of the model for None when torch.distributed has none."""
+        self._check_comm_hook(hook)
+        self._take_hook_place(name_of(hook))
+        self._comm_hooks.append((hook, state))
+        if state is None and not torch.distributed.is_initialized():
+            state = self.process_group
+        self._hook_runner = HookRunner(self._reducer, self._parameters_by_number, state, hook)
+        self._reducer.use_hook(self._hook_runner)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """``dist.BuiltinCommHookType.ALLREDUCE``, which is what happens anyway, or
+        ``FP16_COMPRESS``, in C++."""
+        self._take_hook_place(str(comm_hook_type))
+        if comm_hook_type == _HookType.FP16_COMPRESS:
+            self._reducer.reduce_as(torch.float16)
+
+    def _use_hooks_again(self) -> None:
+        """On the reducer that has taken another's place."""
+        name = self.logger.facts.pop("comm_hook", "")
+        hooks, self._comm_hooks = self._comm_hooks, []
+        for hook, state in hooks:
+            self.register_comm_hook(state, hook)
+        if name and not hooks:
+            kinds = _HookType
+            self._register_builtin_comm_hook(
+                next(k for k in kinds.__members__.values() if str(k) == name)
+            )
+
+    def _take_hook_place(self, name: str) -> None:
+        if self._comm_hooks or "comm_hook" in self.logger.facts:
+            self._raise(
+                Error(
+                    f"register_comm_hook or register_builtin_comm_hook can only be called once: "
+                    f"{self.logger.facts.get('comm_hook')} is registered. For several, register "
+                    "dpcore.compose_comm_hooks((state, hook), ...)"
+                )
+            )
+        self.logger._set_comm_hook_name(name)
+
+    def _check_comm_hook(self, hook: Any) -> None:
+        try:
+            check_hook(hook)
+        except (TypeError, ValueError) as problem:
+            self._raise(problem)
+
+    def _register_fused_optim(
+        self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any
+    ) -> None:
+        """An optimizer that steps each bucket as soon as its gradients are averaged."""
+        from torch.distributed.algorithms import _optimizer_overlap
+
+        fused: Any = _optimizer_overlap._as_overlapped_optim(  # type: ignore[attr-defined]
+            optim, optim_params, *args, **kwargs
+        )
+        try:
+            fused.register_ddp(self)
+        except NotImplementedError as problem:
+            raise Error(f"{optim} has no form that steps single buckets") from problem
+
+    def _setup_in_backward_optimizers(self) -> None:
+        """For ``torch.distributed.optim._apply_optimizer_in_backward``: the optimizer steps when a
+        bucket is averaged, and not when a gradient is there. Asked once, at the first forward."""
+        from torch.distributed.optim.apply_optimizer_in_backward import (
+            param_to_optim_hook_handle_map,
+        )
+
+        self._looked_for_optimizers = True
+        if not any(hasattr(p, "_in_backward_optimizers") for p in self._parameters_by_number):
+            return
+        handles: Any = param_to_optim_hook_handle_map
+        for parameter in self._parameters_by_number:
+            for handle in handles.get(parameter, ()):
+                handle.remove()
+        self.register_comm_hook(weakref.ref(self), step_in_backward)
+
+    @property
+    def process_group(self) -> Any:  # type: ignore[override]
+        """torch's group, or ours in its form, for hooks and ``join``."""
+        if self._torch_group is not None:
+            return self._torch_group
+        if self._group_for_torch is None:
+            self._group_for_torch = GroupForTorch(self._model_group)
+        return self._group_for_torch
+
+    # ---- static graphs, logging --------------------------------------------------------------
+
+    def _set_static_graph(self) -> None:
+        """As the constructor's ``static_graph=True``, before the first step."""
+        if self.static_graph:
+            warnings.warn("static_graph is set already", stacklevel=2)
+            return
+        try:
+            self._reducer.set_static_graph()
+        except Error as problem:
+            self._raise(problem)
+        self.static_graph = True
+        self.logger._set_static_graph()
+        if self.find_unused_parameters:
+            warnings.warn(
+                "static_graph=True finds unused parameters in the first step; "
+                "find_unused_parameters=True has no effect besides it",
+                stacklevel=2,
+            )
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """See dpcore/ddp/torch_face/logging_data.py."""
+        return logging_data(self)  # type: ignore[arg-type]
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if sample_rate < 1:
+            self._raise(
+                Unsupported("DDP runtime logging sample rate should be equal or greater than 1")
+            )
+        self._reducer.sample_every(sample_rate)
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> None:
+        self._raise(err_type(err_msg))
+
+    def _raise(self, problem: Exception) -> None:
+        self.logger.set_error_and_log(str(problem))
+        raise problem
+
+    def _join_group(self, comm: Any, process_group: Any, is_copy: bool = False) -> None:
+        self.group = choose_group(comm, process_group, self.device)
+        self._model_group = ModelGroup(self.group, self.module, is_copy)
+        self._torch_group = torch_group_of(comm, process_group)
+        # Asked once: the program may destroy torch's group while ours goes on.
+        group = self._torch_group
+        self._profiled_backend = dist.get_backend(group) if group else "dpcore"
+        self._has_default_group = comm is None and process_group is None
+        self._group_for_torch = None
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """From now on over another group, of which this rank is a member: for ranks that were lost
+        or have come. Buckets begin anew."""
+        if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
+            return
+        with contextlib.suppress(Error):  # it may be gone because its group has failed
+            self._reducer.wait_for_gradients()
+        self._join_group(None, new_process_group)
+        self._set_up(trained_parameters(self.module, self.parameters_to_ignore))
+        self._use_hooks_again()
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """False: outputs are not copied when unused parameters are looked for; the loss must not
+        change them in place."""
+        self._ddp_sink_clone = val
+
+    def _check_reducer_finalized(self) -> None:
+        raise_if_incomplete(self)  # type: ignore[arg-type]
+
+    def _remove_autograd_hooks(self) -> None:
+        self._reducer.stop_listening()
+
+    def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
+        """Nothing to prepare: sparse gradients tell each other their rows."""
+
+    # ---- join --------------------------------------------------------------------------------
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Any:
+        """A context in which ranks may have different numbers of inputs. Those that have none any
+        more contribute zeros, and at its end all have the model of one that trained longest.
+
+        ``divide_by_initial_world_size``  False: averages over the ranks that still have inputs.
+        ``throw_on_early_termination``    all ranks raise when the first one is through.
+        """
+        return join_context(
+            self,  # type: ignore[arg-type]
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> ModelJoin:
+        divide = kwargs.get("divide_by_initial_world_size", True)
+        return ModelJoin(self, divide)  # type: ignore[arg-type]
+
+    @property
+    def join_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.process_group
+
+    @property
+    def _distributed_rank(self) -> int:
+        return self.group.rank
+
+    # ---- parameters ------------------------------------------------------------------------
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: nn.Module, params_and_buffers_to_ignore: Sequence[str]
+    ) -> None:
+        """Before wrapping ``module``: these names are neither averaged nor broadcast."""
+        ignore_by_name(module, params_and_buffers_to_ignore)
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
+        for name, parameter in module.named_parameters():
+            if not hasattr(parameter, "_ddp_ignored"):
+                yield (name, parameter) if named_params else parameter
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters = [p for _, p in trained_parameters(self.module, self.parameters_to_ignore)]
+        return parameters, comes_sparse(self.module, parameters)
+
+    def _build_debug_param_to_name_mapping(
+        self, parameters: Sequence[torch.Tensor]
+    ) -> dict[int, str]:
+        number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+        names = {}
+        for name, parameter in trained_parameters(self.module, self.parameters_to_ignore):
+            if id(parameter) not in number_of:
+                self._raise(
+                    Unsupported(f"Param with name {name} is not among the parameters given")
+                )
+            names[number_of[id(parameter)]] = name
+        if len(names) != len(number_of):
+            self._raise(
+                Unsupported(
+                    f"Expected param to name mapping of {len(number_of)} parameters; the module "
+                    f"has {len(names)} of them"
+                )
+            )
+        return names
+
+
+def without_torchs_machinery(cls: type[_Class]) -> type[_Class]:
+    """Closes the methods of torch's class that ``cls`` does not have in a form of its own."""
+    torchs = vars(DistributedDataParallel)
+    for name, value in torchs.items():
+        own = getattr(cls, name) is not getattr(DistributedDataParallel, name)
+        if inspect.isfunction(value) and not own and name not in INHERITED:
+            setattr(cls, name, _closed(name))
+    return cls
+
+
+def _closed(name: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(
+            f"{name} is a part of how torch's DistributedDataParallel works inside; "
+            "dpcore.DataParallel works otherwise and has nothing that it could mean"
+        )
+
+    method.__name__ = method.__qualname__ = name
+    return method

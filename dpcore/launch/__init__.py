@@ -1,0 +1,1 @@
+"""How ranks start, find their place and meet."""

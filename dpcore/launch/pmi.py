@@ -1,0 +1,95 @@
+"""The little of PMI-1 that a rendezvous needs: what MPICH's mpiexec offers to each rank on PMI_FD.
+
+Lines of ``cmd=... key=value``, a question and an answer each. The line is there for MPI, which may
+start later in the same program. So it stays open and as it is (blocking), our keys begin with
+"dpcore", and it is only ended in a program that never starts MPI. While MPI runs, ranks meet
+through MPI (``mpi_meeting.py``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from dpcore.errors import RendezvousError
+from dpcore.launch import mpi_meeting
+
+_ANSWER_SECONDS = 60.0
+
+
+class Pmi:
+    """The line to mpiexec. One per process, see :func:`connect`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._process = os.getpid()
+        self._ask("cmd=init pmi_version=1 pmi_subversion=1")
+        self.name = self._ask("cmd=get_my_kvsname")["kvsname"]
+
+    @contextlib.contextmanager
+    def publish(self, key: str, value: str) -> Iterator[None]:
+        self._ask(f"cmd=put kvsname={self.name} key={key} value={value}")
+        self._ask("cmd=barrier_in")
+        yield
+
+    def read(self, key: str, deadline: float) -> str:
+        self._ask("cmd=barrier_in")
+        return self._ask(f"cmd=get kvsname={self.name} key={key}")["value"]
+
+    def leave(self) -> None:
+        """mpiexec takes a rank that ends without a word for one that crashed. MPI says it itself,
+        and a forked child has nothing to say."""
+        if os.getpid() == self._process and not mpi_meeting.was_started():
+            with contextlib.suppress(RendezvousError):
+                self._ask("cmd=finalize")
+
+    def _ask(self, question: str) -> dict[str, str]:
+        try:
+            answer = self._exchange(question.encode() + b"\n")
+        except OSError as error:
+            raise RendezvousError(
+                f"mpiexec does not answer {question!r}: {error}; set MASTER_ADDR and MASTER_PORT "
+                "for a meeting without it"
+            ) from error
+        words = dict(word.partition("=")[::2] for word in answer.decode().split())
+        if words.get("rc", "0") != "0":
+            raise RendezvousError(
+                f"mpiexec answers {question!r} with {answer.decode()!r}; set MASTER_ADDR and "
+                "MASTER_PORT for a meeting without it"
+            )
+        return words
+
+    def _exchange(self, question: bytes) -> bytes:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while question:
+            question = question[os.write(self._descriptor, question) :]
+        ready = select.poll()
+        ready.register(self._descriptor, select.POLLIN)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                raise OSError(f"no answer in {_ANSWER_SECONDS:.0f} s")
+            more = os.read(self._descriptor, 4096)
+            if not more:
+                raise OSError("it hung up")
+            answer += more
+        return answer.rstrip(b"\n")
+
+
+_of_process: Pmi | None = None
+_one_at_a_time = threading.Lock()
+
+
+def connect(environment: Mapping[str, str]) -> Pmi | None:
+    """The line that mpiexec gave to this process, if it did."""
+    global _of_process
+    with _one_at_a_time:
+        if _of_process is None and "PMI_FD" in environment:
+            _of_process = Pmi(int(environment["PMI_FD"]))
+            atexit.register(_of_process.leave)
+        return _of_process

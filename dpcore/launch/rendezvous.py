@@ -1,0 +1,216 @@
+"""How ranks that share no memory find each other: an address of rank 0, and a secret.
+
+The connections themselves, and who is let in, are the compiled core's: see
+``csrc/comm/rendezvous/meet_tcp.h``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import stat
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dpcore.communicators.work import LONGEST_SECONDS
+from dpcore.errors import RendezvousError
+from dpcore.launch import mpi_meeting, pmi, pmix
+from dpcore.launch.place import Place, slurm_address, spans_hosts
+from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
+
+if TYPE_CHECKING:
+    from dpcore import _C
+
+# One stream fills a link, or the processors that serve it; docs/decisions/0020.
+_SOCKETS = 1
+
+
+@contextlib.contextmanager
+def tcp_place(
+    place: Place,
+    job: str,
+    init_method: str | None,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    at: Store | None = None,
+    *,
+    shares_memory: bool = False,
+) -> Iterator[_C.TcpPlace | None]:
+    """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts.
+
+    ``at``: where rank 0 leaves its address, whatever the launcher says.
+    ``shares_memory``: ranks that find out that they share a host use its memory.
+    """
+    from dpcore import _C
+
+    env = os.environ if environment is None else environment
+    if place.world_size == 1:
+        yield None
+        return
+    timeout = min(timeout, LONGEST_SECONDS)
+    deadline = time.monotonic() + timeout
+    interface = env.get("DPCORE_SOCKET_IFNAME", "")
+    address = "" if at else known_address(env, init_method, place)
+    store = at or (None if address else meeting_store(env, place, init_method, timeout))
+    with contextlib.ExitStack() as published:
+        listener = None
+        if place.rank == 0 and store is None:
+            listener = _C.TcpListener.at(address, interface)
+        elif place.rank == 0:
+            assert store is not None
+            master = env.get("MASTER_ADDR") or _own_host(place, env)
+            listener = _C.TcpListener.towards(_joined(master, "1"), interface)
+            address = listener.address
+            published.enter_context(store.publish(job, address))
+        elif store is not None:
+            address = store.read(job, deadline)
+        secret = read_secret(env)
+        if not secret and not _C.is_loopback(address):
+            _warn_once(address)
+        sockets = _number(env, "DPCORE_TCP_SOCKETS", _SOCKETS)
+        host = pretended_host(place.rank, env)
+        yield _C.TcpPlace(address, listener, interface, secret, sockets, shares_memory, host)
+
+
+def pretended_host(rank: int, env: Mapping[str, str]) -> str:
+    """DPCORE_PRETEND_HOSTS: a list by rank, which begins again when it is too short.
+
+    >>> [pretended_host(rank, {"DPCORE_PRETEND_HOSTS": "a,a,b"}) for rank in range(4)]
+    ['a', 'a', 'b', 'a']
+    """
+    names = env.get("DPCORE_PRETEND_HOSTS", "").split(",")
+    return names[rank % len(names)].strip()
+
+
+def own_address(place: Place, env: Mapping[str, str]) -> str:
+    """The address of this host at which the other ranks can reach it."""
+    from dpcore import _C
+
+    master = env.get("MASTER_ADDR") or _own_host(place, env)
+    interface = env.get("DPCORE_SOCKET_IFNAME", "")
+    listener = _C.TcpListener.towards(_joined(master, "1"), interface)
+    return listener.address.rpartition(":")[0].strip("[]")
+
+
+def _own_host(place: Place, env: Mapping[str, str]) -> str:
+    """By which the other ranks can reach this one, when nothing else is known."""
+    return socket.gethostname() if spans_hosts(place.world_size, env) else "127.0.0.1"
+
+
+def known_address(env: Mapping[str, str], init_method: str | None, place: Place) -> str:
+    """Where rank 0 is told to listen, or nothing when it may choose."""
+    if init_method is not None and init_method.startswith("tcp://"):
+        return init_method.removeprefix("tcp://").rstrip("/")
+    if init_method not in (None, "env://") or _torch_group() or _agent_has_store(env):
+        return ""
+    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        return _joined(env["MASTER_ADDR"], env["MASTER_PORT"])
+    if _launcher_store(env, place):
+        return ""
+    if address := slurm_address(env):
+        return address
+    raise RendezvousError(
+        "ranks that are to meet over TCP need the address of rank 0: set MASTER_ADDR and "
+        "MASTER_PORT, or pass init_method='tcp://host:port' or 'file:///path'"
+    )
+
+
+def meeting_store(
+    env: Mapping[str, str], place: Place, init_method: str | None, timeout: float
+) -> Store:
+    """Where rank 0 leaves the address that it has chosen."""
+    if init_method is not None and init_method.startswith("file://"):
+        return FileStore(init_method.removeprefix("file://"))
+    if init_method not in (None, "env://"):
+        return HostStore()
+    if group := _torch_group():
+        if group.get_world_size() != place.world_size:
+            raise RendezvousError(
+                f"torch.distributed has {group.get_world_size()} ranks, init() was told of "
+                f"{place.world_size}; pass init_method= for a communicator of other ranks"
+            )
+        return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
+    if not _agent_has_store(env) and (line := _launcher_store(env, place)):
+        return line
+    # The agent has the port and serves the store there: every rank is a client of it.
+    dist: Any = importlib.import_module("torch.distributed")
+    host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    try:
+        store = dist.TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        )
+    except Exception as error:
+        raise RendezvousError(f"no answer from the launcher's store at {host}:{port}") from error
+    return TorchStore(store, f"the launcher's store at {host}:{port}")
+
+
+def _launcher_store(env: Mapping[str, str], place: Place) -> Store | None:
+    """That of MPI, where it runs: it has the launcher's line. Otherwise the line."""
+    running = mpi_meeting.connect(place.rank, place.world_size)
+    return running or pmi.connect(env) or pmix.connect(env)
+
+
+def _torch_group() -> Any:
+    """torch.distributed, when it is initialised."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+def _agent_has_store(env: Mapping[str, str]) -> bool:
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def read_secret(env: Mapping[str, str]) -> str:
+    """What every rank of the job must know: DPCORE_SECRET, or the file DPCORE_SECRET_FILE."""
+    if secret := env.get("DPCORE_SECRET"):
+        return secret
+    path = env.get("DPCORE_SECRET_FILE")
+    if not path:
+        return ""
+    try:
+        with open(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise RendezvousError(
+                    f"DPCORE_SECRET_FILE {path} can be read by others; type: chmod 600 {path}"
+                )
+            secret = file.read().strip()
+    except OSError as error:
+        raise RendezvousError(f"DPCORE_SECRET_FILE: {error}") from error
+    if not secret:
+        raise RendezvousError(f"DPCORE_SECRET_FILE {path} is empty")
+    return secret
+
+
+_warned = False
+
+
+def _warn_once(address: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"dpcore meets at {address} without a secret: everybody on that network is trusted. "
+            "Set DPCORE_SECRET to the same random text on all ranks, or DPCORE_SECRET_FILE to a "
+            "file of mode 0600 that holds it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _joined(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise RendezvousError(f"{name}={text!r} is no whole number") from None

@@ -1,0 +1,283 @@
+"""``init`` and ``finalize``: the communicator that a program works with when it names none."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dpcore.costs import constants as costs
+from dpcore.costs.link import make_link, speeds
+from dpcore.errors import Error, Unsupported
+from dpcore.launch.place import InstanceCounter, find_place, may_span_hosts
+from dpcore.launch.rendezvous import tcp_place
+
+if TYPE_CHECKING:
+    from dpcore import _C
+    from dpcore.communicators.native import Communicator
+
+_BACKENDS = ("native", "torch", "nccl", "cupy", "cuda")
+_TRANSPORTS = ("auto", "shm", "tcp", "shm+tcp", "inproc")
+
+_instances = InstanceCounter()
+_all: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_of_process: Communicator | None = None
+_of_thread = threading.local()  # for ranks that are threads
+_before_finalize: list[Callable[[Communicator], None]] = []
+
+
+def init(
+    backend: str = "native",
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
+    transport: str = "auto",
+    timeout: float = 30.0,
+    link: str | None = None,
+    algorithm: str = "auto",
+    deterministic: bool = False,
+    device: Any = None,
+) -> Communicator:
+    """Meets the other ranks and returns the communicator of all of them.
+
+    ``backend``   "native": tensors on the CPU, dpcore's own core. "torch" uses the default group of
+                  torch.distributed as it is, and leaves the arguments below aside; the result
+                  then is a ``dpcore.torch_communicator.TorchCommunicator``, with the same methods.
+                  "nccl": tensors on GPUs, see ``dpcore.communicators.device``. "cupy": the same
+                  through CuPy. "cuda": without NCCL, on one host, also several ranks on one GPU.
+    ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
+                  (RANK, WORLD_SIZE, ...), and without any to a world of one.
+    ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
+                  ranks of one host, any text that is the same on all of them and on no other
+                  job; defaults to what the launcher left, MASTER_ADDR and MASTER_PORT first.
+    ``transport``  "shm": ranks are processes of this host, over mapped memory; no port is opened.
+                  "tcp": over the network, also within a host. "shm+tcp": ranks find out which of
+                  them share a host; mapped memory within a host, TCP between hosts. "auto": "shm"
+                  when the launcher says that all ranks are on this host, or they meet at a
+                  loopback address, otherwise "shm+tcp". "inproc": ranks are threads of this
+                  process.
+    ``timeout``   seconds after which a wait for another rank (also here) raises; ``float("inf")``
+                  waits for ever.
+    ``link``      be as slow as a network: "10gbit,50us" (bandwidth, latency), see
+                  ``dpcore.costs.link``. Any transport; all data then travels as messages.
+    ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
+                  "auto" is what DPCORE_ALGORITHM says, or else chosen for each size by expected
+                  time, see ``Communicator.explain``.
+    ``deterministic``  refuse algorithms whose result depends on how buffers are cut.
+    ``device``    of the tensors, for backends on GPUs; by default torch's current one.
+
+    >>> import dpcore
+    >>> comm = dpcore.init(rank=0, world_size=1)
+    >>> comm.world_size
+    1
+    >>> dpcore.finalize()
+    """
+    if backend not in _BACKENDS:
+        raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
+    if device is not None and backend in ("native", "torch"):
+        raise Unsupported(f"device={device!r}: backend {backend!r} takes none; pass backend='nccl'")
+    if transport not in _TRANSPORTS:
+        raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
+    if not timeout > 0:
+        raise Unsupported(f"timeout {timeout!r}: a wait for another rank needs more than 0 seconds")
+    current_one = _current()
+    if current_one is not None and not current_one.closed:
+        raise Error(
+            "init() was called before and its communicator is still open; call finalize() first, "
+            "or make further groups with split()"
+        )
+    if backend == "torch":
+        return _over_torch()
+    place = find_place(rank, world_size, init_method)
+
+    if algorithm == "auto":
+        algorithm = os.environ.get("DPCORE_ALGORITHM", "auto")
+    if transport == "auto":
+        transport = "shm+tcp" if may_span_hosts(place.world_size, init_method) else "shm"
+    job = _instances.next(place.job)
+    with contextlib.ExitStack() as meeting:
+        tcp = None
+        if transport in ("tcp", "shm+tcp"):
+            shares = transport == "shm+tcp"
+            tcp = meeting.enter_context(
+                tcp_place(place, job, init_method, timeout, shares_memory=shares)
+            )
+        communicator = connect(
+            job,
+            place.rank,
+            place.world_size,
+            timeout=timeout,
+            transport=transport,
+            tcp=tcp,
+            link=link,
+            algorithm=algorithm if backend == "native" else "auto",
+            deterministic=deterministic and backend == "native",
+        )
+    if backend != "native":
+        from dpcore.communicators.device import on_device
+
+        communicator = on_device(
+            communicator,
+            backend,
+            device,
+            timeout=timeout,
+            algorithm=algorithm,
+            deterministic=deterministic,
+        )
+        _all.add(communicator)
+    _set_current(communicator, transport == "inproc")
+    return communicator
+
+
+def _over_torch() -> Communicator:
+    import torch.distributed as dist
+
+    from dpcore.communicators.torch_group import TorchCommunicator
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise Unsupported(
+            "backend='torch' uses the group of torch.distributed: call "
+            "torch.distributed.init_process_group() first"
+        )
+    communicator: Any = TorchCommunicator()  # has its methods, though it is none
+    _set_current(communicator, False)
+    return communicator  # type: ignore[no-any-return]
+
+
+def connect(
+    job: str,
+    rank: int,
+    world_size: int,
+    *,
+    timeout: float,
+    transport: str = "shm",
+    tcp: _C.TcpPlace | None = None,
+    link: str | None = None,
+    algorithm: str = "auto",
+    deterministic: bool = False,
+) -> Communicator:
+    """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
+    import torch  # noqa: F401  (the compiled module needs its libraries)
+
+    from dpcore import _C
+    from dpcore.communicators.native import Communicator
+
+    known = _costs(rank, world_size, tcp, link)
+    native = _C.start(
+        job,
+        rank,
+        world_size,
+        timeout=timeout,
+        threads=transport == "inproc",
+        tcp=tcp,
+        link=None if link is None else make_link(link, rank, world_size),
+        algorithm=algorithm,
+        deterministic=deterministic,
+        costs=known.as_list(),
+    )
+    source = known.source if rank == 0 else "those of rank 0"
+    communicator = Communicator(native, source, link or "")
+    _all.add(communicator)
+    if transport != "inproc":
+        _tell_peers_about_uncaught_errors()
+    return communicator
+
+
+def _costs(rank: int, world_size: int, tcp: _C.TcpPlace | None, link: str | None) -> costs.Costs:
+    """What algorithms are chosen by; those of rank 0 count."""
+    from dpcore import _C
+
+    is_near = tcp is not None and _C.is_loopback(tcp.root)
+    known = costs.load("loopback" if is_near else "network")
+    if link is None or world_size == 1:
+        return known
+    return costs.over_link(known, speeds(link, world_size)[rank][(rank + 1) % world_size])
+
+
+def current() -> Communicator:
+    """The communicator that ``init`` returned last (in this thread, for ranks as threads)."""
+    communicator = _current()
+    if communicator is None:
+        raise Error("there is no communicator yet; call dpcore.init() first")
+    return communicator
+
+
+def finalize() -> None:
+    """Closes the communicator of ``init``: waits for what is in flight and leaves the group.
+
+    Calling it twice, or without ``init``, does nothing. At the end of the program it is called
+    for you. Raises when a wrapped model's last backward has missed parameters, and what
+    ``Communicator.close`` raises.
+    """
+    communicator = _current()
+    if communicator is not None:
+        try:
+            for check in _before_finalize:
+                check(communicator)
+        finally:
+            _set_current(None, communicator.transport == "inproc")
+            communicator.close()
+
+
+def call_before_finalize(check: Callable[[Communicator], None]) -> None:
+    """``finalize`` closes the communicator and raises what this raises."""
+    _before_finalize.append(check)
+
+
+def _current() -> Communicator | None:
+    of_thread: Communicator | None = getattr(_of_thread, "communicator", None)
+    return of_thread if of_thread is not None else _of_process
+
+
+def _set_current(communicator: Communicator | None, threads: bool) -> None:
+    global _of_process
+    if threads:
+        _of_thread.communicator = communicator
+    else:
+        _of_process = communicator
+
+
+def opened() -> Communicator | None:
+    """The communicator that ``current`` would return, if it can be used."""
+    communicator = _current()
+    return None if communicator is None or communicator.closed else communicator
+
+
+_process = os.getpid()
+_hook_before: Callable[..., Any] | None = None
+
+
+def _tell_peers_about_uncaught_errors() -> None:
+    """Ranks that wait for one that dies of an exception then raise with the exception's text."""
+    global _hook_before
+    if _hook_before is None:
+        _hook_before, sys.excepthook = sys.excepthook, _abort_all
+
+
+def _abort_all(
+    kind: type[BaseException], problem: BaseException, where: TracebackType | None
+) -> None:
+    if os.getpid() == _process and not isinstance(problem, Error):
+        for communicator in list(_all):
+            if not communicator.closed:
+                with contextlib.suppress(Error):
+                    communicator.abort(f"{kind.__name__}: {problem}")
+    assert _hook_before is not None
+    _hook_before(kind, problem, where)
+
+
+@atexit.register
+def _close_all() -> None:
+    if os.getpid() == _process:
+        with contextlib.ExitStack() as each:  # all are closed, whatever one of them raises
+            if getattr(sys, "last_value", None) is not None:  # the program died of something else
+                each.enter_context(contextlib.suppress(Error))
+            for communicator in list(_all):
+                each.callback(communicator.close)

@@ -1,0 +1,328 @@
+"""``spawn``: run a function on several ranks of this machine, as processes or as threads.
+
+For notebooks, lessons and tests. Programs that train are started by torchrun, mpirun or srun.
+
+Processes come from Python's fork server with torch loaded in advance: a clean process each (no
+thread or lock is inherited), in milliseconds. Functions travel by cloudpickle, so a lambda or a
+function of a notebook cell will do, and the calling script is not imported again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dpcore.errors import Error, PeerLost, Unsupported
+
+_GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
+_EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
+
+
+@dataclass
+class Outcome:
+    """What became of one rank."""
+
+    rank: int
+    result: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    exit_code: int | None = None
+    failed_at: float = field(default=float("inf"))  # time.monotonic(), the same for all ranks
+    reported: bool = False
+
+
+class RemoteTraceback(Exception):
+    """Carries the traceback of a rank as the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def spawn(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    mode: str = "processes",
+    timeout: float = 30.0,
+    **options: Any,
+) -> list[Any]:
+    """Calls ``fn(comm, *args)`` on every rank and returns the results in rank order.
+
+    When a rank raises, the others are told (their waits end), and the first error is raised here
+    with the traceback of its rank as the cause. ``mode``: "processes" or "threads". Further
+    options go to ``dpcore.init``.
+
+    >>> import dpcore
+    >>> dpcore.spawn(lambda comm: comm.rank * 10, 3, mode="threads")
+    [0, 10, 20]
+    """
+    if mode not in ("processes", "threads"):
+        raise Unsupported(f"mode {mode!r} does not exist; choose 'processes' or 'threads'")
+    if world_size < 1:
+        raise Unsupported(f"world_size {world_size}: at least one rank is needed")
+    run = run_processes if mode == "processes" else run_threads
+    outcomes = run(fn, world_size, args, timeout=timeout, options=options)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        first = min(failed, key=lambda outcome: outcome.failed_at)
+        assert first.error is not None
+        raise first.error from RemoteTraceback(
+            f"\n\n(rank {first.rank} of {world_size})\n{first.traceback}"
+        )
+    return [outcome.result for outcome in outcomes]
+
+
+# ---- threads ---------------------------------------------------------------------------------
+
+
+def run_threads(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 30.0,
+    options: Mapping[str, Any] | None = None,
+) -> list[Outcome]:
+    """The outcomes of all ranks as threads of this process."""
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    meeting = f"threads-{uuid.uuid4().hex}"
+
+    def body(outcome: Outcome) -> None:
+        settings = {"timeout": timeout, **(options or {}), "transport": "inproc"}
+        _call(outcome, fn, args, world_size, meeting, settings)
+
+    threads = [
+        threading.Thread(target=body, args=(outcome,), name=f"rank {outcome.rank}", daemon=True)
+        for outcome in outcomes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def _call(
+    outcome: Outcome,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    world_size: int,
+    meeting: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Runs on the rank: init, the function, finalize; errors are told to the other ranks."""
+    from dpcore.launch.session import finalize, init
+
+    comm = None
+    try:
+        comm = init(rank=outcome.rank, world_size=world_size, init_method=meeting, **settings)
+        outcome.result = fn(comm, *args)
+        finalize()
+    except BaseException as error:
+        outcome.failed_at = time.monotonic()
+        outcome.error = error
+        outcome.traceback = traceback.format_exc()
+        if comm is not None and not comm.closed:
+            with contextlib.suppress(Error):
+                comm.abort(f"{type(error).__name__}: {error}")
+        finalize()
+
+
+# ---- processes -------------------------------------------------------------------------------
+
+
+def run_processes(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 30.0,
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    deadline: float | None = None,
+    grace: float = _GRACE_SECONDS,
+) -> list[Outcome]:
+    """The outcomes of all ranks as processes. Nothing of them is left when this returns.
+
+    ``environment`` is added to that of every rank. ``deadline``: seconds for the whole call.
+    """
+    import cloudpickle
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpcore.launch.spawn", "torch", "cloudpickle"])
+    _start_fork_server()
+    payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
+    meeting = f"spawn-{uuid.uuid4().hex}"
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    processes = []
+    lines: dict[Connection, tuple[Outcome, Any]] = {}
+    try:
+        with _unimportable_main():
+            for rank in range(world_size):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_rank_main,
+                    args=(theirs, rank, world_size, meeting, payload, dict(environment or {})),
+                    name=f"dpcore rank {rank}",
+                    daemon=False,  # a daemon could not have DataLoader workers
+                )
+                process.start()
+                theirs.close()
+                processes.append(process)
+                lines[ours] = (outcomes[rank], process)
+        _collect(lines, deadline, grace)
+    finally:
+        _end(processes, outcomes)
+        for line in lines:
+            line.close()
+    for outcome, process in zip(outcomes, processes, strict=True):
+        outcome.exit_code = process.exitcode
+        if outcome.error is None and outcome.exit_code != 0:
+            outcome.error = PeerLost(
+                f"rank {outcome.rank} ended {_how(outcome.exit_code)} "
+                f"{'after its result was there' if outcome.reported else 'without a result'}"
+            )
+    return outcomes
+
+
+def _start_fork_server() -> None:
+    """Starts the fork server such that no file is left when everything is killed.
+
+    Its socket lies in a directory of its own, which is removed at once: the open handle of the
+    socket leads there as well.
+    """
+    server: Any = vars(forkserver)["_forkserver"]
+    settings: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
+    if getattr(server, "_forkserver_pid", None) is not None:
+        return
+    usual_place = settings.get("tempdir")
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as directory:
+        settings["tempdir"] = directory
+        try:
+            server.ensure_running()
+            handle = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+            server._forkserver_address = f"/proc/self/fd/{handle}"
+        finally:
+            settings["tempdir"] = usual_place
+
+
+def _collect(
+    lines: Mapping[Connection, tuple[Outcome, Any]], deadline: float | None, grace: float
+) -> None:
+    """Takes the ranks' reports until all have spoken or gone, or patience ends.
+
+    A process that is gone is known by its sentinel: workers that it forked may hold its line.
+    """
+    import cloudpickle
+
+    waiting = dict(lines)
+    ends_at = time.monotonic() + deadline if deadline is not None else float("inf")
+    while waiting and time.monotonic() < ends_at:
+        patience = max(0.0, min(ends_at - time.monotonic(), 0.2))
+        sentinels = [process.sentinel for _, process in waiting.values()]
+        ready = wait([*waiting, *sentinels], timeout=patience)
+        for line, (outcome, process) in list(waiting.items()):
+            if line not in ready and process.sentinel not in ready:
+                continue
+            del waiting[line]
+            try:
+                if not line.poll():
+                    raise EOFError
+                report = cloudpickle.loads(line.recv_bytes())
+                outcome.result, outcome.error, outcome.traceback, outcome.failed_at = report
+                outcome.reported = True
+                failed = outcome.error is not None
+            except EOFError:  # the process is gone
+                outcome.failed_at = time.monotonic()
+                failed = True
+            if failed:
+                ends_at = min(ends_at, time.monotonic() + grace)
+
+
+def _end(processes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    ends_at = time.monotonic() + _EXIT_SECONDS
+    for process, outcome in zip(processes, outcomes, strict=False):  # all may not have started
+        process.join(timeout=max(0.0, ends_at - time.monotonic()) if outcome.reported else 0.5)
+        if process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "unobserved"
+    if exit_code < 0:
+        return f"by {signal.Signals(-exit_code).name}"
+    return f"with exit code {exit_code}"
+
+
+def _rank_main(
+    line: Connection,
+    rank: int,
+    world_size: int,
+    meeting: str,
+    payload: bytes,
+    environment: Mapping[str, str],
+) -> None:
+    import cloudpickle
+    import torch
+
+    _end_with_launcher()
+    os.environ.update(environment)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    outcome = Outcome(rank)
+    fn, args, timeout, options = cloudpickle.loads(payload)
+    _call(outcome, fn, args, world_size, meeting, {"timeout": timeout, **options})
+    report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
+    try:
+        line.send_bytes(cloudpickle.dumps(report))
+    except Exception:
+        problem = Error(
+            f"rank {rank}: the {'error' if outcome.error else 'result'} can't be sent back: "
+            f"{outcome.error or type(outcome.result)}"
+        )
+        text = outcome.traceback or traceback.format_exc()
+        line.send_bytes(cloudpickle.dumps((None, problem, text, time.monotonic())))
+    line.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _end_with_launcher() -> None:
+    """From here on the kernel sends SIGTERM when the launcher is gone, however it went."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+    sentinel = launcher.sentinel
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([sentinel], timeout=0):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _unimportable_main() -> Iterator[None]:
+    """Keeps multiprocessing from running the caller's script again in every rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,1 @@
+"""What ``dpcore.trace`` records, and the file that it writes."""

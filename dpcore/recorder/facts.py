@@ -1,0 +1,98 @@
+"""What a trace file says beside its events: whose gradients, in which buckets, over which link.
+
+Events carry numbers only, since recording one must cost next to nothing. What the numbers stand
+for is asked once, when the block has ended, of the models that live then.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from dpcore.communicators.native import Communicator
+    from dpcore.communicators.protocol import GradientGroup
+
+
+class Traced(Protocol):
+    """A wrapped model, as a trace describes it."""
+
+    module: nn.Module
+    group: GradientGroup
+    _model_group: Any  # its name and number, see dpcore/ddp/model_group.py
+    _parameters_by_number: list[nn.Parameter]
+    _caps: list[int]
+
+    @property
+    def schedule(self) -> str: ...
+
+    def bucket_report(self) -> Iterable[Any]: ...
+
+
+_models: weakref.WeakSet[Traced] = weakref.WeakSet()
+_models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
+
+
+def know(model: Traced) -> None:
+    """Traces that end while the model lives describe its parameters and buckets."""
+    with _models_lock:
+        _models.add(model)
+
+
+def groups_of_models() -> list[Communicator]:
+    """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
+    that are threads see each other's models, and have made theirs the default anyway."""
+    from dpcore.communicators.native import Communicator
+
+    with _models_lock:
+        groups = {id(model.group): model.group for model in _models}
+    known = [group for group in groups.values() if isinstance(group, Communicator)]
+    return [group for group in known if not group.closed and group.transport != "inproc"]
+
+
+def facts_of(comm: Communicator) -> dict[str, Any]:
+    """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
+
+    ``link``: the words of an emulated one, else nothing.
+    ``models``: names and bytes of the parameters by number, the numbers in each bucket, and how
+              many bytes a bucket may have: the first, the second, ...; the last cap is for all
+              further; of models over ``comm`` and over groups split from it or beside it.
+    """
+    family = getattr(comm, "_family", comm)
+    with _models_lock:
+        mine = [m for m in _models if getattr(m.group, "_family", m.group) is family]
+    mine.sort(key=lambda model: model._model_group.traced_as)
+    return {
+        "backend": comm.backend,
+        "transport": comm.transport,
+        "link": comm._link,
+        "models": [_describe(model) for model in mine],
+    }
+
+
+def _describe(model: Traced) -> dict[str, Any]:
+    trained = model._parameters_by_number
+    name_of = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    names = [name_of.get(id(parameter), "") for parameter in trained]
+    number_of = {name: number for number, name in enumerate(names)}
+    return {
+        "number": model._model_group.traced_as,
+        "name": model._model_group.name,
+        "schedule": model.schedule,
+        "bucket_caps": list(model._caps),
+        "parameters": names,
+        "parameter_bytes": [p.numel() * p.element_size() for p in trained],
+        "buckets": [
+            {
+                "gradients": [number_of[name] for name in line.parameters if name in number_of],
+                "bytes": line.bytes,
+                "dtype": line.dtype,
+            }
+            for line in model.bucket_report()
+        ],
+    }

@@ -1,0 +1,257 @@
+"""Events of a trace, and the file that chrome://tracing and ui.perfetto.dev open.
+
+A file shows one process per rank. In it there is a track per thread, with what the thread's
+callers see (user spans, and *exposed* time: the thread sat in a communication call), and tracks
+called "operations" with what was in flight: each operation from its submission to its
+completion, and inside of it the waits, named by what was missing. Operations may overlap, spans
+of one track may not, so there are as many of these tracks as operations in flight at once.
+
+An operation says what it ran: ``path``, ``world``, ``root`` where it has one, and ``schedule``
+where it was a list of moves, which lies under that number in ``otherData.schedules``. Earlier
+files, and operations of which it is not known, say none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpcore._version import __version__
+from dpcore.files import write_whole
+from dpcore.machine import machine
+
+# Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
+_FIRST_TRACK = (1 << 22) + 1
+# The "thread" of what a device's stream computes and waits for. No thread of a program has it.
+DEVICE_TRACK = 0
+# Of larger ones the file names the algorithm only: lists grow with the square of the ranks.
+_LARGEST_LISTED_WORLD = 32
+
+
+class Event(NamedTuple):
+    """Something that took time.
+
+    ``kind``  operation: from submission to completion. wait: an operation stood still, ``name``
+              says for what, ``peer`` for whom. exposed: a thread sat in a communication call.
+              ready: a gradient is in its bucket. launch: a bucket was sent. compute, mark: what
+              the program recorded itself; forward and backward of a DataParallel.
+    ``operation``  its number in the communicator (of send and recv: the tag; of ready and launch:
+              the gradient's or bucket's).
+    ``path``  of operations: the algorithm and how its data travelled, "two_shot/push" or
+              "ring/moves", or "" where that is not known; ``world`` and ``root`` are the
+              communicator's and the call's (-1: none), ``schedule`` the number of its moves.
+    ``model``  of ready, launch, forward and backward: the number of the DataParallel, with which
+              ``otherData.models`` describes it. 0: not of one, or not known.
+    Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+    """
+
+    name: str
+    kind: str
+    peer: int
+    thread: int
+    operation: int
+    bytes: int
+    begin_ns: int
+    end_ns: int
+    path: str = ""
+    schedule: str = ""
+    root: int = -1
+    world: int = 0
+    model: int = 0
+
+    @property
+    def ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return (self.end_ns - self.begin_ns) * 1e-6
+
+
+@dataclass
+class RankRecord:
+    """What one rank contributes to the file. ``schedules``: what ``describe`` says of the lists of
+    moves that events name."""
+
+    rank: int
+    process: int
+    threads: dict[int, str]
+    dropped: int
+    events: list[Event]
+    schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        threads = list(self.threads.items())
+        fields = [self.rank, self.process, threads, self.dropped, self.events, self.schedules]
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RankRecord:
+        rank, process, threads, dropped, events, schedules = json.loads(data)
+        made = [Event(*fields) for fields in events]
+        return cls(rank, process, dict(threads), dropped, made, schedules)
+
+
+def describe(schedule: Any) -> dict[str, Any]:
+    """A schedule (of the core, or a ``dpcore.reference.Schedule``) for the file."""
+    description = {
+        name: getattr(schedule, name)
+        for name in ("algorithm", "collective", "world", "root", "chunks", "ordered")
+    }
+    if schedule.world <= _LARGEST_LISTED_WORLD:
+        description["moves"] = [[int(part) for part in move] for move in schedule.moves]
+    return description
+
+
+def covered_ms(events: Iterable[Event]) -> float:
+    """The time in which at least one of the events goes on, in milliseconds.
+
+    >>> a = Event("a", "compute", -1, 1, 0, 0, 0, 3_000_000)
+    >>> covered_ms([a, a._replace(begin_ns=2_000_000, end_ns=5_000_000)])
+    5.0
+    """
+    total, reached = 0, 0
+    for event in sorted(events, key=lambda event: event.begin_ns):
+        total += max(0, event.end_ns - max(event.begin_ns, reached))
+        reached = max(reached, event.end_ns)
+    return total * 1e-6
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+def write(
+    path: Path, records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
+) -> None:
+    """Writes the file, or leaves what was there: never half of it."""
+    content = chrome_trace(records, world_size, facts)
+    write_whole(path, json.dumps(content, separators=(",", ":")))
+
+
+def chrome_trace(
+    records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of the file. ``facts`` join ``otherData``."""
+    everything = [event for record in records for event in record.events]
+    base_ns = min((event.begin_ns for event in everything), default=0)
+    events = [entry for record in records for entry in _entries(record, base_ns)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        # Unix time at ts 0, as in the files of torch's profiler, so that both can be merged.
+        "baseTimeNanoseconds": base_ns + time.time_ns() - time.monotonic_ns(),
+        "distributedInfo": {
+            "backend": facts.get("backend", "native"),
+            "world_size": world_size,
+        },
+        "otherData": {
+            "program": "dpcore",
+            "version": __version__,
+            "machine": machine(),
+            "dropped": {str(record.rank): record.dropped for record in records},
+            "monotonicBaseNanoseconds": base_ns,
+            "schedules": {k: v for record in records for k, v in record.schedules.items()},
+            **facts,
+        },
+    }
+
+
+def _entries(record: RankRecord, base_ns: int) -> Iterator[dict[str, Any]]:
+    tracks = {thread: (name, index) for index, (thread, name) in enumerate(record.threads.items())}
+    lanes = assign_lanes(record.events)
+    for lane in range(max(lanes.values(), default=-1) + 1):
+        name = f"operations {lane + 1}" if lane > 0 else "operations"
+        tracks[_FIRST_TRACK + lane] = (name, len(tracks))
+    name = f"rank {record.rank} (process {record.process})"
+    yield _metadata(record.rank, 0, "process_name", name=name)
+    yield _metadata(record.rank, 0, "process_sort_index", sort_index=record.rank)
+    for track, (name, index) in tracks.items():
+        yield _metadata(record.rank, track, "thread_name", name=name)
+        yield _metadata(record.rank, track, "thread_sort_index", sort_index=index)
+    for index, event in enumerate(record.events):
+        track = _FIRST_TRACK + lanes[index] if index in lanes else event.thread
+        yield _entry(record.rank, track, event, base_ns)
+
+
+def _metadata(rank: int, track: int, key: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": track, "ts": 0, "name": key, "args": args}
+
+
+def _entry(rank: int, track: int, event: Event, base_ns: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "ph": "X",
+        "pid": rank,
+        "tid": track,
+        "cat": event.kind,
+        "name": f"wait for {event.name}" if event.kind == "wait" else event.name,
+        "ts": round((event.begin_ns - base_ns) / 1000, 3),
+    }
+    if event.kind in ("mark", "ready", "launch"):  # moments
+        entry.update(ph="i", s="t")
+        if event.kind != "mark":
+            entry["args"] = {"number": event.operation, "bytes": event.bytes}
+        return _with_model(entry, event)
+    entry["dur"] = round((event.end_ns - event.begin_ns) / 1000, 3)
+    if event.kind != "compute":
+        entry["args"] = {"operation": event.operation, "bytes": event.bytes}
+        if event.peer >= 0:
+            entry["args"]["peer"] = event.peer
+        if event.path:
+            entry["args"].update(_what_ran(event))
+        if track != event.thread:
+            entry["args"]["thread"] = event.thread
+    return _with_model(entry, event)
+
+
+def _with_model(entry: dict[str, Any], event: Event) -> dict[str, Any]:
+    if event.model:
+        entry.setdefault("args", {})["model"] = event.model
+    return entry
+
+
+def _what_ran(event: Event) -> dict[str, Any]:
+    said: dict[str, Any] = {"path": event.path, "world": event.world}
+    if event.root >= 0:
+        said["root"] = event.root
+    if event.schedule:
+        said["schedule"] = event.schedule
+    return said
+
+
+def assign_lanes(events: Sequence[Event]) -> dict[int, int]:
+    """The lane of each operation and wait, by index: in one lane spans nest or follow each other.
+
+    An operation takes the first lane that is free when it begins. A wait lies inside its
+    operation, or, when the ring has lost that one, in a lane of its own.
+
+    >>> a = Event("all_reduce", "operation", -1, 1, 0, 8, 0, 10)
+    >>> b = a._replace(operation=1, begin_ns=5, end_ns=15)
+    >>> wait = a._replace(kind="wait", begin_ns=2, end_ns=9)
+    >>> assign_lanes([a, b, wait])
+    {0: 0, 2: 0, 1: 1}
+    """
+    open_spans: list[list[Event]] = []
+    chosen: dict[int, int] = {}
+    placed = [i for i, event in enumerate(events) if event.kind in ("operation", "wait")]
+    for index in sorted(placed, key=lambda i: (events[i].begin_ns, -events[i].end_ns)):
+        event = events[index]
+        for spans in open_spans:
+            while spans and spans[-1].end_ns <= event.begin_ns:
+                spans.pop()
+        lane = _lane_for(event, open_spans)
+        if lane == len(open_spans):
+            open_spans.append([])
+        open_spans[lane].append(event)
+        chosen[index] = lane
+    return chosen
+
+
+def _lane_for(event: Event, open_spans: Sequence[Sequence[Event]]) -> int:
+    if event.kind == "wait":
+        for lane, spans in enumerate(open_spans):
+            mine = spans and spans[0].kind == "operation" and spans[0].operation == event.operation
+            if mine and spans[-1].end_ns >= event.end_ns:
+                return lane
+    free = (lane for lane, spans in enumerate(open_spans) if not spans)
+    return next(free, len(open_spans))

@@ -1,0 +1,332 @@
+"""``dpcore.trace``: what every rank did and what it waited for, as a picture and as numbers.
+
+    with dpcore.trace("run.json") as t:
+        for batch in batches:
+            with t.span("forward"):
+                loss = model(batch)
+            work = comm.all_reduce(gradient, async_op=True)
+            with t.span("backward"):
+                ...
+            work.wait()
+    print(t.exposed_ms, t.by_operation())
+
+``dpcore show run.json`` makes a page of the file; chrome://tracing and https://ui.perfetto.dev open
+it as well. It holds all ranks on one clock.
+
+Recording writes into a ring of fixed size that is allocated at the start: long runs lose their
+oldest events, never memory or speed. What it costs is measured by benchmarks/trace_cost.py.
+
+Over a communicator for GPUs, events are those of the device, at the host's times: operations from
+the begin to the end of their kernels, forward and backward as the stream runs them, exposed time
+as the stream stands still for a result. The end of the block waits for what is in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dpcore.errors import Error, Unsupported
+from dpcore.recorder import facts as trace_facts
+from dpcore.recorder import file as trace_file
+from dpcore.recorder.file import Event, RankRecord, covered_ms
+
+if TYPE_CHECKING:
+    from dpcore.communicators.native import Communicator
+
+# Who records: one trace per process, or per thread where ranks are threads.
+_recording: dict[tuple[int, int], Trace] = {}
+
+
+def trace(
+    path: str | os.PathLike[str] | None = None,
+    comm: Communicator | None = None,
+    capacity: int = 65536,
+) -> Trace:
+    """Records the operations and waits of a ``with`` block on every rank.
+
+    ``path``      rank 0 writes this file when the block ends, with the events of all ranks. All
+                  ranks of ``comm`` must then enter and leave the block. After an error each rank
+                  writes its own file instead (``run.rank1.json``). None: no file, and no rank
+                  needs another one. A FIFO, a device or a link at ``path`` stays and is written to.
+    ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
+                  else the one that the program's models are averaged over. Operations of groups
+                  split from the same ``init()`` are recorded as well.
+    ``capacity``  events that are kept per rank; older ones are dropped and counted.
+
+    Operations that are still in flight at the end are not recorded: wait for them inside.
+
+    >>> import numpy, dpcore
+    >>> comm = dpcore.init(rank=0, world_size=1)
+    >>> with dpcore.trace() as t:
+    ...     comm.all_reduce(numpy.ones(100, numpy.float32))
+    >>> t.by_operation()["all_reduce"]["bytes"]
+    400
+    >>> dpcore.finalize()
+    """
+    if comm is None:
+        comm = _default_communicator()
+    if not hasattr(comm, "_native"):
+        raise Unsupported(
+            f"trace: {getattr(comm, 'backend', type(comm).__name__)} does not record what it does; "
+            "pass comm= a communicator of dpcore.init()"
+        )
+    return Trace(None if path is None else Path(path), comm, capacity)
+
+
+class Trace:
+    """What ``dpcore.trace()`` gives. Results are there when the block has ended."""
+
+    def __init__(self, path: Path | None, comm: Communicator, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity}: room for at least one event is needed")
+        if path is not None and not path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"trace: there is no directory {path.absolute().parent}")
+        self._comm = comm
+        self._path = path
+        self._capacity = capacity
+        self._own: deque[Event] = deque(maxlen=capacity)  # spans and marks of the program
+        self._own_count = 0
+        self._record: RankRecord | None = None
+        self._state = "new"
+        self.path: Path | None = None
+
+    # ---- recording ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Trace:
+        if self._state != "new":
+            raise Error("a trace records one block; call dpcore.trace() again for the next")
+        if self._comm.closed:
+            raise Error("trace: this communicator was finalized; call dpcore.init() for a new one")
+        self._key = _key_of(self._comm)
+        if self._key in _recording:
+            raise Error(
+                "a trace is recording already: there is one ring per rank, shared by all its "
+                "communicators. Use span() of the outer trace to mark a part of it"
+            )
+        _recording[self._key] = self
+        self._state = "recording"
+        self._comm._native.start_trace(self._capacity)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        del _recording[self._key]
+        # First of all: exchanging the events must not become part of them.
+        self._record = self._stop()
+        self._state = "ended"
+        if self._path is None:
+            return
+        if problem is not None or self._comm._native.failed or self._comm.closed:
+            self._write_alone(problem)
+            return
+        facts = self._facts()  # before the exchange, whose operations would be counted
+        try:
+            parts = _gather(self._comm._on_host, self._record.to_bytes())
+        except BaseException as failure:
+            self._write_alone(failure)
+            raise
+        if parts:
+            records = [RankRecord.from_bytes(part) for part in parts]
+            trace_file.write(self._path, records, self._comm.world_size, facts)
+            self.path = self._path
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Records a block of the program, such as "forward", as an event of kind "compute"."""
+        self._check_recording()
+        begin = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._add(name, "compute", begin, time.monotonic_ns())
+
+    def mark(self, name: str) -> None:
+        """Records a moment, such as "epoch 3", as an event of kind "mark"."""
+        self._check_recording()
+        now = time.monotonic_ns()
+        self._add(name, "mark", now, now)
+
+    def _check_recording(self) -> None:
+        if self._state != "recording":
+            raise Error("this trace is not recording: use span() and mark() inside its block")
+
+    def _add(self, name: str, kind: str, begin: int, end: int) -> None:
+        self._own_count += 1
+        self._own.append(Event(name, kind, -1, threading.get_native_id(), 0, 0, begin, end))
+
+    def _stop(self) -> RankRecord:
+        found, dropped, schedules = self._comm._native.stop_trace()
+        events = (_event_of(fields, schedules) for fields in found)
+        merged = sorted([*events, *self._own], key=lambda e: e.begin_ns)
+        return RankRecord(
+            rank=self._comm.rank,
+            process=os.getpid(),
+            threads=_thread_names({event.thread for event in merged}, self._comm),
+            dropped=dropped + self._own_count - len(self._own),
+            events=merged,
+            schedules={_number(n): trace_file.describe(s) for n, s in schedules.items()},
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {} if self._comm.closed else trace_facts.facts_of(self._comm)
+
+    def _write_alone(self, problem: BaseException | None) -> None:
+        assert self._path is not None
+        path = self._path.with_name(
+            f"{self._path.stem}.rank{self._comm.rank}{self._path.suffix or '.json'}"
+        )
+        facts = self._facts()
+        if problem is not None:
+            facts["error"] = f"{type(problem).__name__}: {problem}"
+        try:
+            trace_file.write(path, [self._ended()], self._comm.world_size, facts)
+        except OSError as failure:  # must not take the place of what went wrong before
+            warnings.warn(f"the trace could not be written: {failure}", stacklevel=3)
+        else:
+            self.path = path
+
+    # ---- results -----------------------------------------------------------------------------
+
+    def _ended(self) -> RankRecord:
+        if self._record is None:
+            raise Error("the trace has results when its block has ended")
+        return self._record
+
+    @property
+    def events(self) -> list[Event]:
+        """This rank's events in order of time."""
+        return self._ended().events
+
+    @property
+    def dropped(self) -> int:
+        """Events of this rank that the ring had no room for: the oldest ones."""
+        return self._ended().dropped
+
+    @property
+    def exposed_ms(self) -> float:
+        """How long this rank's threads sat in communication calls instead of computing."""
+        return covered_ms(event for event in self.events if event.kind == "exposed")
+
+    @property
+    def communication_ms(self) -> float:
+        """How long at least one operation was in flight on this rank."""
+        return covered_ms(event for event in self.events if event.kind == "operation")
+
+    def by_operation(self) -> dict[str, dict[str, Any]]:
+        """For each collective: how many, bytes, and milliseconds in flight and exposed."""
+        result: dict[str, dict[str, Any]] = {}
+        for event in self.events:
+            if event.kind not in ("operation", "exposed"):
+                continue
+            line = result.setdefault(
+                event.name, {"count": 0, "bytes": 0, "total_ms": 0.0, "exposed_ms": 0.0}
+            )
+            if event.kind == "exposed":
+                line["exposed_ms"] += event.ms
+            else:
+                line["count"] += 1
+                line["bytes"] += event.bytes
+                line["total_ms"] += event.ms
+        return result
+
+    def by_wait(self) -> dict[str, float]:
+        """Milliseconds that operations stood still, by what they waited for."""
+        result: dict[str, float] = {}
+        for event in self.events:
+            if event.kind == "wait":
+                result[event.name] = result.get(event.name, 0.0) + event.ms
+        return result
+
+    def __repr__(self) -> str:
+        if self._record is None:
+            return f"<Trace: {self._state}>"
+        return (
+            f"<Trace: {len(self.events)} events, {self.exposed_ms:.2f} ms exposed of "
+            f"{self.communication_ms:.2f} ms communication>"
+        )
+
+
+def _default_communicator() -> Communicator:
+    """That of ``dpcore.init()``, else the one of the models that were wrapped without it."""
+    from dpcore.launch import session
+
+    opened = session.opened()
+    if opened is not None:
+        return opened
+    groups = trace_facts.groups_of_models()
+    if len(groups) > 1:
+        raise Error(
+            f"trace: the models of this program have {len(groups)} communicators, and a trace "
+            "shows the ranks of one: pass comm=model.group of the model that it is about"
+        )
+    return groups[0] if groups else session.current()
+
+
+def _key_of(comm: Communicator) -> tuple[int, int]:
+    return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
+
+
+def _event_of(fields: tuple[Any, ...], schedules: Mapping[int, Any]) -> Event:
+    """An event of the core. A list of moves is called what its schedule is called."""
+    *what, path, number, root, world = fields
+    if what[1] in ("ready", "launch", "compute"):  # their number is that of a model
+        return Event._make((*what, path, "", root, world, number))
+    ran = schedules.get(number)
+    if ran is None:
+        return Event._make((*what, path, "", root, world, 0))
+    return Event._make((*what, f"{ran.algorithm}/{path}", _number(number), root, world, 0))
+
+
+def _number(schedule: int) -> str:
+    return f"{schedule:016x}"  # JSON's numbers are too short
+
+
+def _thread_names(used: set[int], comm: Communicator) -> dict[int, str]:
+    """Names of the threads that have events, this one first, and of the device's track."""
+    of_python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    me = threading.get_native_id()
+    names: dict[int, str] = {}
+    for thread in sorted(used | {me}, key=lambda thread: (thread != me, thread)):
+        if thread == trace_file.DEVICE_TRACK:
+            names[thread] = f"stream of {getattr(comm, 'device', 'the device')}"
+            continue
+        name = of_python.get(thread) or _name_of_native_thread(thread)
+        names[thread] = "main" if name == "MainThread" else name
+    return names
+
+
+def _name_of_native_thread(thread: int) -> str:
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return f"thread {thread} (ended)"
+
+
+def _gather(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Everybody's bytes on rank 0, nothing on the others. By automatic algorithms, whatever the
+    communicator's own is: not each has all collectives."""
+    import numpy as np
+
+    sizes = np.zeros(comm.world_size, np.int64)
+    comm.all_gather(sizes, np.array([len(mine)], np.int64), algorithm="auto")
+    total = int(sizes.sum())
+    joined = np.empty(total, np.uint8) if comm.rank == 0 else None
+    data = np.frombuffer(mine, np.uint8)
+    comm.gather(joined, data, root=0, sizes=sizes.tolist(), algorithm="auto")
+    if joined is None:
+        return []
+    ends = np.cumsum(sizes)
+    return [joined[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)]
