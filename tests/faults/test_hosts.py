@@ -179,6 +179,38 @@ def test_a_slow_link_is_slow_and_right():
         assert 0.080 * 0.9 < float(output.split()[-1]) < 0.080 * 1.9
 
 
+URGENT = """
+bulk = [torch.ones(2**18) for _ in range(6)]
+urgent = torch.ones(2**14)
+sent = lambda: comm.stats()["sent"]["network"]
+for _ in range(2):  # at the first one, the rate of the link is not known yet
+    comm.barrier()
+    begin = sent()
+    works = [comm.all_reduce(t, async_op=True) for t in bulk]
+    while sent() < begin + 2**19:
+        time.sleep(0.001)
+    called = sent()
+    comm.all_reduce(urgent, priority=1000)
+    meanwhile = sent() - called
+    works[0].wait()
+    last = works[-1].is_completed()
+    for work in works:
+        work.wait()
+print(meanwhile, last, urgent[0].item())
+"""
+
+
+def test_an_urgent_operation_waits_for_little_of_what_is_on_its_way():
+    """Each bulk operation sends 1 MiB, and they come to an end in their order."""
+    with namespaces.hosts(2) as made:
+        made.shape("100mbit", "32kb", both_ways=True)
+        outputs, problems = Job(made, (0, 1), URGENT, at(made), timeout=20.0).said()
+    for output in outputs:
+        meanwhile, last, value = output.split()[1:]
+        assert (last, value) == ("False", "4.0"), problems
+        assert 2**16 <= int(meanwhile) < 2**19
+
+
 def test_a_rank_on_another_host_is_killed():
     with namespaces.hosts(3) as made:
         job = Job(made, (0, 1, 2), FOREVER, at(made))

@@ -182,6 +182,7 @@ void Network::send_queued(Peer& peer) {
 }
 
 void Network::poll() {
+  ++looks_;
   epoll_event events[kEvents];
   int count = 0;
   do {

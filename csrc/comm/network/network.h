@@ -90,6 +90,15 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
+  // Somebody gives messages priorities: from the first of these on, no connection is handed more
+  // than keeps it busy (tcp_flow.h). Any other program has the kernel keep as much as it likes.
+  void expect_priorities() { has_priorities_ = true; }
+  bool has_priorities() const { return has_priorities_; }
+  // A message found no connection to the peer that could take a frame of it. Operations are asked
+  // in the order of their urgency at every look, so no message after it starts a frame at this
+  // look; frames that have begun go on.
+  void want_line(int peer) { peers_[peer]->wanted_at_look = looks_; }
+  bool is_line_wanted(int peer) const { return peers_[peer]->wanted_at_look == looks_; }
   // Gives the sink what was set aside of a message; `have` and the result count its bytes.
   // `named` is the peer's rank in the group, for messages.
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
@@ -138,6 +147,7 @@ class Network {
     bool readable = true;
     std::atomic<bool> lost{false};
     std::string problem;  // set before lost
+    uint64_t wanted_at_look = UINT64_MAX;
     Aside aside;
     size_t aside_bytes = 0;
   };
@@ -156,6 +166,8 @@ class Network {
 
   int rank_;
   size_t frame_bytes_ = 0;
+  uint64_t looks_ = 0;  // calls of poll()
+  bool has_priorities_ = false;
   std::atomic<int64_t> borne_ns_{0};
   SpinLock borne_lock_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/network/message.h"
+#include "comm/network/tcp_flow.h"
 #include "comm/network/tcp_frame.h"
 #include "comm/network/tcp_socket.h"
 
@@ -32,6 +33,9 @@ class TcpLine {
 
   // ---- outgoing ----
   bool can_start() const { return writable && !is_sending_ && problem_.empty(); }
+  // Whether little enough is on its way for a frame of this priority; if not, ask at free_ns().
+  bool has_room(int priority, int64_t now) { return flow_.has_room(fd(), priority, now); }
+  int64_t free_ns() const { return flow_.free_ns(); }
   bool can_resume() const { return writable && problem_.empty(); }
   bool is_sending(uint64_t group, const MessageTag& tag) const;
   bool is_sending(uint64_t group) const { return is_sending_ && outgoing_.group == group; }
@@ -70,6 +74,7 @@ class TcpLine {
   void end_of_incoming();
 
   TcpSocket socket_;
+  TcpFlow flow_;
   std::string problem_;
   FrameHeader outgoing_;
   bool is_sending_ = false;

@@ -94,7 +94,7 @@ bool PacedTransport::is_held_back(int peer) {
 }
 
 int64_t PacedTransport::next_event_ns() const {
-  int64_t next = ingress_busy_until_ns_;
+  int64_t next = std::min(ingress_busy_until_ns_, inner_->next_event_ns());
   for (const OnItsWay& message : on_their_way_) {
     const bool is_known = message.arrival_ns != Link::kUnknown;
     const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();

@@ -7,32 +7,56 @@
 
 namespace dpcore {
 
-TcpLine* TcpTransport::line_for(std::vector<TcpLine>& lines, const Message& message) {
+bool TcpTransport::can_start(TcpLine& line, int priority) {
+  Network& network = group_.remote()->network();
+  if (priority != 0) {
+    network.expect_priorities();
+  }
+  if (!line.can_start() || !network.has_priorities()) {
+    return line.can_start();
+  }
+  const int64_t now = now_ns();
+  if (line.has_room(priority, now)) {
+    return true;
+  }
+  free_ns_ = now < free_ns_ ? std::min(free_ns_, line.free_ns()) : line.free_ns();
+  return false;
+}
+
+int64_t TcpTransport::next_event_ns() const { return now_ns() < free_ns_ ? free_ns_ : INT64_MAX; }
+
+// The connection that goes on with a frame of the message, or one that can take a new frame.
+TcpLine* TcpTransport::line_for(int peer, const Message& message) {
+  Network& network = group_.remote()->network();
   const uint64_t group = group_.remote()->group();
+  std::vector<TcpLine>& lines = network.data_lines(peer);
   for (TcpLine& line : lines) {
     if (line.is_sending(group, message.tag)) {
       return line.can_resume() ? &line : nullptr;  // broken: the look for lost peers says so
     }
   }
+  if (network.is_line_wanted(peer)) {
+    return nullptr;
+  }
   if (message.keeps_order) {
     TcpLine& line = lines[message.tag.part % lines.size()];
-    return line.can_start() ? &line : nullptr;
+    return can_start(line, message.priority) ? &line : nullptr;
   }
   for (size_t i = 0; i < lines.size(); ++i) {
     TcpLine& line = lines[next_line_++ % lines.size()];
-    if (line.can_start()) {
+    if (can_start(line, message.priority)) {
       return &line;
     }
   }
+  network.want_line(peer);
   return nullptr;
 }
 
 size_t TcpTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
   RemoteMembers& remote = *group_.remote();
-  std::vector<TcpLine>& lines = remote.network().data_lines(remote.peer_of(peer));
   const size_t before = from;
   while (from < message.total) {
-    TcpLine* line = line_for(lines, message);
+    TcpLine* line = line_for(remote.peer_of(peer), message);
     if (line == nullptr) {
       break;
     }

@@ -22,6 +22,7 @@ class TcpTransport final : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
   void give_up() override;
+  int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   size_t segment_bytes() const override { return kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
@@ -29,10 +30,12 @@ class TcpTransport final : public Transport {
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
 
  private:
-  TcpLine* line_for(std::vector<TcpLine>& lines, const Message& message);
+  TcpLine* line_for(int peer, const Message& message);
+  bool can_start(TcpLine& line, int priority);
 
   Group& group_;
   size_t next_line_ = 0;
+  int64_t free_ns_ = 0;            // when a connection with enough on its way may have room
   std::atomic<uint64_t> sent_{0};  // one writer: the seat
 };
 

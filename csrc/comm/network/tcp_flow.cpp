@@ -1,0 +1,52 @@
+// The kernel measures the rate and the shortest round trip of each connection anyway.
+#include "comm/network/tcp_flow.h"
+
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace dpcore {
+namespace {
+
+constexpr size_t kLeastBytes = size_t{32} << 10;
+constexpr double kUntilNextLookNs = 500'000;
+constexpr int64_t kMeasuredForNs = 1'000'000;
+constexpr int64_t kShortestPauseNs = 30'000;
+
+}  // namespace
+
+bool TcpFlow::has_room(int fd, int priority, int64_t now) {
+  if (now - measured_ns_ > kMeasuredForNs) {
+    measured_ns_ = now;
+    measure(fd);
+  }
+  int on_the_way = 0;
+  if (bytes_per_ns_ == 0 || ioctl(fd, SIOCOUTQ, &on_the_way) != 0 ||
+      static_cast<size_t>(on_the_way) <= most_bytes_) {
+    priority_ = priority;
+    return true;
+  }
+  if (priority > priority_) {
+    return true;
+  }
+  const auto too_many = static_cast<double>(static_cast<size_t>(on_the_way) - most_bytes_);
+  free_ns_ = now + std::max(kShortestPauseNs, static_cast<int64_t>(too_many / bytes_per_ns_));
+  return false;
+}
+
+void TcpFlow::measure(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_delivery_rate == 0) {
+    return;
+  }
+  bytes_per_ns_ = static_cast<double>(info.tcpi_delivery_rate) * 1e-9;
+  const double nanoseconds = 2e3 * info.tcpi_min_rtt + kUntilNextLookNs;
+  most_bytes_ = std::max(kLeastBytes, static_cast<size_t>(bytes_per_ns_ * nanoseconds));
+}
+
+}  // namespace dpcore
