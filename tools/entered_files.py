@@ -95,7 +95,7 @@ def table() -> str:
         ]
         if any(cells):
             lines.append(f"| {'' if folder == '.' else folder} | {' | '.join(cells)} |")
-    lines.append(f"| and to sleep | {' | '.join(text_of(found[way][1]) for way in WAYS)} |")
+    lines.append(f"| and when a peer is late | {' | '.join(text_of(found[way][1]) for way in WAYS)} |")
     return "\n".join(lines) + "\n"
 
 
