@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dpcore
-from tests.cuda_host.ranks import calls, on_devices
+from tests.ranks.devices import calls, on_devices
 from tests.data_parallel import contract
 
 pytestmark = pytest.mark.usefixtures("fake")

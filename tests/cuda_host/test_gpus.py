@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpcore import _C
-from tests.cuda_host import sanitized
+from tests.cpp import programs as sanitized
 from tests.cuda_host.conftest import ROOT, STAND_IN
 
 pytestmark = pytest.mark.timeout(1800)  # the first builds the program

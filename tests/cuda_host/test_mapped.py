@@ -8,7 +8,7 @@ import torch
 
 import dpcore
 from tests.comm import matrix
-from tests.cuda_host.ranks import errors_of, on_devices
+from tests.ranks.devices import errors_of, on_devices
 from tests.cuda_host.test_nccl import SCHEDULES, device_cases
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.cuda_host import sanitized
+from tests.cpp import programs as sanitized
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 ROUNDS = 100 if FULL else 30  # two numbers each; the first is 40 before 2^32

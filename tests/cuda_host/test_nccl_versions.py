@@ -22,7 +22,7 @@ LOADED_WITH_TORCH = pytest.mark.skipif(
 RANKS = """
 import ctypes, json, os
 import torch, dpcore
-from tests.cuda_host.ranks import calls, on_devices
+from tests.ranks.devices import calls, on_devices
 def body(comm):
     x = torch.full((4,), comm.rank + 1.0)
     comm.all_reduce(x)

@@ -14,7 +14,7 @@ import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
 from dpcore.launch.spawn import run_processes
-from tests.cuda_host.ranks import errors_of, on_devices
+from tests.ranks.devices import errors_of, on_devices
 
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.cuda_host import sanitized
+from tests.cpp import programs as sanitized
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import dpcore
 from dpcore.torch_backend import Options
-from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import all_begun, in_device_group
+from tests.ranks.devices import calls
+from tests.ranks.groups import all_begun, in_device_group
 from tests.torch_backend import test_collectives as cpu
 from tests.torch_backend import test_messages as cpu_messages
 from tests.torch_backend.ranks import error_of, in_group

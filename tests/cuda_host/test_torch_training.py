@@ -10,8 +10,8 @@ from torch import nn
 
 import dpcore
 from dpcore.ddp.gradient_group import of_process_group
-from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import in_device_group
+from tests.ranks.devices import calls
+from tests.ranks.groups import in_device_group
 
 pytestmark = pytest.mark.usefixtures("fake")
 
