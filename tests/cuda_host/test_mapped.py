@@ -8,8 +8,8 @@ import torch
 
 import dpcore
 from tests.comm import matrix
-from tests.ranks.devices import errors_of, on_devices
 from tests.cuda_host.test_nccl import SCHEDULES, device_cases
+from tests.ranks.devices import errors_of, on_devices
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -9,7 +9,7 @@ import torch
 import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
-from tests.cuda_host.conftest import STAND_IN
+from tests.cpp.programs import STAND_IN
 from tests.ranks.devices import calls, errors_of, on_devices, start
 
 pytestmark = pytest.mark.usefixtures("fake")

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +12,7 @@ from torch import nn
 
 import dpcore
 from dpcore.launch.spawn import run_processes, run_threads
+from tests.ranks import python
 
 LAYERS = 4
 SCHEDULES = ("bucketed", "sequential")
@@ -209,10 +209,7 @@ def test_an_uncaught_exception_is_told_to_the_waiting_ranks(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
+        python.start(script, rank, tmp_path, stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
     waiting, failing = (process.communicate(timeout=60)[1] for process in processes)
     assert "RuntimeError: no more data on rank 1" in failing

@@ -64,7 +64,7 @@ class Job:
     ):
         script = REDUCE.format(timeout=timeout, steps=steps, method=method, transport=transport)
         self.ranks = [
-            made.start(
+            made.fork(
                 host, script,
                 {"RANK": str(r), "WORLD_SIZE": str(len(places)), **(environment or {})},
             )

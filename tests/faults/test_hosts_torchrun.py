@@ -31,7 +31,7 @@ def under_torchrun(made, *program, environment=None):
         script = (
             f"import sys; sys.argv[1:] = {words!r}; from torch.distributed.run import main; main()"
         )
-        agents.append(made.start(host, script, {"OMP_NUM_THREADS": "1", **(environment or {})}))
+        agents.append(made.fork(host, script, {"OMP_NUM_THREADS": "1", **(environment or {})}))
     said = [agent.communicate(timeout=120) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said
     return [output for output, _ in said]

@@ -19,6 +19,7 @@ import torch
 
 import dpcore as dp
 from dpcore.launch.spawn import run_processes
+from tests.ranks import python
 
 from .tries import in_time, three_tries
 
@@ -236,8 +237,8 @@ def test_the_port_is_taken():
 
 def run_ranks(script, environments):
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], env={**os.environ, **environment},
+        python.start(
+            "-c", script, env={**os.environ, **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for environment in environments
@@ -286,10 +287,8 @@ def test_the_store_of_torch_distributed():
 def test_torchrun_whose_agent_has_the_port(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(SUM.format(more="") * 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(script)], capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = python.run(*command, script, capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:-1] == ["tcp 3.0"] * 4, done.stderr
 
 
