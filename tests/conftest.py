@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import fcntl
 import signal
 
 import pytest
@@ -19,6 +20,8 @@ EXIT_STATUS = "dpcore/exitstatus"  # in pytest's cache, for tools/test_again.py
 
 
 def _remember(config, status):
+    if hasattr(config, "workerinput"):
+        return  # of xdist: the whole run is another process
     if (cache := getattr(config, "cache", None)) is not None:
         cache.set(EXIT_STATUS, status)
 
@@ -30,3 +33,27 @@ def pytest_sessionstart(session):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
     _remember(session.config, int(exitstatus))
+
+
+# ---- side by side ------------------------------------------------------------------------------
+
+# Tests of several processes (pytest -n, or another terminal) share the machine by a lock on this
+# file; a test that is marked `alone`, since it has a deadline of a few seconds, holds it by itself.
+_machine = open(__file__)  # noqa: SIM115
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=_is_alone)  # last: the others would wait for them again and again
+
+
+def _is_alone(item):
+    return item.get_closest_marker("alone") is not None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    fcntl.flock(_machine, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(_machine, fcntl.LOCK_UN)

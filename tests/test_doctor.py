@@ -17,6 +17,8 @@ from dpcore.commands import doctor, doctor_checks, doctor_gpu
 from dpcore.commands.finding import Finding
 from tests.ranks import python
 
+pytestmark = pytest.mark.alone
+
 
 def test_the_whole_examination():
     command = ["-m", "dpcore", "doctor", "--json"]

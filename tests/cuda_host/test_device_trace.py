@@ -15,7 +15,7 @@ from dpcore.show.schedules import DrawnSchedules
 from tests.cuda_host import device_traces as bodies
 from tests.ranks.devices import on_devices
 
-pytestmark = pytest.mark.usefixtures("fake")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
 
 BACKENDS = ["nccl", "cuda"]
 

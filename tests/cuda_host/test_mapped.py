@@ -11,6 +11,8 @@ from tests.comm import matrix
 from tests.cuda_host.test_nccl import SCHEDULES, device_cases
 from tests.ranks.devices import errors_of, on_devices
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("world", matrix.WORLDS)

@@ -12,7 +12,7 @@ from dpcore.communicators.device import DeviceCommunicator
 from tests.cpp.programs import STAND_IN
 from tests.ranks.devices import calls, errors_of, on_devices, start
 
-pytestmark = pytest.mark.usefixtures("fake")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
 LIBRARY = f"NCCL 2.27.3 ({STAND_IN})"  # stands in every error that comes from it
 
 

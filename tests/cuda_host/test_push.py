@@ -16,6 +16,8 @@ from dpcore.communicators.device import DeviceCommunicator
 from dpcore.launch.spawn import run_processes
 from tests.ranks.devices import errors_of, on_devices
 
+pytestmark = pytest.mark.alone
+
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet
 
 

@@ -14,6 +14,8 @@ import dpcore
 from dpcore.launch.spawn import run_processes, run_threads
 from tests.ranks import python
 
+pytestmark = pytest.mark.alone
+
 LAYERS = 4
 SCHEDULES = ("bucketed", "sequential")
 

@@ -51,14 +51,17 @@ def serve(line):
         assert len(os.listdir("/proc/self/task")) == 1, "the server has threads"
         process = os.fork()
         if process == 0:
+            request = json.loads(request)
+            if request["new_session"]:
+                os.setsid()
             for target, source in enumerate(descriptors[1:]):
                 os.dup2(source, target)
+            line.send(str(os.getpid()).encode())
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            return json.loads(request)
+            return request
         for descriptor in descriptors[1:]:
             os.close(descriptor)
         running[os.pidfd_open(process)] = process, descriptors[0]
-        line.send(str(process).encode())
 
 
 def enter(network):
@@ -102,8 +105,6 @@ def program(words):
 
 def become(request):
     """Runs the program in this process, up to its end or exception."""
-    if request["new_session"]:
-        os.setsid()
     if request["network"]:
         enter(request["network"])
     os.environ.clear()

@@ -2,8 +2,12 @@
 
 import random
 
+import pytest
+
 from .browser import needs_browser
 from .traces import page_of, write_trace
+
+pytestmark = pytest.mark.alone
 
 RANKS, STEPS, BUCKETS = 8, 200, 100
 MOST_MS = 2000

@@ -1,0 +1,9 @@
+"""What survivors must hear within a second or two is heard in time on a machine that is theirs."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/faults/" in item.path.as_posix():
+            item.add_marker(pytest.mark.alone)
