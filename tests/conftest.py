@@ -42,8 +42,13 @@ def pytest_sessionfinish(session, exitstatus):
 _machine = open(__file__)  # noqa: SIM115
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    items.sort(key=_is_alone)  # last: the others would wait for them again and again
+    """Those come last, since others wait meanwhile: files with some, then files of nothing else."""
+    marks = {}
+    for item in items:
+        marks.setdefault(item.path, set()).add(_is_alone(item))
+    items.sort(key=lambda item: (sum(marks[item.path]) / len(marks[item.path]), _is_alone(item)))
 
 
 def _is_alone(item):

@@ -5,5 +5,6 @@ import pytest
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "tests/faults/" in item.path.as_posix():
+        is_patient = item.get_closest_marker("patient") is not None
+        if "tests/faults/" in item.path.as_posix() and not is_patient:
             item.add_marker(pytest.mark.alone)

@@ -51,6 +51,7 @@ def ends():
     return json.loads(run.stdout)
 
 
+@pytest.mark.patient
 @pytest.mark.parametrize(
     "case",
     [
@@ -65,10 +66,12 @@ def test_clean_end_without_finalize(ends, case):
     assert ends[case] and all(end == [0, ""] for end in ends[case]), ends[case]
 
 
+@pytest.mark.patient
 def test_sys_exit_with_operations_in_flight(ends):
     assert all(end == [3, ""] for end in ends["in flight, sys.exit"]), ends
 
 
+@pytest.mark.patient
 def test_exception_with_operations_in_flight(ends):
     """The rank that is still submitting when the other gives up hears of its exception."""
     words = "KeyError: 'not found, 5 in flight'"
@@ -79,6 +82,7 @@ def test_exception_with_operations_in_flight(ends):
         assert line == words or ("PeerLost" in line and f"gave up: {words}" in line), line
 
 
+@pytest.mark.patient
 def test_exception_while_the_other_rank_waits(ends):
     for rank, (code, errors) in enumerate(ends["exception on rank 1"]):
         assert code == 1
@@ -88,6 +92,7 @@ def test_exception_while_the_other_rank_waits(ends):
             assert "PeerLost: rank 0: rank 1 gave up: ValueError: bad batch" in errors
 
 
+@pytest.mark.patient
 def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
     assert [code for code, _ in ends["a thread waits"]] == [0, 0], ends["a thread waits"]
 
@@ -150,6 +155,7 @@ def test_launcher_and_ranks_are_killed(launched):
     assert all_gone(launched.pid)
 
 
+@pytest.mark.patient
 def test_no_memory_has_a_name_while_ranks_live():
     def body(comm):
         comm.all_reduce(comm.empty(1 << 20))

@@ -37,6 +37,7 @@ def under_torchrun(made, *program, environment=None):
     return [output for output, _ in said]
 
 
+@pytest.mark.patient
 def test_ranks_use_memory_within_a_host_and_the_network_between(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)

@@ -266,10 +266,12 @@ def plain(world, port):
     ]  # fmt: skip
 
 
+@pytest.mark.patient
 def test_plain_variables():
     assert run_ranks(SUM.format(more=""), plain(2, free_port())) == ["tcp 3.0"] * 2
 
 
+@pytest.mark.patient
 def test_a_file_which_is_gone_afterwards(tmp_path):
     path = tmp_path / "meeting"
     path.write_text("left behind by an earlier job\n")
@@ -278,12 +280,14 @@ def test_a_file_which_is_gone_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.patient
 def test_the_store_of_torch_distributed():
     script = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
     script += SUM.format(more="") * 2 + "dist.destroy_process_group()"
     assert run_ranks(script, plain(2, free_port())) == ["tcp 3.0\ntcp 3.0"] * 2
 
 
+@pytest.mark.patient
 def test_torchrun_whose_agent_has_the_port(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(SUM.format(more="") * 2)
