@@ -144,7 +144,6 @@ def test_the_answers_are_what_is_printed(path, tmp_path):
         assert any(re.search(pattern, line) for line in lines), (answer, lines)
 
 
-@pytest.mark.alone
 def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
     from dpcore.show import figures_of, read_run
 
