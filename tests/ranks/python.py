@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_one_at_a_time = threading.Lock()  # asks the server
+_one_at_a_time = threading.Lock()  # may talk to the server
 
 
 @cache
@@ -40,8 +40,8 @@ def _server():
 
 
 class _Forked(subprocess.Popen):
-    """A process that the server has forked. It says how it ended through a pipe, since only the
-    process that forked another one can wait for it."""
+    """A process that the server has forked. The server waits for it and writes into a pipe how it
+    ended. These are the methods by which `Popen` starts processes and waits for them."""
 
     def __init__(self, words, network, **options):
         self._network = network
@@ -79,10 +79,13 @@ class _Forked(subprocess.Popen):
         return self.pid, int(status)
 
     def _internal_poll(self, _deadstate=None):
-        if self.returncode is None and not self._waitpid_lock.locked():
-            process, status = self._try_wait(os.WNOHANG)
-            if process:
-                self._handle_exitstatus(status)
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                process, status = self._try_wait(os.WNOHANG)
+                if process:
+                    self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
         return self.returncode
 
 

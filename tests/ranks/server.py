@@ -81,7 +81,7 @@ def enter(network):
 
 
 def program(words):
-    """What the command line `python WORDS` runs: its code, its name, and what it is a module of.
+    """The code that the command line `python WORDS` runs, and what its module knows of itself.
     Sets sys.argv and sys.path as Python does."""
     kind, *rest = words
     if kind == "-c":
