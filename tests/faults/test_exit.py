@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -100,9 +102,9 @@ def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
 @pytest.fixture
 def launched(tmp_path):
     """A launcher and three ranks in the midst of work, in a process group of their own."""
-    folder, temporary = tmp_path / "ranks", tmp_path / "temporary"
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # a folder of pytest's may be too long for a socket
     before = of_this_host()
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(folder)],
@@ -120,6 +122,7 @@ def launched(tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)
+        shutil.rmtree(temporary)
 
 
 def in_group(group):
