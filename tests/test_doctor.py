@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -16,11 +15,14 @@ import dpcore
 from dpcore.__main__ import main as command_line
 from dpcore.commands import doctor, doctor_checks, doctor_gpu
 from dpcore.commands.finding import Finding
+from tests.ranks import python
+
+pytestmark = pytest.mark.alone
 
 
 def test_the_whole_examination():
-    command = [sys.executable, "-m", "dpcore", "doctor", "--json"]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = ["-m", "dpcore", "doctor", "--json"]
+    out = python.run(*command, capture_output=True, text=True, timeout=120)
     report = json.loads(out.stdout)
     found = {finding["topic"]: finding for finding in report["findings"]}
     assert report["version"] == dpcore.__version__

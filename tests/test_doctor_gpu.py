@@ -1,8 +1,6 @@
 """dpcore doctor on GPUs: which part is not there, and NCCL as the core finds it."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 
 from dpcore.commands import doctor, doctor_gpu
 from dpcore.communicators import nccl
+from tests.ranks import python
 
 OPEN_DRIVER = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
@@ -120,11 +119,9 @@ def test_the_answer_is_that_of_the_core():
 
 def ask_for_nccl(library):
     """In a process of its own, since a process keeps the library that it found first."""
-    code = "from dpcore import doctor_gpu as d; f = d.nccl(); print(f.state, f.text, f.advice)"
+    code = "from dpcore.commands import doctor_gpu as d; f = d.nccl(); print(f.state, f.text, f.advice)"
     environment = os.environ | {"DPCORE_NCCL_LIBRARY": library}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
+    out = python.run("-c", code, env=environment, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
     return out.stdout
 

@@ -2,19 +2,19 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ranks import python
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def run_example(name, *arguments, launcher=()):
-    command = [sys.executable, *launcher, EXAMPLES / name, *arguments]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    command = [*launcher, EXAMPLES / name, *arguments]
+    out = python.run(*command, capture_output=True, text=True, timeout=180)
     assert out.returncode == 0, out.stderr
     return out.stdout
 

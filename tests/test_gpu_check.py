@@ -9,6 +9,8 @@ import torch
 
 from tools import gpu_check, gpu_machine
 
+pytestmark = pytest.mark.alone
+
 ROW = {"section": "step gpt2", "what": "step", "contender": "dpcore", "target_of_torch": 0.95}
 MISS = ROW | {"of_torch": 1.03, "reached": False}
 COPY = {"section": "flatten 4096", "what": "unflatten", "target_of_copy": 0.85}

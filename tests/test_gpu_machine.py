@@ -40,7 +40,7 @@ def test_nothing_else_is_needed():
     cloudpickle ranks can still be threads."""
     files = sorted((ROOT / "tests" / "cuda").glob("test_*.py"))
     names = [f"tests.cuda.{path.stem}" for path in files]
-    names += ["benchmarks.gpu.__main__", "tests.cuda.sanitized", "tools.gpu_check"]
+    names += ["benchmarks.gpu.__main__", "tests.cuda.every_kernel", "tools.gpu_check"]
     code = "import importlib, sys, torch\n"
     code += f"sys.modules.update(dict.fromkeys({OPTIONAL}))\n"  # cannot be imported from here on
     code += f"for name in {names}: importlib.import_module(name)\n"

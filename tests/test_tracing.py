@@ -117,6 +117,7 @@ def test_tracks_have_names(tmp_path):
     assert [entry["args"]["name"].split(" (")[0] for entry in processes] == ["rank 0", "rank 1"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", MODES)
 def test_a_late_rank_is_exposed_time_of_the_others(mode):
     def work(comm):

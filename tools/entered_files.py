@@ -95,7 +95,8 @@ def table() -> str:
         ]
         if any(cells):
             lines.append(f"| {'' if folder == '.' else folder} | {' | '.join(cells)} |")
-    lines.append(f"| and to sleep | {' | '.join(text_of(found[way][1]) for way in WAYS)} |")
+    late = [text_of(found[way][1]) for way in WAYS]
+    lines.append(f"| and when a peer is late | {' | '.join(late)} |")
     return "\n".join(lines) + "\n"
 
 

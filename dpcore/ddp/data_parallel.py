@@ -7,8 +7,8 @@
         optimizer.step()
 
 This file is what happens around forward. Backward runs without Python, in csrc/reducer; a schedule
-decides when buckets are sent (csrc/reducer/launch/launch_schedule.h). Each rarely used feature is a module
-of its own beside this one, or in torch_face/ where torch's class has it.
+decides when buckets are sent (csrc/reducer/launch/launch_schedule.h). Each rarely used feature is a
+module of its own beside this one, or in torch_face/ where torch's class has it.
 """
 
 from __future__ import annotations

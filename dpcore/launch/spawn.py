@@ -29,6 +29,9 @@ from typing import Any
 
 from dpcore.errors import Error, PeerLost, Unsupported
 
+# What the fork server imports once for all ranks. Tests add to it what their ranks import.
+PRELOAD = ["dpcore.launch.spawn", "torch", "cloudpickle"]
+
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
 _EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
 
@@ -164,7 +167,7 @@ def run_processes(
     import cloudpickle
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpcore.launch.spawn", "torch", "cloudpickle"])
+    context.set_forkserver_preload(PRELOAD)
     _start_fork_server()
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
     meeting = f"spawn-{uuid.uuid4().hex}"

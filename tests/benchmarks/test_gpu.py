@@ -9,7 +9,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import sharing, steps
 from benchmarks.training.models import Language, ResNet50
 from tests.cuda_host.conftest import stand_in  # noqa: F401  (a fixture)
-from tests.cuda_host.ranks import on_devices
+from tests.ranks.devices import on_devices
 
 
 def shape_of(module):

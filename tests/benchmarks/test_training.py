@@ -1,14 +1,12 @@
 """The ranks of the training benchmarks: all learn the same, and all can be looked at."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from benchmarks import demo, shaped_link
-from benchmarks.harness.contenders import ROOT
 from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import kind_and_cap
 from benchmarks.training.start import RankFailed, run_job
@@ -91,15 +89,15 @@ def test_the_bound_of_a_shaped_link():
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
-def test_training_over_a_real_link(tmp_path):
+def test_training_over_a_real_link(tmp_path, monkeypatch):
     """Nobody's step beats the link, and everything that it names lies there."""
     contenders = ["alone", "torch 1", "dpcore bucketed 1"]
     kept = tmp_path / "shaped_link.jsonl"
-    command = [sys.executable, "-m", "benchmarks.shaped_link", "--contenders", ",".join(contenders)]
+    command = ["shaped_link", "--contenders", ",".join(contenders)]
     command += ["--rates", "200mbit", "--rounds", "1", "--model", "many"]
     command += ["--json", str(kept), "--out", str(tmp_path)]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert out.returncode == 0, out.stderr
+    monkeypatch.setattr(sys, "argv", command)
+    assert shaped_link.main() == 0
     records = {record["contender"]: record for record in map(json.loads, kept.open())}
     assert list(records) == contenders
     folder = tmp_path / "200mbit"

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from benchmarks.harness.contenders import ROOT, commands
 from benchmarks.harness.wires import AGENT, NoWireError, Wire, wire
 from tests.faults.hosts import hosts, why_not
+from tests.ranks import python
 
 
 def test_ranks_of_all_kinds_get_to_hosts_of_their_own(tmp_path, monkeypatch):
@@ -64,9 +64,9 @@ def test_a_link_that_nobody_knows_says_so():
 def test_network_over_a_shaped_link(tmp_path):
     """dpcore, Gloo and a raw stream between two hosts: nothing wrong, nobody beats the link."""
     kept = tmp_path / "network.jsonl"
-    command = [sys.executable, "-m", "benchmarks.network", "--links", "200mbit", "--sizes", "1M"]
+    command = ["-m", "benchmarks.network", "--links", "200mbit", "--sizes", "1M"]
     command += ["--peers", "gloo", "--quick", "--json", str(kept)]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    out = python.run(*command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
     records = [json.loads(line) for line in kept.read_text().splitlines()]
     assert [record["contender"] for record in records] == ["dpcore TCP", "Gloo", "raw TCP"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import cloudpickle
@@ -14,6 +13,7 @@ from dpcore import _C
 from dpcore.costs import constants as costs
 from dpcore.launch.spawn import run_processes
 from tests.faults.test_network_start import meeting_place
+from tests.ranks import python
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -210,9 +210,9 @@ def test_a_file_that_is_no_good_is_not_used_with_a_reason(tmp_path, spoil, reaso
 
 
 def test_calibrating(tmp_path):
-    command = [sys.executable, "-m", "dpcore", "bench", "--calibrate", "--seconds", "0.02"]
+    command = ["-m", "dpcore", "bench", "--calibrate", "--seconds", "0.02"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = python.run(*command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     path = costs.cache_file({"XDG_CACHE_HOME": str(tmp_path)})
     assert f"written to {path}" in done.stdout

@@ -8,14 +8,13 @@ import itertools
 import os
 import struct
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "build/cpp/asan/frames"
+from tests.cpp.programs import built
+
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 
 HEADER = struct.Struct(
@@ -33,9 +32,8 @@ class Reader:
     """The program, which reads one stream after the other."""
 
     def __init__(self):
-        subprocess.run(["make", "-s", "-j2", PROGRAM], cwd=ROOT, check=True, timeout=1500)
         self.process = subprocess.Popen(
-            [ROOT / PROGRAM, "streams"],
+            [built("asan/frames"), "streams"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 LENGTH = 200_000  # too long for a mailbox
 

@@ -17,6 +17,8 @@ from dpcore.reference import Move
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.test_link import seconds_of
 
+pytestmark = pytest.mark.alone
+
 ALL = [(kind, name) for kind, names in reference.ALGORITHMS.items() for name in names]
 EVERYBODY_SENDS = [
     ("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct"),

@@ -10,6 +10,8 @@ import dpcore
 from dpcore.costs.link import Speed, parse_speed, speeds
 from tests.comm.modes import HOW, MODES
 
+pytestmark = pytest.mark.alone
+
 TOLERANCE = 0.9  # of the time that the link takes: other programs may need the processor
 
 

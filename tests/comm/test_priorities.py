@@ -14,6 +14,8 @@ from dpcore.costs.link import Speed
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.modes import HOW
 
+pytestmark = pytest.mark.alone
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PIECE = 256 << 10

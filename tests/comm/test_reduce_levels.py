@@ -6,13 +6,12 @@ patterns (so with NaN of any payload, infinities and denormals); the test runs i
 
 import hashlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 
 import dpcore
 from dpcore import _C
+from tests.ranks import python
 
 SIZES = {
     "float64": 8,
@@ -58,11 +57,8 @@ def corpus_digest():
 
 
 def run_at(level):
-    search_path = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "DPCORE_SIMD": level, "PYTHONPATH": search_path}
-    return subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True
-    )
+    environment = {**os.environ, "DPCORE_SIMD": level}
+    return python.run(__file__, env=environment, capture_output=True, text=True)
 
 
 def test_every_level_gives_the_same_bits():

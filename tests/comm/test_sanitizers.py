@@ -1,44 +1,23 @@
-"""The core as C++ programs under the address, undefined-behaviour and thread sanitizers.
-
-There is no suppression file: what they report is a fault.
-"""
+"""The core as C++ programs under the address, undefined-behaviour and thread sanitizers."""
 
 import itertools
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.cpp import programs
+
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
-ENVIRONMENT = {
-    "asan": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    "tsan": {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"},
-}
-
-
 pytestmark = pytest.mark.timeout(1800)  # the first of a flavour builds it
 
 
-@pytest.fixture(scope="module", params=sorted(ENVIRONMENT))
+@pytest.fixture(scope="module", params=["asan", "tsan"])
 def flavour(request):
-    programs = [f"build/cpp/{request.param}/{name}" for name in ("stress", "frames")]
-    subprocess.run(["make", "-s", "-j2", *programs], cwd=ROOT, check=True, timeout=1500)
     return request.param
 
 
 def run_program(flavour, name, *arguments):
-    """What it says; it must end well."""
-    run = subprocess.run(
-        [ROOT / "build" / "cpp" / flavour / name, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, **ENVIRONMENT[flavour]},
-    )
-    assert run.returncode == 0, f"{arguments}:\n{run.stdout}\n{run.stderr[-6000:]}"
-    return run.stdout
+    return programs.run(programs.built(f"{flavour}/{name}"), *arguments)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import dpcore
 from dpcore.communicators.torch_group import TorchCommunicator
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 
 def fake():

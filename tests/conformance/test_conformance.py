@@ -1,12 +1,11 @@
 """A part of torch's own suite over dpcore's backend; ``make conformance`` runs all of it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import lists
+from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLDS = (2, 4, 8)
@@ -33,8 +32,8 @@ PART = {
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.conformance", *arguments],
+    return python.run(
+        *("-m", "tests.conformance", *arguments),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,12 +1,11 @@
 """A part of torch's own tests of DDP with our class; ``make conformance-ddp`` runs all of them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import lists
+from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,9 +29,9 @@ PART = [
 @pytest.mark.parametrize("backend", ("gloo", "dpcore"))
 def test_a_part_of_torchs_tests_of_ddp(backend):
     assert set(PART) <= lists.expected(2, True)
-    command = [sys.executable, "-m", "tests.conformance", "--ddp", "dpcore", "--shim"]
-    result = subprocess.run(
-        [*command, "--backend", backend, "--only", *PART],
+    command = ["-m", "tests.conformance", "--ddp", "dpcore", "--shim"]
+    result = python.run(
+        *(*command, "--backend", backend, "--only", *PART),
         cwd=ROOT,
         capture_output=True,
         text=True,

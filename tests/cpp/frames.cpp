@@ -48,7 +48,7 @@ class Recorder final : public Network::Target {
 struct Line {
   Line() {
     TcpSocket listener = TcpSocket::listen_at(TcpAddress::resolve("127.0.0.1:0").front());
-    std::vector<TcpPresence> peers(2);
+    std::vector<TcpPeer> peers(2);
     for (int i = 0; i < 2; ++i) {  // for control frames, and for data
       std::string problem;
       other.push_back(

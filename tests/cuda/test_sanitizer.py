@@ -27,7 +27,7 @@ def test_nothing_is_found(tool):
     # Of all that is launched, only our kernels are looked at. To initcheck what other kernels have
     # written is unwritten then: it sees what was copied to the device.
     command += ["--kernel-name", "kernel_substring=dpcore"]
-    command += [sys.executable, "-m", "tests.cuda.sanitized"]
+    command += [sys.executable, "-m", "tests.cuda.every_kernel"]
     command += {"memcheck": ["--fused"], "initcheck": ["--reductions"]}.get(tool, [])
     # The tool works on each kernel that is loaded: not on all of torch's.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "LAZY"}

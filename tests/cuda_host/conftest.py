@@ -2,19 +2,16 @@
 
 import ctypes
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-STAND_IN = ROOT / "build" / "cpp" / "libfake_nccl.so"
+from tests.cpp.programs import STAND_IN, built
 
 
 @pytest.fixture(scope="session")
 def stand_in():
     """The library, steered through ctypes. This process uses it from here on."""
-    subprocess.run(["make", "-s", "build/cpp/libfake_nccl.so"], cwd=ROOT, check=True, timeout=600)
+    built(STAND_IN.name)
     before = os.environ.get("DPCORE_NCCL_LIBRARY")
     os.environ["DPCORE_NCCL_LIBRARY"] = str(STAND_IN)
     from dpcore.communicators.nccl import nccl_library

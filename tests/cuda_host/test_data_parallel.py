@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dpcore
-from tests.cuda_host.ranks import calls, on_devices
 from tests.data_parallel import contract
+from tests.ranks.devices import calls, on_devices
 
 pytestmark = pytest.mark.usefixtures("fake")
 

@@ -13,9 +13,9 @@ from dpcore.show.figures import figures_of
 from dpcore.show.reading import read_run
 from dpcore.show.schedules import DrawnSchedules
 from tests.cuda_host import device_traces as bodies
-from tests.cuda_host.ranks import on_devices
+from tests.ranks.devices import on_devices
 
-pytestmark = pytest.mark.usefixtures("fake")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
 
 BACKENDS = ["nccl", "cuda"]
 

@@ -5,9 +5,9 @@ import pytest
 
 import dpcore
 from dpcore.ddp.torch_face.sync_batch_norm import torch_can
-from tests.cuda_host.ranks import on_devices
 from tests.data_parallel import contract
 from tests.data_parallel.test_everywhere import FEATURES, Ranks, all_features
+from tests.ranks.devices import on_devices
 
 WAYS = ("nccl", "streams", "kernels")  # of the last two: on one GPU, on one each
 

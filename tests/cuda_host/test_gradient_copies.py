@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cuda_host import gradient_copies as bodies
-from tests.cuda_host.ranks import calls, on_devices
+from tests.ranks.devices import calls, on_devices
 
 pytestmark = pytest.mark.usefixtures("fake")
 

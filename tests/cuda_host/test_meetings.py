@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.cuda_host import sanitized
+from tests.cpp import programs
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 ROUNDS = 100 if FULL else 30  # two numbers each; the first is 40 before 2^32
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
 @pytest.fixture(scope="module")
 def program():
-    return sanitized.build("meetings")
+    return programs.built("tsan/meetings")
 
 
 @pytest.mark.parametrize("end", ["all", "absent", "stopped"])
@@ -23,4 +23,4 @@ def program():
 def test_ranks_meet_or_say_who_did_not_come(program, world, end):
     for seed in range(5 if FULL else 1):
         says = f"world {world}, seed {seed}, {ROUNDS} rounds, {end}: fine"
-        sanitized.run(program, world, seed, ROUNDS, end, says=says)
+        programs.run(program, world, seed, ROUNDS, end, says=says)

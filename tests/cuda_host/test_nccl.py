@@ -11,7 +11,7 @@ import torch
 
 import dpcore
 from tests.comm import matrix
-from tests.cuda_host.ranks import calls, on_devices
+from tests.ranks.devices import calls, on_devices
 
 pytestmark = pytest.mark.usefixtures("fake")
 

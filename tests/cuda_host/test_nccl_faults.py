@@ -9,10 +9,10 @@ import torch
 import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
-from tests.cuda_host.conftest import STAND_IN
-from tests.cuda_host.ranks import calls, errors_of, on_devices, start
+from tests.cpp.programs import STAND_IN
+from tests.ranks.devices import calls, errors_of, on_devices, start
 
-pytestmark = pytest.mark.usefixtures("fake")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
 LIBRARY = f"NCCL 2.27.3 ({STAND_IN})"  # stands in every error that comes from it
 
 

@@ -11,16 +11,21 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from tests.cuda_host.conftest import ROOT, STAND_IN
+from tests.cpp.programs import ROOT, STAND_IN
+from tests.ranks import python
 
 ASK = "import json; from dpcore.nccl import nccl_library; print(json.dumps(nccl_library()))"
 
 
-def answer(code=ASK, path=(), **environment):
+def started(*words, **options):
+    """As ``python.run``, by a Python whose loader reads the environment."""
+    return subprocess.run([sys.executable, *words], **options)
+
+
+def answer(code=ASK, path=(), run=python.run, **environment):
     env = {name: value for name, value in os.environ.items() if name != "DPCORE_NCCL_LIBRARY"}
     env |= {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]), **environment}
-    command = [sys.executable, "-c", code]
-    out = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    out = run("-c", code, env=env, capture_output=True, text=True, check=True, timeout=120)
     return json.loads(out.stdout.splitlines()[-1])
 
 

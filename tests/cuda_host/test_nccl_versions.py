@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import dpcore
 from dpcore import _C
-from tests.cuda_host.conftest import STAND_IN
-from tests.cuda_host.test_nccl_library import answer
+from tests.cpp.programs import STAND_IN
+from tests.cuda_host.test_nccl_library import answer, started
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -22,7 +22,7 @@ LOADED_WITH_TORCH = pytest.mark.skipif(
 RANKS = """
 import ctypes, json, os
 import torch, dpcore
-from tests.cuda_host.ranks import calls, on_devices
+from tests.ranks.devices import calls, on_devices
 def body(comm):
     x = torch.full((4,), comm.rank + 1.0)
     comm.all_reduce(x)
@@ -71,13 +71,13 @@ def test_the_systems_is_found_last(tmp_path):
         shutil.copy(STAND_IN, tmp_path / name / "libnccl.so.2")
     code = "import json, torch; from dpcore import _C; print(json.dumps(_C.nccl_library(WHEELS)))"
     place = {"LD_LIBRARY_PATH": str(tmp_path / "system")}
-    found = answer(code.replace("WHEELS", "[]"), **place)
+    found = answer(code.replace("WHEELS", "[]"), run=started, **place)
     assert found["found_by"] == "the system"
     assert found["path"] == str(tmp_path / "system" / "libnccl.so.2")
     with_wheel = code.replace("WHEELS", repr([str(tmp_path / "wheel" / "libnccl.so.2")]))
-    assert answer(with_wheel, **place)["found_by"] == "a wheel of NCCL"
+    assert answer(with_wheel, run=started, **place)["found_by"] == "a wheel of NCCL"
     missing = code.replace("WHEELS", repr([str(tmp_path / "nowhere" / "libnccl.so.2")]))
-    assert answer(missing, **place)["found_by"] == "the system"
+    assert answer(missing, run=started, **place)["found_by"] == "the system"
 
 
 # ---- what ranks say to each other ------------------------------------------------------------

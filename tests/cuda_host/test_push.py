@@ -14,7 +14,7 @@ import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
 from dpcore.launch.spawn import run_processes
-from tests.cuda_host.ranks import errors_of, on_devices
+from tests.ranks.devices import errors_of, on_devices
 
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet
 
@@ -322,6 +322,7 @@ def test_ranks_that_ask_for_different_memory():
         assert "rank 0 asks for 400 bytes of shared device memory, rank 1 for 404" in str(error)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("meeting", [SHARED, OWN])
 def test_a_call_may_be_more_patient_than_its_communicator(meeting):
     def body(comm):
@@ -334,6 +335,7 @@ def test_a_call_may_be_more_patient_than_its_communicator(meeting):
     assert on(meeting, body, 2, timeout=1.0) == [[3.0]] * 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("meeting", [SHARED, OWN])
 def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(meeting):
     met = threading.Barrier(3)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.cuda_host import sanitized
+from tests.cpp import programs
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
 @pytest.fixture(scope="module")
 def program():
-    return sanitized.build("streams")
+    return programs.built("tsan/streams")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -21,4 +21,4 @@ def test_random_operations_of_ranks_as_threads(program, world):
     rounds, seeds = (300, range(8)) if FULL else (40, range(4))  # streams meet, then kernels do
     for seed in seeds:
         says = f"world {world}, seed {seed}, {rounds} rounds: fine"
-        sanitized.run(program, world, seed, rounds, says=says)
+        programs.run(program, world, seed, rounds, says=says)

@@ -12,11 +12,10 @@ import torch.distributed as dist
 
 import dpcore
 from dpcore.torch_backend import Options
-from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import all_begun, in_device_group
+from tests.ranks.devices import calls
+from tests.ranks.groups import all_begun, error_of, in_group
 from tests.torch_backend import test_collectives as cpu
 from tests.torch_backend import test_messages as cpu_messages
-from tests.torch_backend.ranks import error_of, in_group
 from tests.torch_backend.test_errors import DISAGREEMENTS
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -50,7 +49,7 @@ def test_collectives(world, cuda):
         dist.barrier()
         return carriers()
 
-    assert in_device_group(body, world, cuda=cuda) == [{"cpu": cuda}] * world
+    assert in_group(body, world, device=cuda) == [{"cpu": cuda}] * world
 
 
 def a_batch(count):
@@ -94,7 +93,7 @@ def test_messages(world, cuda):
         cpu_messages.objects()
         dist.barrier()
 
-    in_device_group(body, world, cuda=cuda)
+    in_group(body, world, device=cuda)
 
 
 def test_messages_that_cross_need_a_batch():
@@ -109,7 +108,7 @@ def test_messages_that_cross_need_a_batch():
             dist.isend(torch.ones(3), peer)  # raises if the other one has given up already
             dist.irecv(torch.empty(3), peer).wait()
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 def test_a_batch_of_collectives_is_one_work():
@@ -123,7 +122,7 @@ def test_a_batch_of_collectives_is_one_work():
         assert x.tolist() == [2.0] * 3
         assert rank != 0 or y.tolist() == [float(sum(range(world)))] * 4
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 # ---- works and futures -----------------------------------------------------------------------
@@ -149,7 +148,7 @@ def test_works_and_their_futures(cuda):
         assert all(torch.equal(part, torch.ones(2, 3)) for part in gathered)
         assert own_backend()._get_sequence_number_for_group() == 3
 
-    in_device_group(body, 2, cuda=cuda)
+    in_group(body, 2, device=cuda)
 
 
 @BOTH
@@ -164,7 +163,7 @@ def test_dropped_work_keeps_its_tensors(cuda):
         dist.all_reduce(last)
         assert last.item() == 2
 
-    in_device_group(body, 2, cuda=cuda)
+    in_group(body, 2, device=cuda)
 
 
 def test_a_barrier_waits_for_all():
@@ -183,7 +182,7 @@ def test_a_barrier_waits_for_all():
         assert work.wait() and work.is_completed()
         assert came == ["for the first", "for the second"]
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 def test_the_flight_record_and_profilers_see_them():
@@ -203,7 +202,7 @@ def test_the_flight_record_and_profilers_see_them():
         ]
         assert found == ["completed"]
 
-    in_device_group(body, 1)
+    in_group(body, 1, device="nccl")
 
 
 # ---- groups ----------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def test_subgroups_and_parts(cuda):
             assert tensor.item() == 4 and part.device_libraries()["cpu"][0] == cuda
         dist.barrier()
 
-    in_device_group(body, 3, cuda=cuda)
+    in_group(body, 3, device=cuda)
 
 
 def own_backend_split(ranks, rank):
@@ -235,7 +234,7 @@ def own_backend_split(ranks, rank):
 
 def test_ranks_outside_of_a_new_group_have_nothing_to_do():
     """torch asks this of a backend that was told its device."""
-    in_device_group(lambda: own_backend().perform_nocolor_split(torch.device("cpu")), 2)
+    in_group(lambda: own_backend().perform_nocolor_split(torch.device("cpu")), 2, device="nccl")
 
 
 def test_the_hardware_decides_unless_somebody_does(monkeypatch):
@@ -243,16 +242,16 @@ def test_the_hardware_decides_unless_somebody_does(monkeypatch):
         dist.all_reduce(torch.ones(1))
         return carriers()["cpu"]
 
-    assert in_device_group(body, 2, cuda="") == ["nccl"] * 2
-    assert in_device_group(body, 2, cuda="", uuids=["one gpu"] * 2) == ["cuda"] * 2
+    assert in_group(body, 2, device="") == ["nccl"] * 2
+    assert in_group(body, 2, device="", uuids=["one gpu"] * 2) == ["cuda"] * 2
     three = ["one gpu", "another", "one gpu"]
-    assert in_device_group(body, 3, cuda="auto", uuids=three) == ["cuda"] * 3
+    assert in_group(body, 3, device="auto", uuids=three) == ["cuda"] * 3
     monkeypatch.setenv("DPCORE_CUDA_BACKEND", "cuda")
-    assert in_device_group(body, 2, cuda="") == ["cuda"] * 2
-    assert in_device_group(body, 2, cuda="nccl") == ["nccl"] * 2
+    assert in_group(body, 2, device="") == ["cuda"] * 2
+    assert in_group(body, 2, device="nccl") == ["nccl"] * 2
     monkeypatch.setenv("DPCORE_CUDA_BACKEND", "nonsense")
     with pytest.raises(dpcore.Unsupported, match="'nonsense' does not exist for GPUs"):
-        in_device_group(body, 1, cuda="")
+        in_group(body, 1, device="")
 
 
 def test_algorithms_and_bits_are_options_too(fake):
@@ -262,7 +261,7 @@ def test_algorithms_and_bits_are_options_too(fake):
         dist.all_reduce(tensor)
         return tensor.view(torch.int32)
 
-    assert torch.equal(*in_device_group(body, 2, algorithm="ring/moves"))
+    assert torch.equal(*in_group(body, 2, algorithm="ring/moves", device="nccl"))
     assert not [call for call in calls(fake) if call.startswith("AllReduce")]
 
     def in_order(comm):
@@ -272,7 +271,9 @@ def test_algorithms_and_bits_are_options_too(fake):
         return tensor.view(torch.int32)
 
     on_host = dpcore.spawn(in_order, 3, mode="threads")
-    for host, device in zip(on_host, in_device_group(body, 3, deterministic=True), strict=True):
+    for host, device in zip(
+        on_host, in_group(body, 3, deterministic=True, device="nccl"), strict=True
+    ):
         assert torch.equal(host, device)
 
 
@@ -293,7 +294,7 @@ def test_ranks_that_disagree_all_hear_of_it(name):
         with pytest.raises(dpcore.Mismatch):
             dist.all_reduce(torch.ones(1))
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 @BOTH
@@ -317,7 +318,7 @@ def test_a_rank_that_does_not_come_is_named(cuda):
         if dist.get_rank() == 0:
             dist.group.WORLD.monitored_barrier(timedelta(seconds=20))  # the host goes on
 
-    in_device_group(body, 2, cuda=cuda)
+    in_group(body, 2, device=cuda)
 
 
 def test_waits_have_time_limits_of_their_own():
@@ -331,7 +332,7 @@ def test_waits_have_time_limits_of_their_own():
                 work.wait(timedelta(seconds=0.3))
         dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 def test_abort_ends_the_waits_of_all():
@@ -345,7 +346,7 @@ def test_abort_ends_the_waits_of_all():
             dist.all_reduce(torch.ones(4))
             dist.barrier()
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")
 
 
 def test_different_wishes_are_told_to_all():
@@ -357,7 +358,7 @@ def test_different_wishes_are_told_to_all():
     def options(rank):
         return "cuda" if rank else "nccl"
 
-    assert in_device_group(body, 2, cuda=options) == [True, True]
+    assert in_group(body, 2, device=options) == [True, True]
 
 
 def test_a_rank_without_a_gpu_tells_all_of_them_what_to_do():
@@ -376,7 +377,7 @@ def test_a_rank_without_a_gpu_tells_all_of_them_what_to_do():
 
 def test_options_of_something_else_are_refused():
     with pytest.raises(dpcore.Unsupported, match=r"takes dpcore\.torch_backend\.Options"):
-        in_device_group(lambda: None, 1, pg_options=object())
+        in_group(lambda: None, 1, pg_options=object(), device="nccl")
 
 
 def test_a_part_of_a_batch_can_not_be_waited_for():
@@ -392,4 +393,4 @@ def test_a_part_of_a_batch_can_not_be_waited_for():
         manager.wait()
         assert target.tolist() == [float(dist.get_rank())] * 2
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")

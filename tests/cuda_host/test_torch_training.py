@@ -10,8 +10,8 @@ from torch import nn
 
 import dpcore
 from dpcore.ddp.gradient_group import of_process_group
-from tests.cuda_host.ranks import calls
-from tests.cuda_host.torch_ranks import in_device_group
+from tests.ranks.devices import calls
+from tests.ranks.groups import in_group
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -52,7 +52,7 @@ def test_training_with_several_ranks_is_training_in_one_process(world, cuda, wra
         return train(WRAPS[wrap], lambda inputs: inputs.chunk(size)[rank])
 
     alone = train(lambda module: module, lambda inputs: inputs)
-    for parameters in in_device_group(body, world, cuda=cuda):
+    for parameters in in_group(body, world, device=cuda):
         assert torch.allclose(parameters, alone, rtol=1e-10)
     reductions = [call for call in calls(fake) if call.startswith("AllReduce")]
     if cuda == "nccl":
@@ -80,4 +80,4 @@ def test_a_model_that_fails_leaves_the_group_to_the_program():
         second.all_reduce(tensor)
         assert tensor.item() == 4
 
-    in_device_group(body, 2)
+    in_group(body, 2, device="nccl")

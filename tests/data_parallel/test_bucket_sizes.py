@@ -11,6 +11,8 @@ from dpcore.ddp.rebuilding import CAPS_MB, Speed, best_caps, measured_speed
 from dpcore.reference.buckets import plan_buckets
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 

@@ -79,6 +79,7 @@ def both_ways(comm):
     return [first_launch(comm, wrapped_is_compiled) for wrapped_is_compiled in (True, False)]
 
 
+@pytest.mark.alone
 def test_the_first_launch_comes_before_half_of_backward():
     """Whether what is compiled is the wrapped model or the module within."""
     for of_rank in dpcore.spawn(both_ways, 2, timeout=120):

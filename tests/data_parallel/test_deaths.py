@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +12,7 @@ from torch import nn
 
 import dpcore
 from dpcore.launch.spawn import run_processes, run_threads
+from tests.ranks import python
 
 LAYERS = 4
 SCHEDULES = ("bucketed", "sequential")
@@ -52,6 +52,7 @@ def kill_this_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("world", (2, 3))
 def test_a_rank_that_is_killed_in_backward(schedule, world):
@@ -73,6 +74,7 @@ def test_a_rank_that_is_killed_in_backward(schedule, world):
         assert seconds < 10
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_rank_that_stops_in_backward(schedule):
     gave_up = threading.Event()
@@ -98,6 +100,7 @@ def test_a_rank_that_stops_in_backward(schedule):
     assert isinstance(late.result[2], dpcore.Error)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", (ValueError, SystemExit))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_exception_of_the_user_in_backward_ends_the_others_wait(schedule, kind):
@@ -209,10 +212,7 @@ def test_an_uncaught_exception_is_told_to_the_waiting_ranks(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
+        python.start(script, rank, tmp_path, stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
     waiting, failing = (process.communicate(timeout=60)[1] for process in processes)
     assert "RuntimeError: no more data on rank 1" in failing

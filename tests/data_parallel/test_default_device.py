@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import dpcore
-from tests.cuda_host.ranks import on_devices
 from tests.data_parallel.models import Small, batch, part
+from tests.ranks.devices import on_devices
 
 NARROW = _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16)
 OPTIONS = (

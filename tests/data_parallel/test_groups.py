@@ -1,6 +1,6 @@
 """With whom gradients are averaged: groups of torch, ours in the place of Gloo, any other."""
 
-import uuid
+from functools import partial
 
 import pytest
 import torch
@@ -17,26 +17,10 @@ from tests.data_parallel.models import (
     train,
     train_alone,
 )
+from tests.ranks.groups import in_group
 
-
-@pytest.fixture
-def store(tmp_path):
-    return str(tmp_path / uuid.uuid4().hex)
-
-
-def over_gloo(world, body, store, *args):
-    """Runs a body on ranks of torch.distributed that have no communicator of ours by default."""
-
-    def rank(comm):
-        number, size = comm.rank, comm.world_size
-        dpcore.finalize()
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=size)
-        try:
-            return body(*args)
-        finally:
-            dist.destroy_process_group()
-
-    return dpcore.spawn(rank, world)
+# No communicator of ours by default, and as patient as torch is unless told otherwise.
+over_gloo = partial(in_group, backend="gloo", timeout=1800.0)
 
 
 def train_as_torch_scripts_do(wrap, **options):
@@ -51,7 +35,7 @@ def train_as_torch_scripts_do(wrap, **options):
     return model
 
 
-def test_a_gloo_script_that_changes_only_the_import_runs_on_our_core(store):
+def test_a_gloo_script_that_changes_only_the_import_runs_on_our_core():
     def body():
         reference = train_as_torch_scripts_do(nn.parallel.DistributedDataParallel)
         model = train_as_torch_scripts_do(dpcore.DataParallel)
@@ -60,12 +44,12 @@ def test_a_gloo_script_that_changes_only_the_import_runs_on_our_core(store):
         assert_same_values(model.module, reference.module)
         return model.stats()
 
-    for stats in over_gloo(2, body, store):
+    for stats in over_gloo(body, 2):
         assert stats["backend"] == "native"
         assert sum(path["operations"] for path in stats["all_reduce"].values()) >= 4
 
 
-def test_a_subgroup_of_gloo(store):
+def test_a_subgroup_of_gloo():
     def body():
         pairs = [dist.new_group([0, 2]), dist.new_group([1])]
         mine = pairs[dist.get_rank() % 2]
@@ -74,11 +58,11 @@ def test_a_subgroup_of_gloo(store):
         assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
         return model.backend
 
-    assert over_gloo(3, body, store) == ["native"] * 3
+    assert over_gloo(body, 3) == ["native"] * 3
 
 
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential", "per_parameter"))
-def test_the_group_of_torch_itself(store, schedule):
+def test_the_group_of_torch_itself(schedule):
     """As `comm=`, a process group is used as it is: the reducer calls into Python."""
 
     def body():
@@ -92,15 +76,15 @@ def test_the_group_of_torch_itself(store, schedule):
 
     copies = {"launches": 0, "together": 0, "alone": 4 * 8}  # one per gradient and step
     stats = {"backend": "torch gloo", "schedule": schedule, "copies": copies}
-    assert over_gloo(2, body, store) == [stats] * 2
+    assert over_gloo(body, 2) == [stats] * 2
 
 
-def test_deterministic_needs_our_communicator(store):
+def test_deterministic_needs_our_communicator():
     def body():
         with pytest.raises(dpcore.Unsupported, match="in what order torch gloo adds"):
             dpcore.DataParallel(nn.Linear(2, 1), comm=dist.group.WORLD, deterministic=True)
 
-    over_gloo(1, body, store)
+    over_gloo(body, 1)
 
 
 class Counting:
@@ -139,7 +123,7 @@ def test_anything_that_can_average():
     assert len(calls) >= 3
 
 
-def test_the_groups_own_timeout_is_kept(store):
+def test_the_groups_own_timeout_is_kept():
     from datetime import timedelta
 
     from dpcore.ddp.gradient_group import _timeout_of
@@ -147,7 +131,7 @@ def test_the_groups_own_timeout_is_kept(store):
     def body():
         assert _timeout_of(dist.group.WORLD) >= timedelta(minutes=10)
 
-    over_gloo(1, body, store)
+    over_gloo(body, 1)
 
 
 def test_ranks_train_alike_in_an_arena_and_out_of_it():

@@ -4,7 +4,6 @@ import copy
 import inspect
 import io
 import pickle
-import uuid
 
 import pytest
 import torch
@@ -16,11 +15,6 @@ import dpcore
 from dpcore.ddp.torch_face.torch_surface import INHERITED
 from tests.data_parallel.models import Small, assert_same_values, batch, part
 from tests.data_parallel.test_groups import over_gloo
-
-
-@pytest.fixture
-def store(tmp_path):
-    return str(tmp_path / uuid.uuid4().hex)
 
 
 def alone(body):
@@ -217,7 +211,7 @@ def trained(wrap, steps):
     return model
 
 
-def test_beside_torchs_over_gloo(store):
+def test_beside_torchs_over_gloo():
     """Logging data, hooks with torch's own group, a mesh: one pair of processes for all."""
 
     def body():
@@ -274,4 +268,4 @@ def test_beside_torchs_over_gloo(store):
         meshed(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
         assert meshed.module.weight.grad.tolist() == [[0.5, 0.5]]
 
-    over_gloo(2, body, store)
+    over_gloo(body, 2)

@@ -20,6 +20,8 @@ from dpcore.simulate import gradients_of, predict
 from tests.data_parallel.contract import Watching
 from tests.data_parallel.models import Small, batch, part
 
+pytestmark = pytest.mark.alone
+
 
 def one_step(comm, model, step=0):
     x, y = (part(tensor, comm) for tensor in batch(step))

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from tests.ranks import python
+
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -50,6 +52,13 @@ class Hosts:
         return subprocess.Popen(
             self.inside(host, sys.executable, "-c", script), env={**os.environ, **environment},
             text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+        )  # fmt: skip
+
+    def fork(self, host: int, script: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+        """As `start`, of a Python that has imported torch already."""
+        return python.start(
+            "-c", script, network=self.names[host], env={**os.environ, **environment},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def cable(self, host: int, state: str) -> None:

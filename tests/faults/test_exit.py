@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -51,6 +53,7 @@ def ends():
     return json.loads(run.stdout)
 
 
+@pytest.mark.patient
 @pytest.mark.parametrize(
     "case",
     [
@@ -65,10 +68,12 @@ def test_clean_end_without_finalize(ends, case):
     assert ends[case] and all(end == [0, ""] for end in ends[case]), ends[case]
 
 
+@pytest.mark.patient
 def test_sys_exit_with_operations_in_flight(ends):
     assert all(end == [3, ""] for end in ends["in flight, sys.exit"]), ends
 
 
+@pytest.mark.patient
 def test_exception_with_operations_in_flight(ends):
     """The rank that is still submitting when the other gives up hears of its exception."""
     words = "KeyError: 'not found, 5 in flight'"
@@ -79,6 +84,7 @@ def test_exception_with_operations_in_flight(ends):
         assert line == words or ("PeerLost" in line and f"gave up: {words}" in line), line
 
 
+@pytest.mark.patient
 def test_exception_while_the_other_rank_waits(ends):
     for rank, (code, errors) in enumerate(ends["exception on rank 1"]):
         assert code == 1
@@ -88,6 +94,7 @@ def test_exception_while_the_other_rank_waits(ends):
             assert "PeerLost: rank 0: rank 1 gave up: ValueError: bad batch" in errors
 
 
+@pytest.mark.patient
 def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
     assert [code for code, _ in ends["a thread waits"]] == [0, 0], ends["a thread waits"]
 
@@ -95,9 +102,9 @@ def test_a_daemon_thread_in_a_wait_does_not_hold_up_the_end(ends):
 @pytest.fixture
 def launched(tmp_path):
     """A launcher and three ranks in the midst of work, in a process group of their own."""
-    folder, temporary = tmp_path / "ranks", tmp_path / "temporary"
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # a folder of pytest's may be too long for a socket
     before = of_this_host()
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(folder)],
@@ -115,6 +122,7 @@ def launched(tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)
+        shutil.rmtree(temporary)
 
 
 def in_group(group):
@@ -150,6 +158,7 @@ def test_launcher_and_ranks_are_killed(launched):
     assert all_gone(launched.pid)
 
 
+@pytest.mark.patient
 def test_no_memory_has_a_name_while_ranks_live():
     def body(comm):
         comm.all_reduce(comm.empty(1 << 20))

@@ -46,6 +46,7 @@ def results(body, world=2, transport="auto"):
     return [outcome.result for outcome in outcomes]
 
 
+@pytest.mark.patient
 @both_transports
 def test_a_child_cannot_use_the_communicator_and_disturbs_nobody(transport):
     def body(comm):
@@ -79,6 +80,7 @@ def test_a_child_cannot_use_the_communicator_and_disturbs_nobody(transport):
     assert results(body, 2, transport) == [[12.0]] * 2
 
 
+@pytest.mark.patient
 @both_transports
 def test_what_the_parent_does_next_is_not_disturbed_by_a_living_child(transport):
     def body(comm):
@@ -102,6 +104,7 @@ def test_what_the_parent_does_next_is_not_disturbed_by_a_living_child(transport)
     assert results(body, 3, transport) == [[3.0]] * 3
 
 
+@pytest.mark.patient
 @both_transports
 def test_fork_with_operations_in_flight(transport):
     def body(comm):
@@ -120,6 +123,7 @@ def test_fork_with_operations_in_flight(transport):
     assert results(body, 2, transport) == [{2.0}] * 2
 
 
+@pytest.mark.patient
 @both_transports
 def test_data_loader_workers(transport):
     def body(comm):

@@ -64,7 +64,7 @@ class Job:
     ):
         script = REDUCE.format(timeout=timeout, steps=steps, method=method, transport=transport)
         self.ranks = [
-            made.start(
+            made.fork(
                 host, script,
                 {"RANK": str(r), "WORLD_SIZE": str(len(places)), **(environment or {})},
             )
@@ -95,6 +95,7 @@ def at(made, host=0, version=4, port=PORT):
     return f"tcp://[{address}]:{port}" if version == 6 else f"tcp://{address}:{port}"
 
 
+@pytest.mark.patient
 @pytest.mark.parametrize("places", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2)], ids=str)
 def test_ranks_of_several_hosts(places):
     with namespaces.hosts(max(places) + 1) as made:
@@ -103,6 +104,7 @@ def test_ranks_of_several_hosts(places):
     assert outputs == [f"met\n[{mean}] {float(len(places))}\n"] * len(places), problems
 
 
+@pytest.mark.patient
 def test_a_last_message_arrives_although_its_sender_leaves():
     """Most of it is still in the sender's kernel when send() returns; a slow network takes longer
     for it than for the word that the sender has left."""
@@ -112,6 +114,7 @@ def test_a_last_message_arrives_although_its_sender_leaves():
     assert outputs == ["met\n", "met\n[1.0]\n"], problems
 
 
+@pytest.mark.patient
 def test_only_ipv6():
     with namespaces.hosts(2) as made:
         made.forget_ipv4()
@@ -119,6 +122,7 @@ def test_only_ipv6():
     assert outputs == ["met\n[1.5] 2.0\n"] * 2, problems
 
 
+@pytest.mark.patient
 def test_an_interface_by_name():
     with namespaces.hosts(2) as made:
         right = {"DPCORE_SOCKET_IFNAME": "eth0"}
@@ -130,6 +134,7 @@ def test_an_interface_by_name():
     assert "eth0" in problems[0] and "lo" in problems[0]
 
 
+@pytest.mark.patient
 def test_rank_0_is_told_an_address_of_another_host():
     with namespaces.hosts(2) as made:
         _, problems = Job(made, (0, 1), ONCE, at(made, host=1), timeout=1).said()
@@ -152,6 +157,7 @@ def test_the_plug_is_pulled():
         assert f"rank {1 - rank} " in output and "all_reduce of 100000 x float32" in output
 
 
+@pytest.mark.patient
 def test_a_break_of_two_seconds_is_survived():
     steps = "t = torch.ones(100_000)\nfor _ in range(600):\n    time.sleep(0.005)\n"
     steps += "    comm.all_reduce(t, op='mean')\nprint(t.unique().tolist())"

@@ -28,6 +28,7 @@ def test_what_goes_to_one_host_is_lost():
         assert f"rank {1 - rank} " in output and "all_reduce of 100000 x float32" in output
 
 
+@pytest.mark.patient
 def test_a_break_that_is_shorter_than_the_deadline_costs_its_time_and_nothing_else():
     """In an operation, and while all ranks compute: longer than a kernel's own patience."""
     begin = "t = torch.full((100_000,), comm.rank + 1.0)\ncomm.all_reduce(t.clone())\n"

@@ -44,6 +44,7 @@ def variables(made):
     }
 
 
+@pytest.mark.patient
 @pytest.mark.parametrize(
     ("places", "transport", "shares"),
     [

@@ -31,12 +31,13 @@ def under_torchrun(made, *program, environment=None):
         script = (
             f"import sys; sys.argv[1:] = {words!r}; from torch.distributed.run import main; main()"
         )
-        agents.append(made.start(host, script, {"OMP_NUM_THREADS": "1", **(environment or {})}))
+        agents.append(made.fork(host, script, {"OMP_NUM_THREADS": "1", **(environment or {})}))
     said = [agent.communicate(timeout=120) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said
     return [output for output, _ in said]
 
 
+@pytest.mark.patient
 def test_ranks_use_memory_within_a_host_and_the_network_between(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)

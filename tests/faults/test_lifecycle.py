@@ -30,6 +30,7 @@ def results(body, world=2, run=run_processes, **options):
     return [outcome.result for outcome in outcomes]
 
 
+@pytest.mark.patient
 @pytest.mark.parametrize(
     ("run", "transport"),
     [(run_processes, "auto"), (run_processes, "tcp"), (run_threads, "inproc")],
@@ -71,6 +72,7 @@ def test_init_and_finalize_200_times(run, transport):
     assert growth(before, of_this_process()) == {}
 
 
+@pytest.mark.patient
 @both_transports
 def test_split_and_close_100_times(transport):
     def body(comm):
@@ -98,6 +100,7 @@ def test_split_and_close_100_times(transport):
         assert grown == {}
 
 
+@pytest.mark.patient
 def test_ending_twice_and_calls_after_the_end():
     def body(comm):
         part = comm.split(0)
@@ -130,6 +133,7 @@ def test_ending_twice_and_calls_after_the_end():
     results(body, run=run_threads)
 
 
+@pytest.mark.patient
 def test_the_parts_outlive_the_whole():
     """A group that was split off works on when its parent is closed."""
 
@@ -144,6 +148,7 @@ def test_the_parts_outlive_the_whole():
     assert results(body, 3) == [[3.0]] * 3
 
 
+@pytest.mark.patient
 def test_a_second_init_needs_a_finalize():
     def body(comm):
         with pytest.raises(dp.Error, match="call finalize"):
@@ -153,6 +158,7 @@ def test_a_second_init_needs_a_finalize():
     results(body)
 
 
+@pytest.mark.patient
 def test_a_tensor_outlives_its_communicator():
     def body(comm):
         tensor = comm.empty(100_000).fill_(comm.rank + 1)
@@ -190,6 +196,7 @@ def test_a_tensor_outlives_its_communicator():
     assert results(alone) == [1, 1]
 
 
+@pytest.mark.patient
 def test_work_and_tensors_are_dropped_in_flight():
     """The communicator keeps what an operation uses, whatever the program lets go of."""
 
@@ -231,6 +238,7 @@ def test_close_waits_for_what_is_in_flight(transport):
     in_time(closed - entered < 2)
 
 
+@pytest.mark.patient
 def test_after_a_failure_blocks_are_not_handed_out_again():
     """A stopped rank that wakes up may still write where it was told to."""
 

@@ -114,6 +114,7 @@ def test_too_few_addresses():
     assert results(body) == [[4.0]] * 2
 
 
+@pytest.mark.patient
 def test_no_memory_for_the_arena_is_an_error_and_no_sigbus():
     """RLIMIT_FSIZE stands for a machine without memory: the kernel refuses the pages."""
 
@@ -133,6 +134,7 @@ def test_no_memory_for_the_arena_is_an_error_and_no_sigbus():
     assert results(body) == [[4.0]] * 2
 
 
+@pytest.mark.patient
 def test_no_memory_for_the_stage_in_the_midst_of_an_operation():
     """All ranks learn that one of them cannot go on, and why."""
 
@@ -221,6 +223,7 @@ def test_a_million_small_operations_wrap_nothing():
 # ---- payloads ---------------------------------------------------------------------------------
 
 
+@pytest.mark.patient
 def test_bits_travel_as_they_are():
     """NaNs with their payloads, infinities, denormals, negative zeros, at any address."""
     patterns = np.array(
@@ -248,6 +251,7 @@ def test_bits_travel_as_they_are():
     assert results(body) == [[True] * 12] * 2
 
 
+@pytest.mark.patient
 def test_special_values_reduce_to_the_same_bits_everywhere():
     def body(comm):
         special = [float("nan"), float("inf"), -float("inf"), 1e-45, -0.0, 3e38, 1.0]
@@ -267,6 +271,7 @@ def test_special_values_reduce_to_the_same_bits_everywhere():
     assert first[1] == 3  # three smallest denormals: nothing is flushed to zero
 
 
+@pytest.mark.patient
 def test_more_than_2_to_the_31_bytes():
     def body(comm):
         size = (1 << 31) + 5

@@ -19,6 +19,7 @@ import torch
 
 import dpcore as dp
 from dpcore.launch.spawn import run_processes
+from tests.ranks import python
 
 from .tries import in_time, three_tries
 
@@ -236,8 +237,8 @@ def test_the_port_is_taken():
 
 def run_ranks(script, environments):
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], env={**os.environ, **environment},
+        python.start(
+            "-c", script, env={**os.environ, **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for environment in environments
@@ -265,10 +266,12 @@ def plain(world, port):
     ]  # fmt: skip
 
 
+@pytest.mark.patient
 def test_plain_variables():
     assert run_ranks(SUM.format(more=""), plain(2, free_port())) == ["tcp 3.0"] * 2
 
 
+@pytest.mark.patient
 def test_a_file_which_is_gone_afterwards(tmp_path):
     path = tmp_path / "meeting"
     path.write_text("left behind by an earlier job\n")
@@ -277,19 +280,19 @@ def test_a_file_which_is_gone_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.patient
 def test_the_store_of_torch_distributed():
     script = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
     script += SUM.format(more="") * 2 + "dist.destroy_process_group()"
     assert run_ranks(script, plain(2, free_port())) == ["tcp 3.0\ntcp 3.0"] * 2
 
 
+@pytest.mark.patient
 def test_torchrun_whose_agent_has_the_port(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(SUM.format(more="") * 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(script)], capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = python.run(*command, script, capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:-1] == ["tcp 3.0"] * 4, done.stderr
 
 

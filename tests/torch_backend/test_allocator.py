@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("DPCORE_TEST_FULL") != "1", reason="compiles for a minute: make test-full"

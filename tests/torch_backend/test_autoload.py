@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -111,8 +113,8 @@ def job_with_a_free_port():
 def test_ranks_of_srun_find_their_place(installed, unlaunched, nodes):
     step = SLURM | NODES[nodes] | {"SLURM_JOB_ID": job_with_a_free_port()}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET],
+        python.start(
+            *("-c", MEET),
             env={**os.environ, **step, "PYTHONPATH": f"{installed}:{ROOT}", "SLURM_PROCID": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

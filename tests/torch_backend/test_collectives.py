@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.torch_backend.ranks import error_of, in_group
+from tests.ranks.groups import error_of, in_group
 
 NUMBERS = (
     torch.float32,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 
 def reduce_and_wait(count, group):

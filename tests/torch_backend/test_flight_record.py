@@ -1,25 +1,20 @@
 """What the flight recorder writes, read by torch's own analysis."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import dpcore
-from tests.torch_backend.ranks import in_group
+from tests.ranks import python
+from tests.ranks.groups import in_group
 
 
 def analysis_of(folder):
     """What torchfrtrace says of the records in a folder."""
     module = "torch.distributed.flight_recorder.fr_trace"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(folder), "-p", "flight_"],
-        capture_output=True,
-        text=True,
-    )
+    done = python.run("-m", module, folder, "-p", "flight_", capture_output=True, text=True)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     return text

@@ -1,12 +1,10 @@
 """Work, its futures, and what profilers and the flight recorder see of it."""
 
-import subprocess
-import sys
-
 import torch
 import torch.distributed as dist
 
-from tests.torch_backend.ranks import in_group
+from tests.ranks import python
+from tests.ranks.groups import in_group
 
 
 def test_futures_hold_the_tensors_and_run_callbacks():
@@ -119,15 +117,8 @@ def test_torchfrtrace_reads_the_flight_record(tmp_path):
     name = "gloo:all_reduce" if torch.__version__ >= (2, 12) else "nccl:all_reduce"
     assert ahead == [(name, "completed"), (name, "scheduled")]
     assert behind == [(name, "completed")]
-    analysis = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.flight_recorder.fr_trace",
-            str(tmp_path),
-            "-p",
-            "flight_",
-        ],
+    analysis = python.run(
+        *("-m", "torch.distributed.flight_recorder.fr_trace", tmp_path, "-p", "flight_"),
         capture_output=True,
         text=True,
     )

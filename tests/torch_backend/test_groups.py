@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import dpcore
 from dpcore.torch_backend import flight_record
-from tests.torch_backend.ranks import error_of, in_group
+from tests.ranks.groups import error_of, in_group
 
 
 def test_subgroups_reduce_by_themselves():

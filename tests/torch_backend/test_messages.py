@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 
 def rings_and_batches():

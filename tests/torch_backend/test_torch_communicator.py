@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import dpcore
 from dpcore.communicators.torch_group import TorchCommunicator
-from tests.torch_backend.ranks import in_group
+from tests.ranks.groups import in_group
 
 
 def of_rank(rank, count=6):

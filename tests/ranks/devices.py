@@ -1,5 +1,7 @@
 """``on_devices``: ranks that are threads, each with a communicator over a device of the host."""
 
+import threading
+
 import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
@@ -22,13 +24,20 @@ def on_devices(
     timeout=30.0,
     uuids=None,
 ):
-    """Calls ``body(comm, *args)`` on every rank; the results in rank order."""
+    """Calls ``body(comm, *args)`` on every rank; the results in rank order. No rank begins before
+    all have started: one that fails at once would otherwise fail the start of the others."""
+    started = threading.Barrier(world)
 
     def rank_main(control):
         uuid = f"gpu {control.rank}" if uuids is None else uuids[control.rank]
-        native = start(backend, control, (timeout, algorithm, deterministic), uuid)
+        try:
+            native = start(backend, control, (timeout, algorithm, deterministic), uuid)
+        except BaseException:
+            started.abort()
+            raise
         comm = DeviceCommunicator(native, "inproc")
         try:
+            started.wait(timeout)
             result = body(comm, *args)
         except BaseException as error:
             if not comm.closed:

@@ -1,6 +1,6 @@
 """A little of everything that launches a kernel of ours, for NVIDIA's compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python -m tests.cuda.sanitized
+    compute-sanitizer --tool memcheck python -m tests.cuda.every_kernel
 
 Reductions of every type with tails and odd offsets, copies of many tensors, and ranks that meet, by
 two threads of this process (with --fused in both ways, with --reductions not at all). Prints "done"

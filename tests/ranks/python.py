@@ -1,0 +1,113 @@
+"""`start` and `run`: a Python that has imported torch already, with the interface of `subprocess`.
+
+    out = run("-c", code, env=..., capture_output=True, text=True)
+    ranks = [start("script.py", str(rank), stdout=subprocess.PIPE) for rank in range(2)]
+
+Importing torch takes a processor two seconds, forking a process that has done so (`server.py`) some
+milliseconds. This is for tests of what a program does once it runs. Tests of its start (imports, or
+variables that Python, the loader or a library reads when it is loaded) start a Python of their own,
+with `subprocess`.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_one_at_a_time = threading.Lock()  # may talk to the server
+
+
+@cache
+def _server():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its pool starts at the import
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.ranks.server", str(theirs.fileno())],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    atexit.register(ours.close)
+    return ours
+
+
+class _Forked(subprocess.Popen):
+    """A process that the server has forked. The server waits for it and writes into a pipe how it
+    ended. These are the methods by which `Popen` starts processes and waits for them."""
+
+    def __init__(self, words, network, **options):
+        self._network = network
+        super().__init__([str(word) for word in words], **options)
+
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+        creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more,
+    ):  # fmt: skip
+        request = {
+            "words": args,
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.path.abspath(cwd or os.getcwd()),
+            "network": self._network,
+            "new_session": more[5],
+        }
+        inherited = zip((p2cread, c2pwrite, errwrite), (0, 1, 2), strict=True)
+        standard = [own if own >= 0 else shared for own, shared in inherited]
+        self._end, end = os.pipe()
+        try:
+            with _one_at_a_time:
+                line = _server()
+                socket.send_fds(line, [json.dumps(request).encode()], [end, *standard])
+                self.pid = int(line.recv(100))
+        finally:
+            os.close(end)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _try_wait(self, flags):
+        if flags & os.WNOHANG and not select.select([self._end], [], [], 0)[0]:
+            return 0, 0
+        status = os.read(self._end, 100) or b"%d" % signal.SIGKILL  # the server was killed
+        os.close(self._end)
+        return self.pid, int(status)
+
+    def _internal_poll(self, _deadstate=None):
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                process, status = self._try_wait(os.WNOHANG)
+                if process:
+                    self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+def start(*words, network="", **options):
+    """``subprocess.Popen([sys.executable, *words], **options)``, within a network namespace if one
+    is named. The options may be stdin, stdout, stderr, text, cwd, env and start_new_session."""
+    return _Forked(words, network, **options)
+
+
+def run(*words, input=None, timeout=None, capture_output=False, check=False, **options):
+    """``subprocess.run([sys.executable, *words], ...)``."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(*words, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
