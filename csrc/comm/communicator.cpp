@@ -70,7 +70,8 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
       context_(std::move(context)),
       group_(std::move(group)),
       shared_(std::make_shared<SharedState>(group_, options_.link)),
-      choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic) {
+      choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic),
+      programs_(rank(), world(), choice_.hosts(), options_.deterministic) {
   if (options_.link) {
     context_->engine().sleep_early();
   }
