@@ -132,10 +132,7 @@ std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule
 
 void Communicator::check(const Request& request) const {
   check_usable();
-  if (request.collective != Collective::barrier && !is_valid(request.op, request.dtype)) {
-    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
-                      std::string(name_of(request.dtype)));
-  }
+  check_operator(request);
 }
 
 std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,

@@ -19,18 +19,6 @@ constexpr size_t kPoolLooks = 4;
 constexpr auto kFirstNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(1000);
 
-Fingerprint fingerprint_of(const Request& request) {
-  Fingerprint what;
-  what.collective = static_cast<uint8_t>(request.collective);
-  what.dtype = static_cast<uint8_t>(request.dtype);
-  what.op = static_cast<uint8_t>(request.op);
-  what.root = request.root;
-  what.count = request.count;
-  what.layout = request.layout;
-  what.algorithm = request.algorithm;
-  return what;
-}
-
 TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
   const bool is_message = !work.message.empty();
   TraceEvent event;
@@ -135,10 +123,7 @@ StreamCommunicator::Works StreamCommunicator::run(const Request* request, const 
 
 StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
                                                      Device::Stream current) {
-  if (!is_valid(request.op, request.dtype)) {
-    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
-                      std::string(name_of(request.dtype)));
-  }
+  check_operator(request);
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();  // with the lock: behind what ended the stream, nothing may come
@@ -154,11 +139,7 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   std::string text;
   uint64_t bytes = 0;
   for (const StreamMessage& message : messages) {
-    if (message.peer < 0 || message.peer >= world() || message.peer == rank()) {
-      throw Unsupported("rank " + std::to_string(rank()) + " can't exchange a message with " +
-                        std::to_string(message.peer) + ": choose another rank of 0.." +
-                        std::to_string(world() - 1));
-    }
+    check_peer(message.peer, rank(), world());
     bytes += message.bytes;
     text += (text.empty() ? "" : ", ") + std::string(message.sends ? "send" : "recv") + " of " +
             std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
