@@ -267,9 +267,9 @@ void MappedCommunicator::enqueue(const Request& request) {
 }
 
 const char* MappedCommunicator::path_of(const Request& request) const {
-  if (world() == 1) return "alone";
-  if (request.collective == Collective::barrier) return "barrier";
-  return request.program ? "moves" : name_of(planned_.path, request.collective, world());
+  if (world() == 1) return path_name::kAlone;
+  if (request.collective == Collective::barrier) return path_name::kBarrier;
+  return request.program ? path_name::kMoves : name_of(planned_.path, request.collective, world());
 }
 
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
