@@ -167,7 +167,7 @@ void CollectiveOperation::post() {
   if (is_prefilled_) {
     std::byte* stage = is_tiny_ ? nullptr : shared_->stage(number_);
     if (stage != nullptr) {
-      slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
+      slot.stage_offset = arena.offset_of(stage, kStageBytes);
     }
     if (announces_parts_) {
       auto* announced = reinterpret_cast<uint64_t*>(stage);
