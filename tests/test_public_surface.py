@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dpcore as dp
-from dpcore import errors
+from dpcore import _C, errors
 from dpcore.recorder.file import Event
 from dpcore.recorder.recording import Trace
 
@@ -107,6 +107,15 @@ def surface():
     lines += ["", "# what they return", *class_lines(Trace)]
     lines += [f"class Event{Event._fields}", "    ms: float"]
     return "\n".join(lines) + "\n"
+
+
+def test_every_error_of_the_core_is_a_class_of_the_same_name_here():
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.Error)
+    }
+    assert set(_C.control_layout()["errors"]) == classes
 
 
 def test_the_surface_is_the_golden_one():

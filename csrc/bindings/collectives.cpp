@@ -281,10 +281,8 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
   comm.let_go_of_completed();
   Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
   Communicator& core = *comm.core;
-  if (!from_any && (peer < 0 || peer >= core.world() || peer == core.rank())) {
-    throw Unsupported("rank " + std::to_string(core.rank()) + " can't exchange a message with " +
-                      std::to_string(peer) + ": choose another rank of 0.." +
-                      std::to_string(core.world() - 1));
+  if (!from_any) {
+    check_peer(peer, core.rank(), core.world());
   }
   const auto direction =
       sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;

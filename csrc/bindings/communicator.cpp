@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/buffer.h"
+#include "bindings/common_methods.h"
 #include "bindings/costs.h"
 #include "bindings/observe.h"
 #include "bindings/py_work.h"
@@ -57,15 +58,11 @@ void register_communicator(py::module_& m) {
   using Comm = std::shared_ptr<PyCommunicator>;
   py::class_<PyCommunicator, Comm> type(m, "Communicator");
   define_collectives(type);
-  type.def_property_readonly("rank", [](const PyCommunicator& c) { return c.core->rank(); })
-      .def_property_readonly("world_size", [](const PyCommunicator& c) { return c.core->world(); })
-      .def_property_readonly("closed", [](const PyCommunicator& c) { return c.core->closed(); })
-      .def_property_readonly("transport",
+  define_common_methods(type);
+  type.def_property_readonly("transport",
                              [](const PyCommunicator& c) { return c.core->group().transport(); })
       .def_property_readonly("hosts",
                              [](const PyCommunicator& c) { return c.core->group().hosts(); })
-      .def_property_readonly("failed",
-                             [](const PyCommunicator& c) { return c.core->group().failed(); })
       .def("empty",
            [](PyCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
              comm.core->check_usable();
@@ -81,14 +78,6 @@ void register_communicator(py::module_& m) {
                part->core = made ? ends_without_lock(std::move(made)) : nullptr;
              }
              return part->core ? part : nullptr;
-           })
-      .def("unheard_failure",
-           [](const PyCommunicator& c) { return unheard_failure_of(c.core->group()); })
-      .def("abort",
-           [](PyCommunicator& comm, const std::string& reason) {
-             const py::gil_scoped_release no_gil;
-             comm.core->abort(reason);
-             comm.core->group().say_heard();
            })
       .def("close",
            [](PyCommunicator& comm) {

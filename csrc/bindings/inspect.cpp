@@ -108,7 +108,7 @@ py::dict control_layout() {
   layout["collectives"] = names<Collective>(kCollectiveCount);
   layout["dtypes"] = names<DType>(kDTypeCount);
   layout["ops"] = names<ReduceOp>(kReduceOpCount);
-  layout["errors"] = names<ErrorKind>(static_cast<int>(ErrorKind::other) + 1);
+  layout["errors"] = names<ErrorKind>(static_cast<int>(kErrorClasses.size()));
   return layout;
 }
 

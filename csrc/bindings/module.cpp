@@ -25,11 +25,6 @@ void register_torch_backend(py::module_& m);
 
 namespace {
 
-void raise_as(const char* name, const char* message) {
-  const py::object type = py::module_::import("dpcore.errors").attr(name);
-  PyErr_SetString(type.ptr(), message);
-}
-
 void translate(std::exception_ptr problem) {
   if (problem && !set_python_error(problem)) {
     std::rethrow_exception(problem);
@@ -41,18 +36,9 @@ void translate(std::exception_ptr problem) {
 bool set_python_error(const std::exception_ptr& problem) {
   try {
     std::rethrow_exception(problem);
-  } catch (const PeerLost& e) {
-    raise_as("PeerLost", e.what());
-  } catch (const Timeout& e) {
-    raise_as("Timeout", e.what());
-  } catch (const Mismatch& e) {
-    raise_as("Mismatch", e.what());
-  } catch (const RendezvousError& e) {
-    raise_as("RendezvousError", e.what());
-  } catch (const Unsupported& e) {
-    raise_as("Unsupported", e.what());
   } catch (const Error& e) {
-    raise_as("Error", e.what());
+    const py::object type = py::module_::import("dpcore.errors").attr(name_of(e.kind()));
+    PyErr_SetString(type.ptr(), e.what());
   } catch (...) {
     return false;
   }

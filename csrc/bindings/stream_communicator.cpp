@@ -6,6 +6,7 @@
 
 #include "bindings/call.h"
 #include "bindings/callbacks/py_callback.h"
+#include "bindings/common_methods.h"
 #include "bindings/observe.h"
 #include "bindings/py_stream.h"
 #include "bindings/py_work.h"
@@ -235,14 +236,8 @@ void register_stream_communicator(py::module_& m) {
   using py::arg;
   py::class_<PyStreamCommunicator, Comm> type(m, "StreamCommunicator");
   define_stream_collectives(type);
-  type.def_property_readonly("rank", [](const PyStreamCommunicator& c) { return c.core->rank(); })
-      .def_property_readonly("world_size",
-                             [](const PyStreamCommunicator& c) { return c.core->world(); })
-      .def_property_readonly("closed",
-                             [](const PyStreamCommunicator& c) { return c.core->closed(); })
-      .def_property_readonly("failed",
-                             [](const PyStreamCommunicator& c) { return c.core->group().failed(); })
-      .def_property_readonly("backend",
+  define_common_methods(type);
+  type.def_property_readonly("backend",
                              [](const PyStreamCommunicator& c) { return c.core->backend(); })
       .def_property_readonly("device",
                              [](const PyStreamCommunicator& c) { return c.core->device().name(); })
@@ -277,14 +272,6 @@ void register_stream_communicator(py::module_& m) {
                part->core = comm.core->split(color, key);
              }
              return part->core ? part : nullptr;
-           })
-      .def("unheard_failure",
-           [](const PyStreamCommunicator& c) { return unheard_failure_of(c.core->group()); })
-      .def("abort",
-           [](PyStreamCommunicator& c, const std::string& reason) {
-             const py::gil_scoped_release no_gil;
-             c.core->abort(reason);
-             c.core->group().say_heard();
            })
       .def("close", [](PyStreamCommunicator& comm) {
         {

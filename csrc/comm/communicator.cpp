@@ -70,7 +70,8 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
       context_(std::move(context)),
       group_(std::move(group)),
       shared_(std::make_shared<SharedState>(group_, options_.link)),
-      choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic) {
+      choice_(hosts_for_costs(), endpoint().costs(), options_.deterministic),
+      programs_(rank(), world(), choice_.hosts(), options_.deterministic) {
   if (options_.link) {
     context_->engine().sleep_early();
   }
@@ -131,10 +132,7 @@ std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule
 
 void Communicator::check(const Request& request) const {
   check_usable();
-  if (request.collective != Collective::barrier && !is_valid(request.op, request.dtype)) {
-    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
-                      std::string(name_of(request.dtype)));
-  }
+  check_operator(request);
 }
 
 std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,

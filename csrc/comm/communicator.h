@@ -10,7 +10,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "comm/operations/collective_operation.h"
 #include "comm/operations/message_operation.h"
 #include "comm/schedule/choice.h"
+#include "comm/schedule/program_cache.h"
 
 namespace dpcore {
 
@@ -135,8 +135,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<int> hosts_for_costs() const;
   // Where data has to travel as messages.
   bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }
-  void check_deterministic(const Schedule& schedule) const;
-  std::shared_ptr<const Program> program_for(const Request& request, const std::string& algorithm);
   void check(const Request& request) const;
   // Both under the submission lock.
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
@@ -160,7 +158,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::shared_ptr<MessageOperation>> message_pool_;
   size_t pool_at_ = 0;
   AlgorithmChoice choice_;
-  std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
+  ProgramCache programs_;
 };
 
 }  // namespace dpcore

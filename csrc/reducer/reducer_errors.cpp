@@ -72,24 +72,18 @@ void Reducer::raise_with_bucket(size_t b) { raise_about(describe(b, buckets_[b],
 
 void Reducer::raise_about(const std::string& what) {
   const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
-  const auto noted = [this](auto problem) {
-    if (!first_failure_) {
-      first_failure_ = std::make_exception_ptr(problem);
-    }
-    return problem;
-  };
   try {
     throw;
-  } catch (const PeerLost& e) {
-    throw noted(PeerLost(where + e.what()));
-  } catch (const Timeout& e) {
-    throw noted(Timeout(where + e.what()));
-  } catch (const Mismatch& e) {
-    throw noted(Mismatch(where + e.what() + settings_.advice));
-  } catch (const Unsupported& e) {
-    throw noted(Unsupported(where + e.what()));
-  } catch (const Error& e) {
-    throw noted(Error(where + e.what()));
+  } catch (const Error& problem) {
+    const bool differs = problem.kind() == ErrorKind::mismatch;
+    try {
+      throw_as(problem.kind(), where + problem.what() + (differs ? settings_.advice : ""));
+    } catch (const Error&) {
+      if (!first_failure_) {
+        first_failure_ = std::current_exception();
+      }
+      throw;
+    }
   }
 }
 

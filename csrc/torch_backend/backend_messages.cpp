@@ -12,10 +12,8 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
   const bool sends = direction == MessageOperation::Direction::send;
   const bool from_any = peer == MessageOperation::kAnyRank;
   const at::Tensor& tensor = only_one(tensors, sends ? "send" : "recv");
-  if (!from_any && (peer < 0 || peer >= getSize() || peer == getRank())) {
-    throw Unsupported("rank " + std::to_string(getRank()) + " can't exchange a message with rank " +
-                      std::to_string(peer) + ": choose another rank of 0.." +
-                      std::to_string(getSize() - 1));
+  if (!from_any) {
+    check_peer(peer, getRank(), getSize());
   }
   if (tag < 0) {
     throw Unsupported("the tag of a message can't be negative, as " + std::to_string(tag) + " is");

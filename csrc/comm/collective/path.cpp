@@ -7,23 +7,23 @@ const char* name_of(Path path, Collective collective) {
   const bool all_reduce = collective == Collective::all_reduce;
   switch (path) {
     case Path::alone:
-      return "alone";
+      return path_name::kAlone;
     case Path::barrier:
-      return "barrier";
+      return path_name::kBarrier;
     case Path::two_shot_push:
-      return "two_shot/push";
+      return path_name::kTwoShotPush;
     case Path::pull:
-      return all_reduce ? "one_shot/pull" : "direct/pull";
+      return all_reduce ? path_name::kOneShotPull : path_name::kDirectPull;
     case Path::push:
-      return "direct/push";
+      return path_name::kDirectPush;
     case Path::shared:
-      return "direct/shared";
+      return path_name::kDirectShared;
     case Path::stage:
-      return all_reduce ? "one_shot/stage" : "direct/stage";
+      return all_reduce ? path_name::kOneShotStage : path_name::kDirectStage;
     case Path::two_shot_stage:
-      return "two_shot/stage";
+      return path_name::kTwoShotStage;
     case Path::moves:
-      return "moves";
+      return path_name::kMoves;
     case Path::automatic:
       break;
   }

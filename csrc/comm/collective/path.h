@@ -22,7 +22,26 @@ enum class Path : uint8_t {
 };
 inline constexpr int kPathCount = 10;
 
-// "two_shot/push" and so on: the schedule a path implements, and how it reaches the data.
+// What statistics and traces call a path: the schedule that it implements, and how it reaches the
+// data. Every path of every communicator is here, those on devices too.
+namespace path_name {
+
+inline constexpr char kAlone[] = "alone";
+inline constexpr char kBarrier[] = "barrier";
+inline constexpr char kMoves[] = "moves";  // a list of moves, as it stands
+inline constexpr char kOneShotPull[] = "one_shot/pull";
+inline constexpr char kOneShotStage[] = "one_shot/stage";
+inline constexpr char kTwoShotPush[] = "two_shot/push";
+inline constexpr char kTwoShotStage[] = "two_shot/stage";
+inline constexpr char kDirectPull[] = "direct/pull";
+inline constexpr char kDirectPush[] = "direct/push";
+inline constexpr char kDirectShared[] = "direct/shared";
+inline constexpr char kDirectStage[] = "direct/stage";
+inline constexpr char kDirectNccl[] = "direct/nccl";  // messages between every two ranks
+inline constexpr char kNccl[] = "nccl";               // NCCL does not say which schedule it took
+
+}  // namespace path_name
+
 const char* name_of(Path path, Collective collective);
 
 }  // namespace dpcore

@@ -9,6 +9,7 @@
 
 #include "comm/base/types.h"
 #include "comm/collective/path.h"
+#include "comm/memory/control.h"
 #include "comm/schedule/program.h"
 
 namespace dpcore {
@@ -33,5 +34,12 @@ struct Request {
   int priority = 0;
   double timeout_s = 0;  // 0: the communicator's
 };
+
+// What of it all ranks must agree on.
+Fingerprint fingerprint_of(const Request& request);
+// Throws Unsupported when its operator has no meaning for its elements.
+void check_operator(const Request& request);
+// Throws Unsupported when a rank can't send to `peer` or receive from it.
+void check_peer(int peer, int rank, int world);
 
 }  // namespace dpcore

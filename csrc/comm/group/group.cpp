@@ -10,7 +10,6 @@
 #include <new>
 
 #include "comm/base/clock.h"
-#include "comm/base/error.h"
 
 namespace dpcore {
 namespace {
@@ -353,30 +352,6 @@ std::string Group::last_operation_of(int r) const {
          (end != 0 ? ", finished " : ", entered ") + seconds_since(when);
 }
 
-const char* name_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::peer_lost:
-      return "PeerLost";
-    case ErrorKind::timeout:
-      return "Timeout";
-    case ErrorKind::mismatch:
-      return "Mismatch";
-    default:
-      return "Error";
-  }
-}
-
-void raise(const Failure& failure) {
-  switch (failure.kind) {
-    case ErrorKind::peer_lost:
-      throw PeerLost(failure.message);
-    case ErrorKind::timeout:
-      throw Timeout(failure.message);
-    case ErrorKind::mismatch:
-      throw Mismatch(failure.message);
-    default:
-      throw Error(failure.message);
-  }
-}
+void raise(const Failure& failure) { throw_as(failure.kind, failure.message); }
 
 }  // namespace dpcore

@@ -12,16 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/base/error.h"
 #include "comm/group/endpoint.h"
 #include "comm/group/remote_members.h"
 #include "comm/memory/control.h"
 
 namespace dpcore {
-
-enum class ErrorKind : uint32_t { none, peer_lost, timeout, mismatch, other };
-
-// "PeerLost" and so on: the error's class.
-const char* name_of(ErrorKind kind);
 
 struct Failure {
   ErrorKind kind = ErrorKind::none;

@@ -23,7 +23,6 @@ class ArenaBlocks {
 
   size_t size() const { return size_; }
   size_t used_bytes() const { return used_bytes_; }
-  size_t used_blocks() const { return used_.size(); }
 
  private:
   void insert_free(size_t offset, size_t bytes);

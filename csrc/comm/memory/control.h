@@ -19,7 +19,7 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -64,6 +64,9 @@ struct alignas(128) OperationSlot {
   uint64_t output_offset;
   uint64_t stage_offset;
   double prescale;
+  // Hash of the arguments of an operation in the order of a stream, which peers compare without
+  // waiting for each other (cuda/stream/stream_watch.h). 0: there was none in this slot.
+  std::atomic<uint64_t> arguments;
 
   alignas(128) std::atomic<uint64_t> filled;  // chunks of the stage that peers may read
   std::atomic<uint64_t> reduced;              // chunks whose own slice is reduced in all stages
@@ -71,6 +74,8 @@ struct alignas(128) OperationSlot {
   std::atomic<uint64_t> finished;  // number + 1: no more touching of peers' memory for it
 };
 static_assert(offsetof(OperationSlot, input_offset) == 64);
+static_assert(offsetof(OperationSlot, arguments) < 128, "beside what is written at the post");
+static_assert(offsetof(OperationSlot, filled) == 128 && sizeof(OperationSlot) == 256);
 
 // Why a rank gave up. Written once; `state` publishes it.
 struct AbortRecord {

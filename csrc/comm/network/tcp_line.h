@@ -56,7 +56,6 @@ class TcpLine {
   const FrameHeader* head();
   // Gives payload to the sink; returns the number of bytes. `scratch` holds kScratchBytes.
   size_t receive(const Sink& sink, std::byte* scratch);
-  size_t left_to_receive() const { return incoming_.bytes - received_; }
 
   static constexpr size_t kScratchBytes = size_t{128} << 10;
 

@@ -53,14 +53,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   priority = request_.priority;
   element_ = size_of(request_.dtype);
   bytes_ = bytes_of(request_, world());
-  fingerprint_ = {static_cast<uint8_t>(request_.collective),
-                  static_cast<uint8_t>(request_.dtype),
-                  static_cast<uint8_t>(request_.op),
-                  static_cast<uint8_t>(request_.force),
-                  request_.root,
-                  request_.count,
-                  request_.layout,
-                  request_.algorithm};
+  fingerprint_ = fingerprint_of(request_);
   path_ = Path::automatic;
   announces_parts_ = announces_parts(request_);
   const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
@@ -174,7 +167,7 @@ void CollectiveOperation::post() {
   if (is_prefilled_) {
     std::byte* stage = is_tiny_ ? nullptr : shared_->stage(number_);
     if (stage != nullptr) {
-      slot.stage_offset = arena.offset_of(stage, SharedState::kStageBytes);
+      slot.stage_offset = arena.offset_of(stage, kStageBytes);
     }
     if (announces_parts_) {
       auto* announced = reinterpret_cast<uint64_t*>(stage);

@@ -38,12 +38,10 @@ bool CollectiveOperation::is_slot_free() {
 // over everywhere while a peer still reads what an older one left there. Those that go by messages
 // never need one, so an urgent small operation need not wait for large ones between hosts.
 bool CollectiveOperation::is_stage_free() {
-  if (number_ < SharedState::kStages ||
-      shared_->is_over_everywhere(number_ - SharedState::kStages)) {
+  if (number_ < kStages || shared_->is_over_everywhere(number_ - kStages)) {
     return true;
   }
-  for (uint64_t back = SharedState::kStages; back < kSlots && back <= number_;
-       back += SharedState::kStages) {
+  for (uint64_t back = kStages; back < kSlots && back <= number_; back += kStages) {
     awaited_.next = me();
     const uint64_t earlier = number_ - back;
     if (group_->slot(me(), earlier).finished.load(std::memory_order_relaxed) <= earlier &&

@@ -47,7 +47,7 @@ size_t CollectiveOperation::stage_quota() const {
   if (is_small_ && request_.input_parts.empty()) {
     return request_.count;  // one chunk; a division is a good part of what a small one costs
   }
-  const size_t room = SharedState::kStageBytes - (announces_parts_ ? kAnnouncedBytes : 0);
+  const size_t room = kStageBytes - (announces_parts_ ? kAnnouncedBytes : 0);
   const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
   const size_t largest = room / SharedState::kStageBuffers;
   const size_t wanted = std::max(kFinestChunk, bytes_ / kChunksAtLeast);
@@ -55,7 +55,7 @@ size_t CollectiveOperation::stage_quota() const {
 }
 
 size_t CollectiveOperation::two_shot_quota() const {
-  constexpr size_t kLargest = SharedState::kStageBytes / SharedState::kStageBuffers;
+  constexpr size_t kLargest = kStageBytes / SharedState::kStageBuffers;
   return std::clamp(bytes_ / kTwoShotChunksAtLeast, kFinestChunk, kLargest) / 64 * 64 / element_;
 }
 
@@ -154,7 +154,7 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
     await_stage();
     co_await Until{*this};
     std::byte* stage = shared_->stage(number_);
-    slot.stage_offset = group_->endpoint().arena().offset_of(stage, SharedState::kStageBytes);
+    slot.stage_offset = group_->endpoint().arena().offset_of(stage, kStageBytes);
   }
   if (to_read == 0) {
     slot.consumed.store(kNoMore, std::memory_order_release);
@@ -192,15 +192,14 @@ CollectiveOperation::Steps CollectiveOperation::run_stage() {
 
 CollectiveOperation::Steps CollectiveOperation::run_two_shot_stage() {
   const size_t quota = two_shot_quota();
-  const size_t buffer_bytes = SharedState::kStageBytes / SharedState::kStageBuffers;
+  const size_t buffer_bytes = kStageBytes / SharedState::kStageBuffers;
   const size_t chunks = chunks_of(request_.count, quota);
   ReduceSpec spec = reduce_spec(false);
   spec.takes_over = true;
   OperationSlot& slot = own_slot();
   await_stage();
   co_await Until{*this};
-  slot.stage_offset =
-      group_->endpoint().arena().offset_of(shared_->stage(number_), SharedState::kStageBytes);
+  slot.stage_offset = group_->endpoint().arena().offset_of(shared_->stage(number_), kStageBytes);
   inputs_.resize(world());
   outputs_.resize(world());
   size_t reduced = 0;

@@ -32,8 +32,6 @@ using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
  public:
-  static constexpr int kStages = dpcore::kStages;
-  static constexpr size_t kStageBytes = dpcore::kStageBytes;
   static constexpr int kStageBuffers = 4;
 
   // `link` holds messages back as a slower network would; nullptr: as fast as they go.

@@ -7,14 +7,30 @@
 #include "comm/base/error.h"
 
 namespace dpcore {
+namespace {
 
-std::string without_suffix(const std::string& name) {
-  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
+constexpr std::string_view kAuto = "auto";
+
+AskedAlgorithm parse(const std::string& text) {
+  const bool literal = text.ends_with(kLiteral);
+  return {literal ? text.substr(0, text.size() - kLiteral.size()) : text, literal};
 }
 
 bool is_algorithm_of(Collective collective, const std::string& name) {
   const std::vector<std::string> known = algorithms_of(collective);
   return std::find(known.begin(), known.end(), name) != known.end();
+}
+
+}  // namespace
+
+AskedAlgorithm resolve_algorithm(Collective collective, const std::string& asked,
+                                 const std::string& fallback) {
+  const bool is_own = asked.empty();
+  AskedAlgorithm algorithm = parse(is_own ? fallback : asked);
+  if (is_own && !algorithm.is_open() && !is_algorithm_of(collective, algorithm.name)) {
+    return {std::string(kAuto), false};
+  }
+  return algorithm;
 }
 
 void check_algorithm_name(const std::string& name) {
@@ -24,12 +40,15 @@ void check_algorithm_name(const std::string& name) {
       known.insert(algorithm);
     }
   }
-  if (name != "auto" && !known.contains(without_suffix(name))) {
-    std::string list = "auto";
+  if (name != kAuto && !known.contains(parse(name).name)) {
+    std::string list(kAuto);
     for (const std::string& algorithm : known) {
       list += ", " + algorithm;
     }
-    throw Unsupported("algorithm '" + name + "' does not exist; there are " + list);
+    throw Unsupported("algorithm '" + name + "' does not exist; there are " + list + "; '" +
+                      std::string(kLiteral) +
+                      "' may stand behind a name, and dpcore.algorithms_of(collective) lists "
+                      "those of one collective");
   }
 }
 

@@ -217,11 +217,10 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
     group().raise_failure();
   }
   planned_ = {};
-  bool literal = false;
-  std::string wanted = "auto";
+  AskedAlgorithm asked;
   if (request.collective != Collective::barrier && !request.program) {
-    wanted = algorithm_of(request, algorithm, literal);
-    if (!literal) planned_ = plan_push(request, wanted, world(), *regions_);
+    asked = resolve_algorithm(request.collective, algorithm, options_.algorithm);
+    if (!asked.literal) planned_ = plan_push(request, asked.name, world(), *regions_);
   }
   if (capturing_) check_captured(request);
   if (request.collective == Collective::barrier) return;
@@ -230,12 +229,12 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
     return;
   }
   if (!request.program) {
-    request.program = program_for(
-        request,
-        wanted == "auto" ? algorithm_of_fewest_bytes(request.collective, world()) : wanted);
+    request.program = programs_.of(
+        asked.is_open() ? algorithm_of_fewest_bytes(request.collective, world()) : asked.name,
+        request.collective, request.root);
   }
   request.algorithm = request.program->hash;
-  check_deterministic(request);
+  programs_.check_deterministic(request.program->schedule);
 }
 
 // Nobody looks after what runs in a graph, but what went wrong there is found at the next call.
@@ -268,9 +267,9 @@ void MappedCommunicator::enqueue(const Request& request) {
 }
 
 const char* MappedCommunicator::path_of(const Request& request) const {
-  if (world() == 1) return "alone";
-  if (request.collective == Collective::barrier) return "barrier";
-  return request.program ? "moves" : name_of(planned_.path, request.collective, world());
+  if (world() == 1) return path_name::kAlone;
+  if (request.collective == Collective::barrier) return path_name::kBarrier;
+  return request.program ? path_name::kMoves : name_of(planned_.path, request.collective, world());
 }
 
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {

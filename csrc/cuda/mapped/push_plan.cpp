@@ -11,7 +11,8 @@ namespace dpcore {
 namespace {
 
 constexpr std::array<std::string_view, kPushPaths> kNames = {
-    "moves", "direct/push", "two_shot/stage", "one_shot/stage", "direct/stage"};
+    path_name::kMoves, path_name::kDirectPush, path_name::kTwoShotStage, path_name::kOneShotStage,
+    path_name::kDirectStage};
 // Up to here, counted over all readers, one more meeting costs more than reading everything.
 constexpr size_t kOneShotBytes = size_t{1} << 20;
 
@@ -39,9 +40,9 @@ const char* name_of(PushPath path, Collective collective, int world) {
   // Of what the root has every rank gives on a slice, but for two ordinary tensors.
   const bool broadcasts = collective == Collective::broadcast;
   if (path == PushPath::direct_push && (broadcasts || collective == Collective::all_reduce)) {
-    return "two_shot/push";
+    return path_name::kTwoShotPush;
   }
-  return path == PushPath::stage && broadcasts && world > 2 ? "two_shot/stage"
+  return path == PushPath::stage && broadcasts && world > 2 ? path_name::kTwoShotStage
                                                             : name_of(path).data();
 }
 

@@ -82,16 +82,16 @@ void NcclCommunicator::enqueue(const Request& request) {
 
 // Which algorithm NCCL takes is its secret; exchanges are messages between every two ranks.
 const char* NcclCommunicator::path_of(const Request& request) const {
-  if (request.program) return "moves";
+  if (request.program) return path_name::kMoves;
   switch (request.collective) {
     case Collective::gather:
     case Collective::scatter:
     case Collective::all_to_all:
-      return "direct/nccl";
+      return path_name::kDirectNccl;
     case Collective::barrier:
-      return "barrier";
+      return path_name::kBarrier;
     default:
-      return "nccl";
+      return path_name::kNccl;
   }
 }
 

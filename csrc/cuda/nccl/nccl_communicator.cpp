@@ -315,26 +315,25 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
 void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
   if (request.collective == Collective::barrier) return;
   if (!request.program) {
-    bool literal = false;
-    const std::string wanted = algorithm_of(request, algorithm, literal);
-    const bool reduces = request.collective == Collective::all_reduce ||
-                         request.collective == Collective::reduce ||
-                         request.collective == Collective::reduce_scatter;
-    if (literal) {
-      request.program = program_for(request, wanted);
-    } else if (wanted != "auto" && wanted != options_.algorithm) {
-      throw Unsupported("algorithm '" + wanted +
+    const AskedAlgorithm asked =
+        resolve_algorithm(request.collective, algorithm, options_.algorithm);
+    if (asked.literal) {
+      request.program = programs_.of(asked.name, request.collective, request.root);
+    } else if (!asked.is_open() && asked.name != options_.algorithm) {
+      throw Unsupported("algorithm '" + asked.name +
                         "': NCCL takes 'ring' or 'tree' when the communicator is made "
                         "(dpcore.init(algorithm=...)), or chooses itself ('auto'); '" +
-                        wanted + "/moves' is dpcore's own over NCCL's messages");
-    } else if (reduces && (options_.deterministic ||
-                           !nccl::reduction_of(request.dtype, request.op).has_value())) {
-      request.program =
-          program_for(request, algorithm_of_fewest_bytes(request.collective, world()));
+                        asked.name + "/moves' is dpcore's own over NCCL's messages");
+    } else if (reduces(request.collective) &&
+               (options_.deterministic ||
+                !nccl::reduction_of(request.dtype, request.op).has_value())) {
+      request.program = programs_.of(algorithm_of_fewest_bytes(request.collective, world()),
+                                     request.collective, request.root);
     }
   }
-  if (request.program) request.algorithm = request.program->hash;
-  check_deterministic(request);
+  if (!request.program) return;
+  request.algorithm = request.program->hash;
+  programs_.check_deterministic(request.program->schedule);
 }
 
 }  // namespace dpcore

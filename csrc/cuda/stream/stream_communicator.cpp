@@ -9,7 +9,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/schedule/check.h"
+#include "comm/schedule/names.h"
 
 namespace dpcore {
 namespace {
@@ -18,40 +18,6 @@ constexpr int64_t kFailedPatienceNs = 5'000'000'000;
 constexpr size_t kPoolLooks = 4;
 constexpr auto kFirstNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(1000);
-
-constexpr std::string_view kLiteral = "/moves";  // behind a name: run its list as it stands
-
-std::string without_suffix(const std::string& name) {
-  return name.ends_with(kLiteral) ? name.substr(0, name.size() - kLiteral.size()) : name;
-}
-
-bool is_algorithm_of(Collective collective, const std::string& name) {
-  const std::vector<std::string> known = algorithms_of(collective);
-  return std::find(known.begin(), known.end(), name) != known.end();
-}
-
-void check_name(const std::string& name) {
-  const std::string base = without_suffix(name);
-  for (int kind = 0; kind < kCollectiveCount; ++kind) {
-    if (is_algorithm_of(static_cast<Collective>(kind), base)) return;
-  }
-  if (name != "auto") {
-    throw Unsupported("algorithm '" + name + "' does not exist; dpcore.algorithms_of(collective) " +
-                      "lists those of dpcore, '" + std::string(kLiteral) + "' goes behind them");
-  }
-}
-
-Fingerprint fingerprint_of(const Request& request) {
-  Fingerprint what;
-  what.collective = static_cast<uint8_t>(request.collective);
-  what.dtype = static_cast<uint8_t>(request.dtype);
-  what.op = static_cast<uint8_t>(request.op);
-  what.root = request.root;
-  what.count = request.count;
-  what.layout = request.layout;
-  what.algorithm = request.algorithm;
-  return what;
-}
 
 TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
   const bool is_message = !work.message.empty();
@@ -69,8 +35,11 @@ TraceEvent event_of(const StreamWork& work, uint64_t bytes) {
 
 StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
                                        std::shared_ptr<Device> device, Options options)
-    : control_(std::move(control)), device_(std::move(device)), options_(std::move(options)) {
-  check_name(options_.algorithm);
+    : control_(std::move(control)),
+      device_(std::move(device)),
+      options_(std::move(options)),
+      programs_(control_->rank(), control_->world(), {}, options_.deterministic) {
+  check_algorithm_name(options_.algorithm);
   if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
   const CurrentDevice here(*device_);
   stream_ = device_->make_stream();
@@ -154,10 +123,7 @@ StreamCommunicator::Works StreamCommunicator::run(const Request* request, const 
 
 StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
                                                      Device::Stream current) {
-  if (!is_valid(request.op, request.dtype)) {
-    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
-                      std::string(name_of(request.dtype)));
-  }
+  check_operator(request);
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();  // with the lock: behind what ended the stream, nothing may come
@@ -173,11 +139,7 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   std::string text;
   uint64_t bytes = 0;
   for (const StreamMessage& message : messages) {
-    if (message.peer < 0 || message.peer >= world() || message.peer == rank()) {
-      throw Unsupported("rank " + std::to_string(rank()) + " can't exchange a message with " +
-                        std::to_string(message.peer) + ": choose another rank of 0.." +
-                        std::to_string(world() - 1));
-    }
+    check_peer(message.peer, rank(), world());
     bytes += message.bytes;
     text += (text.empty() ? "" : ", ") + std::string(message.sends ? "send" : "recv") + " of " +
             std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
@@ -215,33 +177,6 @@ StreamCommunicator::Works StreamCommunicator::take_work() {
 
 std::shared_ptr<const Program> StreamCommunicator::program_of(const Schedule& schedule) {
   return compile(schedule, rank());
-}
-
-std::shared_ptr<const Program> StreamCommunicator::program_for(const Request& request,
-                                                               const std::string& name) {
-  auto& program = programs_[{name, {static_cast<int>(request.collective), request.root}}];
-  if (!program) {
-    program = compile(make_schedule(name, request.collective, world(), request.root), rank());
-  }
-  return program;
-}
-
-std::string StreamCommunicator::algorithm_of(const Request& request, const std::string& asked,
-                                             bool& literal) const {
-  std::string name = asked.empty() ? options_.algorithm : asked;
-  if (asked.empty() && !is_algorithm_of(request.collective, without_suffix(name))) name = "auto";
-  literal = name.ends_with(kLiteral);
-  return without_suffix(name);
-}
-
-void StreamCommunicator::check_deterministic(const Request& request) const {
-  if (!options_.deterministic || !request.program) return;
-  const Schedule& schedule = request.program->schedule;
-  if (!schedule.ordered && !is_ordered(schedule)) {
-    throw Unsupported("algorithm '" + schedule.algorithm +
-                      "' adds in an order that depends on the layout; deterministic=True allows "
-                      "one_shot, two_shot and direct");
-  }
 }
 
 std::byte* StreamCommunicator::scratch(size_t bytes) {

@@ -23,6 +23,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/schedule/names.h"
+#include "comm/schedule/program_cache.h"
 #include "cuda/device/device_trace.h"
 #include "cuda/stream/stream_watch.h"
 
@@ -115,14 +117,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // When nothing is in flight any more; not after stop().
   virtual void release() = 0;
 
-  // The algorithm of a call: its own or the communicator's, which is for the collectives that have
-  // it. `literal`: whether "/moves" stood behind the name, which is cut off.
-  std::string algorithm_of(const Request& request, const std::string& asked, bool& literal) const;
-  // Refuses a schedule whose results depend on the layout where that is not wanted.
-  void check_deterministic(const Request& request) const;
   // Starts to watch; by the subclass when it can answer.
   void watch();
-  std::shared_ptr<const Program> program_for(const Request& request, const std::string& name);
   // Device memory of at least so many bytes, the same for every call: the stream keeps the order.
   std::byte* scratch(size_t bytes);
   std::shared_ptr<Communicator> split_control(int color, int key);
@@ -131,6 +127,7 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   std::shared_ptr<Device> device_;
   Options options_;
   Device::Stream stream_ = nullptr;
+  ProgramCache programs_;
   bool capturing_ = false;  // the call that is being made is recorded into a graph
   std::mutex calls_;
   std::unique_ptr<StreamWatch> watch_;
@@ -149,7 +146,6 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   uint64_t next_number_ = 0;
   std::vector<Works> pool_;
   size_t pool_at_ = 0;
-  std::map<std::pair<std::string, std::pair<int, int>>, std::shared_ptr<const Program>> programs_;
   std::vector<std::byte*> scratch_;  // the last one is in use, earlier ones may still be
   size_t scratch_bytes_ = 0;
   std::atomic<bool> closed_{false};

@@ -74,13 +74,13 @@ void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t by
   OperationSlot& slot = group.slot(group.rank(), number);
   // A reader that finds the number before and after reading the hash has read this one.
   slot.posted.store(0);
-  slot.filled.store(own);
+  slot.arguments.store(own);
   slot.posted.store(number + 1);
   for (int r = 0; r < group.world(); ++r) {
     if (r == group.rank()) continue;
     const OperationSlot& theirs = group.slot(r, number);
     const bool is_there = theirs.posted.load() == number + 1;
-    const uint64_t hash = theirs.filled.load();
+    const uint64_t hash = theirs.arguments.load();
     if (is_there && theirs.posted.load() == number + 1 && hash != own) {
       fail(ErrorKind::mismatch, r,
            "rank " + std::to_string(group.rank()) + " calls " + Group::describe(number, what) +

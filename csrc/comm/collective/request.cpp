@@ -1,0 +1,36 @@
+// What communicators of hosts and of devices do alike with a request before it runs.
+#include "comm/collective/request.h"
+
+#include <string>
+
+#include "comm/base/error.h"
+
+namespace dpcore {
+
+Fingerprint fingerprint_of(const Request& request) {
+  return {static_cast<uint8_t>(request.collective),
+          static_cast<uint8_t>(request.dtype),
+          static_cast<uint8_t>(request.op),
+          static_cast<uint8_t>(request.force),
+          request.root,
+          request.count,
+          request.layout,
+          request.algorithm};
+}
+
+void check_operator(const Request& request) {
+  if (!is_valid(request.op, request.dtype)) {
+    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
+                      std::string(name_of(request.dtype)));
+  }
+}
+
+void check_peer(int peer, int rank, int world) {
+  if (peer < 0 || peer >= world || peer == rank) {
+    throw Unsupported("rank " + std::to_string(rank) + " can't exchange a message with " +
+                      std::to_string(peer) + ": choose another rank of 0.." +
+                      std::to_string(world - 1));
+  }
+}
+
+}  // namespace dpcore
