@@ -11,6 +11,8 @@ from typing import Any
 
 from dpcore.errors import Unsupported
 
+OPERATORS = ("sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
+
 # Every keyword option of the contract that some kind may lack, and its default.
 _DEFAULTS = {
     "async_op": False,

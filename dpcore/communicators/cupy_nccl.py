@@ -29,7 +29,7 @@ from dpcore.communicators.checks import (
     lengths_of,
     refuse,
 )
-from dpcore.communicators.cupy_numbers import BYTES, OPS, OPS_OF_BOOL, TYPES, packed, unpacked
+from dpcore.communicators.cupy_numbers import BYTES, numbers_of, packed, size_of, unpacked
 from dpcore.communicators.cupy_streams import CupyWork, TorchStreams
 from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.errors import Error, Unsupported
@@ -100,7 +100,7 @@ class CupyCommunicator:
         (elements) when parts differ."""
         self._refuse(options)
         source, count, kind, operator = self._reduction(input, op)
-        target = self._address(output, "output")
+        target, _ = self._addresses(output, input)
         lengths = self._lengths(sizes, output, "output")
         expect(count, sum(lengths), "input")
         stream = self._streams.address
@@ -121,7 +121,7 @@ class CupyCommunicator:
         check_rank(root, self.world_size, "root")
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.broadcast(address, address, _size_of(tensor), BYTES, root, self._streams.address)
+        self._comm.broadcast(address, address, size_of(tensor), BYTES, root, self._streams.address)
         return self._done(async_op, tensor)
 
     def all_gather(
@@ -135,13 +135,13 @@ class CupyCommunicator:
     ) -> CupyWork | None:
         """Everybody's ``input``, one after the other; ``sizes`` (elements) when they differ."""
         self._refuse(options)
-        target, source = self._address(output, "output"), self._address(input, "input")
+        target, source = self._addresses(output, input)
         lengths = self._lengths(sizes, input, "input")
         expect(output.numel(), sum(lengths), "output")
         stream = self._streams.address
         self._streams.begin()
         if sizes is None:
-            self._comm.allGather(source, target, _size_of(input), BYTES, stream)
+            self._comm.allGather(source, target, size_of(input), BYTES, stream)
         else:
             with self._group():
                 for root, address, length in self._parts(target, lengths, output):
@@ -191,7 +191,7 @@ class CupyCommunicator:
         """The d-th part of ``input`` to rank d; not in place."""
         self._refuse(options)
         check_both(output_sizes, input_sizes)
-        target, source = self._address(output, "output"), self._address(input, "input")
+        target, source = self._addresses(output, input)
         if input_sizes is None:
             expect(output.numel(), input.numel(), "output")
             expect(input.numel() % self.world_size, 0, "the rest of input divided by the world")
@@ -219,7 +219,7 @@ class CupyCommunicator:
         check_peer(dst, self.rank, self.world_size)
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.send(address, _size_of(tensor), BYTES, dst, self._streams.address)
+        self._comm.send(address, size_of(tensor), BYTES, dst, self._streams.address)
         return self._done(async_op, tensor)
 
     def recv(
@@ -230,7 +230,7 @@ class CupyCommunicator:
         check_peer(src, self.rank, self.world_size)
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.recv(address, _size_of(tensor), BYTES, src, self._streams.address)
+        self._comm.recv(address, size_of(tensor), BYTES, src, self._streams.address)
         return self._done(async_op, tensor)
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
@@ -281,6 +281,8 @@ class CupyCommunicator:
     def _address(self, tensor: Any, role: str) -> int:
         if self._control.closed:
             raise Error(f"rank {self.rank}: this communicator was finalized; call init() again")
+        if not hasattr(tensor, "data_ptr"):
+            raise TypeError(f"expected a torch tensor, not {type(tensor).__name__}")
         if tensor.device != self.device:
             raise Unsupported(
                 f"{role}: the tensor is on {tensor.device}, this communicator works on "
@@ -290,14 +292,15 @@ class CupyCommunicator:
             raise Unsupported(f"{role}: the tensor is not contiguous; pass .contiguous()")
         return int(tensor.data_ptr())
 
+    def _addresses(self, output: Any, input: Any) -> tuple[int, int]:
+        target, source = self._address(output, "output"), self._address(input, "input")
+        if output.dtype != input.dtype:
+            raise Unsupported(f"input is {input.dtype}, output is {output.dtype}")
+        return target, source
+
     def _reduction(self, tensor: Any, op: str) -> tuple[int, int, int, int]:
-        name = str(tensor.dtype).removeprefix("torch.")
-        operator = (OPS_OF_BOOL if name == "bool" else OPS).get(op)
-        if name not in TYPES or operator is None:
-            raise Unsupported(
-                f"{op} of {name} is nothing that NCCL can do through CuPy; use backend='nccl'"
-            )
-        return self._address(tensor, "tensor"), tensor.numel(), TYPES[name], operator
+        address = self._address(tensor, "tensor")
+        return address, tensor.numel(), *numbers_of(op, tensor.dtype)
 
     def _lengths(self, sizes: Sequence[int] | None, own: Any, role: str) -> list[int]:
         """Elements of each rank's part; ``own`` holds this rank's."""
@@ -347,9 +350,9 @@ class CupyCommunicator:
         check_rank(root, self.world_size, "root")
         check_presence(whole, whole_role, self.rank, root)
         address, lengths = self._address(own, own_role), self._lengths(sizes, own, own_role)
-        messages = [(call, address, _size_of(own), root)]
+        messages = [(call, address, size_of(own), root)]
         if whole is not None:
-            begin, counterpart = self._address(whole, whole_role), _COUNTERPARTS[call]
+            begin, counterpart = self._addresses(whole, own)[0], _COUNTERPARTS[call]
             expect(whole.numel(), sum(lengths), whole_role)
             for rank, part, length in self._parts(begin, lengths, whole):
                 messages.append((counterpart, part, length * whole.element_size(), rank))
@@ -386,10 +389,6 @@ def start_cupy(control: Communicator, device: torch.device) -> CupyCommunicator:
 
     torch.cuda.set_device(device)
     return CupyCommunicator(control, nccl, device, TorchStreams(device))
-
-
-def _size_of(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 if TYPE_CHECKING:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from dpcore.communicators.checks import OPERATORS
+from dpcore.errors import Unsupported
 
 # The library's own numbers. CuPy has no name for bfloat16 and for the mean.
-TYPES = {
+_TYPES = {
     "int8": 0,
     "uint8": 1,
     "int32": 2,
@@ -16,9 +20,27 @@ TYPES = {
     "bfloat16": 9,
     "bool": 1,
 }
-OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4, "avg": 4}
-OPS_OF_BOOL = {"sum": 2, "max": 2, "bor": 2, "prod": 3, "min": 3, "band": 3}
-BYTES = TYPES["int8"]
+_OPS = {"sum": 0, "mean": 4, "avg": 4, "prod": 1, "max": 2, "min": 3}
+_OPS_OF_BOOL = {"sum": 2, "max": 2, "bor": 2, "prod": 3, "min": 3, "band": 3}
+BYTES = _TYPES["int8"]
+
+
+def numbers_of(op: str, dtype: Any) -> tuple[int, int]:
+    """Of a reduction: the type and the operator."""
+    if op not in OPERATORS and op not in _OPS:
+        raise Unsupported(f'unknown reduction "{op}": use {", ".join(OPERATORS)}')
+    name = str(dtype).removeprefix("torch.")
+    operator = (_OPS_OF_BOOL if name == "bool" else _OPS).get(op)
+    if name not in _TYPES or operator is None:
+        raise Unsupported(
+            f"{op} of {name} is nothing that NCCL can do through CuPy; use backend='nccl'"
+        )
+    return _TYPES[name], operator
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes."""
+    return int(tensor.numel() * tensor.element_size())
 
 
 def packed(identity: Sequence[int]) -> bytes:
