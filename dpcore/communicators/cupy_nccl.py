@@ -18,61 +18,69 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpcore.communicators.checks import (
+    check_both,
+    check_peer,
+    check_presence,
+    check_rank,
+    expect,
+    lengths_of,
+    refuse,
+)
+from dpcore.communicators.cupy_numbers import BYTES, numbers_of, packed, size_of, unpacked
 from dpcore.communicators.cupy_streams import CupyWork, TorchStreams
+from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
     from dpcore.communicators.native import Communicator
+    from dpcore.communicators.work import Work
 
-# The library's own numbers. CuPy has no name for bfloat16 and for the mean.
-_TYPES = {
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "int64": 4,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-    "bool": 1,
-}
-_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4, "avg": 4}
-_OPS_OF_BOOL = {"sum": 2, "max": 2, "bor": 2, "prod": 3, "min": 3, "band": 3}
-_BYTES = _TYPES["int8"]
+_COUNTERPARTS = {"send": "recv", "recv": "send"}
 
 
 class CupyCommunicator:
     """A group of ranks over ``cupy.cuda.nccl``. Made by ``dpcore.init(backend="cupy")``."""
 
+    _capabilities: ClassVar[Capabilities] = Capabilities()
     backend = "cupy"
 
     def __init__(self, control: Communicator, nccl: Any, device: Any, streams: Any) -> None:
         self._control, self._nccl, self._streams = control, nccl, streams
         self.device = device
         self.rank, self.world_size = control.rank, control.world_size
-        identity = bytearray(_packed(nccl.get_unique_id()) if self.rank == 0 else bytes(128))
+        identity = bytearray(packed(nccl.get_unique_id()) if self.rank == 0 else bytes(128))
         control.broadcast(identity, 0)
-        self._comm = nccl.NcclCommunicator(self.world_size, _unpacked(identity), self.rank)
+        self._comm = nccl.NcclCommunicator(self.world_size, unpacked(identity), self.rank)
 
     # ---- collectives -------------------------------------------------------------------------
 
     def all_reduce(
-        self, tensor: Any, op: str = "sum", *, async_op: bool = False
+        self, tensor: Any, op: str = "sum", *, async_op: bool = False, **options: Any
     ) -> CupyWork | None:
         """Combines ``tensor`` over all ranks, in place."""
+        self._refuse(options)
         address, count, kind, operator = self._reduction(tensor, op)
         self._streams.begin()
         self._comm.allReduce(address, address, count, kind, operator, self._streams.address)
         return self._done(async_op, tensor)
 
     def reduce(
-        self, tensor: Any, root: int = 0, op: str = "sum", *, async_op: bool = False
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        **options: Any,
     ) -> CupyWork | None:
         """Like ``all_reduce``, for ``root`` alone."""
+        self._refuse(options)
+        check_rank(root, self.world_size, "root")
         address, count, kind, operator = self._reduction(tensor, op)
         self._streams.begin()
         self._comm.reduce(address, address, count, kind, operator, root, self._streams.address)
@@ -86,13 +94,15 @@ class CupyCommunicator:
         *,
         sizes: Sequence[int] | None = None,
         async_op: bool = False,
+        **options: Any,
     ) -> CupyWork | None:
         """Leaves the r-th part of the combined ``input`` in rank r's ``output``; ``sizes``
         (elements) when parts differ."""
+        self._refuse(options)
         source, count, kind, operator = self._reduction(input, op)
-        target = self._address(output, "output")
+        target, _ = self._addresses(output, input)
         lengths = self._lengths(sizes, output, "output")
-        self._expect(count, sum(lengths), "input")
+        expect(count, sum(lengths), "input")
         stream = self._streams.address
         self._streams.begin()
         if sizes is None:
@@ -103,13 +113,15 @@ class CupyCommunicator:
                     self._comm.reduce(address, target, part, kind, operator, root, stream)
         return self._done(async_op, output, input)
 
-    def broadcast(self, tensor: Any, root: int = 0, *, async_op: bool = False) -> CupyWork | None:
+    def broadcast(
+        self, tensor: Any, root: int = 0, *, async_op: bool = False, **options: Any
+    ) -> CupyWork | None:
         """Copies ``tensor`` of ``root`` to all."""
+        self._refuse(options)
+        check_rank(root, self.world_size, "root")
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.broadcast(
-            address, address, _size_of(tensor), _BYTES, root, self._streams.address
-        )
+        self._comm.broadcast(address, address, size_of(tensor), BYTES, root, self._streams.address)
         return self._done(async_op, tensor)
 
     def all_gather(
@@ -119,21 +131,23 @@ class CupyCommunicator:
         *,
         sizes: Sequence[int] | None = None,
         async_op: bool = False,
+        **options: Any,
     ) -> CupyWork | None:
         """Everybody's ``input``, one after the other; ``sizes`` (elements) when they differ."""
-        target, source = self._address(output, "output"), self._address(input, "input")
+        self._refuse(options)
+        target, source = self._addresses(output, input)
         lengths = self._lengths(sizes, input, "input")
-        self._expect(output.numel(), sum(lengths), "output")
+        expect(output.numel(), sum(lengths), "output")
         stream = self._streams.address
         self._streams.begin()
         if sizes is None:
-            self._comm.allGather(source, target, _size_of(input), _BYTES, stream)
+            self._comm.allGather(source, target, size_of(input), BYTES, stream)
         else:
             with self._group():
                 for root, address, length in self._parts(target, lengths, output):
                     origin = source if root == self.rank else address
                     count = length * input.element_size()
-                    self._comm.broadcast(origin, address, count, _BYTES, root, stream)
+                    self._comm.broadcast(origin, address, count, BYTES, root, stream)
         return self._done(async_op, output, input)
 
     def gather(
@@ -144,18 +158,11 @@ class CupyCommunicator:
         *,
         sizes: Sequence[int] | None = None,
         async_op: bool = False,
+        **options: Any,
     ) -> CupyWork | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
-        self._check_presence(output, "output", root)
-        source, lengths = self._address(input, "input"), self._lengths(sizes, input, "input")
-        messages = [("send", source, _size_of(input), root)]
-        if output is not None:
-            target = self._address(output, "output")
-            self._expect(output.numel(), sum(lengths), "output")
-            for rank, address, length in self._parts(target, lengths, output):
-                messages.append(("recv", address, length * output.element_size(), rank))
-        self._exchange(messages)
-        return self._done(async_op, *([input] if output is None else [output, input]))
+        self._refuse(options)
+        return self._with_root("send", input, "input", output, "output", root, sizes, async_op)
 
     def scatter(
         self,
@@ -165,51 +172,81 @@ class CupyCommunicator:
         *,
         sizes: Sequence[int] | None = None,
         async_op: bool = False,
+        **options: Any,
     ) -> CupyWork | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        self._check_presence(input, "input", root)
-        target, lengths = self._address(output, "output"), self._lengths(sizes, output, "output")
-        messages = [("recv", target, _size_of(output), root)]
-        if input is not None:
-            source = self._address(input, "input")
-            self._expect(input.numel(), sum(lengths), "input")
-            for rank, address, length in self._parts(source, lengths, input):
-                messages.append(("send", address, length * input.element_size(), rank))
-        self._exchange(messages)
-        return self._done(async_op, *([output] if input is None else [output, input]))
+        self._refuse(options)
+        return self._with_root("recv", output, "output", input, "input", root, sizes, async_op)
 
-    def all_to_all(self, output: Any, input: Any, *, async_op: bool = False) -> CupyWork | None:
+    def all_to_all(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        output_sizes: Sequence[int] | None = None,
+        input_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+        **options: Any,
+    ) -> CupyWork | None:
         """The d-th part of ``input`` to rank d; not in place."""
-        target, source = self._address(output, "output"), self._address(input, "input")
-        self._expect(output.numel(), input.numel(), "output")
-        self._expect(input.numel() % self.world_size, 0, "the rest of input divided by the world")
+        self._refuse(options)
+        check_both(output_sizes, input_sizes)
+        target, source = self._addresses(output, input)
+        if input_sizes is None:
+            expect(output.numel(), input.numel(), "output")
+            expect(input.numel() % self.world_size, 0, "the rest of input divided by the world")
         if target == source:
             raise Unsupported("all_to_all in place: backend='cupy' needs two tensors")
-        part = _size_of(input) // self.world_size
-        messages = []
-        for peer in range(self.world_size):
-            messages.append(("send", source + peer * part, part, peer))
-            messages.append(("recv", target + peer * part, part, peer))
+        each = input.numel() // self.world_size
+        sends = lengths_of(input_sizes, each, self.world_size)
+        takes = lengths_of(output_sizes, each, self.world_size)
+        expect(input.numel(), sum(sends), "input")
+        expect(output.numel(), sum(takes), "output")
+        size, messages = input.element_size(), []
+        ends = zip(accumulate(sends), accumulate(takes), strict=True)
+        for peer, (sent, taken) in enumerate(ends):
+            out, back = sends[peer], takes[peer]
+            messages.append(("send", source + (sent - out) * size, out * size, peer))
+            messages.append(("recv", target + (taken - back) * size, back * size, peer))
         self._exchange(messages)
         return self._done(async_op, output, input)
 
-    def send(self, tensor: Any, dst: int, *, async_op: bool = False) -> CupyWork | None:
+    def send(
+        self, tensor: Any, dst: int, *, async_op: bool = False, **options: Any
+    ) -> CupyWork | None:
         """To rank ``dst``."""
+        self._refuse(options)
+        check_peer(dst, self.rank, self.world_size)
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.send(address, _size_of(tensor), _BYTES, dst, self._streams.address)
+        self._comm.send(address, size_of(tensor), BYTES, dst, self._streams.address)
         return self._done(async_op, tensor)
 
-    def recv(self, tensor: Any, src: int, *, async_op: bool = False) -> CupyWork | None:
+    def recv(
+        self, tensor: Any, src: int, *, async_op: bool = False, **options: Any
+    ) -> CupyWork | None:
         """The next message of rank ``src``, of this size."""
+        self._refuse(options)
+        check_peer(src, self.rank, self.world_size)
         address = self._address(tensor, "tensor")
         self._streams.begin()
-        self._comm.recv(address, _size_of(tensor), _BYTES, src, self._streams.address)
+        self._comm.recv(address, size_of(tensor), BYTES, src, self._streams.address)
         return self._done(async_op, tensor)
 
-    def barrier(self) -> None:
+    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it; says nothing about work on the GPU."""
-        self._control.barrier()
+        return self._control.barrier(async_op=async_op, timeout=timeout)
+
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Ordinary memory of the device."""
+        import torch
+
+        extents: Any = shape  # torch takes numbers and one sequence of them alike
+        return torch.empty(*extents, dtype=dtype, device=self.device)
+
+    def stats(self) -> dict[str, Any]:
+        """Who carries the bytes, and where: CuPy counts nothing."""
+        return {"backend": self.backend, "device": str(self.device)}
 
     def split(self, color: int | None, key: int = 0) -> CupyCommunicator | None:
         """Groups of ranks, see ``Communicator.split``. Their work goes to the same stream."""
@@ -244,6 +281,8 @@ class CupyCommunicator:
     def _address(self, tensor: Any, role: str) -> int:
         if self._control.closed:
             raise Error(f"rank {self.rank}: this communicator was finalized; call init() again")
+        if not hasattr(tensor, "data_ptr"):
+            raise TypeError(f"expected a torch tensor, not {type(tensor).__name__}")
         if tensor.device != self.device:
             raise Unsupported(
                 f"{role}: the tensor is on {tensor.device}, this communicator works on "
@@ -253,27 +292,21 @@ class CupyCommunicator:
             raise Unsupported(f"{role}: the tensor is not contiguous; pass .contiguous()")
         return int(tensor.data_ptr())
 
-    def _reduction(self, tensor: Any, op: str) -> tuple[int, int, int, int]:
-        name = str(tensor.dtype).removeprefix("torch.")
-        operator = (_OPS_OF_BOOL if name == "bool" else _OPS).get(op)
-        if name not in _TYPES or operator is None:
-            raise Unsupported(
-                f"{op} of {name} is nothing that NCCL can do through CuPy; use backend='nccl'"
-            )
-        return self._address(tensor, "tensor"), tensor.numel(), _TYPES[name], operator
+    def _addresses(self, output: Any, input: Any) -> tuple[int, int]:
+        target, source = self._address(output, "output"), self._address(input, "input")
+        if output.dtype != input.dtype:
+            raise Unsupported(f"input is {input.dtype}, output is {output.dtype}")
+        return target, source
 
-    def _expect(self, have: int, want: int, role: str) -> None:
-        if have != want:
-            raise Unsupported(f"{role} has {have} elements, {want} are needed")
+    def _reduction(self, tensor: Any, op: str) -> tuple[int, int, int, int]:
+        address = self._address(tensor, "tensor")
+        return address, tensor.numel(), *numbers_of(op, tensor.dtype)
 
     def _lengths(self, sizes: Sequence[int] | None, own: Any, role: str) -> list[int]:
         """Elements of each rank's part; ``own`` holds this rank's."""
-        if sizes is None:
-            return [own.numel()] * self.world_size
-        if len(sizes) != self.world_size:
-            raise Unsupported(f"sizes has {len(sizes)} entries, {self.world_size} are needed")
-        self._expect(own.numel(), sizes[self.rank], role)
-        return list(sizes)
+        lengths = lengths_of(sizes, own.numel(), self.world_size)
+        expect(own.numel(), lengths[self.rank], role)
+        return lengths
 
     def _parts(
         self, address: int, lengths: Sequence[int], whole: Any
@@ -300,14 +333,34 @@ class CupyCommunicator:
         with self._group():
             for call, address, count, peer in messages:
                 if count > 0:
-                    getattr(self._comm, call)(address, count, _BYTES, peer, self._streams.address)
+                    getattr(self._comm, call)(address, count, BYTES, peer, self._streams.address)
 
-    def _check_presence(self, buffer: Any, role: str, root: int) -> None:
-        if not 0 <= root < self.world_size:
-            raise ValueError(f"root {root} is not a rank: 0..{self.world_size - 1}")
-        if (buffer is None) == (self.rank == root):
-            wanted = "needed" if self.rank == root else "to be None"
-            raise ValueError(f"rank {self.rank}: {role} is {wanted} here (root is {root})")
+    def _with_root(
+        self,
+        call: str,
+        own: Any,
+        own_role: str,
+        whole: Any | None,
+        whole_role: str,
+        root: int,
+        sizes: Sequence[int] | None,
+        async_op: bool,
+    ) -> CupyWork | None:
+        """Each rank's ``own`` part is sent to, or received from, the ``whole`` that root has."""
+        check_rank(root, self.world_size, "root")
+        check_presence(whole, whole_role, self.rank, root)
+        address, lengths = self._address(own, own_role), self._lengths(sizes, own, own_role)
+        messages = [(call, address, size_of(own), root)]
+        if whole is not None:
+            begin, counterpart = self._addresses(whole, own)[0], _COUNTERPARTS[call]
+            expect(whole.numel(), sum(lengths), whole_role)
+            for rank, part, length in self._parts(begin, lengths, whole):
+                messages.append((counterpart, part, length * whole.element_size(), rank))
+        self._exchange(messages)
+        return self._done(async_op, *(tensor for tensor in (whole, own) if tensor is not None))
+
+    def _refuse(self, options: dict[str, Any]) -> None:
+        refuse(options, "backend='cupy'", "; use backend='nccl'")
 
     def _done(self, async_op: bool, *tensors: Any) -> CupyWork | None:
         work = CupyWork(self._streams, self._streams.end(), tensors)
@@ -338,14 +391,5 @@ def start_cupy(control: Communicator, device: torch.device) -> CupyCommunicator:
     return CupyCommunicator(control, nccl, device, TorchStreams(device))
 
 
-def _size_of(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _packed(identity: Sequence[int]) -> bytes:
-    """CuPy has the 128 bytes as a tuple of signed numbers."""
-    return bytes(number % 256 for number in identity)
-
-
-def _unpacked(identity: bytes | bytearray) -> tuple[int, ...]:
-    return tuple(number - 256 if number > 127 else number for number in identity)
+if TYPE_CHECKING:
+    _keeps_the_contract: type[Collectives] = CupyCommunicator

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpcore.communicators.protocol import Pending
-from dpcore.communicators.torch_group import divide_in_place
+from dpcore.communicators.checks import check_rank, expect, lengths_of
+from dpcore.communicators.protocol import GradientGroup, Pending
+from dpcore.communicators.torch_buffers import divide_in_place
 from dpcore.errors import Unsupported
 
 
@@ -26,7 +27,8 @@ class _DividedWhenDone:
 
 
 class MpiGroup:
-    """A communicator of mpi4py. For CPU tensors of the types that numpy has."""
+    """A communicator of mpi4py: a ``GradientGroup``, not all of ``Collectives``. For CPU tensors of
+    the types that numpy has."""
 
     backend = "mpi"
 
@@ -38,9 +40,11 @@ class MpiGroup:
     def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
         from mpi4py import MPI
 
+        operator = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}.get(op)
+        if operator is None:
+            raise Unsupported(f'reduction "{op}" over mpi4py: use sum, mean, max')
         if op == "mean" and tensor.dtype == torch.bool:
             raise Unsupported(f"mean has no meaning for {tensor.dtype}")
-        operator = MPI.MAX if op == "max" else MPI.SUM
         request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=operator)
         divisor = self.world_size if op == "mean" else 1
         pending = _DividedWhenDone(_MpiWork(request), tensor, divisor)
@@ -50,10 +54,13 @@ class MpiGroup:
         return None
 
     def broadcast(self, tensor: Any, root: int) -> None:
+        check_rank(root, self.world_size, "root")
         self._comm.Bcast(tensor.numpy(), root=root)
 
     def all_gather(self, output: Any, input: Any, *, sizes: Sequence[int] | None = None) -> None:
-        lengths = list(sizes) if sizes is not None else [input.numel()] * self.world_size
+        lengths = lengths_of(sizes, input.numel(), self.world_size)
+        expect(input.numel(), lengths[self.rank], "input")
+        expect(output.numel(), sum(lengths), "output")
         self._comm.Allgatherv(input.numpy(), [output.numpy(), lengths])
 
 
@@ -63,3 +70,7 @@ class _MpiWork:
 
     def wait(self) -> None:
         self._request.Wait()
+
+
+if TYPE_CHECKING:
+    _keeps_the_contract: type[GradientGroup] = MpiGroup

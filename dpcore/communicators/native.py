@@ -1,9 +1,8 @@
 """Collectives: the Python face of a communicator.
 
-Every method works in place on torch CPU tensors (contiguous) or on anything with the buffer
-protocol, numpy arrays (in C order) first of all. Ranks must call the same operations in the same
-order. With ``async_op=True`` a method returns a :class:`Work` at once; otherwise it returns when
-the result is there.
+The contract, which other communicators keep as well, is in protocol.py: options, errors, threads,
+and who owns a buffer when. This one takes contiguous torch CPU tensors and anything with the buffer
+protocol, numpy arrays (in C order) first of all.
 
 The memory stays where it is until the operation is complete: a bytearray in flight raises
 ``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
@@ -11,15 +10,8 @@ other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
 ``array.resize(..., refcheck=False)``: they free memory that the operation still uses, so wait for
 it first.
 
-Common keyword arguments:
-
-``async_op``   return a ``Work`` instead of waiting.
-``algorithm``  a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
-               moves is executed literally) or a ``dpcore.Schedule`` of your own.
-``priority``   higher goes first when several operations are in flight.
-``timeout``    seconds, instead of the communicator's.
-``layout``     a number that must agree on all ranks, checked before any data is touched (the hash
-               of what the buffer holds, say).
+``algorithm`` is a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
+moves is executed literally) or a ``dpcore.Schedule`` of your own.
 
 A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
 ``docs/decisions/0007-who-only-gives-does-not-wait.md``. ``barrier`` waits for everybody.
@@ -28,10 +20,12 @@ A rank that only gives (the root of a small broadcast, say) does not wait for th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpcore.communicators.checks import check_both, check_color, check_presence, check_rank
+from dpcore.communicators.protocol import Algorithm, Capabilities, Collectives, Sizes
 from dpcore.communicators.work import Work
-from dpcore.errors import Unsupported, raise_unheard
+from dpcore.errors import raise_unheard
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +33,11 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.costs.explain import Explanation
 
-Algorithm = Any  # str | dpcore.Schedule | None
-Sizes = Sequence[int] | None
-
 
 class Communicator:
     """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
+
+    _capabilities: ClassVar[Capabilities] = Capabilities(*[True] * len(Capabilities._fields))
 
     def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
         self._native = native
@@ -111,7 +104,7 @@ class Communicator:
         layout: int = 0,
     ) -> Work | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
-        self._check_rank(root, "root")
+        check_rank(root, self.world_size, "root")
         native = self._native.whole(
             "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, layout,
             async_op,
@@ -131,7 +124,7 @@ class Communicator:
         factor: float = 1.0,
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
-        self._check_rank(root, "root")
+        check_rank(root, self.world_size, "root")
         native = self._native.whole(
             "reduce", tensor, None, op, factor, root, algorithm, priority, timeout, 0, async_op
         )
@@ -196,8 +189,8 @@ class Communicator:
         timeout: float = 0.0,
     ) -> Work | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
-        self._check_rank(root, "root")
-        self._check_presence(output, "output", root)
+        check_rank(root, self.world_size, "root")
+        check_presence(output, "output", self.rank, root)
         native = self._native.parted(
             "gather", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
             timeout, 0, async_op,
@@ -217,8 +210,8 @@ class Communicator:
         timeout: float = 0.0,
     ) -> Work | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        self._check_rank(root, "root")
-        self._check_presence(input, "input", root)
+        check_rank(root, self.world_size, "root")
+        check_presence(input, "input", self.rank, root)
         native = self._native.parted(
             "scatter", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
             timeout, 0, async_op,
@@ -242,8 +235,7 @@ class Communicator:
         With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
         this rank's place on rank d.
         """
-        if (output_sizes is None) != (input_sizes is None):
-            raise ValueError("give both output_sizes and input_sizes, or neither")
+        check_both(output_sizes, input_sizes)
         native = self._native.parted(
             "all_to_all", output, input, "sum", 1.0, 0, input_sizes, output_sizes, algorithm,
             priority, timeout, 0, async_op,
@@ -307,8 +299,7 @@ class Communicator:
 
         Every rank must call it; ``color=None`` takes part and gets None.
         """
-        if color is not None and color < 0:
-            raise Unsupported(f"color {color} is negative; None stands for no group")
+        check_color(color)
         native = self._native.split(-1 if color is None else color, key)
         self._splits += 1
         if color is None or native is None:
@@ -381,15 +372,10 @@ class Communicator:
         """Seconds per all-reduce in the arena, measured without Python in between."""
         return self._native.latency_loop(nbytes, iterations)
 
-    def _check_rank(self, rank: int, role: str) -> None:
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"{role} {rank} is not a rank: 0..{self.world_size - 1}")
-
-    def _check_presence(self, buffer: Any, role: str, root: int) -> None:
-        if (buffer is None) == (self.rank == root):
-            wanted = "needed" if self.rank == root else "to be None"
-            raise ValueError(f"rank {self.rank}: {role} is {wanted} here (root is {root})")
-
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
         return f"<Communicator rank {self.rank} of {self.world_size}, {self.transport}{state}>"
+
+
+if TYPE_CHECKING:
+    _keeps_the_contract: type[Collectives] = Communicator

@@ -3,37 +3,46 @@
 For comparing crosswise: dpcore's reducer and schedules over Gloo, MPI or NCCL, with nothing of
 dpcore's own core. What the group can't do by itself (a mean, parts of different sizes) is put
 together from what it can; options that only dpcore's core has (algorithm, priority, layout) are
-refused. Errors are torch's.
+refused, and wrong arguments as the contract says (protocol.py). Later errors are torch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
+from dpcore.communicators.checks import (
+    check_both,
+    check_color,
+    check_peer,
+    check_presence,
+    check_rank,
+    check_timeout,
+    expect,
+    lengths_of,
+    refuse,
+)
+from dpcore.communicators.protocol import Capabilities, Collectives
+from dpcore.communicators.torch_buffers import (
+    divide_in_place,
+    join,
+    operator_of,
+    padded,
+    pair_of,
+    tensor_of,
+)
 from dpcore.communicators.torch_work import TorchWork
 from dpcore.errors import Error, Unsupported
-
-_OPERATORS = {
-    "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # divided afterwards: not every group can
-    "premul_sum": dist.ReduceOp.SUM,  # multiplied beforehand
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
 
 
 class TorchCommunicator:
     """The ranks of a process group. Made by ``dpcore.init(backend="torch")``, or directly of any
     group."""
 
+    _capabilities: ClassVar[Capabilities] = Capabilities()
     transport = "torch"
 
     def __init__(self, group: Any = None) -> None:
@@ -49,36 +58,41 @@ class TorchCommunicator:
         self, tensor: Any, op: str = "sum", *, factor: float = 1.0, **options: Any
     ) -> TorchWork | None:
         """See ``Communicator.all_reduce``."""
+        call = self._call(options)
         own = self._before(tensor, op, factor)
         return self._run(
-            lambda: dist.all_reduce(own, _operator(op), self._group, async_op=True),
+            lambda: dist.all_reduce(own, operator_of(op), self._group, async_op=True),
             [tensor],
-            options,
+            call,
             self._mean_of(own, op),
         )
 
     def broadcast(self, tensor: Any, root: int = 0, **options: Any) -> TorchWork | None:
         """See ``Communicator.broadcast``."""
-        own = _tensor(tensor)
+        call = self._call(options)
+        check_rank(root, self.world_size, "root")
+        own = tensor_of(tensor)
         return self._run(
             lambda: dist.broadcast(own, group=self._group, async_op=True, group_src=root),
             [tensor],
-            options,
+            call,
         )
 
     def reduce(
         self, tensor: Any, root: int = 0, op: str = "sum", *, factor: float = 1.0, **options: Any
     ) -> TorchWork | None:
         """See ``Communicator.reduce``. The others' tensors stay as they are."""
-        target = _tensor(tensor)
+        call = self._call(options)
+        check_rank(root, self.world_size, "root")
+        target = tensor_of(tensor)
         own = target if self.rank == root else target.clone()
         own = self._before(own, op, factor)
         return self._run(
             lambda: dist.reduce(
-                own, op=_operator(op), group=self._group, async_op=True, group_dst=root
+                own, op=operator_of(op), group=self._group, async_op=True, group_dst=root
             ),
             [tensor],
-            options,
+            call,
             self._mean_of(own, op),
         )
 
@@ -95,20 +109,23 @@ class TorchCommunicator:
         **options: Any,
     ) -> TorchWork | None:
         """See ``Communicator.reduce_scatter``: an all-reduce of which a part is kept."""
-        whole = self._before(_tensor(input).clone().reshape(-1), op, factor)
-        lengths = self._lengths(whole.numel(), sizes)
+        call = self._call(options)
+        target, own = pair_of(output, input)
+        lengths = lengths_of(sizes, target.numel(), self.world_size)
+        expect(own.numel(), sum(lengths), "input")
+        expect(target.numel(), lengths[self.rank], "output")
+        whole = self._before(own.clone().reshape(-1), op, factor)
         mean = self._mean_of(whole, op)
 
         def keep() -> None:
             if mean is not None:
                 mean()
-            target = _tensor(output)
             target.copy_(torch.split(whole, lengths)[self.rank].view_as(target))
 
         return self._run(
-            lambda: dist.all_reduce(whole, _operator(op), self._group, async_op=True),
+            lambda: dist.all_reduce(whole, operator_of(op), self._group, async_op=True),
             [output],
-            options,
+            call,
             keep,
         )
 
@@ -116,14 +133,17 @@ class TorchCommunicator:
         self, output: Any, input: Any, *, sizes: Sequence[int] | None = None, **options: Any
     ) -> TorchWork | None:
         """See ``Communicator.all_gather``."""
-        target = _tensor(output)
-        lengths = self._lengths(target.numel(), sizes)
-        padded, parts = _padded(_tensor(input), lengths)
+        call = self._call(options)
+        target, own = pair_of(output, input)
+        lengths = lengths_of(sizes, own.numel(), self.world_size)
+        expect(own.numel(), lengths[self.rank], "input")
+        expect(target.numel(), sum(lengths), "output")
+        mine, parts = padded(own, lengths)
         return self._run(
-            lambda: dist.all_gather(parts, padded, self._group, async_op=True),
+            lambda: dist.all_gather(parts, mine, self._group, async_op=True),
             [output],
-            options,
-            lambda: _join(target, parts, lengths),
+            call,
+            lambda: join(target, parts, lengths),
         )
 
     def gather(
@@ -136,21 +156,27 @@ class TorchCommunicator:
         **options: Any,
     ) -> TorchWork | None:
         """See ``Communicator.gather``."""
-        own = _tensor(input)
-        lengths = list(sizes) if sizes is not None else [own.numel()] * self.world_size
-        padded, parts = _padded(own, lengths)
-        target = None if output is None else _tensor(output)
+        call = self._call(options)
+        check_rank(root, self.world_size, "root")
+        check_presence(output, "output", self.rank, root)
+        own = tensor_of(input)
+        target = None if output is None else pair_of(output, input)[0]
+        lengths = lengths_of(sizes, own.numel(), self.world_size)
+        expect(own.numel(), lengths[self.rank], "input")
+        if target is not None:
+            expect(target.numel(), sum(lengths), "output")
+        mine, parts = padded(own, lengths)
         return self._run(
             lambda: dist.gather(
-                padded,
+                mine,
                 None if target is None else parts,
                 group=self._group,
                 async_op=True,
                 group_dst=root,
             ),
             [] if output is None else [output],
-            options,
-            None if target is None else lambda: _join(target, parts, lengths),
+            call,
+            None if target is None else lambda: join(target, parts, lengths),
         )
 
     def scatter(
@@ -163,13 +189,17 @@ class TorchCommunicator:
         **options: Any,
     ) -> TorchWork | None:
         """See ``Communicator.scatter``."""
-        target = _tensor(output)
-        lengths = list(sizes) if sizes is not None else [target.numel()] * self.world_size
-        received, parts = _padded(target, lengths)
+        call = self._call(options)
+        check_rank(root, self.world_size, "root")
+        check_presence(input, "input", self.rank, root)
+        target = tensor_of(output)
+        lengths = lengths_of(sizes, target.numel(), self.world_size)
+        expect(target.numel(), lengths[self.rank], "output")
+        received, parts = padded(target, lengths)
         if input is not None:
-            for part, own in zip(
-                parts, torch.split(_tensor(input).reshape(-1), lengths), strict=True
-            ):
+            whole = pair_of(output, input)[1].detach().reshape(-1)
+            expect(whole.numel(), sum(lengths), "input")
+            for part, own in zip(parts, torch.split(whole, lengths), strict=True):
                 part[: own.numel()] = own
 
         def keep() -> None:
@@ -184,7 +214,7 @@ class TorchCommunicator:
                 group_src=root,
             ),
             [output],
-            options,
+            call,
             keep,
         )
 
@@ -198,41 +228,53 @@ class TorchCommunicator:
         **options: Any,
     ) -> TorchWork | None:
         """See ``Communicator.all_to_all``."""
-        target, own = _tensor(output).reshape(-1), _tensor(input).reshape(-1)
+        call = self._call(options)
+        check_both(output_sizes, input_sizes)
+        target, own = (tensor.reshape(-1) for tensor in pair_of(output, input))
+        sends = lengths_of(input_sizes, own.numel() // self.world_size, self.world_size)
+        takes = lengths_of(output_sizes, sends[0], self.world_size)
+        expect(own.numel(), sum(sends), "input")
+        expect(target.numel(), sum(takes), "output")
         return self._run(
             lambda: dist.all_to_all_single(
                 target,
                 own,
-                None if output_sizes is None else list(output_sizes),
-                None if input_sizes is None else list(input_sizes),
+                None if output_sizes is None else takes,
+                None if input_sizes is None else sends,
                 group=self._group,
                 async_op=True,
             ),
             [output],
-            options,
+            call,
         )
 
     # ---- messages and barriers ---------------------------------------------------------------
 
     def send(self, tensor: Any, dst: int, *, tag: int = 0, **options: Any) -> TorchWork | None:
         """See ``Communicator.send``."""
-        own = _tensor(tensor)
+        call = self._call(options)
+        check_peer(dst, self.rank, self.world_size)
+        own = tensor_of(tensor)
         return self._run(
-            lambda: dist.isend(own, group=self._group, tag=tag, group_dst=dst), [tensor], options
+            lambda: dist.isend(own, group=self._group, tag=tag, group_dst=dst), [tensor], call
         )
 
     def recv(
         self, tensor: Any, src: int | None, *, tag: int = 0, **options: Any
     ) -> TorchWork | None:
         """See ``Communicator.recv``."""
-        own = _tensor(tensor)
+        call = self._call(options)
+        if src is not None:
+            check_peer(src, self.rank, self.world_size)
+        own = tensor_of(tensor)
         return self._run(
-            lambda: dist.irecv(own, group=self._group, tag=tag, group_src=src), [tensor], options
+            lambda: dist.irecv(own, group=self._group, tag=tag, group_src=src), [tensor], call
         )
 
     def barrier(self, **options: Any) -> TorchWork | None:
         """See ``Communicator.barrier``."""
-        return self._run(lambda: dist.barrier(self._group, async_op=True), [], options)
+        call = self._call(options)
+        return self._run(lambda: dist.barrier(self._group, async_op=True), [], call)
 
     # ---- memory, groups, life ----------------------------------------------------------------
 
@@ -243,6 +285,7 @@ class TorchCommunicator:
 
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:
         """See ``Communicator.split``. torch keeps ranks in the order of the whole job."""
+        check_color(color)
         entries: list[Any] = [None] * self.world_size
         job_rank = dist.get_global_rank(self._group, self.rank)
         dist.all_gather_object(entries, (color, key, job_rank), group=self._group)
@@ -279,19 +322,23 @@ class TorchCommunicator:
 
     # ---- how -----------------------------------------------------------------------------------
 
+    def _call(self, options: dict[str, Any]) -> tuple[bool, float]:
+        """Whether to wait, and for how long. Before anything is touched."""
+        async_op, timeout = options.pop("async_op", False), options.pop("timeout", 0.0)
+        refuse(options, f"{self.backend}: a group of torch")
+        check_timeout(timeout)
+        if self._closed:
+            raise Error(f"rank {self.rank}: this communicator was closed; call init() again")
+        return async_op, timeout
+
     def _run(
         self,
         start: Callable[[], Any],
         result: list[Any],
-        options: dict[str, Any],
+        call: tuple[bool, float],
         finish: Callable[[], None] | None = None,
     ) -> TorchWork | None:
-        async_op, timeout = options.pop("async_op", False), options.pop("timeout", 0.0)
-        asked = sorted(name for name, value in options.items() if value not in (None, 0))
-        if asked:
-            raise Unsupported(f"{self.backend}: a group of torch has no {', '.join(asked)}")
-        if self._closed:
-            raise Error("this communicator was closed")
+        async_op, timeout = call
         work = TorchWork(start(), result, finish)
         if async_op:
             return work
@@ -299,7 +346,8 @@ class TorchCommunicator:
         return None
 
     def _before(self, tensor: Any, op: str, factor: float) -> torch.Tensor:
-        own = _tensor(tensor)
+        own = tensor_of(tensor)
+        operator_of(op)
         takes_factors = own.is_floating_point() or own.is_complex()
         if (op == "premul_sum" and not takes_factors) or (op == "mean" and own.dtype == torch.bool):
             raise Unsupported(f"{op} has no meaning for {own.dtype}")
@@ -314,51 +362,10 @@ class TorchCommunicator:
 
         return lambda: divide_in_place(tensor, self.world_size)
 
-    def _lengths(self, elements: int, sizes: Sequence[int] | None) -> list[int]:
-        if sizes is not None:
-            return list(sizes)
-        if elements % self.world_size:
-            raise Unsupported(f"{elements} elements are no equal parts; give sizes=")
-        return [elements // self.world_size] * self.world_size
-
-
-def _operator(op: str) -> Any:
-    if op not in _OPERATORS:
-        raise Unsupported(f"reduction '{op}' does not exist; there are {', '.join(_OPERATORS)}")
-    return _OPERATORS[op]
-
-
-def divide_in_place(total: torch.Tensor, divisor: int) -> None:
-    """What makes a sum a mean. Integers are rounded toward zero, as dpcore's own core does it."""
-    if total.is_floating_point() or total.is_complex():
-        total.div_(divisor)
-    else:  # the divisor may be too large for the type
-        total.copy_(torch.div(total.long(), divisor, rounding_mode="trunc"))
-
-
-def _tensor(buffer: Any) -> torch.Tensor:
-    """The tensor, or one over the memory of a numpy array. Groups of torch take memory as it lies,
-    so one in another order would meet the elements of other indices on other ranks."""
-    tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
-    if not tensor.is_contiguous():
-        raise Unsupported(
-            f"the {type(buffer).__name__} of shape {list(tensor.shape)} is not contiguous; pass "
-            ".contiguous(), or numpy.ascontiguousarray(...), and copy the result back"
-        )
-    return tensor
-
-
-def _padded(own: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Groups exchange parts of one size: all as long as the longest."""
-    padded = own.new_zeros(max(lengths))
-    padded[: own.numel()] = own.detach().reshape(-1)
-    return padded, [torch.zeros_like(padded) for _ in lengths]
-
-
-def _join(target: torch.Tensor, parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
-    pieces = [part[:n] for part, n in zip(parts, lengths, strict=True)]
-    target.copy_(torch.cat(pieces).view_as(target))
-
 
 def _by_key(entry: tuple[int | None, int, int]) -> tuple[int, int]:
     return entry[1], entry[2]
+
+
+if TYPE_CHECKING:
+    _keeps_the_contract: type[Collectives] = TorchCommunicator

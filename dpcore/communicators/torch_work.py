@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.communicators.work import LONGEST_SECONDS
+from dpcore.errors import Unsupported
 
 
 class TorchWork:
@@ -19,8 +20,12 @@ class TorchWork:
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the result is there; raises torch's error otherwise."""
+        if timeout is not None and not timeout >= 0:
+            raise Unsupported(
+                f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"
+            )
         if self._work is not None:
-            longest = [] if timeout is None else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
+            longest = [] if not timeout else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
             self._work.wait(*longest)
         self._complete()
 

@@ -25,7 +25,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore import _C
-from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import capabilities_of, core_of
 from dpcore.ddp import arguments, completion, nesting, parameters
 from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
@@ -158,7 +158,7 @@ class DataParallel(TorchSurface):
         self._ddp_sink_clone = True
         self._divide_by_initial_world_size = True
         self._join_group(comm, process_group)
-        if deterministic and not isinstance(self.group, Communicator):
+        if deterministic and not capabilities_of(self.group).ordered:
             raise Unsupported(
                 f"deterministic=True needs dpcore's communicator; in what order {self.backend} "
                 "adds is not known. Pass comm=dpcore.init()"
@@ -187,7 +187,7 @@ class DataParallel(TorchSurface):
             [name for name, _ in trained],
             parameters.comes_sparse(self.module, self._parameters_by_number),
             [numbers for _, numbers in modules],
-            self.group._native if isinstance(self.group, Communicator) else self.group,
+            core_of(self.group),
             automatic_schedule(self.group) if schedule == "auto" else schedule,
             self._caps,
             find_unused=self.find_unused_parameters and not self.static_graph,
@@ -349,7 +349,8 @@ class DataParallel(TorchSurface):
 
     def stats(self) -> dict[str, Any]:
         """How gradients were copied (docs/gpu.md), and the counters of the communicator, if any."""
-        counters = self.group.stats() if isinstance(self.group, Communicator) else {}
+        group: Any = self.group
+        counters = group.stats() if capabilities_of(group).counts else {}
         facts = {"backend": self.backend, "schedule": self.schedule}
         return {**facts, "copies": self._reducer.copies(), **counters}
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import capabilities_of
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -135,4 +135,4 @@ def automatic_schedule(group: GradientGroup) -> str:
     doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
     processors = len(os.sched_getaffinity(0))
     busy = torch.get_num_threads() == 1 and group.world_size >= processors
-    return "sequential" if busy and isinstance(group, Communicator) else "bucketed"
+    return "sequential" if busy and capabilities_of(group).sequential_when_busy else "bucketed"

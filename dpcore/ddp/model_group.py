@@ -14,13 +14,12 @@ communication, so that a copy that only one rank makes does not disturb the numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from dpcore.communicators.native import Communicator
-from dpcore.communicators.protocol import GradientGroup, Pending
+from dpcore.communicators.protocol import GradientGroup, Pending, capabilities_of
 from dpcore.ddp.arguments import compared
 from dpcore.ddp.module_state import broadcast_values, check_same_model, digest_of
 from dpcore.errors import Mismatch
@@ -48,7 +47,8 @@ class ModelGroup:
     def __init__(self, group: GradientGroup, module: nn.Module, is_copy: bool = False) -> None:
         self.group = group
         self.rank, self.world_size = group.rank, group.world_size
-        self._comm = group if isinstance(group, Communicator) else None
+        compares = capabilities_of(group).compares_layouts
+        self._comm = cast(Any, group) if compares else None
         self._kind = type(module).__name__
         number = 0
         if self._comm is not None and is_copy:
@@ -110,8 +110,9 @@ class ModelGroup:
 
     def flat(self, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Uninitialised memory for messages, where the group likes it best."""
-        if self._comm is not None:
-            return self._comm.empty(elements, dtype=dtype)
+        if capabilities_of(self.group).own_memory:
+            tensor: torch.Tensor = cast(Any, self.group).empty(elements, dtype=dtype)
+            return tensor
         return torch.empty(elements, dtype=dtype, device=device)
 
 
@@ -133,6 +134,6 @@ def make_equal(
 def profiled_as(model: Wrapped, operation: str) -> str:
     """Of an operation in torch's profiler: "gloo:all_reduce" when that is the group that was asked
     for, whoever moves the bytes. Groups of torch tell the profiler themselves."""
-    if not isinstance(model.group, Communicator):
+    if not capabilities_of(model.group).silent_in_profiler:
         return ""
     return f"{model._profiled_backend}:{operation}"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore.communicators.native import Communicator
+from dpcore.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.recording import Trace, trace
@@ -125,9 +125,9 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
     )
 
 
-def _checked(model: DataParallel, steps: int) -> Communicator:
+def _checked(model: DataParallel, steps: int) -> Any:
     group = model.group
-    if not isinstance(group, Communicator):
+    if not capabilities_of(group).traces:
         raise Unsupported(
             f"measure_overlap: {model.backend} does not record what it does; wrap the model with "
             "comm=dpcore.init()"

@@ -47,11 +47,11 @@ def know(model: Traced) -> None:
 def groups_of_models() -> list[Communicator]:
     """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
     that are threads see each other's models, and have made theirs the default anyway."""
-    from dpcore.communicators.native import Communicator
+    from dpcore.communicators.protocol import capabilities_of
 
     with _models_lock:
-        groups = {id(model.group): model.group for model in _models}
-    known = [group for group in groups.values() if isinstance(group, Communicator)]
+        groups: dict[int, Any] = {id(model.group): model.group for model in _models}
+    known = [group for group in groups.values() if capabilities_of(group).traces]
     return [group for group in known if not group.closed and group.transport != "inproc"]
 
 

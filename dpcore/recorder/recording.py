@@ -34,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.protocol import capabilities_of
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
@@ -74,7 +75,7 @@ def trace(
     """
     if comm is None:
         comm = _default_communicator()
-    if not hasattr(comm, "_native"):
+    if not capabilities_of(comm).traces:
         raise Unsupported(
             f"trace: {getattr(comm, 'backend', type(comm).__name__)} does not record what it does; "
             "pass comm= a communicator of dpcore.init()"

@@ -1,0 +1,98 @@
+"""Mistakes in the arguments of a collective that every kind of communicator finds in Python.
+
+The texts are the contract's: what is wrong, what was expected, and what to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
+
+from dpcore.errors import Unsupported
+
+OPERATORS = ("sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+# Every keyword option of the contract that some kind may lack, and its default.
+_DEFAULTS = {
+    "async_op": False,
+    "algorithm": None,
+    "priority": 0,
+    "timeout": 0.0,
+    "factor": 1.0,
+    "layout": 0,
+    "tag": 0,
+}
+
+
+def check_rank(rank: int, world_size: int, role: str) -> None:
+    """``role``: "root", ..."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"{role} {rank} is not a rank: 0..{world_size - 1}")
+
+
+def check_peer(peer: int, rank: int, world_size: int) -> None:
+    """The other rank of a message."""
+    if not 0 <= peer < world_size or peer == rank:
+        raise Unsupported(
+            f"rank {rank} can't exchange a message with {peer}: choose another rank of "
+            f"0..{world_size - 1}"
+        )
+
+
+def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
+    """A buffer that the root alone has."""
+    if (buffer is None) == (rank == root):
+        wanted = "needed" if rank == root else "to be None"
+        raise ValueError(f"rank {rank}: {role} is {wanted} here (root is {root})")
+
+
+def check_color(color: int | None) -> None:
+    """Of ``split``."""
+    if color is not None and color < 0:
+        raise Unsupported(f"color {color} is negative; None stands for no group")
+
+
+def check_both(output_sizes: Sequence[int] | None, input_sizes: Sequence[int] | None) -> None:
+    """The two lists of ``all_to_all``."""
+    if (output_sizes is None) != (input_sizes is None):
+        raise ValueError("give both output_sizes and input_sizes, or neither")
+
+
+def check_timeout(timeout: float) -> None:
+    """Seconds; 0 stands for the communicator's."""
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise TypeError(f"timeout: expected seconds, or 0 for the communicator's, not {timeout!r}")
+
+
+def expect(have: int, want: int, role: str) -> None:
+    """Elements of a buffer."""
+    if have != want:
+        raise Unsupported(f"{role} has {have} elements, {want} are needed")
+
+
+def lengths_of(sizes: Sequence[int] | None, each: int, world_size: int) -> list[int]:
+    """Elements in each rank's part: ``sizes``, or ``each`` everywhere."""
+    if sizes is None:
+        return [each] * world_size
+    if len(sizes) != world_size:
+        raise Unsupported(f"sizes has {len(sizes)} entries, {world_size} are needed: one per rank")
+    try:
+        lengths = [index(size) for size in sizes]
+    except TypeError:
+        lengths = [-1]
+    if min(lengths) < 0:
+        raise TypeError(f"sizes: expected integers that are not negative, not {list(sizes)!r}")
+    return lengths
+
+
+def refuse(options: Mapping[str, Any], who: str, instead: str = "") -> None:
+    """The options that a kind does not have, by name, unless they have their default value."""
+    unknown = sorted(set(options) - set(_DEFAULTS))
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(unknown)}: there are {', '.join(_DEFAULTS)}")
+    asked = sorted(
+        name for name, value in options.items() if value is not None and value != _DEFAULTS[name]
+    )
+    if asked:
+        raise Unsupported(f"{who} has no {', '.join(asked)}{instead}")

@@ -1,0 +1,73 @@
+"""One body of checks, contract.py, that every kind of communicator goes through."""
+
+import pytest
+import torch
+
+import dpcore
+from dpcore.communicators.protocol import GradientGroup
+from dpcore.communicators.torch_group import TorchCommunicator
+from tests.comm import contract
+from tests.comm.modes import HOW, MODES
+from tests.cuda_host.conftest import fake, stand_in  # noqa: F401  (fixtures)
+from tests.cuda_host.ranks import on_devices
+from tests.cuda_host.test_cupy import notes_of
+from tests.test_mpi import MPICH, SAY, mpirun
+from tests.torch_backend.ranks import in_group
+
+WORLD = 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_core_keeps_the_contract(mode):
+    dpcore.spawn(contract.everything, WORLD, **HOW[mode])
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("backend", ("nccl", "cuda"))
+def test_devices_keep_the_contract(backend):
+    on_devices(contract.everything, WORLD, backend=backend)
+
+
+def test_groups_of_torch_keep_the_contract():
+    in_group(lambda: contract.everything(TorchCommunicator()), WORLD, backend="gloo")
+
+
+def test_cupy_refuses_what_the_contract_refuses():
+    """Over a stand-in for CuPy that moves no data."""
+
+    def body(comm):
+        contract.mistakes(comm)
+        with pytest.raises(dpcore.Unsupported, match="no algorithm, layout"):
+            comm.all_reduce(torch.ones(4), algorithm="ring", layout=7)
+        with pytest.raises(dpcore.Unsupported, match="no tag"):
+            comm.send(torch.ones(4), 1 - comm.rank, tag=3)
+        assert comm.stats()["backend"] == "cupy" and comm.empty(2, 3).shape == (2, 3)
+
+    assert not [note for note in notes_of(body) if isinstance(note, tuple) and note[0] != "keep"]
+
+
+@pytest.mark.skipif(not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp")
+def test_mpi4py_keeps_the_part_that_gradients_need(tmp_path):
+    run, said = mpirun(
+        tmp_path,
+        SAY
+        + """
+from mpi4py import MPI
+from dpcore.communicators.mpi import MpiGroup
+from tests.comm import contract
+group = MpiGroup(MPI.COMM_WORLD)
+contract.gradient_group(group)
+say(group.rank, "kept")
+""",
+        "mpich",
+    )
+    assert run.returncode == 0, run.stderr
+    assert said == ["kept"] * len(said) and said
+
+
+def test_a_gradient_group_is_a_part_of_the_whole():
+    def body(comm):
+        assert isinstance(comm, GradientGroup)
+        contract.gradient_group(comm)
+
+    dpcore.spawn(body, WORLD, mode="threads")
