@@ -234,39 +234,40 @@ class Communicator:
 
     def whole(
         self,
-        kind: str,
-        output: Any,
-        input: Any | None,
-        op: str,
-        factor: float,
-        root: int,
-        algorithm: str | Schedule | None,
-        priority: int,
-        timeout: float,
-        layout: int,
-        asynchronous: bool,
+        collective: str,
+        tensor: Any,
         /,
+        *,
+        op: str = "sum",
+        factor: float = 1.0,
+        root: int = 0,
+        algorithm: str | Schedule | None = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+        async_op: bool = False,
     ) -> Work | None:
-        """all_reduce, broadcast and reduce; input None is in place."""
+        """all_reduce, broadcast and reduce, in place."""
 
     def parted(
         self,
-        kind: str,
+        collective: str,
         output: Any | None,
         input: Any | None,
-        op: str,
-        factor: float,
-        root: int,
-        input_parts: Sequence[int] | None,
-        output_parts: Sequence[int] | None,
-        algorithm: str | Schedule | None,
-        priority: int,
-        timeout: float,
-        layout: int,
-        asynchronous: bool,
         /,
+        *,
+        op: str = "sum",
+        factor: float = 1.0,
+        root: int = 0,
+        input_sizes: Sequence[int] | None = None,
+        output_sizes: Sequence[int] | None = None,
+        algorithm: str | Schedule | None = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+        async_op: bool = False,
     ) -> Work | None:
-        """The collectives with a part per rank."""
+        """The collectives with a part per rank; one list of sizes stands for both."""
 
     def barrier(self, timeout: float, asynchronous: bool, /) -> Work | None:
         """Completes when every rank has entered it."""

@@ -3,16 +3,19 @@
 //
 // pybind11 finds out at every call which overload fits, and makes a tuple and casters for it;
 // for a collective of a few bytes that takes longer than the collective. Only the package's own
-// Communicator calls these methods, always with all arguments in the same order, so reading
-// them in that order is enough. What a user may get wrong still is an error that names it.
+// Communicator calls these methods: what a call has anyway comes first, always in the same order,
+// and the options of collectives follow by name (KeywordArguments). What a user may get wrong still
+// is an error that names it.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace dpcore {
@@ -27,8 +30,8 @@ class CallArguments {
     }
     return *next_++;
   }
-  std::string_view text(const char* name) {
-    const pybind11::handle value = object();
+  std::string_view text(const char* name) { return text_of(object(), name); }
+  static std::string_view text_of(pybind11::handle value, const char* name) {
     Py_ssize_t size = 0;
     const char* data =
         PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
@@ -37,7 +40,6 @@ class CallArguments {
     }
     return {data, static_cast<size_t>(size)};
   }
-  double real(const char* name) { return real_of(object(), name); }
   static double real_of(pybind11::handle value, const char* name) {
     const double result = PyFloat_AsDouble(value.ptr());
     if (result == -1.0 && PyErr_Occurred() != nullptr) {
@@ -46,15 +48,14 @@ class CallArguments {
     return result;
   }
   // Seconds; 0 stands for the communicator's.
-  double timeout() {
-    const pybind11::handle value = object();
+  double timeout() { return timeout_of(object()); }
+  static double timeout_of(pybind11::handle value) {
     const double seconds = real_of(value, "timeout");
     if (!(seconds >= 0)) {
       throw unfit("timeout", "seconds, or 0 for the communicator's", value);
     }
     return seconds;
   }
-  int integer(const char* name) { return integer_of(object(), name); }
   static int integer_of(pybind11::handle value, const char* name) {
     const int64_t result = PyLong_AsLongLong(value.ptr());
     if (result == -1 && PyErr_Occurred() != nullptr) {
@@ -66,8 +67,8 @@ class CallArguments {
     }
     return static_cast<int>(result);
   }
-  uint64_t natural(const char* name) {
-    const pybind11::handle value = object();
+  uint64_t natural(const char* name) { return natural_of(object(), name); }
+  static uint64_t natural_of(pybind11::handle value, const char* name) {
     const auto index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value.ptr()));
     const uint64_t result = index ? PyLong_AsUnsignedLongLong(index.ptr()) : ~uint64_t{0};
     if (result == ~uint64_t{0} && PyErr_Occurred() != nullptr) {
@@ -75,11 +76,11 @@ class CallArguments {
     }
     return result;
   }
-  bool flag() { return PyObject_IsTrue(object().ptr()) == 1; }
+  bool flag() { return flag_of(object()); }
+  static bool flag_of(pybind11::handle value) { return PyObject_IsTrue(value.ptr()) == 1; }
 
   // None, or what is long for each rank.
-  std::optional<std::vector<uint64_t>> sizes(const char* name) {
-    const pybind11::handle value = object();
+  static std::optional<std::vector<uint64_t>> sizes_of(pybind11::handle value, const char* name) {
     if (value.is_none()) {
       return std::nullopt;
     }
@@ -106,15 +107,73 @@ class CallArguments {
   PyObject* const* end_;
 };
 
-// Adds a method that reads its arguments itself: `body(Class&, self, CallArguments&)`.
+// The options of collectives, by name; one that was not given has a null handle.
+class KeywordArguments {
+ public:
+  enum Name {
+    op,
+    factor,
+    root,
+    input_sizes,
+    output_sizes,
+    algorithm,
+    priority,
+    timeout,
+    layout,
+    async_op,
+    kNames
+  };
+
+  KeywordArguments(PyObject* const* values, PyObject* names) {
+    const Py_ssize_t count = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      values_[index_of(PyTuple_GET_ITEM(names, i))] = values[i];
+    }
+  }
+  pybind11::handle operator[](Name name) const { return values_[name]; }
+
+ private:
+  // Names in a program's text are interned, and so are these: the same name is the same object.
+  static size_t index_of(PyObject* name) {
+    static const std::array<PyObject*, kNames> known = [] {
+      constexpr std::array<const char*, kNames> texts = {
+          "op",        "factor",   "root",    "input_sizes", "output_sizes",
+          "algorithm", "priority", "timeout", "layout",      "async_op"};
+      std::array<PyObject*, kNames> interned{};
+      for (size_t i = 0; i < kNames; ++i) {
+        interned[i] = PyUnicode_InternFromString(texts[i]);
+      }
+      return interned;
+    }();
+    for (size_t i = 0; i < kNames; ++i) {
+      if (known[i] == name) {
+        return i;
+      }
+    }
+    throw pybind11::type_error("no option " + std::string(pybind11::repr(name)));
+  }
+
+  std::array<PyObject*, kNames> values_{};
+};
+
+// Adds a method that reads its arguments itself: `body(Class&, self, CallArguments&)`, or
+// `body(Class&, self, CallArguments&, const KeywordArguments&)`.
 template <class Class, auto body>
 void define_quick_method(pybind11::handle type, const char* name) {
-  constexpr auto call = [](PyObject* self, PyObject* const* values, Py_ssize_t count) -> PyObject* {
+  constexpr bool takes_names = std::is_invocable_v<decltype(body), Class&, pybind11::handle,
+                                                   CallArguments&, const KeywordArguments&>;
+  constexpr auto call = [](PyObject* self, PyObject* const* values, Py_ssize_t count,
+                           PyObject* names) -> PyObject* {
     try {
       auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
       auto* object = instance->get_value_and_holder().template value_ptr<Class>();
       CallArguments arguments(values, count);
-      return body(*object, self, arguments).release().ptr();
+      if constexpr (takes_names) {
+        const KeywordArguments options(values + count, names);
+        return body(*object, self, arguments, options).release().ptr();
+      } else {
+        return body(*object, self, arguments).release().ptr();
+      }
     } catch (pybind11::error_already_set& problem) {
       problem.restore();
     } catch (...) {
@@ -122,11 +181,11 @@ void define_quick_method(pybind11::handle type, const char* name) {
     }
     return nullptr;
   };
-  using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+  using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
   static PyMethodDef definition{};
   definition = {name,
                 reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(static_cast<Call>(call))),
-                METH_FASTCALL, nullptr};
+                METH_FASTCALL | METH_KEYWORDS, nullptr};
   // The descriptor checks that `self` is of the type.
   auto* owner = reinterpret_cast<PyTypeObject*>(type.ptr());
   type.attr(name) =

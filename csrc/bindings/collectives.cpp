@@ -42,15 +42,26 @@ namespace {
 constexpr size_t kShortBytes = 16384;
 constexpr int kLooksWithGil = 32;
 
+using Option = KeywordArguments;
+
+// What all collectives share. An option that was not given keeps its default.
 template <class Comm>
-Call call_of(Comm& comm, CallArguments& arguments) {
+Call call_of(Comm& comm, const KeywordArguments& options) {
   Call call;
-  const py::handle algorithm = arguments.object();
-  call.priority = arguments.integer("priority");
-  call.timeout = arguments.timeout();
-  call.layout = arguments.natural("layout");
-  call.asynchronous = arguments.flag();
-  if (algorithm.is_none()) {
+  if (const py::handle value = options[Option::priority]) {
+    call.priority = CallArguments::integer_of(value, "priority");
+  }
+  if (const py::handle value = options[Option::timeout]) {
+    call.timeout = CallArguments::timeout_of(value);
+  }
+  if (const py::handle value = options[Option::layout]) {
+    call.layout = CallArguments::natural_of(value, "layout");
+  }
+  if (const py::handle value = options[Option::async_op]) {
+    call.asynchronous = CallArguments::flag_of(value);
+  }
+  const py::handle algorithm = options[Option::algorithm];
+  if (!algorithm || algorithm.is_none()) {
     return call;
   }
   if (py::isinstance<Schedule>(algorithm)) {
@@ -62,6 +73,23 @@ Call call_of(Comm& comm, CallArguments& arguments) {
                          Py_TYPE(algorithm.ptr())->tp_name);
   }
   return call;
+}
+
+// What some have: an operator, its factor, a root.
+void read_reduction(Request& request, const KeywordArguments& options) {
+  if (const py::handle value = options[Option::op]) {
+    request.op = parse_reduce_op(CallArguments::text_of(value, "op"));
+  }
+  if (const py::handle value = options[Option::factor]) {
+    request.prescale = CallArguments::real_of(value, "factor");
+  }
+  if (const py::handle value = options[Option::root]) {
+    request.root = CallArguments::integer_of(value, "root");
+  }
+}
+
+std::optional<Parts> sizes_in(py::handle value, const char* name) {
+  return value ? CallArguments::sizes_of(value, name) : std::nullopt;
 }
 
 void run_and_wait(Communicator& core, Request&& request, const std::string& algorithm) {
@@ -147,29 +175,18 @@ void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t 
                                  "larger one"));
 }
 
-// all_reduce, broadcast, reduce: one shape everywhere. `input` None: in place.
+// all_reduce, broadcast, reduce: one buffer of one shape everywhere.
 template <class Comm>
-py::object whole(Comm& comm, py::handle self, CallArguments& arguments) {
+py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
+                 const KeywordArguments& options) {
   Request request;
   request.collective = parse_collective(arguments.text("collective"));
-  const py::handle output = arguments.object();
-  const py::handle input = arguments.object();
-  Buffer out = comm.buffer(output, "tensor", Access::write);
-  Buffer in = input.is_none() ? out.same() : comm.buffer(input, "input", Access::read);
-  if (in.dtype != out.dtype) {
-    throw Unsupported("input is " + std::string(name_of(in.dtype)) + ", output is " +
-                      std::string(name_of(out.dtype)));
-  }
-  expect(out.elements, in.elements, "the output", "as many as the input");
-  request.dtype = in.dtype;
-  request.input = in.data;
-  request.output = out.data;
-  request.count = in.elements;
-  request.op = parse_reduce_op(arguments.text("op"));
-  request.prescale = arguments.real("factor");
-  request.root = arguments.integer("root");
-  return perform(comm, self, std::move(request), call_of(comm, arguments), std::move(out),
-                 std::move(in));
+  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
+  request.dtype = buffer.dtype;
+  request.input = request.output = buffer.data;
+  request.count = buffer.elements;
+  read_reduction(request, options);
+  return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
 }
 
 // The common case by itself: in place, all options as they are, and waiting.
@@ -188,18 +205,17 @@ py::object all_reduce_now(PyCommunicator& comm, py::handle, CallArguments& argum
 
 // The others: a part per rank. On ranks without an input or output it is None.
 template <class Comm>
-py::object parted(Comm& comm, py::handle self, CallArguments& arguments) {
+py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
+                  const KeywordArguments& options) {
   const auto world = static_cast<size_t>(comm.core->world());
   const auto rank = static_cast<size_t>(comm.core->rank());
   Request request;
   const Collective kind = request.collective = parse_collective(arguments.text("collective"));
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
-  request.op = parse_reduce_op(arguments.text("op"));
-  request.prescale = arguments.real("factor");
-  request.root = arguments.integer("root");
-  const std::optional<Parts> input_parts = arguments.sizes("input sizes");
-  const std::optional<Parts> output_parts = arguments.sizes("output sizes");
+  read_reduction(request, options);
+  const auto input_parts = sizes_in(options[Option::input_sizes], "input sizes");
+  const auto output_parts = sizes_in(options[Option::output_sizes], "output sizes");
   std::optional<Buffer> in;
   std::optional<Buffer> out;
   if (!input.is_none() || kind != Collective::scatter) {
@@ -257,7 +273,7 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments) {
   if (in && out) {
     check_overlap(kind, *in, *out, rank, request);
   }
-  return perform(comm, self, std::move(request), call_of(comm, arguments),
+  return perform(comm, self, std::move(request), call_of(comm, options),
                  out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 

@@ -78,18 +78,9 @@ class Communicator:
             self._native.all_reduce_now(tensor, op)
             return None
         native = self._native.whole(
-            "all_reduce",
-            tensor,
-            None,
-            op,
-            factor,
-            0,
-            algorithm,
-            priority,
-            timeout,
-            layout,
-            async_op,
-        )
+            "all_reduce", tensor, op=op, factor=factor, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
         return None if native is None else Work(native, [tensor])
 
     def broadcast(
@@ -106,8 +97,8 @@ class Communicator:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
         check_rank(root, self.world_size, "root")
         native = self._native.whole(
-            "broadcast", tensor, None, "sum", 1.0, root, algorithm, priority, timeout, layout,
-            async_op,
+            "broadcast", tensor, root=root, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [tensor])
 
@@ -126,8 +117,9 @@ class Communicator:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
         check_rank(root, self.world_size, "root")
         native = self._native.whole(
-            "reduce", tensor, None, op, factor, root, algorithm, priority, timeout, 0, async_op
-        )
+            "reduce", tensor, root=root, op=op, factor=factor,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
         return None if native is None else Work(native, [tensor])
 
     # ---- a part per rank ---------------------------------------------------------------------
@@ -152,8 +144,8 @@ class Communicator:
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
         native = self._native.parted(
-            "reduce_scatter", output, input, op, factor, 0, sizes, sizes, algorithm, priority,
-            timeout, 0, async_op,
+            "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
 
@@ -171,8 +163,8 @@ class Communicator:
     ) -> Work | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
         native = self._native.parted(
-            "all_gather", output, input, "sum", 1.0, 0, sizes, sizes, algorithm, priority,
-            timeout, layout, async_op,
+            "all_gather", output, input, input_sizes=sizes, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
 
@@ -192,8 +184,8 @@ class Communicator:
         check_rank(root, self.world_size, "root")
         check_presence(output, "output", self.rank, root)
         native = self._native.parted(
-            "gather", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
-            timeout, 0, async_op,
+            "gather", output, input, root=root, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [] if output is None else [output])
 
@@ -213,8 +205,8 @@ class Communicator:
         check_rank(root, self.world_size, "root")
         check_presence(input, "input", self.rank, root)
         native = self._native.parted(
-            "scatter", output, input, "sum", 1.0, root, sizes, sizes, algorithm, priority,
-            timeout, 0, async_op,
+            "scatter", output, input, root=root, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
 
@@ -237,8 +229,8 @@ class Communicator:
         """
         check_both(output_sizes, input_sizes)
         native = self._native.parted(
-            "all_to_all", output, input, "sum", 1.0, 0, input_sizes, output_sizes, algorithm,
-            priority, timeout, 0, async_op,
+            "all_to_all", output, input, input_sizes=input_sizes, output_sizes=output_sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
 
