@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.cuda_host.ranks import on_devices
+from tests.torch_backend.ranks import in_group
 
 import dpcore
 from dpcore.communicators.protocol import GradientGroup
@@ -9,10 +11,8 @@ from dpcore.communicators.torch_group import TorchCommunicator
 from tests.comm import contract
 from tests.comm.modes import HOW, MODES
 from tests.cuda_host.conftest import fake, stand_in  # noqa: F401  (fixtures)
-from tests.cuda_host.ranks import on_devices
 from tests.cuda_host.test_cupy import notes_of
 from tests.test_mpi import MPICH, SAY, mpirun
-from tests.torch_backend.ranks import in_group
 
 WORLD = 3
 

@@ -264,5 +264,7 @@ def test_an_algorithm_of_the_communicator_is_for_those_that_have_it(fake):
     assert [call for call in calls(fake) if call.startswith("All")] == ["AllReduce 1 x 0 op 0"]
     with pytest.raises(dpcore.Unsupported, match="'two_shot/moves' is dpcore's own over NCCL"):
         on_devices(body, 2, algorithm="two_shot")
-    with pytest.raises(dpcore.Unsupported, match="'nonsense/moves' does not exist; there are auto, "):
+    with pytest.raises(
+        dpcore.Unsupported, match="'nonsense/moves' does not exist; there are auto, "
+    ):
         on_devices(body, 2, algorithm="nonsense/moves")
