@@ -119,7 +119,8 @@ def test_the_answer_is_that_of_the_core():
 
 def ask_for_nccl(library):
     """In a process of its own, since a process keeps the library that it found first."""
-    code = "from dpcore.commands.doctor_gpu import nccl; f = nccl()\nprint(f.state, f.text, f.advice)"
+    code = "from dpcore.commands.doctor_gpu import nccl\n"
+    code += "f = nccl(); print(f.state, f.text, f.advice)"
     environment = os.environ | {"DPCORE_NCCL_LIBRARY": library}
     out = python.run("-c", code, env=environment, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr

@@ -30,9 +30,6 @@ struct Buffer {
   DType dtype = DType::u8;
   Hold hold;
   pybind11::handle object;  // that it was made of; borrowed
-
-  // The same memory, which this one keeps.
-  Buffer same() const { return {data, elements, dtype, {}, {}}; }
 };
 
 // What an asynchronous operation keeps of a buffer until it is complete.
