@@ -60,13 +60,15 @@ build: $(STAMPS)/build ## the package, installed editable; after an edit only wh
 
 $(STAMPS)/package: $(STAMPS)/extra-none setup.py pyproject.toml
 	@echo "building dpcore"
+	@touch $@.begun
 	@$(call QUIET,$(PY) -m pip install --no-build-isolation --no-deps -v -e .)
-	@touch $@
+	@mv $@.begun $@
 
-# pip has just compiled everything when the package is what is new.
+# pip has just compiled everything when the package is what is new. The stamps bear the time when the
+# compiler began: a file that was edited meanwhile is newer.
 $(STAMPS)/build: $(STAMPS)/package $(SOURCES)
-	@$(if $(filter %/package,$?),,echo "compiling"; $(call QUIET,$(PY) setup.py build_ext --inplace))
-	@touch $@
+	@$(if $(filter %/package,$?),,touch $@.begun; echo "compiling"; $(call QUIET,$(PY) setup.py build_ext --inplace))
+	@$(if $(filter %/package,$?),touch -r $(STAMPS)/package $@,mv $@.begun $@)
 
 # ---- what to do with it -----------------------------------------------------------------------
 
