@@ -250,7 +250,8 @@ def opened() -> Communicator | None:
     return None if communicator is None or communicator.closed else communicator
 
 
-_process = os.getpid()
+# The communicators of its parent are not a forked child's to close; those that it makes are.
+os.register_at_fork(after_in_child=_all.clear)
 _hook_before: Callable[..., Any] | None = None
 
 
@@ -264,7 +265,7 @@ def _tell_peers_about_uncaught_errors() -> None:
 def _abort_all(
     kind: type[BaseException], problem: BaseException, where: TracebackType | None
 ) -> None:
-    if os.getpid() == _process and not isinstance(problem, Error):
+    if not isinstance(problem, Error):
         for communicator in list(_all):
             if not communicator.closed:
                 with contextlib.suppress(Error):
@@ -275,9 +276,8 @@ def _abort_all(
 
 @atexit.register
 def _close_all() -> None:
-    if os.getpid() == _process:
-        with contextlib.ExitStack() as each:  # all are closed, whatever one of them raises
-            if getattr(sys, "last_value", None) is not None:  # the program died of something else
-                each.enter_context(contextlib.suppress(Error))
-            for communicator in list(_all):
-                each.callback(communicator.close)
+    with contextlib.ExitStack() as each:  # all are closed, whatever one of them raises
+        if getattr(sys, "last_value", None) is not None:  # the program died of something else
+            each.enter_context(contextlib.suppress(Error))
+        for communicator in list(_all):
+            each.callback(communicator.close)

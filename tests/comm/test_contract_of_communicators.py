@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from tests.cuda_host.ranks import on_devices
-from tests.torch_backend.ranks import in_group
 
 import dpcore
 from dpcore.communicators.protocol import GradientGroup
@@ -12,6 +10,8 @@ from tests.comm import contract
 from tests.comm.modes import HOW, MODES
 from tests.cuda_host.conftest import fake, stand_in  # noqa: F401  (fixtures)
 from tests.cuda_host.test_cupy import notes_of
+from tests.ranks.devices import on_devices
+from tests.ranks.groups import in_group
 from tests.test_mpi import MPICH, SAY, mpirun
 
 WORLD = 3

@@ -73,12 +73,14 @@ def test_a_connection_is_reset_in_the_middle_of_a_chunk():
 
 
 def test_the_port_of_rank_0_is_taken_on_its_host():
-    listener = f"import socket, sys; s = socket.create_server(('', {PORT})); sys.stdin.read()"
+    listener = f"import socket, sys; s = socket.create_server(('', {PORT})); print(flush=True)"
     with namespaces.hosts(2) as made:
         other = subprocess.Popen(
-            made.inside(0, sys.executable, "-c", listener), stdin=subprocess.PIPE
-        )
+            made.inside(0, sys.executable, "-c", listener + "; sys.stdin.read()"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
         try:
+            assert other.stdout.readline()  # it listens
             _, problems = Job(made, (0, 1), ONCE, at(made), timeout=3.0).said()
         finally:
             other.communicate()
