@@ -11,6 +11,14 @@
 namespace dpcore::gpus {
 namespace {
 
+// cudaFree waits for every stream of its GPU. Where ranks share one, a stream may hold an operation
+// that waits for the very rank that frees: so nobody goes on before all have freed their tensors.
+void all_have_freed(const MappedCommunicator& comm) {
+  Request barrier;
+  barrier.collective = Collective::barrier;
+  comm.control()->run(std::move(barrier), "", nullptr);
+}
+
 void collectives(MappedCommunicator& comm, Device::Stream stream, unsigned seed) {
   constexpr const char* kAlgorithms[] = {"", "", "ring/moves", "one_shot/moves"};
   const auto sum = static_cast<float>(comm.world() * (comm.world() + 1)) / 2;
@@ -31,6 +39,8 @@ void collectives(MappedCommunicator& comm, Device::Stream stream, unsigned seed)
     }
     CHECK(tensor->holds(sum));
     CHECK(!fake_cuda::has_error());
+    tensor.reset();
+    all_have_freed(comm);
   }
 }
 
@@ -110,7 +120,9 @@ void run_rank(const Job& job, int rank, const std::string& meeting, const std::s
     const Program program(comm->device());
     collectives(*comm, program.stream(), static_cast<unsigned>(job.world));
     messages(*comm, program.stream());
+    all_have_freed(*comm);
     trace(*comm, program.stream());
+    all_have_freed(*comm);
     if (!job.threads) nothing_is_made_in_a_steady_state(*comm, program.stream());
     const auto part = comm->split(rank % 2, rank);
     CHECK(part != nullptr);
