@@ -14,7 +14,7 @@ namespace dpcore {
 namespace {
 
 constexpr size_t kWindowPerChunk = 2;
-constexpr size_t kMinWindow = 16;
+constexpr size_t kMinWindow = 8;
 
 }  // namespace
 

@@ -25,6 +25,8 @@ class TcpTransport final : public Transport {
   int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   size_t segment_bytes() const override { return kSegmentBytes; }
+  // Connections to several peers do not keep step with each other: some have to be ahead.
+  size_t window_bytes() const override { return 16 * kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
 
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
