@@ -11,8 +11,6 @@ most memory that all ranks of a contender hold together, instead of the time.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.records import append, run_facts
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.memory import peak
 from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import ALONE, Times, measure, of_slowest, overheads, spawn
@@ -78,9 +77,7 @@ def compare(
     worlds: str,
 ) -> None:
     """A benchmark of steps: all contenders in turn, told as parts of the best of `yardstick`."""
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(description)
     made.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
     made.add_argument("--worlds", default=worlds, metavar="N,...", help="ranks, %(default)s")
     made.add_argument("--contenders", default=",".join(contenders), help="of %(default)s")
@@ -104,7 +101,7 @@ def compare(
             else:
                 times = spawn(measure, world, model, chosen, options.rounds, options.seconds)
                 lines = report(model, world, of_slowest(times), yardstick, targets)
-            append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
+            keep(options.json, facts, lines)
 
 
 if __name__ == "__main__":

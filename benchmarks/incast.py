@@ -2,19 +2,13 @@
 
     bound = 2 (N-1)/N of the bytes at the rate of a card, and two latencies
 
-    emulated  ranks of this process behind link="20mbit,100us": cards that send and receive one
-              message after the other (csrc/comm/transport/link.h)
-    shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
-              ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
-
-Printed is the step over the bound: medians over the rounds, of the slowest rank. "auto" is the
-choice of the cost model, and stands beside all algorithms.
+The cards are emulated ones and shaped ones (benchmarks/harness/networks.py). Printed is the step
+over the bound: medians over the rounds, of the slowest rank. "auto" is the choice of the cost
+model, and stands beside all algorithms.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import time
@@ -24,10 +18,11 @@ from typing import Any
 
 import torch
 
-import dpcore as dp
 from benchmarks.harness.cells import parse_sizes, size_text
-from benchmarks.harness.records import append, run_facts
-from benchmarks.harness.shaped import on_hosts
+from benchmarks.harness.networks import Network, add_kinds, networks_of
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
+from benchmarks.harness.summary import of_slowest_rank
 from dpcore.costs.link import parse_speed
 
 ALGORITHMS = ("auto", "two_shot", "ring", "halving_doubling")
@@ -58,42 +53,31 @@ def bound_of(world: int, nbytes: int, rate: float, latency: float) -> float:
     return 2 * (world - 1) / world * nbytes / rate + 2 * latency
 
 
-def cells(
-    question: str, link: str, world: int, sizes: Sequence[int], rounds: int
-) -> Iterator[dict[str, Any]]:
+def cells(network: Network, sizes: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
     """A record per size and algorithm."""
-    speed = parse_speed(link)
+    speed, world = parse_speed(network.link), network.world
     rate, latency = speed.bytes_per_second, speed.latency
     most = MOST_SECONDS / len(ALGORITHMS)
     times = [
         max(1, min(rounds, round(most / bound_of(world, size, rate, latency)))) for size in sizes
     ]
-    if question == "emulated":
-        of_ranks = dp.spawn(
-            measure, world, sizes, ALGORITHMS, times, mode="threads", link=link, timeout=600
-        )
-    else:
-        of_ranks, rate = on_hosts(
-            measure, world, link, rate, sizes=sizes, algorithms=ALGORITHMS, rounds=times
-        )
+    of_ranks, rate = network.run(measure, sizes=sizes, algorithms=ALGORITHMS, rounds=times)
     for s, nbytes in enumerate(sizes):
         bound = bound_of(world, nbytes, rate, latency)
         for a, algorithm in enumerate(ALGORITHMS):
-            rounds_s = [max(ranks) for ranks in zip(*(r[s][a] for r in of_ranks), strict=True)]
+            rounds_s = of_slowest_rank(r[s][a] for r in of_ranks)
             seconds = statistics.median(rounds_s)
             yield {
-                "question": question, "link": link, "world": world, "bytes": nbytes,
+                "question": network.kind, "link": network.link, "world": world, "bytes": nbytes,
                 "algorithm": algorithm, "bytes_per_s": rate, "bound_s": bound,
                 "median_s": seconds, "of_bound": seconds / bound, "rounds_s": rounds_s,
             }  # fmt: skip
 
 
 def main() -> int:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
+    add_kinds(made)
     add = made.add_argument
-    add("--questions", default="emulated,shaped", help="default: %(default)s")
     add("--links", nargs="+", default=["20mbit,100us", "100mbit,100us"], help="emulated ones")
     add("--rates", default="100mbit,1gbit", help="of shaped hosts (default: %(default)s)")
     add("--world", default="4,8,16", help="emulated ranks (default: %(default)s)")
@@ -107,29 +91,23 @@ def main() -> int:
         options.links, options.rates, options.world = ["100mbit,100us"], "1gbit", "4"
         options.sizes, options.rounds = "256K,1M", 2
     sizes = parse_sizes(options.sizes)
-    jobs = []
-    if "emulated" in options.questions:
-        worlds = [int(n) for n in options.world.split(",")]
-        jobs += [("emulated", link, world) for link in options.links for world in worlds]
-    if "shaped" in options.questions:
-        from tests.faults import hosts as namespaces
-
-        if reason := namespaces.why_not():
-            print(f"benchmarks.incast: shaped hosts: {reason}", file=sys.stderr)
-        else:
-            jobs += [("shaped", rate, options.hosts) for rate in options.rates.split(",")]
+    networks = networks_of(
+        options.questions,
+        [(link, int(n)) for link in options.links for n in options.world.split(",")],
+        [(rate, options.hosts) for rate in options.rates.split(",")],
+    )
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})
     print(f"{'':10}{'link':15}{'ranks':>5}{'size':>9}{'bound ms':>10}", end="")
     print("".join(f"{name:>18}" for name in ALGORITHMS))
-    for question, link, world in jobs:
-        lines = list(cells(question, link, world, sizes, options.rounds))
+    for network in networks:
+        lines = list(cells(network, sizes, options.rounds))
         for first in range(0, len(lines), len(ALGORITHMS)):
             row = lines[first : first + len(ALGORITHMS)]
-            head = f"{question:10}{link:15}{world:>5}{size_text(row[0]['bytes']):>9}"
+            head = f"{network.kind:10}{network.link:15}{network.world:>5}"
+            head += f"{size_text(row[0]['bytes']):>9}"
             ratios = "".join(f"{line['of_bound']:>18.3f}" for line in row)
             print(f"{head}{row[0]['bound_s'] * 1e3:>10.1f}{ratios}", flush=True)
-        if options.json:
-            append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
+        keep(options.json, facts, lines)
     return 0
 
 

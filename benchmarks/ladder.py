@@ -9,8 +9,6 @@ through our communicator, since Gloo has no such link.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,8 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.records import append, run_facts
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import (
     ALONE,
@@ -76,9 +75,7 @@ def show(line: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
     made.add_argument("--model", default="transformer", choices=list(MODELS))
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--links", nargs="*", default=[MACHINE, "1gbit,50us"], help="%(default)s")
@@ -107,8 +104,7 @@ def main() -> None:
         for line in lines:
             show(line)
         cell = {"model": options.model, "world": options.world, "link": link}
-        load = {"load": os.getloadavg()[0]}
-        append(options.json, [facts | load | cell | line for line in lines])
+        keep(options.json, facts, [cell | line for line in lines])
 
 
 if __name__ == "__main__":

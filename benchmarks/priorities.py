@@ -8,31 +8,26 @@ Bulk all-reduces are in flight, then an urgent one is called with priority=1000 
     limit    alone, and two segments of 256 KiB at the rate of a card
     bulk     all of it with the priority, over all of it without
 
-    emulated  ranks of this process behind link="1gbit,50us" (csrc/comm/transport/link.h)
-    shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
-              ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
-
-Medians over the rounds, of the slowest rank.
+The cards are emulated ones and shaped ones (benchmarks/harness/networks.py). Medians over the
+rounds, of the slowest rank.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import dpcore as dp
 from benchmarks.harness.cells import size_text
-from benchmarks.harness.records import append, run_facts
-from benchmarks.harness.shaped import on_hosts
-from dpcore.costs.link import parse_speed
+from benchmarks.harness.networks import Network, add_kinds, networks_of
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
+from benchmarks.harness.summary import of_slowest_rank
 
 SEGMENT_BYTES = 256 << 10
 PRIORITY = 1000
@@ -78,22 +73,17 @@ def one_case(
     return found
 
 
-def cases(question: str, link: str, world: int, rounds: int) -> Iterator[dict[str, Any]]:
-    rate = parse_speed(link).bytes_per_second
-    of_ranks: Sequence[Any]
-    if question == "emulated":
-        of_ranks = dp.spawn(measure, world, rounds, mode="threads", link=link, timeout=600)
-    else:
-        of_ranks, rate = on_hosts(measure, world, link, rate, rounds=rounds)
+def cases(network: Network, rounds: int) -> Iterator[dict[str, Any]]:
+    of_ranks, rate = network.run(measure, rounds=rounds)
     settings = [(count, size, urgent) for count, size in BULK for urgent in URGENT_BYTES]
     for case, (count, nbytes, urgent_bytes) in enumerate(settings):
         rounds_s = {
-            name: [max(ranks) for ranks in zip(*(r[case][name] for r in of_ranks), strict=True)]
-            for name in of_ranks[0][case]
+            name: of_slowest_rank(r[case][name] for r in of_ranks) for name in of_ranks[0][case]
         }
         seconds = {name: statistics.median(times) for name, times in rounds_s.items()}
         yield {
-            "question": question, "link": link, "world": world, "bytes_per_s": rate,
+            "question": network.kind, "link": network.link, "world": network.world,
+            "bytes_per_s": rate,
             "bulk_operations": count, "bulk_bytes": nbytes, "urgent_bytes": urgent_bytes,
             "alone_s": seconds["alone"], "behind_s": seconds["behind"],
             "patient_s": seconds["patient"],
@@ -103,11 +93,9 @@ def cases(question: str, link: str, world: int, rounds: int) -> Iterator[dict[st
 
 
 def main() -> int:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
+    add_kinds(made)
     add = made.add_argument
-    add("--questions", default="emulated,shaped", help="default: %(default)s")
     add("--link", default="1gbit,50us", help="emulated (default: %(default)s)")
     add("--rate", default="1gbit", help="of shaped hosts (default: %(default)s)")
     add("--world", default="2,4", help="ranks (default: %(default)s)")
@@ -117,31 +105,25 @@ def main() -> int:
     options = made.parse_args()
     if options.quick:
         options.world, options.rounds = "2", 2
-    jobs = []
     worlds = [int(n) for n in options.world.split(",")]
-    if "emulated" in options.questions:
-        jobs += [("emulated", options.link, world) for world in worlds]
-    if "shaped" in options.questions:
-        from tests.faults import hosts as namespaces
-
-        if reason := namespaces.why_not():
-            print(f"benchmarks.priorities: shaped hosts: {reason}", file=sys.stderr)
-        else:
-            jobs += [("shaped", options.rate, world) for world in worlds]
+    networks = networks_of(
+        options.questions,
+        [(options.link, world) for world in worlds],
+        [(options.rate, world) for world in worlds],
+    )
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})
     print(f"{'':10}{'link':12}{'ranks':>5}{'bulk':>12}{'urgent':>9}", end="")
     print("".join(f"{name:>9}" for name in ("alone", "behind", "limit", "patient", "bulk")), "(ms)")
-    for question, link, world in jobs:
-        lines = list(cases(question, link, world, options.rounds))
+    for network in networks:
+        lines = list(cases(network, options.rounds))
         for line in lines:
             bulk = f"{line['bulk_operations']} x {size_text(line['bulk_bytes'])}"
-            print(f"{question:10}{link:12}{world:>5}{bulk:>12}", end="")
+            print(f"{network.kind:10}{network.link:12}{network.world:>5}{bulk:>12}", end="")
             print(f"{size_text(line['urgent_bytes']):>9}", end="")
             for name in ("alone_s", "behind_s", "limit_s", "patient_s"):
                 print(f"{line[name] * 1e3:>9.2f}", end="")
             print(f"{line['bulk_ratio']:>9.3f}", flush=True)
-        if options.json:
-            append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
+        keep(options.json, facts, lines)
     return 0
 
 

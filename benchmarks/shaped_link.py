@@ -15,8 +15,6 @@ A step is forward and backward. The goodput is measured in the same run, between
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -25,15 +23,17 @@ from typing import Any
 import torch
 
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.records import append, run_facts
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
+from benchmarks.harness.shaped import burst_of
+from benchmarks.harness.summary import of_slowest_rank
 from benchmarks.training.ranks import ALONE
 from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
 from benchmarks.training.worker import Job
 from dpcore.show import read_run, write_page, write_picture
 from tests.faults import hosts as namespaces
 
-BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}  # see Hosts.shape
-OTHER_BURST = "64kb"
+RATES = ("100mbit", "1gbit", "10gbit")
 CONTENDERS = (
     ALONE, "torch", "torch 1", "torch 4", "dpcore bucketed 1", "dpcore bucketed 4",
     "dpcore bucketed auto",
@@ -45,7 +45,7 @@ PICTURED = ("torch", "torch 1", "dpcore sequential", "dpcore bucketed 1")
 def figures(result: dict[str, Any]) -> dict[str, Any]:
     """Seconds: medians of the slowest rank's steps, the bound, and what it is made of."""
     steps = {
-        name: statistics.median(map(max, zip(*of_ranks, strict=True)))
+        name: statistics.median(of_slowest_rank(of_ranks))
         for name, of_ranks in result["seconds"].items()
     }
     goodput = statistics.median(map(min, zip(*result["raw"], strict=True)))
@@ -68,13 +68,13 @@ def table(rate: str, made: dict[str, Any]) -> str:
 
 def records(rate: str, model: str, result: dict[str, Any]) -> list[dict[str, Any]]:
     made = figures(result)
-    common = {"rate": rate, "model": model, "world": 2, "load": os.getloadavg()[0]}
+    common = {"rate": rate, "model": model, "world": 2}
     common |= {"goodput_bytes_per_s": made["goodput"], "bound_s": made["bound"]}
     common |= {"first_gradient_s": made["first_gradient"]}
     return [
         common
         | {"contender": name, "step_s": seconds, "of_bound": seconds / made["bound"]}
-        | {"steps_s": [max(pair) for pair in zip(*result["seconds"][name], strict=True)]}
+        | {"steps_s": of_slowest_rank(result["seconds"][name])}
         for name, seconds in made["steps"].items()
     ]
 
@@ -91,10 +91,8 @@ def draw(folder: Path, contenders: list[str]) -> list[Path]:
 
 
 def main() -> int:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--rates", default=",".join(BURSTS), help="default: %(default)s")
+    made = script_parser(__doc__)
+    made.add_argument("--rates", default=",".join(RATES), help="default: %(default)s")
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     made.add_argument("--model", default="transformer", help="of benchmarks/training/models.py")
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
@@ -118,11 +116,11 @@ def main() -> int:
             options.model, contenders, options.rounds, options.steps, str(folder),
             init={"transport": "tcp"}, raw_port=RAW_PORT, optimizer=False,
         )  # fmt: skip
-        with shaped_hosts(rate, BURSTS.get(rate, OTHER_BURST)) as hosts:
+        with shaped_hosts(rate, burst_of(rate)) as hosts:
             result = run_job(job, lambda _: None, hosts)
         print(table(rate, figures(result)), flush=True)
         print("timelines:", *draw(folder, contenders), "\n", flush=True)
-        append(options.json, [facts | line for line in records(rate, options.model, result)])
+        keep(options.json, facts, records(rate, options.model, result))
     return 0
 
 

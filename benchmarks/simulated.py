@@ -10,8 +10,6 @@ and predicts all others.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -23,7 +21,8 @@ from torch import nn
 
 import dpcore as dp
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.records import append, run_facts
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.models import MODELS
 from dpcore.costs.link import parse_speed
 from dpcore.simulate import gradients_of, predict
@@ -117,9 +116,7 @@ def compare(model: str, link: str, schedules: tuple[str, ...], steps: int) -> li
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
     made.add_argument("--models", default="pauses,transformer", help="of %(default)s")
     made.add_argument(
         "--links", nargs="+", default=["100mbit,100us", "1gbit,50us", "10gbit,20us"], metavar="LINK"
@@ -139,7 +136,7 @@ def main() -> None:
                     f"{line['measured_ms']:>11.1f}{ratio:>8.2f}",
                     flush=True,
                 )
-            append(options.json, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
+            keep(options.json, facts, lines)
 
 
 if __name__ == "__main__":

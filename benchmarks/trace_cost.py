@@ -6,8 +6,6 @@ that recording takes, and what that is per event. The aim is below 2 % of a step
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.records import append, run_facts
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import (
     ALONE,
@@ -62,9 +61,7 @@ def cost(model: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
     made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--rounds", type=int, default=21)
@@ -84,7 +81,7 @@ def main() -> None:
             f"{line['cost_of_step']:>9.2%}{line['ns_per_event']:>13.0f}",
             flush=True,
         )
-        append(options.json, [facts | {"load": os.getloadavg()[0]} | line])
+        keep(options.json, facts, [line])
 
 
 if __name__ == "__main__":

@@ -35,12 +35,17 @@ class Options:
         }
 
 
+def script_parser(description: str | None) -> argparse.ArgumentParser:
+    """With the script's docstring as its help, line by line as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def parser(
     description: str, sizes: str, quick_sizes: str, worlds: str = "2", rounds: int = 7
 ) -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = script_parser(description)
     add = result.add_argument
     add("--sizes", metavar="SIZES", help=f"8:256M:4x, 1M:8M:1M or 8,1K,1M (default {sizes})")
     add("--world", default=worlds, metavar="N,...", help=f"ranks, 2,4 (default {worlds})")

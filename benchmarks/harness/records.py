@@ -69,11 +69,21 @@ def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
+def keep(path: Path | None, facts: dict[str, Any], lines: Sequence[dict[str, Any]]) -> None:
+    """Appends lines of one cell with the facts of the run and the load of the machine."""
+    if path is not None:
+        append(path, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
+
+
+def program() -> str:
+    """The module or script that runs."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec else Path(sys.argv[0]).name
+
+
 def command_line() -> str:
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    program = ["-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join(["python", *program, *sys.argv[1:]])
+    is_module = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
+    return shlex.join(["python", *(["-m"] if is_module else []), program(), *sys.argv[1:]])
 
 
 def commit() -> str:

@@ -20,9 +20,14 @@ from typing import Any
 from benchmarks.harness.contenders import ROOT
 
 PORT, RAW_PORT = 29547, 29548
-BURSTS = {"100mbit": "32kb", "1gbit": "128kb"}  # see Hosts.shape
-OTHER_BURST = "64kb"
 RAW_SECONDS = 1.0
+_BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
+_OTHER_BURST = "64kb"
+
+
+def burst_of(rate: str) -> str:
+    """What a card of this rate may send at once: see Hosts.shape."""
+    return _BURSTS.get(rate, _OTHER_BURST)
 
 
 def on_hosts(
@@ -32,7 +37,7 @@ def on_hosts(
     from tests.faults import hosts as namespaces
 
     with namespaces.hosts(world) as made:
-        made.shape(rate, BURSTS.get(rate, OTHER_BURST), both_ways=True)
+        made.shape(rate, burst_of(rate), both_ways=True)
         task = {
             "body": [_module_of(body), body.__name__],
             "arguments": arguments,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -51,6 +51,11 @@ def summarise(results: Sequence[Measurement]) -> list[Figures | None]:
             )
         )
     return figures
+
+
+def of_slowest_rank(of_ranks: Iterable[Sequence[float]]) -> list[float]:
+    """Round by round the time of the rank that took longest, from the rounds of each rank."""
+    return [max(times) for times in zip(*of_ranks, strict=True)]
 
 
 def total_wrong(results: Sequence[Measurement]) -> int:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
+from benchmarks.harness.summary import of_slowest_rank
 from benchmarks.training.models import MODELS
 from dpcore._autoload import register
 from dpcore.reference.ladder import LADDER
@@ -145,10 +146,7 @@ def spawn(function: Callable[..., Any], world: int, *arguments: Any, **options: 
 
 def of_slowest(times: Sequence[Times]) -> Times:
     """Per contender and round the rank that took longest."""
-    return {
-        name: [max(of_ranks) for of_ranks in zip(*(t[name] for t in times), strict=True)]
-        for name in times[0]
-    }
+    return {name: of_slowest_rank(t[name] for t in times) for name in times[0]}
 
 
 def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
