@@ -75,6 +75,10 @@ def keep(path: Path | None, facts: dict[str, Any], lines: Sequence[dict[str, Any
         append(path, [facts | {"load": os.getloadavg()[0]} | line for line in lines])
 
 
+def load(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def program() -> str:
     """The module or script that runs."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)

@@ -25,6 +25,7 @@ from benchmarks.training.models import MODELS
 from dpcore._autoload import register
 from dpcore.reference.ladder import LADDER
 
+DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
 OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
@@ -48,6 +49,8 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
     kind, cap = kind_and_cap(name)
     if kind == ALONE:
         return model
+    if kind == DEFAULT:
+        return dp.DataParallel(model, comm=comm)
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):
         ddp = torch_ddp(name, model)
         if kind == TORCH_OVER_OURS:

@@ -42,7 +42,7 @@ def run_job(
 ) -> dict[str, Any]:
     """The result of rank 0. `on_line` gets what it says in between."""
     port = PORT if hosts is not None else _free_port()
-    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "WORLD_SIZE": str(job.world), "MASTER_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     if hosts is not None:
         environment |= {"MASTER_ADDR": hosts.address(0), "RANK_1_ADDR": hosts.address(1)}
@@ -58,7 +58,7 @@ def run_job(
                 env=environment | {"RANK": str(rank)}, text=True, cwd=ROOT,
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=complaints,
             )
-            for rank in range(2)
+            for rank in range(job.world)
         ]  # fmt: skip
         try:
             assert ranks[0].stdout is not None

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import TORCH_OVER_OURS, torch_ddp, wrapped
+from benchmarks.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, wrapped
 from benchmarks.training.text import Text, language_model, loss_of
 from benchmarks.training.torch_trace import TorchTrace
 
@@ -41,7 +41,11 @@ class Job:
     contenders: list[str]
     rounds: int
     steps: int  # of one contender in a round
-    folder: str  # of the traces
+    folder: str  # of the traces; "": none are made
+    world: int = 2
+    seconds: float = 0.0  # where given: as many steps in a round as the first contender makes in it
+    warm_steps: dict[str, int] = field(default_factory=dict)  # of contenders that need more than 2
+    threads: int = 1  # of torch; 0: as many as torch takes by itself
     sequences: int = 8
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
     raw_port: int = 0  # measures what the network carries, where given
@@ -53,9 +57,12 @@ class Job:
 
 
 class Contender:
-    """A model of its own with its wrapper and optimizer."""
+    """A model of its own with its wrapper and optimizer. Where no optimizer changes weights, they
+    are those of `first`: only gradients take memory once per contender."""
 
-    def __init__(self, job: Job, name: str, comm: Any, text: Text) -> None:
+    def __init__(
+        self, job: Job, name: str, comm: Any, text: Text, first: Contender | None = None
+    ) -> None:
         self.name = name
         self._text, self._job, self._comm = text, job, comm
         self._number = 0
@@ -64,9 +71,12 @@ class Contender:
             MODELS[job.model]() if job.model in MODELS else (language_model(text), None)
         )
         module.to(device_of(job, comm.rank))
+        if first is not None and not job.optimizer:
+            for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
+                mine.data = its.data
         self._trace: TorchTrace | None = None
         # TorchTrace looks at the processor's clock, which says nothing of a GPU.
-        if name.startswith("torch") and job.device == "cpu":
+        if name.startswith("torch") and job.device == "cpu" and job.folder:
             self.model = torch_ddp(name, module)
             self._trace = TorchTrace(self.model, comm if name.startswith(TORCH_OVER_OURS) else None)
         else:
@@ -85,6 +95,15 @@ class Contender:
         comm = self._comm
         batch = self._text.batch(self._number, comm.rank, comm.world_size, self._job.sequences)
         return loss_of(self.model, batch.to(device_of(self._job, comm.rank)))
+
+    def choice(self) -> dict[str, Any] | None:
+        """How this rank cuts and sends now, where the wrapper tells."""
+        if not isinstance(self.model, dp.DataParallel):
+            return None
+        report = self.model.bucket_report()
+        heading = str(report).partition("bucket  ")[0].strip()
+        sizes = [bucket.bytes for bucket in report]
+        return {"schedule": self.model.schedule, "bucket_bytes": sizes, "said": heading}
 
     def step(self, recorded: bool = False) -> float:
         """Forward, backward and optimizer; the loss."""
@@ -112,7 +131,8 @@ class Contender:
 
 
 def run(job: Job) -> dict[str, Any]:
-    torch.set_num_threads(1)
+    if job.threads:
+        torch.set_num_threads(job.threads)
     device = device_of(job, int(os.environ["RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -120,19 +140,24 @@ def run(job: Job) -> dict[str, Any]:
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
     text = Text()
-    contenders = [Contender(job, name, comm, text) for name in job.contenders]
+    contenders: list[Contender] = []
+    for name in job.contenders:
+        contenders.append(Contender(job, name, comm, text, *contenders[:1]))
     for contender in contenders:
-        for _ in range(2):  # buckets are rebuilt in the second
+        for _ in range(
+            max(2, job.warm_steps.get(contender.name, 0))
+        ):  # the second rebuilds buckets
             contender.step()
+    choices = {contender.name: [contender.choice()] for contender in contenders}
+    steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps
     seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
     losses: dict[str, list[float]] = {name: [] for name in job.contenders}
     raw = []
     for number in range(job.rounds):
         if job.raw_port:
             raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
-        for at in range(len(contenders)):
-            contender = contenders[(at + number) % len(contenders)]
-            for _ in range(job.steps):
+        for contender in in_turn(contenders, number):
+            for _ in range(steps):
                 comm.barrier()
                 begin = time.perf_counter()
                 loss = contender.step()
@@ -142,6 +167,8 @@ def run(job: Job) -> dict[str, Any]:
                 losses[contender.name].append(loss)
                 report(comm, {"step": contender.name})
     for contender in contenders:
+        choices[contender.name].append(contender.choice())
+    for contender in contenders if job.folder else ():
         report(comm, {"tracing": contender.name})
         contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
     result = {
@@ -150,12 +177,23 @@ def run(job: Job) -> dict[str, Any]:
         "raw": everybodys({"": raw})[""],
         "first_gradient": everybodys({"": [first_gradient_seconds(contenders[0])]})[""],
         "gradient_bytes": contenders[0].gradient_bytes,
+        "choices": choices,
+        "steps": steps,
+        "threads": torch.get_num_threads(),
     }
     report(comm, {"result": result})
     comm.barrier()
     dp.finalize()
     dist.destroy_process_group()
     return result
+
+
+def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:
+    """Another one begins in every round, and every other round goes the other way round: nobody
+    always comes after the same one."""
+    at = number % len(contenders)
+    order = [*contenders[at:], *contenders[:at]]
+    return order[::-1] if number % 2 else order
 
 
 def device_of(job: Job, rank: int) -> torch.device:

@@ -1,0 +1,246 @@
+"""Is `DataParallel(model)` the best choice, without an argument? `python -m benchmarks.defaults`
+
+Beside the default stand dpcore with every schedule and size of buckets that one might ask for, and
+torch DDP over Gloo with its default and other sizes, gradients as views of its buckets. A cell is
+PLACE/MODEL/THREADS:
+
+    host2/mlp/1              two ranks of this host, each with one thread of torch
+    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself
+    1gbit/transformer/all    two hosts (network namespaces) with one rank each; the kernel shapes
+                             what leaves them, 16 KiB at once at the most. Needs root.
+
+A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
+processes, and the ratio default / contender is that of the same round; its 95% interval is made of
+order statistics. Contenders whose gradients don't fit in memory together take part in several runs,
+each with the default. The default has --warmup steps in which to settle; if its layout changes
+later, that is reported.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness.contenders import ROOT
+from benchmarks.harness.options import script_parser
+from benchmarks.harness.records import keep, load, run_facts
+from benchmarks.harness.summary import of_slowest_rank, paired
+from benchmarks.training.models import MODELS
+from benchmarks.training.ranks import DEFAULT, TORCH
+from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
+from benchmarks.training.worker import Job
+from tests.faults import hosts as namespaces
+
+OURS = (
+    "dpcore sequential", "dpcore bucketed 0.5", "dpcore bucketed 1", "dpcore bucketed 4",
+    "dpcore bucketed 25", "dpcore bucketed auto", "dpcore per_parameter",
+)  # fmt: skip
+OF_TORCH = (TORCH, "torch 0.5", "torch 1", "torch 4", "torch 25")
+HOSTS = {"host2": 2, "host4": 4}
+RATES = ("100mbit", "1gbit", "10gbit")
+THREADS = {"1": 1, "all": 0}
+CELLS = tuple("/".join(parts) for parts in product((*HOSTS, *RATES), MODELS, THREADS))
+USUAL = "host*,*bit/transformer/*,*bit/many/1"
+BURST = "16kb"
+OF_OURS_AT_MOST = 1.03  # the upper end of the interval of the ratio
+OF_TORCH_BELOW = 1.0  # of torch's default
+MEMORY_SHARE = 0.6  # of what is free, for gradients
+
+
+@dataclass(frozen=True)
+class Cell:
+    place: str
+    model: str
+    threads: str
+
+    @property
+    def world(self) -> int:
+        return HOSTS.get(self.place, 2)
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}/{self.model}/{self.threads}"
+
+
+def chosen_cells(patterns: str) -> list[Cell]:
+    """Those that one of the patterns matches; it may leave out the end."""
+    wanted = patterns.split(",")
+    found = [
+        name
+        for name in CELLS
+        if any(fnmatch.fnmatchcase(name, wish + end) for wish in wanted for end in ("", "/*"))
+    ]
+    return [Cell(*name.split("/")) for name in found]
+
+
+def portions(others: Sequence[str], fit: int) -> list[list[str]]:
+    """As few runs as possible, of equal length, each with the default and at most `fit` others."""
+    runs = -(-len(others) // max(1, fit))
+    return [list(others[run::runs]) for run in range(runs)]
+
+
+def that_fit(cell: Cell) -> int:
+    """How many contenders beside the default: each keeps all gradients; weights are shared."""
+    gradients = sum(p.numel() * p.element_size() for p in MODELS[cell.model]()[0].parameters())
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(facts["MemAvailable"].split()[0]) << 10
+    return int(free * MEMORY_SHARE / cell.world / gradients) - 2
+
+
+def records(cell: Cell, result: dict[str, Any], steps: int) -> Iterator[dict[str, Any]]:
+    """One per contender of a run, the default first."""
+    rounds = {
+        name: [statistics.mean(times[at : at + steps]) for at in range(0, len(times), steps)]
+        for name, times in (
+            (name, of_slowest_rank(of_ranks)) for name, of_ranks in result["seconds"].items()
+        )
+    }
+    for name, times in rounds.items():
+        line = {
+            "cell": cell.name, "world": cell.world, "model": cell.model,
+            "threads": result["threads"], "contender": name, "steps": steps,
+            "step_s": statistics.median(times), "rounds_s": times,
+        }  # fmt: skip
+        if result["raw"][0]:
+            line["goodput_bytes_per_s"] = statistics.median(
+                map(min, zip(*result["raw"], strict=True))
+            )
+        if result["choices"][name][0]:
+            line["choice"], after = result["choices"][name]
+            line["settled"] = all(line["choice"][k] == after[k] for k in after if k != "said")
+        if name != DEFAULT:
+            line["default_s"] = statistics.median(rounds[DEFAULT])
+            line["ratio"] = asdict(paired(rounds[DEFAULT], times))
+        yield line
+
+
+def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, Any]]:
+    """The records of one run."""
+    job = Job(
+        cell.model, [DEFAULT, *others], options.rounds, steps=1, folder="", world=cell.world,
+        seconds=options.seconds, warm_steps={DEFAULT: options.warmup}, optimizer=False,
+        threads=THREADS[cell.threads],
+    )  # fmt: skip
+    if cell.place in HOSTS:
+        result = run_job(job, lambda _: None)
+    else:
+        job.init["transport"] = "tcp"
+        with shaped_hosts(cell.place, BURST) as hosts:
+            result = run_job(Job(**{**asdict(job), "raw_port": RAW_PORT}), lambda _: None, hosts)
+    return list(records(cell, result, result["steps"]))
+
+
+def missed(line: dict[str, Any]) -> bool:
+    """Whether a target is: there is none for other sizes of torch's buckets."""
+    if "ratio" not in line or line["contender"] in OF_TORCH[1:]:
+        return False
+    high = float(line["ratio"]["high"])
+    return high >= OF_TORCH_BELOW if line["contender"] == TORCH else high > OF_OURS_AT_MOST
+
+
+def details(cell: Cell, lines: Sequence[dict[str, Any]]) -> str:
+    text = [f"{cell.name:30}{'step ms':>10}{'default / it':>14}{'95%':>16}"]
+    for line in lines:
+        row = f"  {line['contender']:28}{line['step_s'] * 1e3:>10.2f}"
+        if ratio := line.get("ratio"):
+            interval = f"{ratio['low']:.3f} - {ratio['high']:.3f}"
+            row += f"{ratio['median']:>14.3f}{interval:>16}{' missed' if missed(line) else ''}"
+        elif not line["settled"]:
+            row += "  not settled: its layout changed after the warm-up"
+        text.append(row)
+    return "\n".join(text)
+
+
+def newest(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By cell and contender the last record: a cell that is measured again replaces the old one."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["cell"], {})[line["contender"]] = line
+    return {name: found[name] for name in CELLS if name in found}
+
+
+def best_of_torch(cell: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The one that comes nearest to the default, or is furthest ahead of it."""
+    known = [cell[name] for name in OF_TORCH if name in cell]
+    return max(known, key=lambda line: line["ratio"]["median"], default=None)
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> str:
+    """A row a cell: upper ends of intervals, so that nothing above the targets is good."""
+    names = [name.removeprefix("dpcore ").replace("bucketed ", "") for name in OURS]
+    heads = [name.replace("sequential", "seq").replace("per_parameter", "per p") for name in names]
+    text = [
+        f"upper end of the 95% interval of default / contender; * misses the target: at most "
+        f"{OF_OURS_AT_MOST} of ours, below {OF_TORCH_BELOW:g} of torch",
+        f"{'cell':24}{'ms':>9}" + "".join(f"{head:>7}" for head in heads)
+        + f"{'torch':>8}{'best of torch':>15}",
+    ]  # fmt: skip
+    misses = 0
+    for cell, of_cell in newest(lines).items():
+        row = f"{cell:24}{of_cell[DEFAULT]['step_s'] * 1e3:>9.1f}"
+        for name in (*OURS, TORCH):
+            line = of_cell.get(name)
+            misses += bool(line and missed(line))
+            mark = "*" if line and missed(line) else " "
+            row += f"{line['ratio']['high']:>6.2f}{mark}" if line else f"{'-':>6} "
+        if best := best_of_torch(of_cell):
+            row += f"{best['ratio']['high']:>9.2f} {best['contender']}"
+        text.append(row)
+    return "\n".join([*text, f"{misses} of the targets missed"])
+
+
+def main() -> int:
+    made = script_parser(__doc__)
+    add = made.add_argument
+    add("--cells", default=USUAL, help="patterns of PLACE/MODEL/THREADS (default: %(default)s)")
+    add("--list", action="store_true", help="the cells that --cells means, and end")
+    add("--contenders", default=",".join((*OURS, *OF_TORCH)), help="of %(default)s")
+    add("--rounds", type=int, default=15, help="in which all take turns (default: %(default)s)")
+    add("--seconds", type=float, default=0.3, help="of the default in a round; at least one step")
+    add("--warmup", type=int, default=20, metavar="STEPS", help="of the default, %(default)s")
+    add("--quick", action="store_true", help="3 short rounds of one small cell")
+    add("--json", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
+    add("--table", action="store_true", help="measure nothing: the table of what --json holds")
+    options = made.parse_args()
+    if options.table:
+        print(summary(load(options.json)))
+        return 0
+    if options.quick:
+        options.cells, options.rounds, options.seconds = "host2/many/1", 3, 0.05
+    others = options.contenders.split(",")
+    cells = chosen_cells(options.cells)
+    if unknown := [name for name in others if name not in (*OURS, *OF_TORCH)]:
+        made.error(f"no contender {', '.join(unknown)}; choose of {', '.join((*OURS, *OF_TORCH))}")
+    if not cells:
+        made.error(f"no cell matches {options.cells}; see --list --cells '*'")
+    if options.list:
+        print("\n".join(cell.name for cell in cells))
+        return 0
+    if reason := namespaces.why_not():
+        print(f"defaults: cells between hosts are left out: {reason}", file=sys.stderr)
+        cells = [cell for cell in cells if cell.place in HOSTS]
+    os.environ.pop("OMP_NUM_THREADS", None)  # "all" means what torch does by itself
+    settings = {"rounds": options.rounds, "seconds": options.seconds, "warmup": options.warmup}
+    facts = run_facts({"": {"torch": torch.__version__}}, settings | {"burst": BURST})
+    told: list[dict[str, Any]] = []
+    for cell in cells:
+        for portion in portions(others, that_fit(cell)):
+            lines = measured(cell, portion, options)
+            print(details(cell, lines), "\n", flush=True)
+            keep(options.json, facts, lines)
+            told += lines
+    print(summary(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
