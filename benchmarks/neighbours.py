@@ -17,6 +17,7 @@ Medians over rounds, of the slowest rank, with 95% intervals.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
@@ -32,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 
 from benchmarks.harness.cells import parse_sizes, size_text
 from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.neighbours import Neighbours
+from benchmarks.harness.neighbours import neighbours
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, run_facts
 from benchmarks.harness.summary import Ratio, of_slowest_rank, paired
@@ -102,26 +103,23 @@ def measure(
 ) -> Times:  # fmt: skip
     """On a rank: seconds of a call, round by round."""
     torch.set_num_threads(1)
-    load = Neighbours() if comm.rank == 0 else None
     times: Times = {}
-    try:
-        with gloo(comm, folder):
-            made = calls(comm, questions, sizes)
-            counts = {}
-            for key, call in made.items():
-                for _ in range(WARM_UP if key == ("DataParallel", OURS) else WARM_STEPS):
-                    call()
-                counts[key] = steps_in(seconds, call, comm)
-            for number in range(rounds):
-                for state in ("quiet", "loaded")[:: -1 if number % 2 else 1]:
-                    if load is not None:
-                        load.busy(state == "loaded")
-                    for key in list(made)[:: -1 if number % 4 > 1 else 1]:
-                        taken = seconds_of(made[key], counts[key], comm)
-                        times.setdefault("/".join((*key, state)), []).append(taken)
-    finally:
-        if load is not None:
-            load.end()
+    with contextlib.ExitStack() as stack:
+        load = stack.enter_context(neighbours()) if comm.rank == 0 else None
+        stack.enter_context(gloo(comm, folder))
+        made = calls(comm, questions, sizes)
+        counts = {}
+        for key, call in made.items():
+            for _ in range(WARM_UP if key == ("DataParallel", OURS) else WARM_STEPS):
+                call()
+            counts[key] = steps_in(seconds, call, comm)
+        for number in range(rounds):
+            for state in ("quiet", "loaded")[:: -1 if number % 2 else 1]:
+                if load is not None:
+                    load.busy(state == "loaded")
+                for key in list(made)[:: -1 if number % 4 > 1 else 1]:
+                    taken = seconds_of(made[key], counts[key], comm)
+                    times.setdefault("/".join((*key, state)), []).append(taken)
     return times
 
 
