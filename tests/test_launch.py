@@ -8,8 +8,8 @@ import time
 import pytest
 
 import dpcore
-from dpcore.launch import mpi_meeting
-from dpcore.launch.place import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
+from dpcore.launch import mpi_rendezvous
+from dpcore.launch.identity import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
 from dpcore.launch.pmi import Pmi
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
@@ -199,7 +199,7 @@ def test_pmi_leaves_the_line_as_mpi_expects_it():
     pmi = Pmi(ours.fileno())
     assert os.get_blocking(ours.fileno())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mpi_meeting, "was_started", lambda: True)
+        patch.setattr(mpi_rendezvous, "was_started", lambda: True)
         pmi.leave()
     del pmi
     assert "cmd=finalize" not in server.questions
@@ -239,13 +239,13 @@ class World:
 
 
 def test_a_meeting_through_mpi_names_what_went_wrong():
-    mpi = mpi_meeting.MpiStore(World(b"job/0 10.0.0.1:5".ljust(512)))
+    mpi = mpi_rendezvous.MpiStore(World(b"job/0 10.0.0.1:5".ljust(512)))
     assert mpi.read("job/0", time.monotonic()) == "10.0.0.1:5"
     with pytest.raises(dpcore.RendezvousError, match=r"rank 1 expected job/1 from rank 0 .*job/0"):
         mpi.read("job/1", time.monotonic())
     with pytest.raises(dpcore.RendezvousError, match="set MASTER_ADDR and MASTER_PORT"):
-        mpi_meeting.MpiStore(World(None)).read("job/0", time.monotonic())
+        mpi_rendezvous.MpiStore(World(None)).read("job/0", time.monotonic())
 
 
 def test_without_an_mpi_of_our_ranks_it_is_not_used():
-    assert mpi_meeting.connect(0, 2) is None
+    assert mpi_rendezvous.connect(0, 2) is None

@@ -10,14 +10,14 @@
 
 #include <string>
 
-#include "bindings/callbacks/python_collectives.h"
+#include "bindings/callbacks/python_bucket_communicator.h"
 #include "bindings/callbacks/python_hook.h"
 #include "bindings/callbacks/python_schedule.h"
 #include "bindings/py_work.h"
-#include "bindings/stream_collectives.h"
+#include "bindings/stream_bucket_communicator.h"
 #include "bindings/translate.h"
 #include "comm/base/fnv.h"
-#include "reducer/bucket/collectives_native.h"
+#include "reducer/bucket/bucket_communicator_native.h"
 #include "tensors/tensor_memory.h"
 
 namespace py = pybind11;

@@ -32,7 +32,7 @@
 #include "reducer/backward/step_times.h"
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/bucket_hook.h"
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 #include "reducer/launch/launch_schedule.h"
 #include "reducer/plan/bucket_plan.h"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcore.communicators.native import Communicator
 from dpcore.launch import session
-from dpcore.launch.place import Place
+from dpcore.launch.identity import Place
 from dpcore.launch.rendezvous import tcp_place
 from dpcore.launch.stores import TorchStore
 

@@ -3,7 +3,7 @@
 Rank 0 puts its address under a key, the others get it. A process can enter PMIx once, and MPI does
 so when it starts, earlier or later in the same program. So a process of its own
 (``pmix_client.py``) enters for this rank, and leaves when the ranks have met. While MPI runs, ranks
-meet through MPI (``mpi_meeting.py``).
+meet through MPI (``mpi_rendezvous.py``).
 """
 
 from __future__ import annotations

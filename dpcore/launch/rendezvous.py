@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
-from dpcore.launch import mpi_meeting, pmi, pmix
-from dpcore.launch.place import Place, slurm_address, spans_hosts
+from dpcore.launch import mpi_rendezvous, pmi, pmix
+from dpcore.launch.identity import Place, slurm_address, spans_hosts
 from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def meeting_store(
 
 def _launcher_store(env: Mapping[str, str], place: Place) -> Store | None:
     """That of MPI, where it runs: it has the launcher's line. Otherwise the line."""
-    running = mpi_meeting.connect(place.rank, place.world_size)
+    running = mpi_rendezvous.connect(place.rank, place.world_size)
     return running or pmi.connect(env) or pmix.connect(env)
 
 

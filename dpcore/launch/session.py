@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.costs import constants as costs
 from dpcore.costs.link import make_link, speeds
 from dpcore.errors import Error, Unsupported
-from dpcore.launch.place import InstanceCounter, find_place, may_span_hosts
+from dpcore.launch.identity import InstanceCounter, find_place, may_span_hosts
 from dpcore.launch.rendezvous import tcp_place
 
 if TYPE_CHECKING:

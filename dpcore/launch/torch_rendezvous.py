@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from dpcore.launch.place import InstanceCounter, Place, find_place, may_span_hosts
+from dpcore.launch.identity import InstanceCounter, Place, find_place, may_span_hosts
 from dpcore.launch.rendezvous import known_address, meeting_store, own_address
 from dpcore.launch.stores import HostStore, Store
 

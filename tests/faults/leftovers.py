@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from dpcore.launch.place import find_place
+from dpcore.launch.identity import find_place
 
 _OURS = ("dpcore", "torch_", "pymp-", "psm_", "sem.")  # others use /dev/shm meanwhile
 

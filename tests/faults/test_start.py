@@ -15,7 +15,7 @@ import pytest
 
 import dpcore as dp
 from dpcore.launch import session
-from dpcore.launch.place import find_place
+from dpcore.launch.identity import find_place
 from dpcore.launch.spawn import run_processes, run_threads
 
 from .tries import in_time, three_tries

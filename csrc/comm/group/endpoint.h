@@ -24,7 +24,7 @@
 #include "comm/memory/control.h"
 #include "comm/network/network.h"
 #include "comm/rendezvous/meet_tcp.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 

@@ -5,7 +5,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "comm/operations/collective_operation.h"
 
 namespace dpcore {

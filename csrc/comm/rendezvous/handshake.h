@@ -12,7 +12,7 @@
 // a secret (an empty key) the exchange still keeps other jobs and other programs out.
 //
 // The server's side is a *lobby*: many connections at once, each with a buffer of fixed size and
-// five seconds to say all this (visitors.h). Strangers and port scanners cost the ranks
+// five seconds to say all this (pending_connections.h). Strangers and port scanners cost the ranks
 // that belong here nothing but a look. Used by one thread, while ranks meet.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 #include "comm/base/sha256.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/rendezvous/visitors.h"
+#include "comm/rendezvous/pending_connections.h"
 
 namespace dpcore {
 

@@ -4,7 +4,7 @@
 //
 // Every rank shows itself at a name made of the job and its rank before it tells anybody that it
 // came. Once all have come, each looks for the lowest rank that it reaches: ranks with the same
-// answer are *mates*, and they hand over their arenas as ranks of one host do (meeting.h).
+// answer are *mates*, and they hand over their arenas as ranks of one host do (rendezvous.h).
 //
 // Used by one thread, while ranks meet. Owns one listening socket, to which nobody ever talks:
 // that a connection comes about is the whole message.
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/memory/unix_socket.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 

@@ -10,7 +10,7 @@
 #include "comm/base/clock.h"
 #include "comm/base/descriptor.h"
 #include "comm/base/error.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 namespace {

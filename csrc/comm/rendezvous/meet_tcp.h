@@ -18,7 +18,7 @@
 
 #include "comm/network/peer.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 

@@ -8,7 +8,7 @@
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
-// dropped unread; silent ones of the same user keep nobody waiting (visitors.h).
+// dropped unread; silent ones of the same user keep nobody waiting (pending_connections.h).
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,8 +22,8 @@
 #include "comm/base/error.h"
 #include "comm/memory/control.h"
 #include "comm/memory/unix_socket.h"
-#include "comm/rendezvous/meeting.h"
-#include "comm/rendezvous/visitors.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/pending_connections.h"
 
 namespace dpcore {
 namespace {

@@ -72,7 +72,7 @@ void launch_reduction(const DeviceReduction& job, const ShareSync& sync, unsigne
   check_launch("a reduction");
 }
 
-// Of kernels_meeting.cu: one that waits for its counterparts, also where there is nothing to
+// Of kernels_barrier.cu: one that waits for its counterparts, also where there is nothing to
 // reduce.
 void launch_meeting(const DeviceReduction& job, const ShareSync& sync, void* stream);
 void load_meetings();

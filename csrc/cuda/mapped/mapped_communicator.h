@@ -3,7 +3,7 @@
 //
 // All-reduce, reduce-scatter, all-gather and broadcast read and write the mapped memory of all
 // ranks (push_collectives.h): tensors of allocate_shared() where they are, others through a stage.
-// The ranks meet by their streams or by the kernels themselves (rank_meeting.h): the latter where
+// The ranks meet by their streams or by the kernels themselves (rank_barrier.h): the latter where
 // every rank has a GPU of its own.
 //
 // Everything else, and every algorithm that is asked for as moves, is a list of moves over messages

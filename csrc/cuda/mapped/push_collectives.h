@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "comm/collective/request.h"
-#include "cuda/mapped/rank_meeting.h"
+#include "cuda/mapped/rank_barrier.h"
 #include "cuda/mapped/shared_regions.h"
 
 namespace dpcore {

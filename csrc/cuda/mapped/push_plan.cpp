@@ -4,7 +4,7 @@
 #include <array>
 
 #include "comm/base/fnv.h"
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "cuda/mapped/push_collectives.h"
 
 namespace dpcore {

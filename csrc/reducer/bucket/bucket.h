@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 

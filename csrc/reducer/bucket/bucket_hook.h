@@ -1,7 +1,7 @@
 // What may stand in the place of a bucket's all-reduce: a hook in Python, for example.
 //
 // The reducer starts a hook when the schedule launches the bucket, and waits for it where it would
-// wait for the all-reduce; the result has to be in the bucket then. Threads: see collectives.h.
+// wait for the all-reduce; the result has to be in the bucket then. Threads: see bucket_communicator.h.
 // Memory of its own is the hook's; it lives as long as the reducer, and buckets_changed() tells it
 // that buckets have been planned anew. When a rank dies: wait() throws, like an all-reduce.
 #pragma once
@@ -10,7 +10,7 @@
 
 #include <cstddef>
 
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 

@@ -1,5 +1,5 @@
-// See collectives_native.h: a bucket becomes one all_reduce request of the core.
-#include "reducer/bucket/collectives_native.h"
+// See bucket_communicator_native.h: a bucket becomes one all_reduce request of the core.
+#include "reducer/bucket/bucket_communicator_native.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// See python_collectives.h. Python objects are touched, and dropped, with the GIL only.
-#include "bindings/callbacks/python_collectives.h"
+// See python_bucket_communicator.h. Python objects are touched, and dropped, with the GIL only.
+#include "bindings/callbacks/python_bucket_communicator.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/python_variable.h>

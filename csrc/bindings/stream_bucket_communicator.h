@@ -7,14 +7,14 @@
 //
 // Memory: buckets are the communicator's where peers can reach those without a copy, otherwise
 // torch's, registered with the library where it wants to know them in advance.
-// Threads: see reducer/bucket/collectives.h; the GIL is not needed.
+// Threads: see reducer/bucket/bucket_communicator.h; the GIL is not needed.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "bindings/py_stream.h"
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 

@@ -1,10 +1,10 @@
-// See stream_collectives.h.
-#include "bindings/stream_collectives.h"
+// See stream_bucket_communicator.h.
+#include "bindings/stream_bucket_communicator.h"
 
 #include <ATen/ops/zeros.h>
 
 #include "comm/base/error.h"
-#include "reducer/bucket/collectives_native.h"
+#include "reducer/bucket/bucket_communicator_native.h"
 #include "tensors/tensor_memory.h"
 #include "torch_backend/device_group.h"
 #include "torch_backend/python_lock.h"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpcore.errors import RendezvousError
-from dpcore.launch import mpi_meeting, pmi
+from dpcore.launch import mpi_rendezvous, pmi
 
 _RANK_SETS = {
     "RANK and WORLD_SIZE (torchrun, plain)": ("RANK", "WORLD_SIZE"),
@@ -160,7 +160,7 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
         ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
         parts += [env.get(name, "") for name in ids]
         if not any(parts):
-            if mpi := mpi_meeting.connect(rank, world_size):
+            if mpi := mpi_rendezvous.connect(rank, world_size):
                 parts.append(mpi.common_name())
             elif line := pmi.connect(env):
                 parts.append(line.name)

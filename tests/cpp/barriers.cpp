@@ -2,9 +2,9 @@
 // blocks of several workers, reduce into each other's memory round after round, with random delays.
 // Numbers begin shortly before 2^32.
 //
-//   meetings WORLD SEED ROUNDS all     every round has the right sum on every rank
-//   meetings WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
-//   meetings WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
+//   barriers WORLD SEED ROUNDS all     every round has the right sum on every rank
+//   barriers WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
+//   barriers WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
 //
 // After the last two nobody's memory has been touched. Under the thread sanitizer: what a worker
 // reads without a meeting between it and who wrote it is a race here as it would be on a GPU.

@@ -1,5 +1,5 @@
-// See rank_meeting.h.
-#include "cuda/mapped/rank_meeting.h"
+// See rank_barrier.h.
+#include "cuda/mapped/rank_barrier.h"
 
 #include <algorithm>
 #include <atomic>

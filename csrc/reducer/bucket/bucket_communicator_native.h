@@ -1,14 +1,14 @@
 // The reducer's collectives over the native core: buckets in the arena, all-reduces in place.
 //
 // Memory: buckets are blocks of this rank's arena, kept by the tensors over them. Threads: see
-// collectives.h; operations are driven by the progress thread or by whoever waits.
+// bucket_communicator.h; operations are driven by the progress thread or by whoever waits.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 

@@ -1,5 +1,5 @@
-// See places.h.
-#include "comm/collective/places.h"
+// See chunk_memory.h.
+#include "comm/collective/chunk_memory.h"
 
 namespace dpcore {
 namespace {
