@@ -54,13 +54,13 @@ class Pmi:
         except OSError as error:
             raise RendezvousError(
                 f"mpiexec does not answer {question!r}: {error}; set MASTER_ADDR and MASTER_PORT "
-                "for a meeting without it"
+                "to start without it"
             ) from error
         words = dict(word.partition("=")[::2] for word in answer.decode().split())
         if words.get("rc", "0") != "0":
             raise RendezvousError(
                 f"mpiexec answers {question!r} with {answer.decode()!r}; set MASTER_ADDR and "
-                "MASTER_PORT for a meeting without it"
+                "MASTER_PORT to start without it"
             )
         return words
 

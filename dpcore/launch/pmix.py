@@ -23,7 +23,7 @@ from dpcore.errors import RendezvousError
 
 _ANSWER_SECONDS = 60.0
 _CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pmix_client.py")
-_OTHERWISE = "set MASTER_ADDR and MASTER_PORT for a meeting without it"
+_OTHERWISE = "set MASTER_ADDR and MASTER_PORT to start without it"
 
 
 class Pmix:

@@ -1,13 +1,13 @@
-// Kernels that meet (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with several
-// blocks of several workers, reduce into each other's memory round after round, with random delays.
-// Numbers begin shortly before 2^32.
+// Kernels with a barrier (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with
+// several blocks of several workers, reduce into each other's memory round after round, with random
+// delays. Numbers begin shortly before 2^32.
 //
 //   barriers WORLD SEED ROUNDS all     every round has the right sum on every rank
 //   barriers WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
 //   barriers WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
 //
 // After the last two nobody's memory has been touched. Under the thread sanitizer: what a worker
-// reads without a meeting between it and who wrote it is a race here as it would be on a GPU.
+// reads without a barrier between it and who wrote it is a race here as it would be on a GPU.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -66,7 +66,7 @@ class ThreadsBlock {
 
 struct Rank {
   std::vector<int32_t> data = std::vector<int32_t>(kElements);
-  MeetingBoard board;
+  SignalPad pad;
   FlagPage page;
 };
 
@@ -75,8 +75,8 @@ struct World {
     for (auto& rank : ranks) {
       rank = std::make_unique<Rank>();
       prepare(rank->page);
-      for (auto& row : rank->board.arrived) std::fill(std::begin(row), std::end(row), kFirstNumber);
-      std::fill(std::begin(rank->board.rounds), std::end(rank->board.rounds), kFirstNumber);
+      for (auto& row : rank->pad.arrived) std::fill(std::begin(row), std::end(row), kFirstNumber);
+      std::fill(std::begin(rank->pad.rounds), std::end(rank->pad.rounds), kFirstNumber);
     }
   }
   std::vector<std::unique_ptr<Rank>> ranks;
@@ -100,7 +100,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
     Rank& other = *world.ranks[static_cast<size_t>(r)];
     in.push_back(other.data.data() + begin);
     out.push_back(other.data.data() + begin);
-    sync.boards[r] = &other.board;
+    sync.pads[r] = &other.pad;
   }
   Rank& own = *world.ranks[static_cast<size_t>(rank)];
   sync.given_up = &own.page.given_up.value;
@@ -118,7 +118,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
       workers.emplace_back([&, index, thread, dice = std::mt19937(seed + index)]() mutable {
         if (thread == 0) nap(dice);
         ThreadsBlock block(states[static_cast<size_t>(index)], index, thread);
-        element::run_share<Sums, element::MeetsPeers>(job.shares, sync, block);
+        element::run_share<Sums, element::InKernelBarrier>(job.shares, sync, block);
       });
     }
   }

@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kAlgorithms[] = {"", "ring/moves", "one_shot/moves", "tree/moves"};
 
 struct Pending {
-  StreamCommunicator::Works work;
+  StreamCommunicator::Work work;
   std::vector<int32_t> data;
   int32_t expected = 0;
 };
@@ -68,7 +68,7 @@ Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
 void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   constexpr auto kLate = std::chrono::milliseconds(200);
   constexpr int64_t kSurelyWaitedNs = 20'000'000;
-  const CurrentDevice here(comm.device());
+  const DeviceGuard here(comm.device());
   const Device::Stream stream = comm.device().make_stream();
   comm.trace().start(8);
   if (comm.rank() == 0) std::this_thread::sleep_for(kLate);
@@ -160,7 +160,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", uuid),
                                         {one_stays_away ? 2.0 : 60.0, "auto", false, nullptr});
   const auto programs = device_named("host", "of the program");
-  const CurrentDevice here(*programs);
+  const DeviceGuard here(*programs);
   const auto is_as_it_was = [&] { return current_host_device() == programs.get(); };
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not

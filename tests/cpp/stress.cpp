@@ -6,7 +6,7 @@
 // Built under the address, undefined-behaviour and thread sanitizers. Ranks share nothing but
 // what ranks that are processes share (arenas and control blocks), so a race that is found
 // here is a race between processes, too. Over TCP they share nothing at all; with "hosts" even and
-// odd ranks are on two hosts, and share memory with their mates only.
+// odd ranks are on two hosts, and share memory with their local peers only.
 #include <memory>
 #include <random>
 #include <string>
@@ -84,7 +84,7 @@ void finish(Communicator& comm, Pending& pending, std::mt19937& local) {
   }
 }
 
-void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<TcpPlace> tcp) {
+void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<TcpOptions> tcp) {
   Options options;
   options.job = "stress-" + std::to_string(seed);
   options.rank = rank;
@@ -218,10 +218,11 @@ int main(int argc, char** argv) {
   }
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
-    std::shared_ptr<TcpPlace> tcp;
+    std::shared_ptr<TcpOptions> tcp;
     if (over_tcp) {
-      tcp = std::make_shared<TcpPlace>(TcpPlace{address, rank == 0 ? listener : nullptr, "",
-                                                "a secret", 3, on_hosts, std::to_string(rank % 2)});
+      tcp = std::make_shared<TcpOptions>(TcpOptions{address, rank == 0 ? listener : nullptr, "",
+                                                    "a secret", 3, on_hosts,
+                                                    std::to_string(rank % 2)});
     }
     ranks.emplace_back(run_rank, rank, world, seed, rounds, tcp);
   }

@@ -57,7 +57,7 @@ EXPORT int ncclGetVersion(int* version) {
 EXPORT int ncclGetUniqueId(UniqueId* id) {
   const int failure = called("GetUniqueId", 0, "");
   std::memset(id, 0, sizeof(*id));
-  const std::string text = "meeting " + std::to_string(g_ids++);
+  const std::string text = "rendezvous " + std::to_string(g_ids++);
   text.copy(id->bytes, sizeof(id->bytes) - 1);
   return failure;
 }

@@ -66,14 +66,14 @@ struct World {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
-  struct Meeting {
+  struct Barrier {
     std::vector<Arrival> arrivals;
     std::vector<bool> here;
     int count = 0;
     bool done = false;
     int left = 0;
   };
-  std::map<uint64_t, Meeting> meetings;                       // by number of the collective
+  std::map<uint64_t, Barrier> barriers;                       // by number of the collective
   std::map<std::pair<int, int>, std::deque<Message*>> lines;  // (from, to)
 };
 
@@ -130,16 +130,16 @@ inline void add_collective(Comm* comm, void* stream, Arrival own, Body body) {
       wait_in(*world, lock, *aborted, [] { return false; });
       return;
     }
-    World::Meeting& meeting = world->meetings[number];
-    if (meeting.arrivals.empty()) meeting.arrivals.resize(static_cast<size_t>(world->size));
-    meeting.arrivals[static_cast<size_t>(rank)] = own;
-    if (++meeting.count == world->size) {
-      body(meeting.arrivals);
-      meeting.done = true;
+    World::Barrier& barrier = world->barriers[number];
+    if (barrier.arrivals.empty()) barrier.arrivals.resize(static_cast<size_t>(world->size));
+    barrier.arrivals[static_cast<size_t>(rank)] = own;
+    if (++barrier.count == world->size) {
+      body(barrier.arrivals);
+      barrier.done = true;
       world->changed.notify_all();
     }
-    if (!wait_in(*world, lock, *aborted, [&] { return meeting.done; })) return;
-    if (++meeting.left == world->size) world->meetings.erase(number);
+    if (!wait_in(*world, lock, *aborted, [&] { return barrier.done; })) return;
+    if (++barrier.left == world->size) world->barriers.erase(number);
   };
   auto* to = static_cast<HostStream*>(stream);
   if (t_depth > 0) {

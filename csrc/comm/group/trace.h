@@ -4,7 +4,7 @@
 // slots by an atomic counter and write them without a lock. When the ring is full the oldest
 // events are overwritten and counted as dropped. Names are string literals: nothing is copied.
 // While recording is off an event costs one relaxed load. Lists of moves that operations ran are
-// kept beside the ring, in as many places as there are, each list once.
+// kept beside the ring, as many as fit, each list once.
 //
 // start() and stop() may be called at any time, by one thread: add() and keep() count themselves in
 // before they look again whether recording is on, and stop() waits until nobody is counted in.

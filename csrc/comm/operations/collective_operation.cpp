@@ -97,7 +97,7 @@ Operation::Progress CollectiveOperation::advance() {
       }
       [[fallthrough]];
     case Phase::stage_free:
-      fault::reach(fault::Place::entry, me(), number_);
+      fault::reach(fault::Point::entry, me(), number_);
       check_what_was_given(false);
       post();
       if (only_gives_) {
@@ -121,7 +121,7 @@ Operation::Progress CollectiveOperation::advance() {
       start_body();
       phase_ = Phase::body;
       awaited_ = {};
-      fault::reach(fault::Place::middle, me(), number_);
+      fault::reach(fault::Point::middle, me(), number_);
       [[fallthrough]];
     case Phase::body:
       body_.handle.resume();
@@ -266,7 +266,7 @@ void CollectiveOperation::start_body() {
 
 // This rank touches no peer's memory for the operation any more.
 void CollectiveOperation::finish(bool ring) {
-  fault::reach(fault::Place::exit, me(), number_);
+  fault::reach(fault::Point::exit, me(), number_);
   group_->finish_operation(number_);
   // Who only gives may be ahead: the others still read what it would take away from them.
   const bool fills_again = is_small_ && !is_tiny_ && publishes() && consumes();
@@ -282,7 +282,7 @@ void CollectiveOperation::finish(bool ring) {
 // slot is ahead of us and waits for our next post as well, which rings. Unless it only gives.
 void CollectiveOperation::finish_at_entry() {
   path_ = is_small_ ? Path::stage : Path::barrier;
-  fault::reach(fault::Place::middle, me(), number_);
+  fault::reach(fault::Point::middle, me(), number_);
   if (is_small_) {
     copy_own_piece();
     if (consumes()) {
@@ -296,7 +296,8 @@ void CollectiveOperation::finish_at_entry() {
 
 void CollectiveOperation::count_traffic(size_t read, size_t written) {
   PathCounters& counters = shared_->counters(request_.collective, path_);
-  const auto add = [](std::atomic<uint64_t>& counter, uint64_t more) {  // one writer: the seat
+  const auto add = [](std::atomic<uint64_t>& counter,
+                      uint64_t more) {  // one writer: the lock's holder
     counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   };
   add(counters.operations, 1);

@@ -215,7 +215,7 @@ class CollectiveOperation final : public Operation {
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
   std::vector<double> factors_;
-  std::vector<ChunkPlace> places_;
+  std::vector<ChunkMemory> chunk_memory_;
   std::vector<std::byte> scratch_;
   ProgramRun run_;
   const std::atomic<uint32_t>* in_flight_ = nullptr;  // of the engine

@@ -50,7 +50,7 @@ struct Entry {
 };
 
 Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
-  const Lowered to = lowered(dtype, op);
+  const LoweredReduction to = lowered(dtype, op);
   // Kernels of complex products count the parts.
   const bool is_complex = to.dtype == DType::c64 || to.dtype == DType::c128;
   return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)],

@@ -5,14 +5,14 @@
 
 namespace dpcore {
 
-struct Lowered {
+struct LoweredReduction {
   DType dtype;
   ReduceOp op;
   size_t width = 1;  // elements of `dtype` in one of the original type
 };
 
 // For a valid pair. mean and premul_sum are sum: their factors come beside it.
-inline Lowered lowered(DType dtype, ReduceOp op) {
+inline LoweredReduction lowered(DType dtype, ReduceOp op) {
   if (op == ReduceOp::mean || op == ReduceOp::premul_sum) op = ReduceOp::sum;
   if (dtype == DType::boolean) {
     if (op == ReduceOp::sum || op == ReduceOp::max) op = ReduceOp::bor;

@@ -12,7 +12,7 @@
 // Time is an argument. What the card does between two calls is worked out at the second one, with
 // the moments at which messages became ready: a thread that looks too late does not slow it down.
 //
-// Threads: under the engine's seat. One per endpoint; all its communicators share the card.
+// Threads: under the engine's progress lock. One per endpoint, shared by its communicators.
 #pragma once
 
 #include <cstddef>

@@ -80,7 +80,7 @@ class CudaDevice final : public Device {
   }
   bool has_happened(Event event) override {
     // Asked by a thread of its own, also while the program captures a graph on another.
-    const CurrentDevice here(*this);  // a thread without a context would get one, of any device
+    const DeviceGuard here(*this);  // a thread without a context would get one, of any device
     const cudaError_t answer = relaxed([event] { return cudaEventQuery(as_event(event)); });
     return is_ready(answer, "cudaEventQuery");
   }
@@ -104,7 +104,7 @@ class CudaDevice final : public Device {
   }
   bool is_caller(Stream) const override { return false; }
   bool is_capturing(Stream stream) override {
-    const CurrentDevice here(*this);
+    const DeviceGuard here(*this);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
@@ -217,7 +217,7 @@ class CudaDevice final : public Device {
 
   template <class MakeItem>
   void work_on_flags(Stream stream, std::span<const FlagNumber> flags, MakeItem make) {
-    std::array<CUstreamBatchMemOpParams, kMeetingRanks> items;  // rarely more at once
+    std::array<CUstreamBatchMemOpParams, kBarrierRanks> items;  // rarely more at once
     while (!flags.empty()) {
       const auto now = flags.first(std::min(flags.size(), items.size()));
       std::transform(now.begin(), now.end(), items.begin(), make);
@@ -256,7 +256,7 @@ std::shared_ptr<Device> cuda_device(int index) {
   }
   auto device = std::make_shared<CudaDevice>(index);
   {
-    const CurrentDevice here(*device);
+    const DeviceGuard here(*device);
     load_kernels();
   }
   is_known_to_work(index, true);

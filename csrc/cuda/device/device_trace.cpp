@@ -28,7 +28,7 @@ DeviceTrace::~DeviceTrace() {
 
 void DeviceTrace::start(size_t capacity) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   find_zero();
   capacity_ = std::max<size_t>(capacity, 1);
   next_ = 0;
@@ -86,7 +86,7 @@ DeviceTrace::Entry* DeviceTrace::find(Span span) {
 }
 
 void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   if (event == nullptr) event = device_->make_timed_event();
   device_->record(event, stream);
 }
@@ -133,7 +133,7 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
                                           const std::function<bool()>& gives_up) {
   recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   *dropped = next_ > capacity_ ? next_ - capacity_ : 0;
   const auto happens = [&](Device::Event event) {
     while (!device_->has_happened(event)) {

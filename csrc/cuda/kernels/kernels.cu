@@ -37,7 +37,7 @@ void launch_in_order(const DeviceReduction& job, const ShareSync& sync, void* st
   const size_t work = shares.packs > 0 ? shares.packs : shares.count;
   const size_t blocks =
       std::clamp((work + per_block - 1) / per_block, size_t{1}, processors() * kBlocksPerProcessor);
-  launch_reduction<element::OrderedByStream>(job, sync, static_cast<unsigned>(blocks), stream);
+  launch_reduction<element::StreamOrder>(job, sync, static_cast<unsigned>(blocks), stream);
 }
 
 }  // namespace
@@ -45,8 +45,8 @@ void launch_in_order(const DeviceReduction& job, const ShareSync& sync, void* st
 void launch(const DeviceReduction& job, void* stream) { launch_in_order(job, {}, stream); }
 
 void launch(const DeviceReduction& job, const ShareSync& sync, void* stream) {
-  if (sync.meets_peers()) {
-    launch_meeting(job, sync, stream);
+  if (sync.has_barrier()) {
+    launch_barrier(job, sync, stream);
   } else {
     launch_in_order(job, sync, stream);
   }
@@ -59,8 +59,8 @@ void launch(const PartList& list, void* stream) {
 }
 
 void load_kernels() {
-  reductions<element::OrderedByStream>().each([](auto kernel) { load(kernel); });
-  load_meetings();
+  reductions<element::StreamOrder>().each([](auto kernel) { load(kernel); });
+  load_barriers();
   load(copy_kernel);
 }
 

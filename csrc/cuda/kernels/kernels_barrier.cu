@@ -1,14 +1,14 @@
-// The kernels that meet those of other ranks, see MeetsPeers in share_sync.h.
+// The kernels with a barrier between ranks in them, see InKernelBarrier in share_sync.h.
 #include "cuda/kernels/kernels_launch.cuh"
 
 namespace dpcore {
 
-void launch_meeting(const DeviceReduction& job, const ShareSync& sync, void* stream) {
-  launch_reduction<element::MeetsPeers>(job, sync, static_cast<unsigned>(sync.blocks), stream);
+void launch_barrier(const DeviceReduction& job, const ShareSync& sync, void* stream) {
+  launch_reduction<element::InKernelBarrier>(job, sync, static_cast<unsigned>(sync.blocks), stream);
 }
 
-void load_meetings() {
-  reductions<element::MeetsPeers>().each([](auto kernel) { load(kernel); });
+void load_barriers() {
+  reductions<element::InKernelBarrier>().each([](auto kernel) { load(kernel); });
 }
 
 }  // namespace dpcore

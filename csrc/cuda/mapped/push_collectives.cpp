@@ -20,11 +20,11 @@ size_t rest_of(size_t part, size_t begin, size_t piece) {
 
 }  // namespace
 
-PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankMeeting& meeting,
+PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier,
                                  int rank, std::vector<std::byte*> stages)
     : device_(device),
       stream_(stream),
-      meeting_(meeting),
+      barrier_(barrier),
       rank_(rank),
       stages_(std::move(stages)),
       in_(stages_.size()),
@@ -59,33 +59,33 @@ void PushCollectives::run_direct(const Request& request, const PushPlan& plan) {
   const size_t element = size_of(request.dtype);
   const ElementRange slice = chunk_range(request.count, world(), rank_);
   const size_t largest = chunk_range(request.count, world(), 0).size() * element;
-  const auto on_all = [&](auto& operands, const SharedRegions::Place& place, size_t elements) {
+  const auto on_all = [&](auto& operands, const SharedRegions::Address& address, size_t elements) {
     operands.clear();
-    for (int r = 0; r < world(); ++r) operands.push_back(place.on(r) + elements * element);
+    for (int r = 0; r < world(); ++r) operands.push_back(address.on(r) + elements * element);
   };
   switch (request.collective) {
     case Collective::all_reduce:
       on_all(in_, plan.input, slice.begin);
       on_all(out_, plan.output, slice.begin);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
       break;
     case Collective::reduce_scatter:
       on_all(in_, plan.input, part_begin_of(request, request.input_parts, rank_));
       out_ = {request.output};
-      meeting_.reduce(spec_of(request), in_, out_, part_of(request, request.input_parts, rank_),
+      barrier_.reduce(spec_of(request), in_, out_, part_of(request, request.input_parts, rank_),
                       request.count * element, {});
       break;
     case Collective::all_gather:
       in_ = {request.input};
       on_all(out_, plan.output, part_begin_of(request, request.output_parts, rank_));
-      meeting_.reduce(spec_of(request), in_, out_, part_of(request, request.output_parts, rank_),
+      barrier_.reduce(spec_of(request), in_, out_, part_of(request, request.output_parts, rank_),
                       request.count * element, {});
       break;
     default:  // broadcast: every rank gives on a share of what the root has
       on_all(out_, plan.output, slice.begin);
       in_ = {out_[static_cast<size_t>(request.root)]};
       out_.erase(out_.begin() + request.root);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
       break;
   }
 }
@@ -104,12 +104,12 @@ void PushCollectives::reduce_whole(const Request& request, bool one_shot) {
     if (one_shot) {
       fill(0);
       out_ = {result};
-      meeting_.reduce(spec, in_, out_, n, n * element, {true, captured_});
+      barrier_.reduce(spec, in_, out_, n, n * element, {true, captured_});
       continue;
     }
     const ElementRange slice = chunk_range(n, world(), rank_);
     fill(slice.begin * element);
-    meeting_.reduce(spec, in_, out_, slice.size(), chunk_range(n, world(), 0).size() * element, {});
+    barrier_.reduce(spec, in_, out_, slice.size(), chunk_range(n, world(), 0).size() * element, {});
     copy(result, slot_of(rank_), n * element);
   }
 }
@@ -130,7 +130,7 @@ void PushCollectives::reduce_parts(const Request& request) {
     const size_t own = rest_of(part_of(request, request.input_parts, rank_), begin, piece);
     fill(static_cast<size_t>(rank_) * row);
     out_ = {request.output + begin * element};
-    meeting_.reduce(spec_of(request), in_, out_, own, piece * element, {true, captured_});
+    barrier_.reduce(spec_of(request), in_, out_, own, piece * element, {true, captured_});
   }
 }
 
@@ -142,14 +142,14 @@ void PushCollectives::gather_parts(const Request& request) {
     next_slot();
     copy(slot_of(rank_), request.input + begin * element,
          rest_of(part(rank_), begin, piece) * element);
-    meeting_.meet();
+    barrier_.wait();
     for (int i = 0; i < world(); ++i) {
       const int r = (rank_ + i) % world();  // not everybody from the same rank at once
       const size_t at = part_begin_of(request, request.output_parts, r) + begin;
       copy(request.output + at * element, r == rank_ ? request.input + begin * element : slot_of(r),
            rest_of(part(r), begin, piece) * element);
     }
-    if (captured_) meeting_.meet();
+    if (captured_) barrier_.wait();
   }
 }
 
@@ -171,15 +171,15 @@ void PushCollectives::broadcast(const Request& request) {
       fill(slice.begin * element);
       in_ = {in_[static_cast<size_t>(request.root)]};
       out_.erase(out_.begin() + request.root);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(),
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(),
                       chunk_range(n, world(), 0).size() * element, {});
     } else {
-      meeting_.meet();
+      barrier_.wait();
     }
     if (!is_root) {
       copy(request.output + begin * element, slot_of(shares ? rank_ : request.root), n * element);
     }
-    if (captured_ && !shares) meeting_.meet();
+    if (captured_ && !shares) barrier_.wait();
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::string_view, kPushPaths> kNames = {
     path_name::kMoves, path_name::kDirectPush, path_name::kTwoShotStage, path_name::kOneShotStage,
     path_name::kDirectStage};
-// Up to here, counted over all readers, one more meeting costs more than reading everything.
+// Up to here, counted over all readers, one more barrier costs more than reading everything.
 constexpr size_t kOneShotBytes = size_t{1} << 20;
 
 bool is_small(const Request& request, int world) {
@@ -66,8 +66,8 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
   const auto all_parts = [&](const std::vector<uint64_t>& parts) {
     return part_begin_of(request, parts, world) * element;
   };
-  SharedRegions::Place input;
-  SharedRegions::Place output;
+  SharedRegions::Address input;
+  SharedRegions::Address output;
   bool is_direct = false;
   if (reduces_whole) {
     input = regions.find(request.input, whole);
@@ -89,8 +89,8 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
 
 uint64_t layout_of(const PushPlan& plan) {
   Fnv hash;
-  for (const SharedRegions::Place* place : {&plan.input, &plan.output}) {
-    hash.add(*place ? place->region->id + 1 : 0).add(place->offset);
+  for (const SharedRegions::Address* address : {&plan.input, &plan.output}) {
+    hash.add(*address ? address->region->id + 1 : 0).add(address->offset);
   }
   return hash.add(static_cast<uint64_t>(plan.path)).value();
 }

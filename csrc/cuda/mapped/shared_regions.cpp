@@ -60,7 +60,7 @@ std::shared_ptr<std::byte> taken_here(const MemoryHandle& handle) {
 }  // namespace
 
 // What ranks tell each other of a region.
-struct SharedRegions::Card {
+struct SharedRegions::RankInfo {
   MemoryHandle handle;
   uint64_t bytes = 0;
   uint64_t dropped[kDroppedAtOnce] = {};  // ids + 1 of what this rank has no use for
@@ -135,28 +135,29 @@ std::shared_ptr<const SharedRegion> SharedRegions::add(size_t bytes) {
 
 void SharedRegions::share(SharedRegion& region) {
   std::string problem;
-  const Card own = offer(region, problem);
+  const RankInfo own = offer(region, problem);
   const Descriptor exported(own.handle.descriptor);  // every rank gets a copy
-  std::vector<Card> cards(static_cast<size_t>(control_->world()));
-  gather(&own, sizeof(own), cards.data());
-  let_go_of_dropped(cards);
-  if (std::none_of(cards.begin(), cards.end(), [](const Card& card) { return card.failed != 0; })) {
+  std::vector<RankInfo> infos(static_cast<size_t>(control_->world()));
+  gather(&own, sizeof(own), infos.data());
+  let_go_of_dropped(infos);
+  if (std::none_of(infos.begin(), infos.end(),
+                   [](const RankInfo& info) { return info.failed != 0; })) {
     try {
-      map_peers(region, cards, exported.get());
+      map_peers(region, infos, exported.get());
     } catch (const Error& error) {
       problem = error.what();
     }
   }
   // How it went everywhere. Also the moment from which on nobody has mapped what was let go.
   const uint8_t failed = problem.empty() ? 0 : 1;
-  std::vector<uint8_t> who_failed(cards.size());
+  std::vector<uint8_t> who_failed(infos.size());
   gather(&failed, 1, who_failed.data());
-  check(cards, who_failed, problem);
+  check(infos, who_failed, problem);
 }
 
 // Takes the memory. `problem`: why there is none.
-SharedRegions::Card SharedRegions::offer(SharedRegion& region, std::string& problem) {
-  Card own;
+SharedRegions::RankInfo SharedRegions::offer(SharedRegion& region, std::string& problem) {
+  RankInfo own;
   own.bytes = region.bytes;
   try {
     region.own = device_->allocate_shared(std::max<size_t>(region.bytes, 1), kind_);
@@ -177,34 +178,34 @@ SharedRegions::Card SharedRegions::offer(SharedRegion& region, std::string& prob
   return own;
 }
 
-void SharedRegions::map_peers(SharedRegion& region, std::vector<Card>& cards, int exported) {
-  std::vector<Descriptor> handles(cards.size());
-  if (kind_ == MemoryKind::descriptor && cards.size() > 1) {
+void SharedRegions::map_peers(SharedRegion& region, std::vector<RankInfo>& infos, int exported) {
+  std::vector<Descriptor> handles(infos.size());
+  if (kind_ == MemoryKind::descriptor && infos.size() > 1) {
     handles =
-        exchange_descriptors(cards.front().socket, control_->rank(), control_->world(), exported,
+        exchange_descriptors(infos.front().socket, control_->rank(), control_->world(), exported,
                              now_ns() + static_cast<int64_t>(timeout_s_ * 1e9), interrupt_);
   }
-  region.at.assign(cards.size(), nullptr);
-  region.held.resize(cards.size());
-  for (size_t r = 0; r < cards.size(); ++r) {
+  region.at.assign(infos.size(), nullptr);
+  region.held.resize(infos.size());
+  for (size_t r = 0; r < infos.size(); ++r) {
     if (static_cast<int>(r) == control_->rank()) {
       region.at[r] = region.own;
       continue;
     }
-    cards[r].handle.descriptor = handles[r].get();
-    region.held[r] = taken_here(cards[r].handle);
-    region.at[r] = device_->map_memory(cards[r].handle);
+    infos[r].handle.descriptor = handles[r].get();
+    region.held[r] = taken_here(infos[r].handle);
+    region.at[r] = device_->map_memory(infos[r].handle);
   }
 }
 
 // The same verdict on all ranks.
-void SharedRegions::check(const std::vector<Card>& cards, const std::vector<uint8_t>& who_failed,
-                          const std::string& problem) {
-  for (size_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].bytes != cards.front().bytes) {
-      throw Mismatch("rank 0 asks for " + std::to_string(cards.front().bytes) +
+void SharedRegions::check(const std::vector<RankInfo>& infos,
+                          const std::vector<uint8_t>& who_failed, const std::string& problem) {
+  for (size_t r = 0; r < infos.size(); ++r) {
+    if (infos[r].bytes != infos.front().bytes) {
+      throw Mismatch("rank 0 asks for " + std::to_string(infos.front().bytes) +
                      " bytes of shared device memory, rank " + std::to_string(r) + " for " +
-                     std::to_string(cards[r].bytes) +
+                     std::to_string(infos[r].bytes) +
                      ": all ranks have to ask for as much, in the same order");
     }
   }
@@ -212,7 +213,7 @@ void SharedRegions::check(const std::vector<Card>& cards, const std::vector<uint
   const auto failed = std::find(who_failed.begin(), who_failed.end(), 1);
   if (failed != who_failed.end()) {
     throw Unsupported("rank " + std::to_string(failed - who_failed.begin()) +
-                      " could not take or map " + std::to_string(cards.front().bytes) +
+                      " could not take or map " + std::to_string(infos.front().bytes) +
                       " bytes of shared device memory; its own error says why");
   }
 }
@@ -220,12 +221,12 @@ void SharedRegions::check(const std::vector<Card>& cards, const std::vector<uint
 // Regions that no rank has a use for. All ranks are here, and none goes on before this one has come
 // to the end of share(): so waiting for the device waits for no rank, also where ranks are threads
 // of one process and share it.
-void SharedRegions::let_go_of_dropped(const std::vector<Card>& cards) {
+void SharedRegions::let_go_of_dropped(const std::vector<RankInfo>& infos) {
   leaving_.clear();  // by now all have forgotten them
   const auto is_kept = [&](const std::shared_ptr<SharedRegion>& known) {
-    return !std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
-      return std::find(std::begin(card.dropped), std::end(card.dropped), known->id + 1) !=
-             std::end(card.dropped);
+    return !std::all_of(infos.begin(), infos.end(), [&](const RankInfo& info) {
+      return std::find(std::begin(info.dropped), std::end(info.dropped), known->id + 1) !=
+             std::end(info.dropped);
     });
   };
   std::vector<std::shared_ptr<SharedRegion>> dropped;
@@ -253,7 +254,7 @@ std::shared_ptr<std::byte> SharedRegions::memory_of(std::shared_ptr<const Shared
           }};
 }
 
-SharedRegions::Place SharedRegions::find(const void* memory, size_t bytes) const {
+SharedRegions::Address SharedRegions::find(const void* memory, size_t bytes) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& region : regions_) {
     const auto offset = static_cast<size_t>(static_cast<const std::byte*>(memory) - region->own);

@@ -81,7 +81,7 @@ std::string environment_of(const std::string& algorithm, int version) {
   return "";
 }
 
-struct Card {  // what ranks tell each other before they meet
+struct RankInfo {  // what ranks tell each other before they meet
   int version = 0;
   char uuid[60] = {};
 };
@@ -141,29 +141,29 @@ void NcclCommunicator::exchange_and_connect() {
 }
 
 void NcclCommunicator::compare_with_others() {
-  Card own;
+  RankInfo own;
   own.version = library_.version;
   device_->uuid().copy(own.uuid, sizeof(own.uuid) - 1);
-  std::vector<Card> cards(world());
+  std::vector<RankInfo> infos(world());
   Request request;
   request.collective = Collective::all_gather;
-  request.count = sizeof(Card);
+  request.count = sizeof(RankInfo);
   request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(cards.data());
+  request.output = reinterpret_cast<std::byte*>(infos.data());
   control_->run(std::move(request), "auto", options_.interrupt);
   const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const bool may_share =
       library_.version >= kSharesGpuFrom && allowed != nullptr && std::strcmp(allowed, "1") == 0;
   for (int a = 0; a < world(); ++a) {
-    if (cards[a].version != cards[0].version) {
-      throw RendezvousError("rank 0 found NCCL " + nccl::version_text(cards[0].version) +
+    if (infos[a].version != infos[0].version) {
+      throw RendezvousError("rank 0 found NCCL " + nccl::version_text(infos[0].version) +
                             ", rank " + std::to_string(a) + " found " +
-                            nccl::version_text(cards[a].version) +
+                            nccl::version_text(infos[a].version) +
                             "; set DPCORE_NCCL_LIBRARY to the same on all ranks (this is rank " +
                             std::to_string(rank()) + " with " + describe() + ")");
     }
     for (int b = 0; b < a && !may_share; ++b) {
-      if (std::strcmp(cards[a].uuid, cards[b].uuid) == 0) {
+      if (std::strcmp(infos[a].uuid, infos[b].uuid) == 0) {
         throw Unsupported("ranks " + std::to_string(b) + " and " + std::to_string(a) +
                           " are on one GPU, which " + describe() +
                           " refuses: give each rank a GPU of its own (torch.cuda.set_device), "
@@ -176,7 +176,7 @@ void NcclCommunicator::compare_with_others() {
 void NcclCommunicator::connect(const nccl::UniqueId& id) {
   const AlgorithmInEnvironment held(environment_of(options_.algorithm, library_.version));
   const std::lock_guard<std::mutex> lock(calls_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   nccl::Config config;
   nccl::CommPtr comm = nullptr;
   const int result = library_.CommInitRankConfig(&comm, world(), id, rank(), &config);
@@ -295,7 +295,7 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
   void* handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(calls_);
-    const CurrentDevice here(*device_);
+    const DeviceGuard here(*device_);
     const int result = library_.CommRegister(comm_, memory, bytes, &handle);
     if (result != nccl::kSuccess && result != nccl::kInProgress) return nullptr;
     check(result, "ncclCommRegister");

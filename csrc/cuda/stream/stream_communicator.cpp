@@ -41,7 +41,7 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
       programs_(control_->rank(), control_->world(), {}, options_.deterministic) {
   check_algorithm_name(options_.algorithm);
   if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
   black_box_ = control_->split(0, control_->rank(), options_.interrupt);
@@ -57,9 +57,9 @@ StreamCommunicator::~StreamCommunicator() {
 }
 
 void StreamCommunicator::watch() {
-  StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); },
-                               [this] { return late_peer(); }, [this] { let_pass(); }};
-  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(upcalls));
+  StreamWatch::Callbacks callbacks{[this] { return trouble(); }, [this] { stop(); },
+                                   [this] { return late_peer(); }, [this] { let_pass(); }};
+  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(callbacks));
 }
 
 void StreamCommunicator::check_usable() const {
@@ -86,11 +86,11 @@ DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_
 }
 
 template <class Enqueue>
-StreamCommunicator::Works StreamCommunicator::run(const Request* request, const Fingerprint& what,
-                                                  uint64_t bytes, std::string message,
-                                                  double timeout_s, Device::Stream current,
-                                                  Enqueue enqueue) {
-  const Works work = take_work();
+StreamCommunicator::Work StreamCommunicator::run(const Request* request, const Fingerprint& what,
+                                                 uint64_t bytes, std::string message,
+                                                 double timeout_s, Device::Stream current,
+                                                 Enqueue enqueue) {
+  const Work work = take_work();
   work->captured = capturing_;
   work->what = what;
   work->message = std::move(message);
@@ -121,21 +121,21 @@ StreamCommunicator::Works StreamCommunicator::run(const Request* request, const 
   return work;
 }
 
-StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
-                                                     Device::Stream current) {
+StreamCommunicator::Work StreamCommunicator::submit(Request request, const std::string& algorithm,
+                                                    Device::Stream current) {
   check_operator(request);
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();  // with the lock: behind what ended the stream, nothing may come
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
   return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
              request.timeout_s, current, [&] { enqueue(request); });
 }
 
-StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
-                                                     double timeout_s, Device::Stream current) {
+StreamCommunicator::Work StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
+                                                    double timeout_s, Device::Stream current) {
   std::string text;
   uint64_t bytes = 0;
   for (const StreamMessage& message : messages) {
@@ -148,13 +148,13 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
              [&] { enqueue(messages); });
 }
 
-StreamCommunicator::Works StreamCommunicator::take_work() {
+StreamCommunicator::Work StreamCommunicator::take_work() {
   auto fresh = [this] {
     auto work = std::make_shared<StreamWork>();
     work->device = device_;
@@ -164,10 +164,10 @@ StreamCommunicator::Works StreamCommunicator::take_work() {
   if (capturing_) return fresh();  // it is the graph's: nobody ever takes it again
   // They end in the order in which they were taken: when these are busy, so are the others.
   for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
-    Works& candidate = pool_[(pool_at_ + i) % pool_.size()];
+    Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
     if (candidate.use_count() == 1 && candidate->is_complete()) {
       pool_at_ += i + 1;
-      const Works work = candidate;
+      const Work work = candidate;
       return work;
     }
   }
@@ -194,18 +194,18 @@ std::byte* StreamCommunicator::scratch(size_t bytes) {
 
 // ---- waiting ---------------------------------------------------------------------------------
 
-void StreamCommunicator::order(const Works& work, Device::Stream current) {
+void StreamCommunicator::order(const Work& work, Device::Stream current) {
   if (device_->is_caller(current)) {
     wait(work, 0, options_.interrupt);
     return;
   }
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   trace().waits(work->traced, current);
   device_->wait(current, work->event);
 }
 
-void StreamCommunicator::wait(const Works& work, double timeout_s,
+void StreamCommunicator::wait(const Work& work, double timeout_s,
                               const Engine::Interrupt& interrupt) {
   const int64_t begin = now_ns();
   const int64_t deadline = timeout_s > 0 ? begin + to_ns(timeout_s) : INT64_MAX;
@@ -240,7 +240,7 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
 }
 
-void StreamCommunicator::keep(Works work, std::shared_ptr<void> memory) {
+void StreamCommunicator::keep(Work work, std::shared_ptr<void> memory) {
   const std::lock_guard<std::mutex> lock(keeping_);
   kept_.push_back({std::move(work), std::move(memory)});
   keeps_.store(true);
@@ -281,7 +281,7 @@ void StreamCommunicator::abort(const std::string& reason) {
 void StreamCommunicator::close() {
   if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) return;
   const bool had_failed = group().failed();
-  std::optional<CurrentDevice> here;
+  std::optional<DeviceGuard> here;
   try {
     here.emplace(*device_);
   } catch (const Error&) {  // it is broken: what is in flight fails, and the rest ends as usual

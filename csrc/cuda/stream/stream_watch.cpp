@@ -58,10 +58,10 @@ void StreamWork::complete(State how) {
 // ---- announcing ------------------------------------------------------------------------------
 
 StreamWatch::StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
-                         Upcalls upcalls)
+                         Callbacks callbacks)
     : black_box_(std::move(black_box)),
       device_(std::move(device)),
-      upcalls_(std::move(upcalls)),
+      callbacks_(std::move(callbacks)),
       thread_(std::make_unique<std::thread>(
           start_thread("dpcore-device", "watches operations of a device", [this] { run(); }))) {}
 
@@ -184,7 +184,7 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
 }
 
 void StreamWatch::look_for_trouble() {
-  const Trouble trouble = upcalls_.trouble();
+  const Trouble trouble = callbacks_.trouble();
   if (trouble.what.empty()) return;
   gave_up_ = true;
   const int culprit = trouble.culprit >= 0 ? trouble.culprit : group().rank();
@@ -211,7 +211,7 @@ void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) 
   for (int r = 0; r < group().world() && culprit < 0; ++r) {
     if (has_not_called(r, late)) culprit = r;
   }
-  if (culprit < 0) culprit = upcalls_.late_peer();
+  if (culprit < 0) culprit = callbacks_.late_peer();
   fail(ErrorKind::timeout, culprit,
        late.describe() + " was not complete on " + device_->name() + " " + when + "; " +
            who_is_late(late));
@@ -232,7 +232,7 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
             group().last_operation_of(r) + ")";
   }
   if (!late.empty()) return late;
-  const int peer = upcalls_.late_peer();
+  const int peer = callbacks_.late_peer();
   return "all ranks have called it, so a device or the link between two is stuck" +
          (peer < 0 ? ""
                    : " (the kernel here waits for that of rank " + std::to_string(peer) + ")") +
@@ -241,13 +241,13 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
   group().fail(kind, culprit, reason);
-  if (upcalls_.let_pass) upcalls_.let_pass();
+  if (callbacks_.let_pass) callbacks_.let_pass();
 }
 
 void StreamWatch::stop_once() {
   if (stopped_.exchange(true)) return;
   try {
-    upcalls_.stop();
+    callbacks_.stop();
   } catch (const Error&) {  // the device itself is broken: nothing runs there any more
   }
 }

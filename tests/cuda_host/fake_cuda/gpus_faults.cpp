@@ -40,14 +40,14 @@ void a_kernel_that_waits_in_vain() {
 
 // Of three processes one is killed between two operations: the others say so, and the memory that
 // it has mapped, and its own that they have, does nobody any harm.
-void a_process_is_killed(const std::string& meeting) {
+void a_process_is_killed(const std::string& barrier) {
   constexpr int kDies = 2;
   fake_cuda::have_devices(3);
-  choose(meeting, "descriptor");
+  choose(barrier, "descriptor");
   const auto run = [&](int rank) {
     std::string said;
     {
-      Comm comm = join({"killed by " + meeting, 3, 3, false}, rank);
+      Comm comm = join({"killed by " + barrier, 3, 3, false}, rank);
       const Program program(comm->device());
       Tensor tensor(*comm, 300'000);
       tensor.fill(0.0F);

@@ -109,13 +109,13 @@ void trace(MappedCommunicator& comm, Device::Stream stream) {
   for (const TraceEvent& event : events) CHECK(event.begin_ns <= event.end_ns);
 }
 
-void run_rank(const Job& job, int rank, const std::string& meeting, const std::string& memory) {
+void run_rank(const Job& job, int rank, const std::string& barrier, const std::string& memory) {
   CHECK(!fake_cuda::has_context());
   {
     Comm comm = join(job, rank);
     CHECK(!fake_cuda::has_context() && !fake_cuda::has_error());
     const std::string description = comm->describe();
-    if (meeting != "auto") CHECK(description.ends_with("meetings: " + meeting));
+    if (barrier != "auto") CHECK(description.ends_with("barrier: " + barrier));
     if (memory != "auto") CHECK(description.find("(" + memory + ")") != std::string::npos);
     const Program program(comm->device());
     collectives(*comm, program.stream(), static_cast<unsigned>(job.world));
@@ -140,18 +140,18 @@ void run_rank(const Job& job, int rank, const std::string& meeting, const std::s
 
 }  // namespace
 
-void as_threads(const Job& job, const std::string& meeting, const std::string& memory) {
+void as_threads(const Job& job, const std::string& barrier, const std::string& memory) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < job.world; ++rank) {
-    ranks.emplace_back([&, rank] { run_rank(job, rank, meeting, memory); });
+    ranks.emplace_back([&, rank] { run_rank(job, rank, barrier, memory); });
   }
   for (std::thread& rank : ranks) rank.join();
   nothing_is_left();
 }
 
-void as_processes(const Job& job, const std::string& meeting, const std::string& memory) {
+void as_processes(const Job& job, const std::string& barrier, const std::string& memory) {
   const auto run = [&](int rank) {
-    run_rank(job, rank, meeting, memory);
+    run_rank(job, rank, barrier, memory);
     nothing_is_left();
   };
   for (const int status : statuses_of(job.world, run)) CHECK(status == 0);

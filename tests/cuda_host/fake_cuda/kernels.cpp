@@ -98,8 +98,8 @@ struct Registered {
 
 Registered found(const std::string& name) {
   using namespace dpcore;
-  static const ReduceTable<int, Named<element::OrderedByStream>> ordered;
-  static const ReduceTable<int, Named<element::MeetsPeers>> meeting;
+  static const ReduceTable<int, Named<element::StreamOrder>> ordered;
+  static const ReduceTable<int, Named<element::InKernelBarrier>> barrier;
   const size_t opens = name.find("reduce_kernel<");
   if (opens != std::string::npos) {
     const size_t begin = opens + std::strlen("reduce_kernel<");
