@@ -1,6 +1,6 @@
-// Gradients that do not come once per backward: unused parameters, found in the graph or agreed on
-// with the other ranks; parameters of a static graph, which may come several times; and those of a
-// rank that has no inputs any more.
+// Gradients that arrive never, or more than once per backward: unused parameters, found in the
+// graph or agreed on with the other ranks; parameters of a static graph; and those of a rank that
+// has no inputs any more.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 

@@ -53,7 +53,8 @@ class Network {
   using Aside = std::map<std::pair<uint64_t, MessageTag>, std::vector<Fragment>>;
 
   // `wake_event`, from make_wake_event(), is what sleep() listens to besides the connections; the
-  // ranks of this host have copies of it. Peers without connections are none of the network's.
+  // ranks of this host have copies of it. Peers on the same host have no connection and are
+  // not handled here.
   Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event);
   static Descriptor make_wake_event();
   Network(const Network&) = delete;

@@ -264,11 +264,11 @@ void CollectiveOperation::start_body() {
   }
 }
 
-// This rank touches no peer's memory for the operation any more.
+// This rank no longer accesses its peers' memory for the operation.
 void CollectiveOperation::finish(bool ring) {
   fault::reach(fault::Point::exit, me(), number_);
   group_->finish_operation(number_);
-  // Who only gives may be ahead: the others still read what it would take away from them.
+  // A rank that only sends may be ahead: the others still read what it would take away from them.
   const bool fills_again = is_small_ && !is_tiny_ && publishes() && consumes();
   const size_t stage_bytes = fills_again ? bytes_ : 0;
   shared_->fetch_for_writing(number_ + 1, stage_bytes);

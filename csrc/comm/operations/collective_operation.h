@@ -58,9 +58,9 @@ class CollectiveOperation final : public Operation {
 
   ~CollectiveOperation() override;
 
-  // Whether the operation is so small that its data goes with the word that a rank has entered.
+  // Whether the operation is so small that its data travels in the frame that announces entry.
   static bool is_small(const Request& request, int world);
-  // Of the whole buffer; of all ranks' parts, where there is one per rank.
+  // Bytes in the whole buffer, or in all ranks' parts together.
   static size_t bytes_of(const Request& request, int world);
   // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
   // wait instead of two.
