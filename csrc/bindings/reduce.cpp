@@ -33,9 +33,13 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
                       std::to_string(inputs.size()) + " inputs: give one per input");
   }
   std::vector<const void*> in;
-  for (uintptr_t address : inputs) in.push_back(reinterpret_cast<const void*>(address));
+  for (uintptr_t address : inputs) {
+    in.push_back(reinterpret_cast<const void*>(address));
+  }
   std::vector<void*> out;
-  for (uintptr_t address : outputs) out.push_back(reinterpret_cast<void*>(address));
+  for (uintptr_t address : outputs) {
+    out.push_back(reinterpret_cast<void*>(address));
+  }
   const ReduceSpec spec{.dtype = parse_dtype(dtype),
                         .op = parse_reduce_op(op),
                         .post = post,
@@ -70,11 +74,15 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
                  parse_dtype(flat_type), to_flat, factor);
   const auto device = device_name.empty() ? nullptr : device_named(device_name);
   if (!device) {
-    for (const PartList& launch : launches) copy_on_host(launch, workers);
+    for (const PartList& launch : launches) {
+      copy_on_host(launch, workers);
+    }
     return launches.size();
   }
   const DeviceGuard here(*device);
-  for (const PartList& launch : launches) device->copy_parts(nullptr, launch);
+  for (const PartList& launch : launches) {
+    device->copy_parts(nullptr, launch);
+  }
   device->synchronize(nullptr);
   return launches.size();
 }

@@ -98,7 +98,9 @@ py::object barrier(const py::object& self, double timeout, bool asynchronous) {
     request.timeout_s = timeout;
     work = comm.core->submit(std::move(request), {}, current);
     // The one operation whose result is that time has passed.
-    if (!asynchronous) comm.core->wait(work, 0, check_signals);
+    if (!asynchronous) {
+      comm.core->wait(work, 0, check_signals);
+    }
   }
   return asynchronous ? finish(comm, self, std::move(work), true, {}) : py::none();
 }
@@ -141,12 +143,16 @@ void wait_for(PyStreamWork& held, double timeout) {
   }
   const Device::Stream current = held.communicator->current_stream();
   const py::gil_scoped_release no_gil;
-  if (timeout > 0) held.communicator->core->wait(held.work, timeout, check_signals);
+  if (timeout > 0) {
+    held.communicator->core->wait(held.work, timeout, check_signals);
+  }
   held.communicator->core->order(held.work, current);
 }
 
 py::object failure_of(PyStreamWork& held) {
-  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) return py::none();
+  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) {
+    return py::none();
+  }
   return told(held.communicator->core->group());
 }
 

@@ -42,7 +42,9 @@ std::vector<RankInfo> everybody(Communicator& control, const RankInfo& own,
 bool share_a_device(const std::vector<RankInfo>& infos) {
   for (size_t a = 0; a < infos.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
-      if (std::strcmp(infos[a].uuid, infos[b].uuid) == 0) return true;
+      if (std::strcmp(infos[a].uuid, infos[b].uuid) == 0) {
+        return true;
+      }
     }
   }
   return false;
@@ -52,7 +54,9 @@ bool share_a_device(const std::vector<RankInfo>& infos) {
 std::string_view chosen_of(const std::vector<RankInfo>& infos) {
   for (size_t r = 0; r < infos.size(); ++r) {
     const std::string who = "rank " + std::to_string(r);
-    if (infos[r].trouble[0] != '\0') throw Unsupported(who + ": " + infos[r].trouble);
+    if (infos[r].trouble[0] != '\0') {
+      throw Unsupported(who + ": " + infos[r].trouble);
+    }
     if (std::strcmp(infos[r].wanted, infos[0].wanted) != 0) {
       throw Mismatch("rank 0 asks for '" + std::string(infos[0].wanted) + "' on GPUs, " + who +
                      " for '" + infos[r].wanted + "': set the same on all ranks");

@@ -35,7 +35,9 @@ struct Pending {
 };
 
 void check(const Pending& pending) {
-  for (const int32_t value : pending.data) CHECK(value == pending.expected);
+  for (const int32_t value : pending.data) {
+    CHECK(value == pending.expected);
+  }
 }
 
 Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
@@ -71,7 +73,9 @@ void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   const DeviceGuard here(comm.device());
   const Device::Stream stream = comm.device().make_stream();
   comm.trace().start(8);
-  if (comm.rank() == 0) std::this_thread::sleep_for(kLate);
+  if (comm.rank() == 0) {
+    std::this_thread::sleep_for(kLate);
+  }
   const Pending pending = start(comm, dice, 1000, true, stream);
   comm.order(pending.work, stream);
   comm.device().synchronize(stream);
@@ -189,7 +193,9 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   uint64_t dropped = 0;
   const std::vector<TraceEvent> recorded = comm->stop_trace(&dropped);
   CHECK(recorded.size() == static_cast<size_t>(rounds) && dropped == 0);
-  for (const TraceEvent& event : recorded) CHECK(event.begin_ns <= event.end_ns);
+  for (const TraceEvent& event : recorded) {
+    CHECK(event.begin_ns <= event.end_ns);
+  }
   wait_for_a_late_rank(*comm, dice);
   keep_memory(*comm, dice);
   CHECK(is_as_it_was());
@@ -223,7 +229,9 @@ int main(int argc, char** argv) {
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back(run_rank, rank, world, job, seed, rounds);
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   std::printf("world %d, seed %u, %d rounds: fine\n", world, seed, rounds);
   return 0;
 }

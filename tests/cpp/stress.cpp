@@ -45,21 +45,33 @@ std::vector<int64_t> expected_of(const Request& request, int rank, int world) {
   const size_t n = request.count;
   switch (request.collective) {
     case Collective::all_reduce:
-      for (size_t i = 0; i < n; ++i) result.push_back(sum(i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(sum(i));
+      }
       break;
     case Collective::reduce_scatter:
-      for (size_t i = 0; i < n; ++i) result.push_back(sum(rank * n + i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(sum(rank * n + i));
+      }
       break;
     case Collective::all_gather:
-      for (int r = 0; r < world; ++r)
-        for (size_t i = 0; i < n; ++i) result.push_back(value(r, i));
+      for (int r = 0; r < world; ++r) {
+        for (size_t i = 0; i < n; ++i) {
+          result.push_back(value(r, i));
+        }
+      }
       break;
     case Collective::all_to_all:
-      for (int r = 0; r < world; ++r)
-        for (size_t i = 0; i < n; ++i) result.push_back(value(r, rank * n + i));
+      for (int r = 0; r < world; ++r) {
+        for (size_t i = 0; i < n; ++i) {
+          result.push_back(value(r, rank * n + i));
+        }
+      }
       break;
     case Collective::broadcast:
-      for (size_t i = 0; i < n; ++i) result.push_back(value(request.root, i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(value(request.root, i));
+      }
       break;
     default:
       break;

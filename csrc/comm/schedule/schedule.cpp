@@ -75,13 +75,17 @@ bool has_one_level(Collective collective, const std::vector<int>& hosts) {
 
 const Entry& find_entry(std::string_view name, Collective collective) {
   for (const Entry& entry : kEntries) {
-    if (entry.collective == collective && entry.name == name) return entry;
+    if (entry.collective == collective && entry.name == name) {
+      return entry;
+    }
   }
   std::string known;
   for (const std::string& other : algorithms_of(collective)) {
     known += known.empty() ? other : ", " + other;
   }
-  if (known.empty()) known = "none, it moves no data";
+  if (known.empty()) {
+    known = "none, it moves no data";
+  }
   throw Unsupported("there is no algorithm '" + std::string(name) + "' for " +
                     std::string(name_of(collective)) + "; choose one of: " + known);
 }
@@ -131,7 +135,9 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
 std::vector<std::string> algorithms_of(Collective collective) {
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) {
-    if (entry.collective == collective) names.emplace_back(entry.name);
+    if (entry.collective == collective) {
+      names.emplace_back(entry.name);
+    }
   }
   return names;
 }

@@ -8,7 +8,9 @@ namespace dpcore {
 
 std::shared_ptr<Device> device_named(const std::string& name, const std::string& uuid) {
   constexpr std::string_view kCuda = "cuda:";
-  if (name == "host") return host_device(uuid);
+  if (name == "host") {
+    return host_device(uuid);
+  }
   const std::string number = name.starts_with(kCuda) ? name.substr(kCuda.size()) : "";
   if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos) {
     throw Unsupported("device '" + name +

@@ -113,10 +113,14 @@ class Device {
   virtual void raise_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
   // All of them, as one item of work where the device can.
   virtual void wait_flags(Stream stream, std::span<const FlagNumber> flags) {
-    for (const FlagNumber& flag : flags) wait_flag(stream, flag.flag, flag.number);
+    for (const FlagNumber& flag : flags) {
+      wait_flag(stream, flag.flag, flag.number);
+    }
   }
   virtual void raise_flags(Stream stream, std::span<const FlagNumber> flags) {
-    for (const FlagNumber& flag : flags) raise_flag(stream, flag.flag, flag.number);
+    for (const FlagNumber& flag : flags) {
+      raise_flag(stream, flag.flag, flag.number);
+    }
   }
 
   // Into the stream:

@@ -48,7 +48,9 @@ class CudaDevice final : public Device {
     return {before != own, before};
   }
   void detach(const Attachment& was) noexcept override {
-    if (was.changed) Driver::get().make_context_current(static_cast<CUcontext>(was.before));
+    if (was.changed) {
+      Driver::get().make_context_current(static_cast<CUcontext>(was.before));
+    }
   }
 
   Stream make_stream() override {
@@ -223,7 +225,9 @@ class CudaDevice final : public Device {
       std::transform(now.begin(), now.end(), items.begin(), make);
       const CUresult result = Driver::get().stream_batch(
           as_stream(stream), static_cast<unsigned>(now.size()), items.data(), 0);
-      if (result != CUDA_SUCCESS) Driver::check(result, name() + ": cuStreamBatchMemOp");
+      if (result != CUDA_SUCCESS) {
+        Driver::check(result, name() + ": cuStreamBatchMemOp");
+      }
       flags = flags.subspan(now.size());
     }
   }
@@ -239,16 +243,22 @@ bool is_known_to_work(int index, bool now = false) {
   static std::mutex mutex;
   static std::set<int> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (now) known.insert(index);
+  if (now) {
+    known.insert(index);
+  }
   return known.contains(index);
 }
 
 }  // namespace
 
 std::shared_ptr<Device> cuda_device(int index) {
-  if (is_known_to_work(index)) return std::make_shared<CudaDevice>(index);
+  if (is_known_to_work(index)) {
+    return std::make_shared<CudaDevice>(index);
+  }
   const CudaProbe probe = probe_cuda(index);
-  if (!probe.problem.empty()) throw Unsupported("no GPU can be used: " + probe.problem);
+  if (!probe.problem.empty()) {
+    throw Unsupported("no GPU can be used: " + probe.problem);
+  }
   if (index < 0 || index >= probe.devices) {
     throw Unsupported("cuda:" + std::to_string(index) + " does not exist: this process sees " +
                       std::to_string(probe.devices) +

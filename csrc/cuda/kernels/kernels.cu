@@ -26,13 +26,17 @@ size_t processors() {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   }
-  if (error != cudaSuccess) cudaGetLastError();  // the launch will say it
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // the launch will say it
+  }
   return static_cast<size_t>(std::max(count, 1));
 }
 
 void launch_in_order(const DeviceReduction& job, const ShareSync& sync, void* stream) {
   const ReduceShares& shares = job.shares;
-  if (shares.count == 0) return;
+  if (shares.count == 0) {
+    return;
+  }
   const size_t per_block = shares.packs > 0 ? kThreads * 4 : kThreads;
   const size_t work = shares.packs > 0 ? shares.packs : shares.count;
   const size_t blocks =
@@ -53,7 +57,9 @@ void launch(const DeviceReduction& job, const ShareSync& sync, void* stream) {
 }
 
 void launch(const PartList& list, void* stream) {
-  if (blocks_of(list) == 0) return;
+  if (blocks_of(list) == 0) {
+    return;
+  }
   copy_kernel<<<blocks_of(list), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list);
   check_launch("a copy of gradients");
 }

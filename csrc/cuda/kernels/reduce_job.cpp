@@ -88,7 +88,9 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
   shares.post = spec.post;
   shares.divisor = spec.divisor;
   shares.has_pre = spec.pre != nullptr;
-  if (spec.pre != nullptr) std::copy_n(spec.pre, in.size(), shares.pre);
+  if (spec.pre != nullptr) {
+    std::copy_n(spec.pre, in.size(), shares.pre);
+  }
   const bool keeps_bits = in.size() == 1 && spec.pre == nullptr && spec.post == 1.0 &&
                           spec.divisor == 1 && spec.dtype != DType::boolean;
   // One operand of bytes: itself.
@@ -103,7 +105,9 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
 void run_on_host(const DeviceReduction& job, size_t workers) {
   static constexpr ReduceTable<OnHost::Function, OnHost> kTable;
   const OnHost::Function run = kTable.find(job.kernel.dtype, job.kernel.op);
-  for (size_t worker = 0; worker < workers; ++worker) run(job.shares, worker, workers);
+  for (size_t worker = 0; worker < workers; ++worker) {
+    run(job.shares, worker, workers);
+  }
 }
 
 void run_on_host(const DeviceReduction& job, const ShareSync& sync) {

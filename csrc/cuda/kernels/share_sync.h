@@ -145,7 +145,9 @@ struct InKernelBarrier {
     bool said = false;
     for (uint32_t looks = 1; !has_reached(look_at(word), number); ++looks) {
       if (looks % kLooks == 0) {
-        if (look_at(sync.given_up) != 0) return false;
+        if (look_at(sync.given_up) != 0) {
+          return false;
+        }
         const uint64_t waited = clock_ns() - begin;
         if (!said && waited > sync.patience_ns / kPartBeforeSaying) {
           publish(sync.late, LatePeer::of(peer, block));
@@ -158,7 +160,9 @@ struct InKernelBarrier {
       }
       rest();
     }
-    if (said && look_at(sync.given_up) == 0) publish(sync.late, 0);
+    if (said && look_at(sync.given_up) == 0) {
+      publish(sync.late, 0);
+    }
     return true;
   }
 
@@ -166,44 +170,60 @@ struct InKernelBarrier {
   static DPCORE_BOTH bool wait_for_peers(const ShareSync& sync, Block& block, uint32_t number) {
     const int own = block.index();
     for (int p = block.thread(); p < sync.world; p += block.threads()) {
-      if (p != sync.rank) publish(&sync.pads[p]->arrived[own][sync.rank], number);
+      if (p != sync.rank) {
+        publish(&sync.pads[p]->arrived[own][sync.rank], number);
+      }
     }
     const uint64_t begin = clock_ns();
     bool all_came = true;
     for (int p = block.thread(); p < sync.world; p += block.threads()) {
-      if (p != sync.rank) all_came = arrives(sync, p, own, number, begin) && all_came;
+      if (p != sync.rank) {
+        all_came = arrives(sync, p, own, number, begin) && all_came;
+      }
     }
     return block.all(all_came);
   }
 
   template <class Block>
   static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
-    if (!block.all(is_wanted(sync, block))) return false;
-    if (!sync.enters) return true;
+    if (!block.all(is_wanted(sync, block))) {
+      return false;
+    }
+    if (!sync.enters) {
+      return true;
+    }
     uint32_t* rounds = &sync.pads[sync.rank]->rounds[block.index()];
     const uint32_t number = *rounds + 1;
     const bool came =
         wait_for_peers(sync, block, number);  // behind it all threads have read the number
-    if (block.thread() == 0) *rounds = number;
+    if (block.thread() == 0) {
+      *rounds = number;
+    }
     return came;
   }
 
   template <class Block>
   static DPCORE_BOTH void leave(const ShareSync& sync, Block& block) {
-    if (!sync.leaves) return;
+    if (!sync.leaves) {
+      return;
+    }
     fence_for_system();
     block.all(true);  // everything is written, and the number as well
     uint32_t* rounds = &sync.pads[sync.rank]->rounds[block.index()];
     const uint32_t number = *rounds + 1;
     wait_for_peers(sync, block, number);
-    if (block.thread() == 0) *rounds = number;
+    if (block.thread() == 0) {
+      *rounds = number;
+    }
   }
 };
 
 // What one worker does of a kernel.
 template <class Reducer, class Policy, class Block>
 DPCORE_BOTH void run_share(const ReduceShares& job, const ShareSync& sync, Block& block) {
-  if (!Policy::enter(sync, block)) return;
+  if (!Policy::enter(sync, block)) {
+    return;
+  }
   const auto threads = static_cast<size_t>(block.threads());
   Reducer::run(job, static_cast<size_t>(block.index()) * threads + block.thread(),
                static_cast<size_t>(block.blocks()) * threads);

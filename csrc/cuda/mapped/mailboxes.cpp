@@ -17,7 +17,9 @@ Mailboxes::Mailboxes(Device& device, Device::Stream stream, int rank,
   const auto me = static_cast<size_t>(rank);
   FlagPage& own = *pages_on_device[me];
   for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (peer == me) continue;
+    if (peer == me) {
+      continue;
+    }
     FlagPage& theirs = *pages_on_device[peer];
     outgoing_[peer].mailbox = boxes[me] + peer * kBytes;
     outgoing_[peer].sent = &own.sent[peer].value;
@@ -44,7 +46,9 @@ void Mailboxes::end_group() {
   // Several messages to one peer are taken one after the other, in as many turns.
   const auto turns = [](std::vector<Message>& messages, auto piece) {
     std::vector<std::pair<Message, size_t>> open;  // with how much of it has gone
-    for (const Message& message : messages) open.push_back({message, 0});
+    for (const Message& message : messages) {
+      open.push_back({message, 0});
+    }
     messages.clear();
     return [open = std::move(open), piece]() mutable {
       std::vector<int> served;
@@ -98,10 +102,14 @@ bool Mailboxes::is_taken_by(int peer) const {
 void Mailboxes::let_pass() {
   const auto raise = [](FlagPage::Line& flag, uint32_t number) {
     const std::atomic_ref<uint32_t> value(flag.value);
-    if (value.load() != number + kReleased) value.store(number + kReleased);
+    if (value.load() != number + kReleased) {
+      value.store(number + kReleased);
+    }
   };
   for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (static_cast<int>(peer) == rank_) continue;
+    if (static_cast<int>(peer) == rank_) {
+      continue;
+    }
     raise(pages_[peer]->sent[rank_], incoming_[peer].number.load());
     raise(pages_[peer]->taken[rank_], outgoing_[peer].number.load());
   }

@@ -82,9 +82,13 @@ MappedCommunicator::~MappedCommunicator() {
   const bool may_go = !group().failed() && everybody_leaves();
   if (regions_) {
     const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
-    if (!has_passed_ || !owner_may_leave) regions_->abandon();
+    if (!has_passed_ || !owner_may_leave) {
+      regions_->abandon();
+    }
     at_the_end(*device_, [this] {
-      if (has_passed_) regions_->forget_peers();
+      if (has_passed_) {
+        regions_->forget_peers();
+      }
     });
   }
   if (!may_go) {
@@ -99,7 +103,9 @@ MappedCommunicator::~MappedCommunicator() {
 bool MappedCommunicator::everybody_leaves() {
   const int64_t deadline = now_ns() + kDeparturePatienceNs;
   while (!group().everybody_left()) {
-    if (now_ns() > deadline) return false;
+    if (now_ns() > deadline) {
+      return false;
+    }
     group().endpoint().look_for_deaths();
     std::this_thread::sleep_for(kNap);
   }
@@ -127,7 +133,9 @@ std::string MappedCommunicator::agree_on_barrier() {
   own.page = control_->endpoint().arena().offset_of(own_page_.get(), 1);
   std::strncpy(own.uuid, device_->uuid().c_str(), sizeof(own.uuid) - 1);
   const char* wish = std::getenv("DPCORE_CUDA_SYNC");
-  if (wish != nullptr) std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  if (wish != nullptr) {
+    std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  }
   std::vector<RankInfo> infos(ranks);
   Request request;
   request.collective = Collective::all_gather;
@@ -184,7 +192,9 @@ void MappedCommunicator::open(const std::string& barrier) {
 
 std::string MappedCommunicator::describe() const {
   std::string text = "mapped memory of " + device_->name();
-  if (regions_) text += " (" + std::string(name_of(regions_->kind())) + ")";
+  if (regions_) {
+    text += " (" + std::string(name_of(regions_->kind())) + ")";
+  }
   return barrier_ ? text + ", barrier: " + barrier_->name() : text;
 }
 
@@ -192,7 +202,9 @@ std::map<std::string, uint64_t> MappedCommunicator::paths() {
   const std::lock_guard<std::mutex> lock(calls_);
   std::map<std::string, uint64_t> counted;
   for (size_t path = 0; path < runs_.size(); ++path) {
-    if (runs_[path] > 0) counted[std::string(name_of(static_cast<PushPath>(path)))] = runs_[path];
+    if (runs_[path] > 0) {
+      counted[std::string(name_of(static_cast<PushPath>(path)))] = runs_[path];
+    }
   }
   return counted;
 }
@@ -220,10 +232,16 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
   AskedAlgorithm asked;
   if (request.collective != Collective::barrier && !request.program) {
     asked = resolve_algorithm(request.collective, algorithm, options_.algorithm);
-    if (!asked.literal) planned_ = plan_push(request, asked.name, world(), *regions_);
+    if (!asked.literal) {
+      planned_ = plan_push(request, asked.name, world(), *regions_);
+    }
   }
-  if (capturing_) check_captured(request);
-  if (request.collective == Collective::barrier) return;
+  if (capturing_) {
+    check_captured(request);
+  }
+  if (request.collective == Collective::barrier) {
+    return;
+  }
   if (planned_.path != PushPath::none) {
     request.layout ^= layout_of(planned_);
     return;
@@ -240,7 +258,9 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
 // Nobody looks after what runs in a graph, but what went wrong there is found at the next call.
 void MappedCommunicator::check_captured(const Request& request) const {
   const bool is_barrier = request.collective == Collective::barrier;
-  if (barrier_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) return;
+  if (barrier_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) {
+    return;
+  }
   throw Unsupported(
       "backend='cuda' can't capture this into a graph: " +
       std::string(barrier_->can_be_captured()
@@ -263,17 +283,25 @@ void MappedCommunicator::enqueue(const Request& request) {
               [this](size_t bytes) { return scratch(bytes); });
     return;
   }
-  if (world() > 1) barrier_->wait();
+  if (world() > 1) {
+    barrier_->wait();
+  }
 }
 
 const char* MappedCommunicator::path_of(const Request& request) const {
-  if (world() == 1) return path_name::kAlone;
-  if (request.collective == Collective::barrier) return path_name::kBarrier;
+  if (world() == 1) {
+    return path_name::kAlone;
+  }
+  if (request.collective == Collective::barrier) {
+    return path_name::kBarrier;
+  }
   return request.program ? path_name::kMoves : name_of(planned_.path, request.collective, world());
 }
 
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
-  if (capturing_) throw Unsupported("backend='cuda' can't capture messages into a graph");
+  if (capturing_) {
+    throw Unsupported("backend='cuda' can't capture messages into a graph");
+  }
   for (const StreamMessage& message : messages) {
     if (message.sends) {
       mailboxes_->send(message.data, message.bytes, message.peer);
@@ -288,7 +316,9 @@ void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
 
 // What this rank has sent has to be taken before it goes.
 void MappedCommunicator::release() {
-  if (!is_open_) return;
+  if (!is_open_) {
+    return;
+  }
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   for (int r = 0; r < world(); ++r) {
     while (r != rank() && !mailboxes_->is_taken_by(r)) {
@@ -306,7 +336,9 @@ void MappedCommunicator::release() {
 }
 
 StreamWatch::Trouble MappedCommunicator::trouble() {
-  if (!is_open_ || group().failed() || !barrier_->gave_up()) return {};
+  if (!is_open_ || group().failed() || !barrier_->gave_up()) {
+    return {};
+  }
   const int late = late_peer();
   // Nobody: who was late has come to one block after another one had given up.
   const std::string whom =
@@ -320,14 +352,18 @@ int MappedCommunicator::late_peer() const { return is_open_ ? barrier_->late_pee
 
 // By whoever finds out that it failed, whatever other threads are in. Words of memory, and no lock.
 void MappedCommunicator::let_pass() {
-  if (!is_open_) return;  // the ranks have not met: nothing waits in the stream
+  if (!is_open_) {
+    return;  // the ranks have not met: nothing waits in the stream
+  }
   barrier_->give_up();
   barrier_->let_pass();
   mailboxes_->let_pass();
 }
 
 void MappedCommunicator::stop() {
-  if (!is_open_) return;
+  if (!is_open_) {
+    return;
+  }
   has_passed_ = false;
   let_pass();  // before anything that may wait for the device's driver
   const DeviceGuard here(*device_);

@@ -32,7 +32,9 @@ PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankBarr
 
 void PushCollectives::run(const Request& request, const PushPlan& plan, bool captured) {
   captured_ = captured;
-  if (request.count == 0) return;
+  if (request.count == 0) {
+    return;
+  }
   if (plan.path == PushPath::direct_push) {
     run_direct(request, plan);
     return;
@@ -61,7 +63,9 @@ void PushCollectives::run_direct(const Request& request, const PushPlan& plan) {
   const size_t largest = chunk_range(request.count, world(), 0).size() * element;
   const auto on_all = [&](auto& operands, const SharedRegions::Address& address, size_t elements) {
     operands.clear();
-    for (int r = 0; r < world(); ++r) operands.push_back(address.on(r) + elements * element);
+    for (int r = 0; r < world(); ++r) {
+      operands.push_back(address.on(r) + elements * element);
+    }
   };
   switch (request.collective) {
     case Collective::all_reduce:
@@ -149,7 +153,9 @@ void PushCollectives::gather_parts(const Request& request) {
       copy(request.output + at * element, r == rank_ ? request.input + begin * element : slot_of(r),
            rest_of(part(r), begin, piece) * element);
     }
-    if (captured_) barrier_.wait();
+    if (captured_) {
+      barrier_.wait();
+    }
   }
 }
 
@@ -179,7 +185,9 @@ void PushCollectives::broadcast(const Request& request) {
     if (!is_root) {
       copy(request.output + begin * element, slot_of(shares ? rank_ : request.root), n * element);
     }
-    if (captured_ && !shares) barrier_.wait();
+    if (captured_ && !shares) {
+      barrier_.wait();
+    }
   }
 }
 
@@ -187,7 +195,9 @@ void PushCollectives::broadcast(const Request& request) {
 // ---------------------------------------------------------------------------
 
 void PushCollectives::next_slot() {
-  if (!captured_) turn_ = 1 - turn_;
+  if (!captured_) {
+    turn_ = 1 - turn_;
+  }
   slot_ = captured_ ? kSlots - 1 : turn_;
 }
 
@@ -206,7 +216,9 @@ void PushCollectives::fill(size_t offset) {
 }
 
 void PushCollectives::copy(void* to, const void* from, size_t bytes) {
-  if (to != from && bytes > 0) device_.copy(stream_, to, from, bytes);
+  if (to != from && bytes > 0) {
+    device_.copy(stream_, to, from, bytes);
+  }
 }
 
 void PushCollectives::bring_in(const Request& request, std::byte* to, const std::byte* from,

@@ -21,7 +21,9 @@ bool is_small(const Request& request, int world) {
 }
 
 bool has_schedule(Collective collective, const std::string& algorithm) {
-  if (algorithm == "auto") return true;
+  if (algorithm == "auto") {
+    return true;
+  }
   switch (collective) {
     case Collective::all_reduce:
       return algorithm == "two_shot" || algorithm == "one_shot";
@@ -62,7 +64,9 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
                         (algorithm == "one_shot" || is_small(request, world));
   plan.path = one_shot ? PushPath::one_shot_stage
                        : (reduces_whole ? PushPath::two_shot_stage : PushPath::stage);
-  if (one_shot || request.op == ReduceOp::premul_sum) return plan;
+  if (one_shot || request.op == ReduceOp::premul_sum) {
+    return plan;
+  }
   const auto all_parts = [&](const std::vector<uint64_t>& parts) {
     return part_begin_of(request, parts, world) * element;
   };
@@ -83,7 +87,9 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
     output = regions.find(request.output, whole);
     is_direct = output && request.input == request.output;
   }
-  if (is_direct) plan = {PushPath::direct_push, input, output};
+  if (is_direct) {
+    plan = {PushPath::direct_push, input, output};
+  }
   return plan;
 }
 

@@ -25,7 +25,9 @@ class StreamBarrier final : public RankBarrier {
     std::vector<FlagNumber> own;
     std::vector<FlagNumber> theirs;
     for (int r = 0; r < world(); ++r) {
-      if (r == rank_) continue;
+      if (r == rank_) {
+        continue;
+      }
       own.push_back({&on_device(rank_).arrived[r].value, number});
       theirs.push_back({&on_device(r).arrived[rank_].value, number});
     }
@@ -35,22 +37,30 @@ class StreamBarrier final : public RankBarrier {
 
   void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
               size_t count, size_t, Barriers barriers) override {
-    if (barriers.enters) wait();
+    if (barriers.enters) {
+      wait();
+    }
     if (count > 0) {
       ShareSync sync;
       sync.given_up = &on_device(rank_).given_up.value;
       device_.reduce_together(stream_, spec, in, out, count, sync);
     }
-    if (barriers.leaves) wait();
+    if (barriers.leaves) {
+      wait();
+    }
   }
 
   // Words that nobody else waits for. A peer's stream may lower one again.
   void let_pass() override {
     for (int r = 0; r < world(); ++r) {
-      if (r == rank_) continue;
+      if (r == rank_) {
+        continue;
+      }
       const std::atomic_ref<uint32_t> word(page(r).arrived[rank_].value);
       const uint32_t passes = number_.load() + kReleased;
-      if (word.load() != passes) word.store(passes);
+      if (word.load() != passes) {
+        word.store(passes);
+      }
     }
   }
 
@@ -109,7 +119,9 @@ bool RankBarrier::gave_up() const {
 }
 
 std::string choose_barrier(std::span<const std::string> uuids, const std::string& wish) {
-  if (wish == "stream" || wish == "fused") return wish;
+  if (wish == "stream" || wish == "fused") {
+    return wish;
+  }
   if (!wish.empty() && wish != "auto") {
     throw Unsupported("DPCORE_CUDA_SYNC=" + wish + ": choose of auto, stream and fused");
   }

@@ -51,7 +51,9 @@ std::shared_ptr<std::byte> offered_here(std::byte* memory, const std::shared_ptr
 
 // Null for memory of another process.
 std::shared_ptr<std::byte> taken_here(const MemoryHandle& handle) {
-  if (handle.process != process_mark()) return nullptr;
+  if (handle.process != process_mark()) {
+    return nullptr;
+  }
   const std::lock_guard<std::mutex> lock(offers().mutex);
   const auto found = offers().memory.find(handle.address);
   return found == offers().memory.end() ? nullptr : found->second.lock();
@@ -74,11 +76,15 @@ SharedRegion::SharedRegion(std::shared_ptr<Device> of, uint64_t number, size_t s
 SharedRegion::~SharedRegion() {
   if (abandoned) {
     new std::shared_ptr<std::byte>(std::move(memory));
-    for (auto& theirs : held) new std::shared_ptr<std::byte>(std::move(theirs));
+    for (auto& theirs : held) {
+      new std::shared_ptr<std::byte>(std::move(theirs));
+    }
     return;
   }
   at_the_end(*device, [this] {
-    if (is_programs && !settled) device->settle();
+    if (is_programs && !settled) {
+      device->settle();
+    }
     forget_peers();
     memory.reset();
   });
@@ -86,7 +92,9 @@ SharedRegion::~SharedRegion() {
 
 void SharedRegion::forget_peers() {
   for (size_t r = 0; r < at.size(); ++r) {
-    if (at[r] != nullptr && at[r] != own && !held[r]) device->forget_memory(at[r]);
+    if (at[r] != nullptr && at[r] != own && !held[r]) {
+      device->forget_memory(at[r]);
+    }
   }
   at.clear();
   held.clear();
@@ -101,11 +109,15 @@ SharedRegions::SharedRegions(std::shared_ptr<Communicator> control, std::shared_
   const char* wish = std::getenv("DPCORE_CUDA_MEMORY");
   Hello own;
   own.support = device_->memory_support();
-  if (wish != nullptr) std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  if (wish != nullptr) {
+    std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  }
   std::vector<Hello> all(static_cast<size_t>(control_->world()));
   gather(&own, sizeof(own), all.data());
   std::vector<MemorySupport> supports;
-  for (const Hello& hello : all) supports.push_back(hello.support);
+  for (const Hello& hello : all) {
+    supports.push_back(hello.support);
+  }
   kind_ = choose_memory(supports, all.front().wish);
 }
 
@@ -173,7 +185,9 @@ SharedRegions::RankInfo SharedRegions::offer(SharedRegion& region, std::string& 
   const std::lock_guard<std::mutex> lock(mutex_);
   int n = 0;
   for (const auto& known : regions_) {
-    if (known->dropped && n < kDroppedAtOnce) own.dropped[n++] = known->id + 1;
+    if (known->dropped && n < kDroppedAtOnce) {
+      own.dropped[n++] = known->id + 1;
+    }
   }
   return own;
 }
@@ -209,7 +223,9 @@ void SharedRegions::check(const std::vector<RankInfo>& infos,
                      ": all ranks have to ask for as much, in the same order");
     }
   }
-  if (!problem.empty()) throw Unsupported(problem);
+  if (!problem.empty()) {
+    throw Unsupported(problem);
+  }
   const auto failed = std::find(who_failed.begin(), who_failed.end(), 1);
   if (failed != who_failed.end()) {
     throw Unsupported("rank " + std::to_string(failed - who_failed.begin()) +
@@ -236,13 +252,17 @@ void SharedRegions::let_go_of_dropped(const std::vector<RankInfo>& infos) {
     dropped.assign(std::make_move_iterator(first), std::make_move_iterator(regions_.end()));
     regions_.erase(first, regions_.end());
   }
-  if (dropped.empty()) return;
+  if (dropped.empty()) {
+    return;
+  }
   device_->settle();
   for (const auto& region : dropped) {
     region->settled = true;
     region->forget_peers();
   }
-  if (kind_ == MemoryKind::ipc) leaving_ = std::move(dropped);
+  if (kind_ == MemoryKind::ipc) {
+    leaving_ = std::move(dropped);
+  }
 }
 
 std::shared_ptr<std::byte> SharedRegions::memory_of(std::shared_ptr<const SharedRegion> region) {
@@ -267,13 +287,17 @@ SharedRegions::Address SharedRegions::find(const void* memory, size_t bytes) con
 
 void SharedRegions::forget_peers() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& region : regions_) region->forget_peers();
+  for (const auto& region : regions_) {
+    region->forget_peers();
+  }
 }
 
 void SharedRegions::abandon() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto* list : {&regions_, &leaving_}) {
-    for (const auto& region : *list) region->abandoned.store(true);
+    for (const auto& region : *list) {
+      region->abandoned.store(true);
+    }
   }
 }
 

@@ -40,7 +40,9 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
       options_(std::move(options)),
       programs_(control_->rank(), control_->world(), {}, options_.deterministic) {
   check_algorithm_name(options_.algorithm);
-  if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
+  if (!options_.trace) {
+    options_.trace = std::make_shared<DeviceTrace>(device_);
+  }
   const DeviceGuard here(*device_);
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
@@ -50,7 +52,9 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
 StreamCommunicator::~StreamCommunicator() {
   let_go_of_kept(true);
   at_the_end(*device_, [this] {
-    for (std::byte* memory : scratch_) device_->release_idle(memory);
+    for (std::byte* memory : scratch_) {
+      device_->release_idle(memory);
+    }
     device_->destroy_event(entry_);
     device_->destroy_stream(stream_);
   });
@@ -64,14 +68,18 @@ void StreamCommunicator::watch() {
 
 void StreamCommunicator::check_usable() const {
   control_->check_usable();
-  if (group().failed()) group().raise_failure();
+  if (group().failed()) {
+    group().raise_failure();
+  }
 }
 
 // ---- calls -----------------------------------------------------------------------------------
 
 DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_t bytes,
                                                  const Request* request) {
-  if (!trace().recording() || work.captured) return 0;
+  if (!trace().recording() || work.captured) {
+    return 0;
+  }
   TraceEvent event = event_of(work, bytes);
   if (request != nullptr) {
     event.path = path_of(*request);
@@ -98,7 +106,9 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
   work->number = work->message.empty() && !work->captured ? next_number_++ : next_number_;
   work->timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
   work->deadline_ns = now_ns() + to_ns(work->timeout_s);
-  if (work->message.empty() && !work->captured) watch_->announce(work->number, what, bytes);
+  if (work->message.empty() && !work->captured) {
+    watch_->announce(work->number, what, bytes);
+  }
   try {
     device_->record(entry_, current);
     device_->wait(stream_, entry_);
@@ -161,7 +171,9 @@ StreamCommunicator::Work StreamCommunicator::take_work() {
     work->event = device_->make_event();
     return work;
   };
-  if (capturing_) return fresh();  // it is the graph's: nobody ever takes it again
+  if (capturing_) {
+    return fresh();  // it is the graph's: nobody ever takes it again
+  }
   // They end in the order in which they were taken: when these are busy, so are the others.
   for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
     Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
@@ -199,7 +211,9 @@ void StreamCommunicator::order(const Work& work, Device::Stream current) {
     wait(work, 0, options_.interrupt);
     return;
   }
-  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
+    group().raise_failure();
+  }
   const DeviceGuard here(*device_);
   trace().waits(work->traced, current);
   device_->wait(current, work->event);
@@ -221,7 +235,9 @@ void StreamCommunicator::wait(const Work& work, double timeout_s,
                      work->describe() + " was not complete " + std::to_string(timeout_s) +
                          " s after wait() began");
       }
-      if (interrupt) interrupt();
+      if (interrupt) {
+        interrupt();
+      }
       std::this_thread::sleep_for(nap);
       nap = std::min(2 * nap, std::chrono::microseconds(kLongestNap));
     }
@@ -237,7 +253,9 @@ void StreamCommunicator::wait(const Work& work, double timeout_s,
   exposed.begin_ns = begin;
   exposed.end_ns = now_ns();
   host_trace().add(exposed);
-  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
+    group().raise_failure();
+  }
 }
 
 void StreamCommunicator::keep(Work work, std::shared_ptr<void> memory) {
@@ -247,7 +265,9 @@ void StreamCommunicator::keep(Work work, std::shared_ptr<void> memory) {
 }
 
 void StreamCommunicator::let_go_of_kept(bool all) {
-  if (!keeps_.load()) return;
+  if (!keeps_.load()) {
+    return;
+  }
   std::vector<Kept> done;  // ends without the lock: it may want that of Python
   const std::lock_guard<std::mutex> lock(keeping_);
   const auto is_needed = [all](const Kept& kept) { return !all && !kept.work->is_complete(); };
@@ -260,7 +280,9 @@ void StreamCommunicator::let_go_of_kept(bool all) {
 std::vector<TraceEvent> StreamCommunicator::stop_trace(uint64_t* dropped) {
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   return trace().stop(dropped, [&] {
-    if (options_.interrupt) options_.interrupt();
+    if (options_.interrupt) {
+      options_.interrupt();
+    }
     return group().failed() || closed() || now_ns() > deadline;
   });
 }
@@ -279,7 +301,9 @@ void StreamCommunicator::abort(const std::string& reason) {
 }
 
 void StreamCommunicator::close() {
-  if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) return;
+  if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) {
+    return;
+  }
   const bool had_failed = group().failed();
   std::optional<DeviceGuard> here;
   try {

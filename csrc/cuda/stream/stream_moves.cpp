@@ -24,7 +24,9 @@ struct Execution {
   void for_each_lane(int step, Use use) const {
     for (int chunk = 0; chunk < program.schedule.chunks; ++chunk) {
       for (const LaneStep& lane : program.lanes[chunk]) {
-        if (lane.step == step && chunks[chunk].elements > 0) use(lane, chunks[chunk]);
+        if (lane.step == step && chunks[chunk].elements > 0) {
+          use(lane, chunks[chunk]);
+        }
       }
     }
   }
@@ -35,15 +37,18 @@ struct Execution {
   size_t arrival_bytes(int step) const {
     size_t bytes = 0;
     for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
-      if (!arrives_at_home(lane))
+      if (!arrives_at_home(lane)) {
         bytes += lane.receives.size() * padded(chunk_memory.elements * element);
+      }
     });
     return bytes;
   }
 
   void bring_home(bool prescales) {
     for (const ChunkMemory& chunk_memory : chunks) {
-      if (chunk_memory.initial == nullptr || chunk_memory.elements == 0) continue;
+      if (chunk_memory.initial == nullptr || chunk_memory.elements == 0) {
+        continue;
+      }
       if (prescales) {
         const void* in = chunk_memory.initial;
         void* out = chunk_memory.home;
@@ -61,7 +66,9 @@ struct Execution {
     messages.begin_group();
     for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
       const size_t bytes = chunk_memory.elements * element;
-      for (const int to : lane.sends) messages.send(chunk_memory.home, bytes, to);
+      for (const int to : lane.sends) {
+        messages.send(chunk_memory.home, bytes, to);
+      }
       for (const int from : lane.receives) {
         messages.receive(arrives_at_home(lane) ? chunk_memory.home : arrival, bytes, from);
         arrival += arrives_at_home(lane) ? 0 : padded(bytes);
@@ -70,7 +77,9 @@ struct Execution {
     messages.end_group();
     arrival = arrivals;
     for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
-      if (arrives_at_home(lane) || lane.receives.empty()) return;
+      if (arrives_at_home(lane) || lane.receives.empty()) {
+        return;
+      }
       if (lane.reduces) {
         add(lane, chunk_memory, arrival);
       } else {
@@ -93,7 +102,9 @@ struct Execution {
       }
       operands.push_back(arrival + i * distance);
     }
-    if (!own_is_in) operands.push_back(chunk_memory.home);
+    if (!own_is_in) {
+      operands.push_back(chunk_memory.home);
+    }
     void* out = chunk_memory.home;
     const ReduceSpec partial{.dtype = reduction.dtype, .op = reduction.op};
     device.reduce(stream, lane.completes ? reduction : partial, operands, {&out, 1},
@@ -104,7 +115,9 @@ struct Execution {
 }  // namespace
 
 std::string algorithm_of_fewest_bytes(Collective collective, int world) {
-  if (collective == Collective::all_reduce) return "two_shot";
+  if (collective == Collective::all_reduce) {
+    return "two_shot";
+  }
   const bool all_is_of_root =
       collective == Collective::broadcast || collective == Collective::reduce;
   return all_is_of_root && world > 2 ? "two_shot" : "direct";
@@ -126,7 +139,9 @@ void run_moves(const Request& request, Device& device, Device::Stream stream,
   lay_out_chunks(request, program, prescales, memory, execution.chunks);
   execution.arrivals = memory + homes;
   execution.bring_home(prescales);
-  for (int step = 0; step < steps; ++step) execution.run_step(step);
+  for (int step = 0; step < steps; ++step) {
+    execution.run_step(step);
+  }
 }
 
 }  // namespace dpcore

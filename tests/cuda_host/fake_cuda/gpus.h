@@ -33,7 +33,9 @@ class Tensor {
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
   ~Tensor() {
-    if (own_ == nullptr) return;
+    if (own_ == nullptr) {
+      return;
+    }
     const DeviceGuard here(*device_);
     device_->release(own_);
   }
@@ -119,7 +121,9 @@ inline void choose(const std::string& barrier, const std::string& memory) {
 
 inline void nothing_is_left() {
   const std::string left = fake_cuda::left_behind();
-  if (!left.empty()) std::fprintf(stderr, "left behind:\n%s", left.c_str());
+  if (!left.empty()) {
+    std::fprintf(stderr, "left behind:\n%s", left.c_str());
+  }
   CHECK(left.empty());
 }
 

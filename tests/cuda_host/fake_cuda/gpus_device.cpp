@@ -58,7 +58,9 @@ void events_order_streams() {
   device->record(end, one);
   device->synchronize(one);
   CHECK(device->elapsed_ns(begin, end) >= 0);
-  for (const Device::Event e : {event, begin, end}) device->destroy_event(e);
+  for (const Device::Event e : {event, begin, end}) {
+    device->destroy_event(e);
+  }
   device->destroy_stream(one);
   device->destroy_stream(other);
   CHECK(!fake_cuda::has_error());

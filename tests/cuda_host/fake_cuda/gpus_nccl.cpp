@@ -85,7 +85,9 @@ void over_nccl(int world) {
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back([&, rank] { run_rank(world, rank, all, capturing); });
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   nothing_is_left();
 }
 

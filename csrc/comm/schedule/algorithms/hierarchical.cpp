@@ -40,7 +40,9 @@ class Hosts {
     for (size_t r = 0; r < host_of_rank.size(); ++r) {
       const int next = static_cast<int>(ranks_.size());
       const int host = numbers.emplace(host_of_rank[r], next).first->second;
-      if (host == next) ranks_.emplace_back();
+      if (host == next) {
+        ranks_.emplace_back();
+      }
       host_of_[r] = host;
       ranks_[static_cast<size_t>(host)].push_back(static_cast<int>(r));
     }
@@ -67,7 +69,9 @@ class Hosts {
   }
   int largest() const {
     size_t most = 0;
-    for (const auto& ranks : ranks_) most = std::max(most, ranks.size());
+    for (const auto& ranks : ranks_) {
+      most = std::max(most, ranks.size());
+    }
     return static_cast<int>(most);
   }
 
@@ -80,21 +84,33 @@ class Builder {
  public:
   explicit Builder(int chunks) { plan_.chunks = chunks; }
   void give(int step, int src, int dst, int chunk, bool reduce) {
-    if (src != dst) plan_.moves.push_back({step, src, dst, chunk, reduce});
+    if (src != dst) {
+      plan_.moves.push_back({step, src, dst, chunk, reduce});
+    }
   }
   void gather_sum(int step, const std::vector<int>& ranks, int at, int chunk) {
-    for (const int rank : ranks) give(step, rank, at, chunk, true);
+    for (const int rank : ranks) {
+      give(step, rank, at, chunk, true);
+    }
   }
   void spread(int step, int from, const std::vector<int>& ranks, int chunk) {
-    for (const int rank : ranks) give(step, from, rank, chunk, false);
+    for (const int rank : ranks) {
+      give(step, from, rank, chunk, false);
+    }
   }
   // Without the steps in which nothing happens, since every rank is alone on its host, say.
   Plan finish() {
     std::map<int, int> numbers;
-    for (const Move& move : plan_.moves) numbers[move.step] = 0;
+    for (const Move& move : plan_.moves) {
+      numbers[move.step] = 0;
+    }
     int next = 0;
-    for (auto& [step, number] : numbers) number = next++;
-    for (Move& move : plan_.moves) move.step = numbers[move.step];
+    for (auto& [step, number] : numbers) {
+      number = next++;
+    }
+    for (Move& move : plan_.moves) {
+      move.step = numbers[move.step];
+    }
     return std::move(plan_);
   }
 
@@ -128,7 +144,9 @@ Plan hierarchical_reduce(const std::vector<int>& host_of_rank, int root) {
     for (int host = 0; host < hosts.count(); ++host) {
       const int leader = hosts.leader_of(chunk, host, root);
       plan.gather_sum(0, hosts.ranks_of(host), leader, chunk);
-      if (leader != root) plan.give(1, leader, home, chunk, true);
+      if (leader != root) {
+        plan.give(1, leader, home, chunk, true);
+      }
     }
     plan.give(2, home, root, chunk, true);
   }
@@ -143,7 +161,9 @@ Plan hierarchical_broadcast(const std::vector<int>& host_of_rank, int root) {
     plan.give(0, root, home, chunk, false);
     for (int host = 0; host < hosts.count(); ++host) {
       const int leader = hosts.leader_of(chunk, host, root);
-      if (leader != root && leader != home) plan.give(1, home, leader, chunk, false);
+      if (leader != root && leader != home) {
+        plan.give(1, home, leader, chunk, false);
+      }
       plan.spread(leader == root ? 0 : 2, leader, hosts.ranks_of(host), chunk);
     }
   }
@@ -169,7 +189,9 @@ Plan hierarchical_all_gather(const std::vector<int>& host_of_rank, int) {
   for (int rank = 0; rank < hosts.world(); ++rank) {
     plan.spread(0, rank, hosts.ranks_of(hosts.of(rank)), rank);
     for (int host = 0; host < hosts.count(); ++host) {
-      if (host == hosts.of(rank)) continue;
+      if (host == hosts.of(rank)) {
+        continue;
+      }
       const int leader = hosts.leader(host, hosts.index_on_host(rank));
       plan.give(0, rank, leader, rank, false);
       plan.spread(1, leader, hosts.ranks_of(host), rank);
