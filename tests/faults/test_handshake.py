@@ -25,7 +25,7 @@ class Rendezvous:
     """Rank 0 of two waits; the second comes when the strangers are done."""
 
     def __init__(self):
-        self.job = f"lobby-{uuid.uuid4().hex}"
+        self.job = f"handshake-{uuid.uuid4().hex}"
         self.listener = _C.TcpListener.at("127.0.0.1:0")
         self.address = self.listener.address
         self.results = {}

@@ -1,4 +1,4 @@
-// One rank's presence among the others: its arena, the mapped arenas of its host, its network
+// One rank among the others: its arena, the mapped arenas of its host, its network
 // connections to ranks of other hosts, its doorbell, and who is still alive.
 //
 // A rank that has connections sleeps on them (epoll) and on an eventfd, of which its local peers

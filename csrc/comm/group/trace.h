@@ -53,8 +53,8 @@ class TraceRecorder {
   std::vector<TraceEvent> stop(uint64_t* dropped);
   void add(const TraceEvent& event);
 
-  // The list of moves that events name by `identity`. Takes no lock and no memory; where all places
-  // are taken the list is not kept.
+  // The list of moves that events name by `identity`. Takes no lock and no memory; where all
+  // entries are taken the list is not kept.
   void keep(uint64_t identity, const std::shared_ptr<const Schedule>& schedule);
   // After stop(): what was kept, which is let go of.
   std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> take_schedules();

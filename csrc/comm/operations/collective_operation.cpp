@@ -138,7 +138,7 @@ Operation::Progress CollectiveOperation::advance() {
 void CollectiveOperation::post() {
   OperationSlot& slot = own_slot();
   Arena& arena = group_->endpoint().arena();
-  const auto place = [&](const void* at, size_t bytes) -> uint64_t {
+  const auto offset_of = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
   if (!is_small_) {  // a small one goes by the slot or the stage anyway
@@ -150,8 +150,8 @@ void CollectiveOperation::post() {
       input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
       output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
     }
-    slot.input_offset = place(request_.input, input_bytes);
-    slot.output_offset = place(request_.output, output_bytes);
+    slot.input_offset = offset_of(request_.input, input_bytes);
+    slot.output_offset = offset_of(request_.output, output_bytes);
     if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
       // What arrives would overwrite what has not left yet, unless it goes by the stage.
       slot.input_offset = slot.output_offset = Arena::kNowhere;

@@ -172,12 +172,12 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
         reduce_operands(step, home + offset, n);
       }
     };
-    std::byte* place = gathers        ? running.gathered.data() + i * bytes
-                       : step.reduces ? nullptr
-                                      : home;
+    std::byte* destination = gathers        ? running.gathered.data() + i * bytes
+                             : step.reduces ? nullptr
+                                            : home;
     const size_t before = received;
     const Message message{.tag = tag_of(running, step), .total = bytes};
-    received = task_.transport->pull(source, message, received, Sink(take, place));
+    received = task_.transport->pull(source, message, received, Sink(take, destination));
     received_ += received - before;
     moved_ |= received != before;
     complete &= received == bytes;

@@ -339,8 +339,8 @@ std::vector<LocalPeer> meet_unix(const Rendezvous& rendezvous, const Arena& aren
                               : join_rendezvous(rendezvous, arena, wake_event);
 }
 
-void close_all(LocalPeer& presence) {
-  for (int* fd : {&presence.memfd, &presence.pidfd, &presence.wake_event}) {
+void close_all(LocalPeer& peer) {
+  for (int* fd : {&peer.memfd, &peer.pidfd, &peer.wake_event}) {
     if (*fd >= 0) {
       close(std::exchange(*fd, -1));
     }

@@ -118,11 +118,11 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
   }
   // Each rank sends to its right neighbour first: if all began with rank 0, the others' cards
   // would be idle while rank 0's takes in N-1 messages.
-  const auto place = [world](const Move& move) {
+  const auto sending_order = [world](const Move& move) {
     return std::tuple(move.step, move.src, (move.dst - move.src + world) % world, move.chunk);
   };
   std::sort(plan.moves.begin(), plan.moves.end(),
-            [&](const Move& a, const Move& b) { return place(a) < place(b); });
+            [&](const Move& a, const Move& b) { return sending_order(a) < sending_order(b); });
   return {.algorithm = std::string(entry.name),
           .collective = collective,
           .world = world,

@@ -1,7 +1,7 @@
 // The arena of a device communicator: memory of the devices that all ranks have mapped, a region
 // for each call of add(), which all ranks make in the same order and with as many bytes.
 //
-// So a place in a region means the same on all ranks: where this rank's tensor lies says where
+// So an offset in a region means the same on all ranks: where this rank's tensor lies says where
 // everybody's does, and nobody has to ask. The way to the memory is chosen once (memory_choice.h).
 //
 // Memory: a region belongs to its rank and to all that have it mapped: behind a descriptor it lives
