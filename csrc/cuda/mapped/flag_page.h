@@ -17,8 +17,8 @@ struct FlagPage {
   struct alignas(64) Line {  // of the cache: no two words in one
     uint32_t value;
   };
-  Line sent[kBarrierRanks];     // by peer: pieces in the mailbox towards it
-  Line taken[kBarrierRanks];    // by peer: pieces taken out of its mailbox
+  Line sent[kBarrierRanks];     // by peer: fragments in the mailbox towards it
+  Line taken[kBarrierRanks];    // by peer: fragments taken out of its mailbox
   Line arrived[kBarrierRanks];  // by peer: barriers that this rank has come to
   Line given_up;                // not 0: nothing of this rank touches others' memory any more
   Line late;                    // for whom a kernel waits long (LatePeer)

@@ -33,7 +33,7 @@ struct RankInfo {     // what ranks tell each other
 size_t pad_at(int world) { return static_cast<size_t>(world) * Mailboxes::kBytes; }
 size_t stage_at(int world) { return pad_at(world) + kPadBytes; }
 size_t region_bytes(int world) {
-  return stage_at(world) + PushCollectives::kSlots * PushCollectives::kSlotBytes;
+  return stage_at(world) + PushCollectives::kPushStages * PushCollectives::kPushStageBytes;
 }
 
 }  // namespace

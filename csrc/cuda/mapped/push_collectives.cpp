@@ -9,13 +9,13 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kRowAlignment = 256;  // of parts in a slot
+constexpr size_t kRowAlignment = 256;  // of parts in a stage
 
 size_t padded(size_t bytes) { return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment; }
 
-// What of a part lies in the piece that begins there.
-size_t rest_of(size_t part, size_t begin, size_t piece) {
-  return part <= begin ? 0 : std::min(part - begin, piece);
+// What of a part lies in the chunk that begins there.
+size_t rest_of(size_t part, size_t begin, size_t chunk) {
+  return part <= begin ? 0 : std::min(part - begin, chunk);
 }
 
 }  // namespace
@@ -98,13 +98,13 @@ void PushCollectives::run_direct(const Request& request, const PushPlan& plan) {
 
 void PushCollectives::reduce_whole(const Request& request, bool one_shot) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const ReduceSpec spec = spec_of(request);
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    const size_t n = std::min(piece, request.count - begin);
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    const size_t n = std::min(chunk, request.count - begin);
     std::byte* result = request.output + begin * element;
-    next_slot();
-    bring_in(request, slot_of(rank_), request.input + begin * element, n);
+    next_stage();
+    bring_in(request, stage_of(rank_), request.input + begin * element, n);
     if (one_shot) {
       fill(0);
       out_ = {result};
@@ -114,44 +114,46 @@ void PushCollectives::reduce_whole(const Request& request, bool one_shot) {
     const ElementRange slice = chunk_range(n, world(), rank_);
     fill(slice.begin * element);
     barrier_.reduce(spec, in_, out_, slice.size(), chunk_range(n, world(), 0).size() * element, {});
-    copy(result, slot_of(rank_), n * element);
+    copy(result, stage_of(rank_), n * element);
   }
 }
 
 void PushCollectives::reduce_parts(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t most = kSlotBytes / static_cast<size_t>(world()) / kRowAlignment * kRowAlignment;
-  const size_t piece = std::min(most / element, request.count);
-  const size_t row = padded(piece * element);
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    next_slot();
+  const size_t most =
+      kPushStageBytes / static_cast<size_t>(world()) / kRowAlignment * kRowAlignment;
+  const size_t chunk = std::min(most / element, request.count);
+  const size_t row = padded(chunk * element);
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    next_stage();
     for (int r = 0; r < world(); ++r) {
-      const size_t n = rest_of(part_of(request, request.input_parts, r), begin, piece);
+      const size_t n = rest_of(part_of(request, request.input_parts, r), begin, chunk);
       const size_t at = part_begin_of(request, request.input_parts, r) + begin;
-      bring_in(request, slot_of(rank_) + static_cast<size_t>(r) * row, request.input + at * element,
-               n);
+      bring_in(request, stage_of(rank_) + static_cast<size_t>(r) * row,
+               request.input + at * element, n);
     }
-    const size_t own = rest_of(part_of(request, request.input_parts, rank_), begin, piece);
+    const size_t own = rest_of(part_of(request, request.input_parts, rank_), begin, chunk);
     fill(static_cast<size_t>(rank_) * row);
     out_ = {request.output + begin * element};
-    barrier_.reduce(spec_of(request), in_, out_, own, piece * element, {true, captured_});
+    barrier_.reduce(spec_of(request), in_, out_, own, chunk * element, {true, captured_});
   }
 }
 
 void PushCollectives::gather_parts(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const auto part = [&](int r) { return part_of(request, request.output_parts, r); };
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    next_slot();
-    copy(slot_of(rank_), request.input + begin * element,
-         rest_of(part(rank_), begin, piece) * element);
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    next_stage();
+    copy(stage_of(rank_), request.input + begin * element,
+         rest_of(part(rank_), begin, chunk) * element);
     barrier_.wait();
     for (int i = 0; i < world(); ++i) {
       const int r = (rank_ + i) % world();  // not everybody from the same rank at once
       const size_t at = part_begin_of(request, request.output_parts, r) + begin;
-      copy(request.output + at * element, r == rank_ ? request.input + begin * element : slot_of(r),
-           rest_of(part(r), begin, piece) * element);
+      copy(request.output + at * element,
+           r == rank_ ? request.input + begin * element : stage_of(r),
+           rest_of(part(r), begin, chunk) * element);
     }
     if (captured_) {
       barrier_.wait();
@@ -162,13 +164,13 @@ void PushCollectives::gather_parts(const Request& request) {
 // The root alone would give everything to everybody: with more ranks each gives on a share.
 void PushCollectives::broadcast(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const bool is_root = rank_ == request.root;
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    const size_t n = std::min(piece, request.count - begin);
-    next_slot();
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    const size_t n = std::min(chunk, request.count - begin);
+    next_stage();
     if (is_root) {
-      copy(slot_of(rank_), request.input + begin * element, n * element);
+      copy(stage_of(rank_), request.input + begin * element, n * element);
       copy(request.output + begin * element, request.input + begin * element, n * element);
     }
     const bool shares = world() > 2;
@@ -183,7 +185,7 @@ void PushCollectives::broadcast(const Request& request) {
       barrier_.wait();
     }
     if (!is_root) {
-      copy(request.output + begin * element, slot_of(shares ? rank_ : request.root), n * element);
+      copy(request.output + begin * element, stage_of(shares ? rank_ : request.root), n * element);
     }
     if (captured_ && !shares) {
       barrier_.wait();
@@ -194,15 +196,15 @@ void PushCollectives::broadcast(const Request& request) {
 // ---- parts of the above
 // ---------------------------------------------------------------------------
 
-void PushCollectives::next_slot() {
+void PushCollectives::next_stage() {
   if (!captured_) {
     turn_ = 1 - turn_;
   }
-  slot_ = captured_ ? kSlots - 1 : turn_;
+  stage_ = captured_ ? kPushStages - 1 : turn_;
 }
 
-std::byte* PushCollectives::slot_of(int r) const {
-  return stages_[static_cast<size_t>(r)] + static_cast<size_t>(slot_) * kSlotBytes;
+std::byte* PushCollectives::stage_of(int r) const {
+  return stages_[static_cast<size_t>(r)] + static_cast<size_t>(stage_) * kPushStageBytes;
 }
 
 // Operands in the stages of all ranks.
@@ -210,8 +212,8 @@ void PushCollectives::fill(size_t offset) {
   in_.clear();
   out_.clear();
   for (int r = 0; r < world(); ++r) {
-    in_.push_back(slot_of(r) + offset);
-    out_.push_back(slot_of(r) + offset);
+    in_.push_back(stage_of(r) + offset);
+    out_.push_back(stage_of(r) + offset);
   }
 }
 

@@ -6,7 +6,7 @@
 //                 barrier before (everybody's data is there) and one behind (all is written). 2 S
 //                 of traffic per rank for an all-reduce, the floor; reduce-scatter, all-gather and
 //                 broadcast move each byte once.
-//   two_shot_stage   ordinary tensors, piece by piece: copied into the own stage, the same as above
+//   two_shot_stage   ordinary tensors, chunk by chunk: copied into the own stage, the same as above
 //                 on the stages, and copied out. 6 S.
 //   one_shot_stage   small ones: copied into the stage, then every rank reduces all of them for
 //                 itself. One barrier: stages take turns, and whoever comes to the next barrier has
@@ -54,10 +54,10 @@ uint64_t layout_of(const PushPlan& plan);
 
 class PushCollectives {
  public:
-  static constexpr size_t kSlotBytes = size_t{16} << 20;
-  static constexpr int kSlots = 3;  // two that take turns, one of captured operations
+  static constexpr size_t kPushStageBytes = size_t{16} << 20;
+  static constexpr int kPushStages = 3;  // two that take turns, one of captured operations
 
-  // `stages`: kSlots * kSlotBytes of every rank, as this device sees them.
+  // `stages`: kPushStages * kPushStageBytes of every rank, as this device sees them.
   PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier, int rank,
                   std::vector<std::byte*> stages);
   // Puts all of it into the stream.
@@ -71,8 +71,8 @@ class PushCollectives {
   void broadcast(const Request& request);
 
   int world() const { return static_cast<int>(stages_.size()); }
-  void next_slot();
-  std::byte* slot_of(int r) const;
+  void next_stage();
+  std::byte* stage_of(int r) const;
   void copy(void* to, const void* from, size_t bytes);
   void bring_in(const Request& request, std::byte* to, const std::byte* from, size_t elements);
   ReduceSpec spec_of(const Request& request) const;
@@ -84,7 +84,7 @@ class PushCollectives {
   int rank_;
   std::vector<std::byte*> stages_;
   int turn_ = 0;
-  int slot_ = 0;
+  int stage_ = 0;
   bool captured_ = false;
   std::vector<const void*> in_;
   std::vector<void*> out_;
