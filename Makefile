@@ -188,7 +188,7 @@ build/cpp/libfake_nccl.so: $(wildcard tests/cuda_host/*.cpp tests/cuda_host/*.h 
 # What is compiled for GPUs over a stand-in for CUDA (tests/cuda_host/fake_cuda). MODULE: the folder of
 # objects that setup.py made with nvcc, whose kernels it runs; CUDA_INCLUDE: beside that nvcc.
 FAKE_CUDA := $(patsubst tests/cuda_host/fake_cuda/%.cpp,%,$(wildcard tests/cuda_host/fake_cuda/*.cpp))
-KERNELS   := kernels kernels_meeting probe
+KERNELS   := kernels kernels_barrier probe
 
 define cpp_flavour
 build/cpp/$(1)/comm/%.o: csrc/comm/%.cpp Makefile
@@ -230,7 +230,7 @@ build/cpp/$(1)/gpus: $(FAKE_CUDA:%=build/cpp/$(1)/fake_cuda/%.o) \
 
 # The part for GPUs that needs no GPU.
 build/cpp/$(1)/streams: $(CUDA:csrc/%.cpp=build/cpp/$(1)/%.o)
-build/cpp/$(1)/meetings: build/cpp/$(1)/cuda/kernels/reduce_job.o
+build/cpp/$(1)/barriers: build/cpp/$(1)/cuda/kernels/reduce_job.o
 
 .SECONDARY: $(addprefix build/cpp/$(1)/tests/,$(addsuffix .o,$(CPP_PROGRAMS)))
 -include $(shell find build/cpp/$(1) -name '*.d' 2>/dev/null)

@@ -112,7 +112,7 @@ def start(
     world_size: int,
     timeout: float,
     threads: bool,
-    tcp: TcpPlace | None,
+    tcp: TcpOptions | None,
     link: Link | None,
     algorithm: str,
     deterministic: bool,
@@ -163,7 +163,7 @@ class TcpListener:
     def address(self) -> str:
         """host:port, in numbers."""
 
-class TcpPlace:
+class TcpOptions:
     """How ranks that share no memory meet."""
 
     def __init__(
@@ -620,7 +620,7 @@ def _process_mark() -> int:
 def _choose_memory(ranks: Sequence[tuple[int, bool, bool]], wish: str) -> str:
     """How ranks (process, has descriptors, has ipc) get to each other's device memory."""
 
-def _choose_meeting(uuids: Sequence[str], wish: str) -> str:
+def _choose_barrier(uuids: Sequence[str], wish: str) -> str:
     """How ranks on these GPUs wait for each other: "stream" or "fused"."""
 
 # ---- parts, machine, inspection --------------------------------------------------------------
@@ -636,11 +636,11 @@ def _reduce(
     streaming: bool = False,
     takes_over: bool = False,
     workers: int = 0,
-    place: str = "",
+    device: str = "",
     divisor: int = 1,
 ) -> None:
     """Reduces `count` elements at the addresses `inputs` into `outputs`; with workers > 0 as
-    kernels on a GPU do, by so many threads, but on the host; with a place ("cuda:0") there."""
+    kernels on a GPU do, by so many threads, but on the host; with a device ("cuda:0") there."""
 
 def _copy_parts(
     parts: Sequence[tuple[int, int, int]],
@@ -650,10 +650,10 @@ def _copy_parts(
     to_flat: bool,
     factor: float = 1.0,
     workers: int = 1,
-    place: str = "",
+    device: str = "",
 ) -> int:
     """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host, or
-    at a place ("cuda:0"); returns how many launches it takes."""
+    on a device ("cuda:0"); returns how many launches it takes."""
 
 def _copy_bytes(
     dst: int, src: int, n: int, streaming: bool = False, takes_over: bool = False

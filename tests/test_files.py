@@ -34,7 +34,7 @@ def constants(path):
     costs.save({"memory": [1e-6, 1e-6, 1e-9]}, path)
 
 
-def meeting_file(path):
+def rendezvous_file(path):
     with stores.FileStore(str(path)).publish("key", "127.0.0.1:1"):
         assert path.read_text() == "key 127.0.0.1:1\n"
         path.with_name("seen").write_text("")
@@ -43,7 +43,7 @@ def meeting_file(path):
 
 
 WRITERS = {trace_of: "out.json", page_of: "out.html", picture_of: "out.png", constants: "out.json"}
-ALL = {**WRITERS, meeting_file: "out"}
+ALL = {**WRITERS, rendezvous_file: "out"}
 
 
 def names(cases):
@@ -148,8 +148,8 @@ def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_meeting_file_replaces_nothing_but_a_file(tmp_path):
-    path = tmp_path / "meeting"
+def test_a_rendezvous_file_replaces_nothing_but_a_file(tmp_path):
+    path = tmp_path / "rendezvous"
     os.mkfifo(path)
     store = stores.FileStore(str(path))
     with pytest.raises(dpcore.RendezvousError, match="no regular file"), store.publish("a", "b"):

@@ -8,8 +8,14 @@ import time
 import pytest
 
 import dpcore
-from dpcore.launch import mpi_meeting
-from dpcore.launch.place import find_place, is_launched, may_span_hosts, slurm_address, spans_hosts
+from dpcore.launch import mpi_rendezvous
+from dpcore.launch.identity import (
+    find_identity,
+    is_launched,
+    may_span_hosts,
+    slurm_address,
+    spans_hosts,
+)
 from dpcore.launch.pmi import Pmi
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
@@ -49,23 +55,23 @@ SHELL_IN_SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"
     ],
 )
 def test_rank_and_world(environment, rank, world):
-    place = find_place(environment=environment)
-    assert (place.rank, place.world_size) == (rank, world)
+    identity = find_identity(environment=environment)
+    assert (identity.rank, identity.world_size) == (rank, world)
 
 
 def test_launchers_that_contradict_each_other_are_named():
     with pytest.raises(dpcore.RendezvousError) as caught:
-        find_place(environment=PLAIN | OPEN_MPI)
+        find_identity(environment=PLAIN | OPEN_MPI)
     assert "RANK and WORLD_SIZE (torchrun, plain): rank 2 of 3" in str(caught.value)
     assert "OMPI_COMM_WORLD_RANK and _SIZE (Open MPI): rank 3 of 4" in str(caught.value)
     agreeing = OPEN_MPI | {"RANK": "3", "WORLD_SIZE": "4"}
-    assert find_place(environment=agreeing).rank == 3
-    assert find_place(1, 2, environment=PLAIN | OPEN_MPI).rank == 1  # arguments win
+    assert find_identity(environment=agreeing).rank == 3
+    assert find_identity(1, 2, environment=PLAIN | OPEN_MPI).rank == 1  # arguments win
 
 
 def test_a_restart_meets_under_another_name():
     jobs = {
-        find_place(environment=TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": str(count)}).job
+        find_identity(environment=TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": str(count)}).job
         for count in (0, 1)
     }
     assert len(jobs) == 2
@@ -73,7 +79,7 @@ def test_a_restart_meets_under_another_name():
 
 def test_one_argument_of_two():
     with pytest.raises(dpcore.RendezvousError, match="both rank= and world_size="):
-        find_place(rank=1)
+        find_identity(rank=1)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def test_pmi_leaves_the_line_as_mpi_expects_it():
     pmi = Pmi(ours.fileno())
     assert os.get_blocking(ours.fileno())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mpi_meeting, "was_started", lambda: True)
+        patch.setattr(mpi_rendezvous, "was_started", lambda: True)
         pmi.leave()
     del pmi
     assert "cmd=finalize" not in server.questions
@@ -238,14 +244,14 @@ class World:
         return self.sent is not None
 
 
-def test_a_meeting_through_mpi_names_what_went_wrong():
-    mpi = mpi_meeting.MpiStore(World(b"job/0 10.0.0.1:5".ljust(512)))
+def test_a_rendezvous_through_mpi_names_what_went_wrong():
+    mpi = mpi_rendezvous.MpiStore(World(b"job/0 10.0.0.1:5".ljust(512)))
     assert mpi.read("job/0", time.monotonic()) == "10.0.0.1:5"
     with pytest.raises(dpcore.RendezvousError, match=r"rank 1 expected job/1 from rank 0 .*job/0"):
         mpi.read("job/1", time.monotonic())
     with pytest.raises(dpcore.RendezvousError, match="set MASTER_ADDR and MASTER_PORT"):
-        mpi_meeting.MpiStore(World(None)).read("job/0", time.monotonic())
+        mpi_rendezvous.MpiStore(World(None)).read("job/0", time.monotonic())
 
 
 def test_without_an_mpi_of_our_ranks_it_is_not_used():
-    assert mpi_meeting.connect(0, 2) is None
+    assert mpi_rendezvous.connect(0, 2) is None

@@ -176,9 +176,9 @@ def test_a_program_that_never_starts_mpi_ends_well(tmp_path, launcher):
         SAY
         + """
 import dpcore
-from dpcore.launch import mpi_meeting
+from dpcore.launch import mpi_rendezvous
 comm = dpcore.init(transport="tcp")
-assert not mpi_meeting.was_started()
+assert not mpi_rendezvous.was_started()
 say(comm.rank, comm.transport)
 """,
         launcher,

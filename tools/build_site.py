@@ -70,10 +70,10 @@ def _colours_of_code() -> str:
 
 def with_places(body: str) -> str:
     """Headings can be linked to: by their words, as on the usual sites for repositories."""
-    return HEADING.sub(lambda m: f'<h{m[1]} id="{place_of(m[2])}">{m[2]}</h{m[1]}>', body)
+    return HEADING.sub(lambda m: f'<h{m[1]} id="{anchor_of(m[2])}">{m[2]}</h{m[1]}>', body)
 
 
-def place_of(heading: str) -> str:
+def anchor_of(heading: str) -> str:
     words = html.unescape(re.sub(r"<[^>]+>", "", heading)).strip().lower()
     return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
 
@@ -115,15 +115,15 @@ class Site:
     def link(self, match: re.Match[str], page: Path) -> str:
         """A link of a page, to where its target is in the site."""
         kind, target = match.groups()
-        address, _, place = target.partition("#")
+        address, _, anchor = target.partition("#")
         if "://" in target:
             return match[0]
         path = (page.parent / address).resolve() if address else page
         if (path / "README.md") in self.known and path != ROOT:
             path /= "README.md"
         there = path.exists() and ROOT in path.parents
-        if there and place and path in self.known:
-            there = f'id="{place}"' in self.bodies[path]
+        if there and anchor and path in self.known:
+            there = f'id="{anchor}"' in self.bodies[path]
         if not there:
             raise Broken(f"{page.relative_to(ROOT)}: the link {target} leads nowhere")
         if not address:
@@ -135,7 +135,7 @@ class Site:
         else:
             copy = self.page_for(path)
         relative = os.path.relpath(copy, self.page_of(page).parent)
-        return f'{kind}="{relative}{"#" + place if place else ""}"'
+        return f'{kind}="{relative}{"#" + anchor if anchor else ""}"'
 
     def page_for(self, path: Path) -> Path:
         """Its page, which there will be."""

@@ -63,7 +63,7 @@ def reduction(dtype: str, inputs: int) -> dict[str, Any]:
     count = arrays[0].numel()
 
     def call() -> None:
-        _C._reduce(dtype, "mean", at, at, count, 1 / inputs, place=PLACE)
+        _C._reduce(dtype, "mean", at, at, count, 1 / inputs, device=PLACE)
 
     seconds = kernel_seconds(call, "reduce_kernel")
     rate = 2 * inputs * REDUCED_BYTES / seconds
@@ -81,7 +81,7 @@ def flattening(count: int, elements: int, flat_type: str = "float32") -> list[di
 
         def call(to_flat: bool = to_flat) -> None:
             launches = _C._copy_parts(
-                parts, "float32", flat.data_ptr(), flat_type, to_flat, place=PLACE
+                parts, "float32", flat.data_ptr(), flat_type, to_flat, device=PLACE
             )
             if launches != 1:
                 raise RuntimeError(f"{count} tensors took {launches} launches instead of one")

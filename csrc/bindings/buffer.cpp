@@ -27,15 +27,15 @@ std::string shape_text(const at::Tensor& tensor) {
   return text + "]";
 }
 
-void check_place(const at::Tensor& tensor, const char* role, std::string_view place) {
-  if (place == kCpu ? tensor.device().is_cpu() : tensor.device().str() == place) {
+void check_device(const at::Tensor& tensor, const char* role, std::string_view device_name) {
+  if (device_name == kCpu ? tensor.device().is_cpu() : tensor.device().str() == device_name) {
     return;
   }
-  throw Unsupported(
-      std::string(role) + ": the tensor is on " + tensor.device().str() +
-      ", this communicator works on " +
-      (place == kCpu ? "the CPU; move it with .cpu()"
-                     : std::string(place) + "; move it with .to('" + std::string(place) + "')"));
+  throw Unsupported(std::string(role) + ": the tensor is on " + tensor.device().str() +
+                    ", this communicator works on " +
+                    (device_name == kCpu ? "the CPU; move it with .cpu()"
+                                         : std::string(device_name) + "; move it with .to('" +
+                                               std::string(device_name) + "')"));
 }
 
 Hold hold_of(const at::Tensor& tensor) {
@@ -46,8 +46,8 @@ Hold hold_of(const at::Tensor& tensor) {
           }}};
 }
 
-Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view place) {
-  check_place(tensor, role, place);
+Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view device_name) {
+  check_device(tensor, role, device_name);
   check_layout(tensor, role);
   check_memory(tensor, role);
   if (tensor.is_conj() || tensor.is_neg()) {
@@ -162,36 +162,37 @@ void announce_use(py::handle tensor) {
 
 }  // namespace
 
-Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view place) {
+Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view device_name) {
   if (THPVariable_Check(object.ptr())) {
     announce_use(object);
-    Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, place);
+    Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, device_name);
     buffer.object = object;
     return buffer;
   }
-  if (place == kCpu && PyObject_CheckBuffer(object.ptr())) {
+  if (device_name == kCpu && PyObject_CheckBuffer(object.ptr())) {
     Buffer buffer = buffer_of_array(object, role, access);
     buffer.object = object;
     return buffer;
   }
-  throw py::type_error(std::string(role) + ": expected a torch tensor" +
-                       (place == kCpu ? " or a numpy array" : " on " + std::string(place)) +
-                       ", not " + Py_TYPE(object.ptr())->tp_name);
+  throw py::type_error(
+      std::string(role) + ": expected a torch tensor" +
+      (device_name == kCpu ? " or a numpy array" : " on " + std::string(device_name)) + ", not " +
+      Py_TYPE(object.ptr())->tp_name);
 }
 
-void* current_stream_of(std::string_view place) {
-  if (place == kCpu) {
+void* current_stream_of(std::string_view device_name) {
+  if (device_name == kCpu) {
     return nullptr;
   }
-  const at::Device device{std::string(place)};
+  const at::Device device{std::string(device_name)};
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
 py::object empty_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype,
-                        std::string_view place) {
+                        std::string_view device_name) {
   bytes_of_tensor(shape, torch_dtype);  // checks both
   const auto options =
-      at::TensorOptions().dtype(scalar_type_of(torch_dtype)).device(std::string(place));
+      at::TensorOptions().dtype(scalar_type_of(torch_dtype)).device(std::string(device_name));
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::empty(shape, options)));
 }
 
@@ -211,9 +212,9 @@ size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype
 }
 
 py::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
-                       py::handle torch_dtype, std::string_view place) {
+                       py::handle torch_dtype, std::string_view device_name) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor_over(
-      std::move(owner), shape, scalar_type_of(torch_dtype), at::Device(std::string(place)))));
+      std::move(owner), shape, scalar_type_of(torch_dtype), at::Device(std::string(device_name)))));
 }
 
 }  // namespace dpcore

@@ -16,13 +16,13 @@
 
 namespace dpcore {
 
-struct LetGo {
+struct HoldDeleter {
   void (*call)(void*) = nullptr;
   void operator()(void* what) const { call(what); }
 };
 // Keeps memory where it is, whatever its owner does with the object meanwhile: the export of a
 // buffer (a bytearray can't be resized), or the storage of a tensor. Let go of with the GIL.
-using Hold = std::unique_ptr<void, LetGo>;
+using Hold = std::unique_ptr<void, HoldDeleter>;
 
 struct Buffer {
   std::byte* data = nullptr;
@@ -33,8 +33,8 @@ struct Buffer {
 };
 
 // What an asynchronous operation keeps of a buffer until it is complete.
-struct Held {
-  explicit Held(Buffer&& buffer)
+struct HeldBuffer {
+  explicit HeldBuffer(Buffer&& buffer)
       : object(pybind11::reinterpret_borrow<pybind11::object>(buffer.object)),
         hold(std::move(buffer.hold)) {}
   pybind11::object object;
@@ -43,8 +43,8 @@ struct Held {
 
 // Of the buffers that are there.
 template <class... Buffers>
-std::vector<Held> held(Buffers&&... buffers) {
-  std::vector<Held> result;
+std::vector<HeldBuffer> held(Buffers&&... buffers) {
+  std::vector<HeldBuffer> result;
   result.reserve(sizeof...(buffers));
   ((buffers.object ? void(result.emplace_back(std::move(buffers))) : void()), ...);
   return result;
@@ -52,21 +52,21 @@ std::vector<Held> held(Buffers&&... buffers) {
 
 enum class Access { read, write };
 
-// `role` ("input", "output") stands in messages. `place`: the device that the tensor has to be on.
+// `role` ("input", "output") stands in messages. `device_name`: where the tensor has to be.
 Buffer buffer_of(pybind11::handle object, const char* role, Access access,
-                 std::string_view place = "cpu");
+                 std::string_view device_name = "cpu");
 
 // The native handle of the stream that torch's work of this thread goes to; null on the CPU, where
 // work is done when it is asked for.
-void* current_stream_of(std::string_view place);
+void* current_stream_of(std::string_view device_name);
 
 // A tensor of memory that torch allocates, contents as they are.
 pybind11::object empty_tensor(const std::vector<int64_t>& shape, pybind11::handle torch_dtype,
-                              std::string_view place);
+                              std::string_view device_name);
 
 // A torch tensor over memory that `owner` keeps.
 pybind11::object tensor_over(std::shared_ptr<std::byte> owner, const std::vector<int64_t>& shape,
-                             pybind11::handle torch_dtype, std::string_view place = "cpu");
+                             pybind11::handle torch_dtype, std::string_view device_name = "cpu");
 size_t bytes_of_tensor(const std::vector<int64_t>& shape, pybind11::handle torch_dtype);
 
 }  // namespace dpcore

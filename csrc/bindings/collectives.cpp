@@ -110,7 +110,7 @@ void run_and_wait(Communicator& core, Request&& request, const std::string& algo
 }
 
 template <class Submit>
-py::object as_work(py::handle self, std::vector<Held> buffers, Submit submit) {
+py::object as_work(py::handle self, std::vector<HeldBuffer> buffers, Submit submit) {
   Work operation;
   {
     const py::gil_scoped_release no_gil;

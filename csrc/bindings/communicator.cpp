@@ -31,7 +31,7 @@ std::shared_ptr<Communicator> ends_without_lock(std::shared_ptr<Communicator> co
 }
 
 std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
-                                      bool threads, std::shared_ptr<TcpPlace> tcp,
+                                      bool threads, std::shared_ptr<TcpOptions> tcp,
                                       std::shared_ptr<Link> link, const std::string& algorithm,
                                       bool deterministic, const CostList& costs) {
   Options options;

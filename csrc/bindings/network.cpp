@@ -1,5 +1,5 @@
-// dpcore._C.TcpListener and TcpPlace: where ranks that share no memory meet; Link: how slow their
-// network is to be. Choosing addresses and reading settings is the package's job.
+// dpcore._C.TcpListener and TcpOptions: how ranks that share no memory find each other; Link: how
+// slow their network is to be. Choosing addresses and reading settings is the package's job.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -67,23 +67,23 @@ void register_network(py::module_& m) {
       .def_property_readonly("address", [](const PyListener& listener) {
         return listener.socket->local_address().text();
       });
-  py::class_<TcpPlace, std::shared_ptr<TcpPlace>>(m, "TcpPlace")
+  py::class_<TcpOptions, std::shared_ptr<TcpOptions>>(m, "TcpOptions")
       .def(py::init([](const std::string& root, const PyListener* listener,
                        const std::string& interface, const std::string& secret, int sockets,
                        bool shares_memory, const std::string& host_label) {
-             auto place = std::make_shared<TcpPlace>();
-             place->root = root;
-             place->listener = listener == nullptr ? nullptr : listener->socket;
-             place->interface = interface;
-             place->secret = secret;
-             place->lines = sockets + 1;
-             place->shares_memory = shares_memory;
-             place->host_label = host_label;
-             return place;
+             auto options = std::make_shared<TcpOptions>();
+             options->root = root;
+             options->listener = listener == nullptr ? nullptr : listener->socket;
+             options->interface = interface;
+             options->secret = secret;
+             options->lines = sockets + 1;
+             options->shares_memory = shares_memory;
+             options->host_label = host_label;
+             return options;
            }),
            py::arg("root"), py::arg("listener").none(true), py::arg("interface"), py::arg("secret"),
            py::arg("sockets"), py::arg("shares_memory") = false, py::arg("host_label") = "")
-      .def_readonly("root", &TcpPlace::root);
+      .def_readonly("root", &TcpOptions::root);
   py::class_<Link, std::shared_ptr<Link>>(m, "Link")
       .def(py::init([](int rank, const std::vector<std::array<double, 4>>& to, double ingress,
                        uint64_t seed) {

@@ -27,18 +27,18 @@ struct PyStreamCommunicator {
 
   std::shared_ptr<StreamCommunicator> core;
   std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
-  std::string place;  // of its tensors, as torch writes it: "cuda:0", "cpu"
+  std::string device_name;  // of its tensors, as torch writes it: "cuda:0", "cpu"
 
   Buffer buffer(pybind11::handle object, const char* role, Access access) const {
-    return buffer_of(object, role, access, place);
+    return buffer_of(object, role, access, device_name);
   }
   // The stream that torch's work of this thread goes to now.
-  Device::Stream current_stream() const { return current_stream_of(place); }
+  Device::Stream current_stream() const { return current_stream_of(device_name); }
 
   // Buffers of works that nobody holds any more, until they are complete. With the GIL.
   struct Orphan {
-    StreamCommunicator::Works work;
-    std::vector<Held> buffers;
+    StreamCommunicator::Work work;
+    std::vector<HeldBuffer> buffers;
   };
   std::vector<Orphan> orphans;
   void let_go_of_completed() {
@@ -51,8 +51,8 @@ struct PyStreamCommunicator {
 
 struct PyStreamWork {
   std::shared_ptr<PyStreamCommunicator> communicator;
-  StreamCommunicator::Works work;
-  std::vector<Held> buffers;
+  StreamCommunicator::Work work;
+  std::vector<HeldBuffer> buffers;
 
   ~PyStreamWork() {
     if (work && !work->is_complete()) {

@@ -32,7 +32,7 @@ struct PyCommunicator {
   std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
   struct Orphan {
     Work operation;
-    std::vector<Held> buffers;
+    std::vector<HeldBuffer> buffers;
   };
   std::vector<Orphan> orphans;  // with the GIL
 
@@ -51,9 +51,10 @@ struct PyCommunicator {
 struct PyWork {
   std::shared_ptr<PyCommunicator> communicator;
   Work operation;
-  std::vector<Held> buffers;
+  std::vector<HeldBuffer> buffers;
 
-  PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation, std::vector<Held> buffers);
+  PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
+         std::vector<HeldBuffer> buffers);
   ~PyWork();
 
   // With the GIL.

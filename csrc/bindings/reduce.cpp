@@ -22,20 +22,24 @@ namespace {
 namespace py = pybind11;
 
 // `workers`: 0 for the kernels of processors, else the functions of GPU kernels, by so many.
-// `place`: a GPU ("cuda:0") that does it, with addresses of its memory.
+// `device_name`: a GPU ("cuda:0") that does it, with addresses of its memory.
 void reduce_arrays(const std::string& dtype, const std::string& op,
                    const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
                    size_t count, double post, const std::optional<std::vector<double>>& pre,
-                   bool streaming, bool takes_over, size_t workers, const std::string& place,
+                   bool streaming, bool takes_over, size_t workers, const std::string& device_name,
                    uint32_t divisor) {
   if (pre && pre->size() != inputs.size()) {
     throw Unsupported(std::to_string(pre->size()) + " factors for " +
                       std::to_string(inputs.size()) + " inputs: give one per input");
   }
   std::vector<const void*> in;
-  for (uintptr_t address : inputs) in.push_back(reinterpret_cast<const void*>(address));
+  for (uintptr_t address : inputs) {
+    in.push_back(reinterpret_cast<const void*>(address));
+  }
   std::vector<void*> out;
-  for (uintptr_t address : outputs) out.push_back(reinterpret_cast<void*>(address));
+  for (uintptr_t address : outputs) {
+    out.push_back(reinterpret_cast<void*>(address));
+  }
   const ReduceSpec spec{.dtype = parse_dtype(dtype),
                         .op = parse_reduce_op(op),
                         .post = post,
@@ -43,9 +47,9 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
                         .pre = pre ? pre->data() : nullptr,
                         .streaming = streaming,
                         .takes_over = takes_over};
-  if (!place.empty()) {
-    const auto device = device_named(place);
-    const CurrentDevice here(*device);
+  if (!device_name.empty()) {
+    const auto device = device_named(device_name);
+    const DeviceGuard here(*device);
     device->reduce(nullptr, spec, in, out, count);
     device->synchronize(nullptr);
   } else if (workers == 0) {
@@ -60,7 +64,7 @@ using Part = std::tuple<uintptr_t, uint64_t, uint64_t>;
 
 size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, uintptr_t flat,
                   const std::string& flat_type, bool to_flat, double factor, size_t workers,
-                  const std::string& place) {
+                  const std::string& device_name) {
   std::vector<FlatPart> list;
   for (const auto& [address, offset, elements] : parts) {
     list.push_back({reinterpret_cast<void*>(address), offset, elements});
@@ -68,13 +72,17 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
   const std::vector<PartList> launches =
       part_lists(list, parse_dtype(part_type), reinterpret_cast<void*>(flat),
                  parse_dtype(flat_type), to_flat, factor);
-  const auto device = place.empty() ? nullptr : device_named(place);
+  const auto device = device_name.empty() ? nullptr : device_named(device_name);
   if (!device) {
-    for (const PartList& launch : launches) copy_on_host(launch, workers);
+    for (const PartList& launch : launches) {
+      copy_on_host(launch, workers);
+    }
     return launches.size();
   }
-  const CurrentDevice here(*device);
-  for (const PartList& launch : launches) device->copy_parts(nullptr, launch);
+  const DeviceGuard here(*device);
+  for (const PartList& launch : launches) {
+    device->copy_parts(nullptr, launch);
+  }
   device->synchronize(nullptr);
   return launches.size();
 }
@@ -92,12 +100,12 @@ void register_reduce(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> without_gil;
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("streaming") = false,
-        arg("takes_over") = false, arg("workers") = 0, arg("place") = "", arg("divisor") = 1,
+        arg("takes_over") = false, arg("workers") = 0, arg("device") = "", arg("divisor") = 1,
         without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
   m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("streaming") = false,
         arg("takes_over") = false, without_gil, "Copies n bytes between two addresses.");
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),
-        arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("place") = "", without_gil,
+        arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("device") = "", without_gil,
         "Copies tensors into flat memory or back; the number of launches it would take.");
   m.def("simd_level", &simd_level,
         "The instruction set of the reduction kernels: avx512, avx2 or portable.");

@@ -10,14 +10,14 @@
 
 #include <string>
 
-#include "bindings/callbacks/python_collectives.h"
+#include "bindings/callbacks/python_bucket_communicator.h"
 #include "bindings/callbacks/python_hook.h"
 #include "bindings/callbacks/python_schedule.h"
 #include "bindings/py_work.h"
-#include "bindings/stream_collectives.h"
+#include "bindings/stream_bucket_communicator.h"
 #include "bindings/translate.h"
 #include "comm/base/fnv.h"
-#include "reducer/bucket/collectives_native.h"
+#include "reducer/bucket/bucket_communicator_native.h"
 #include "tensors/tensor_memory.h"
 
 namespace py = pybind11;
@@ -52,16 +52,16 @@ void raise_through_autograd() {
   throw carried;
 }
 
-std::shared_ptr<Collectives> collectives_of(const py::object& group, bool ordered) {
+std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& group, bool ordered) {
   if (py::isinstance<PyCommunicator>(group)) {
-    return std::make_shared<NativeCollectives>(group.cast<std::shared_ptr<PyCommunicator>>()->core,
-                                               ordered, check_signals);
+    return std::make_shared<NativeBucketCommunicator>(
+        group.cast<std::shared_ptr<PyCommunicator>>()->core, ordered, check_signals);
   }
   if (py::isinstance<PyStreamCommunicator>(group)) {
     const auto& comm = group.cast<const PyStreamCommunicator&>();
-    return std::make_shared<StreamCollectives>(comm.core, comm.place, ordered);
+    return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered);
   }
-  return std::make_shared<PythonCollectives>(group);
+  return std::make_shared<PythonBucketCommunicator>(group);
 }
 
 std::shared_ptr<Reducer> make_reducer(
@@ -78,10 +78,10 @@ std::shared_ptr<Reducer> make_reducer(
     gradients[i].name = names[i];
     gradients[i].is_sparse = sparse[i];
   }
-  Reducer::Upcalls upcalls;
-  upcalls.raise = raise_through_autograd;
+  Reducer::Callbacks callbacks;
+  callbacks.raise = raise_through_autograd;
   // A weak reference: the method's object owns the reducer.
-  upcalls.reduce_sparse =
+  callbacks.reduce_sparse =
       [call = py::weakref(reduce_sparse.attr("__self__")),
        name = py::str(reduce_sparse.attr("__name__"))](const std::vector<size_t>& which) {
         const py::gil_scoped_acquire gil;
@@ -92,7 +92,7 @@ std::shared_ptr<Reducer> make_reducer(
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
                         std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
-      collectives_of(group, ordered), launch_schedule_of(schedule), std::move(upcalls));
+      bucket_communicator_of(group, ordered), launch_schedule_of(schedule), std::move(callbacks));
 }
 
 py::list report_of(const Reducer& reducer) {

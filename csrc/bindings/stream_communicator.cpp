@@ -23,44 +23,44 @@ namespace {
 
 using Comm = std::shared_ptr<PyStreamCommunicator>;
 
-Comm start_nccl(const PyCommunicator& control, const std::string& place, double timeout,
+Comm start_nccl(const PyCommunicator& control, const std::string& device_name, double timeout,
                 const std::string& algorithm, bool deterministic,
                 const std::vector<std::string>& libraries, const std::string& uuid) {
   auto comm = std::make_shared<PyStreamCommunicator>();
-  comm->place = place == "host" ? "cpu" : place;
+  comm->device_name = device_name == "host" ? "cpu" : device_name;
   const py::gil_scoped_release no_gil;
   comm->core =
-      NcclCommunicator::start(control.core, device_named(place, uuid),
+      NcclCommunicator::start(control.core, device_named(device_name, uuid),
                               {timeout, algorithm, deterministic, check_signals}, libraries);
   return comm;
 }
 
-Comm start_mapped(const PyCommunicator& control, const std::string& place, double timeout,
+Comm start_mapped(const PyCommunicator& control, const std::string& device_name, double timeout,
                   const std::string& algorithm, bool deterministic, const std::string& uuid) {
   auto comm = std::make_shared<PyStreamCommunicator>();
-  comm->place = place == "host" ? "cpu" : place;
+  comm->device_name = device_name == "host" ? "cpu" : device_name;
   const py::gil_scoped_release no_gil;
-  comm->core = MappedCommunicator::start(control.core, device_named(place, uuid),
+  comm->core = MappedCommunicator::start(control.core, device_named(device_name, uuid),
                                          {timeout, algorithm, deterministic, check_signals});
   return comm;
 }
 
 // Whichever of the two fits the ranks' devices; `backend` "nccl" or "cuda" overrules.
-Comm start_chosen(const PyCommunicator& control, const std::string& place, double timeout,
+Comm start_chosen(const PyCommunicator& control, const std::string& device_name, double timeout,
                   const std::string& algorithm, bool deterministic,
                   const std::vector<std::string>& libraries, const std::string& backend,
                   const std::string& uuid) {
   auto comm = std::make_shared<PyStreamCommunicator>();
-  comm->place = place == "host" ? "cpu" : place;
+  comm->device_name = device_name == "host" ? "cpu" : device_name;
   const py::gil_scoped_release no_gil;
   comm->core = start_on_device(
       control.core,
-      {backend, place, uuid, {timeout, algorithm, deterministic, check_signals}, libraries});
+      {backend, device_name, uuid, {timeout, algorithm, deterministic, check_signals}, libraries});
   return comm;
 }
 
-py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Works work,
-                  bool asynchronous, std::vector<Held> buffers) {
+py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Work work,
+                  bool asynchronous, std::vector<HeldBuffer> buffers) {
   if (asynchronous) {
     auto held = std::make_shared<PyStreamWork>();
     held->communicator = self.cast<Comm>();
@@ -90,7 +90,7 @@ py::object all_reduce_now(const py::object& self, py::handle tensor, const std::
 
 py::object barrier(const py::object& self, double timeout, bool asynchronous) {
   auto& comm = self.cast<PyStreamCommunicator&>();
-  StreamCommunicator::Works work;
+  StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
   {
     const py::gil_scoped_release no_gil;
@@ -98,7 +98,9 @@ py::object barrier(const py::object& self, double timeout, bool asynchronous) {
     request.timeout_s = timeout;
     work = comm.core->submit(std::move(request), {}, current);
     // The one operation whose result is that time has passed.
-    if (!asynchronous) comm.core->wait(work, 0, check_signals);
+    if (!asynchronous) {
+      comm.core->wait(work, 0, check_signals);
+    }
   }
   return asynchronous ? finish(comm, self, std::move(work), true, {}) : py::none();
 }
@@ -110,13 +112,13 @@ py::object messages(const py::object& self,
   auto& comm = self.cast<PyStreamCommunicator&>();
   comm.let_go_of_completed();
   std::vector<StreamMessage> wanted;
-  std::vector<Held> buffers;
+  std::vector<HeldBuffer> buffers;
   for (const auto& [sends, tensor, peer] : list) {
     Buffer buffer = comm.buffer(tensor, "tensor", sends ? Access::read : Access::write);
     wanted.push_back({sends, peer, buffer.data, buffer.elements * size_of(buffer.dtype)});
     buffers.emplace_back(std::move(buffer));
   }
-  StreamCommunicator::Works work;
+  StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
   {
     const py::gil_scoped_release no_gil;
@@ -141,12 +143,16 @@ void wait_for(PyStreamWork& held, double timeout) {
   }
   const Device::Stream current = held.communicator->current_stream();
   const py::gil_scoped_release no_gil;
-  if (timeout > 0) held.communicator->core->wait(held.work, timeout, check_signals);
+  if (timeout > 0) {
+    held.communicator->core->wait(held.work, timeout, check_signals);
+  }
   held.communicator->core->order(held.work, current);
 }
 
 py::object failure_of(PyStreamWork& held) {
-  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) return py::none();
+  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) {
+    return py::none();
+  }
   return told(held.communicator->core->group());
 }
 
@@ -223,7 +229,7 @@ py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& reques
     check_program(*call.program, request, comm.core->world());
     request.program = call.program;
   }
-  StreamCommunicator::Works work;
+  StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
   {
     const py::gil_scoped_release no_gil;
@@ -260,13 +266,13 @@ void register_stream_communicator(py::module_& m) {
                const py::gil_scoped_release no_gil;
                memory = comm.core->allocate_shared(bytes);
              }
-             return memory ? tensor_over(std::move(memory), shape, dtype, comm.place)
-                           : empty_tensor(shape, dtype, comm.place);
+             return memory ? tensor_over(std::move(memory), shape, dtype, comm.device_name)
+                           : empty_tensor(shape, dtype, comm.device_name);
            })
       .def("split",
            [](PyStreamCommunicator& comm, int color, int key) -> Comm {
              auto part = std::make_shared<PyStreamCommunicator>();
-             part->place = comm.place;
+             part->device_name = comm.device_name;
              {
                const py::gil_scoped_release no_gil;
                part->core = comm.core->split(color, key);
@@ -301,9 +307,9 @@ void register_stream_communicator(py::module_& m) {
   m.def("_process_mark", process_mark);
   m.def("_choose_memory", memory_of, arg("ranks"), arg("wish"));
   m.def(
-      "_choose_meeting",
+      "_choose_barrier",
       [](const std::vector<std::string>& uuids, const std::string& wish) {
-        return choose_meeting(uuids, wish);
+        return choose_barrier(uuids, wish);
       },
       arg("uuids"), arg("wish"));
 }

@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace dpcore {
 
 PyWork::PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
-               std::vector<Held> buffers)
+               std::vector<HeldBuffer> buffers)
     : communicator(std::move(communicator)),
       operation(std::move(operation)),
       buffers(std::move(buffers)) {}
@@ -24,7 +24,7 @@ PyWork::~PyWork() {
 
 void PyWork::let_go_when_complete() {
   if (operation->is_complete()) {
-    const std::vector<Held> gone = std::exchange(buffers, {});
+    const std::vector<HeldBuffer> gone = std::exchange(buffers, {});
   }
 }
 
@@ -52,9 +52,9 @@ void wait(PyWork& work, double timeout) {
     throw Unsupported("timeout " + std::to_string(timeout) +
                       ": wait() takes seconds, or 0 for the operation's own deadline");
   }
-  struct LetGo {
+  struct HoldDeleter {
     PyWork& work;
-    ~LetGo() { work.let_go_when_complete(); }
+    ~HoldDeleter() { work.let_go_when_complete(); }
   } const let_go{work};
   const py::gil_scoped_release no_gil;
   work.communicator->core->wait(*work.operation, timeout, check_signals);

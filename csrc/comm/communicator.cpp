@@ -40,15 +40,15 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
                       ": a wait for another rank needs more than 0 seconds");
   }
   check_algorithm_name(options.algorithm);
-  MeetingPlace place;
-  place.name = options.job;
-  place.rank = options.rank;
-  place.world = options.world;
-  place.deadline_ns = now_ns() + to_ns(options.timeout_s);
-  place.interrupted = options.interrupt;
-  place.costs = options.costs;
+  Rendezvous rendezvous;
+  rendezvous.name = options.job;
+  rendezvous.rank = options.rank;
+  rendezvous.world = options.world;
+  rendezvous.deadline_ns = now_ns() + to_ns(options.timeout_s);
+  rendezvous.interrupted = options.interrupt;
+  rendezvous.costs = options.costs;
   auto endpoint = Endpoint::meet(
-      options.threads ? Meeting::threads : Meeting::processes, place, options.tcp.get(),
+      options.threads ? RankKind::threads : RankKind::processes, rendezvous, options.tcp.get(),
       Group::control_bytes(options.world),
       [&](std::byte* control) { Group::prepare_control(control, options.rank, options.world); });
   std::vector<int> members(options.world);
@@ -101,7 +101,7 @@ void Communicator::check_usable() const {
 
 template <class T>
 std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool) {
-  // From the one that was found last, around; the two pools share the place to begin at.
+  // From the one that was found last, around; the two pools share the index to begin at.
   size_t at = pool_at_ < pool.size() ? pool_at_ : 0;
   for (size_t i = 0; i < pool.size(); ++i) {
     auto& candidate = pool[at];
@@ -150,16 +150,16 @@ Work Communicator::begin(Request request, const std::string& algorithm, int look
   check(request);
   Engine& engine = context_->engine();
   std::shared_ptr<CollectiveOperation> operation;
-  bool seated = false;
+  bool runs_inline = false;
   {
     const std::lock_guard<SpinLock> lock(submission_);
     operation = prepare(std::move(request), algorithm);
-    seated = engine.try_sit_down();
-    if (!seated) {
+    runs_inline = engine.try_begin_inline();
+    if (!runs_inline) {
       engine.submit(operation, false);
     }
   }
-  if (!seated || !engine.run_seated(operation, looks)) {
+  if (!runs_inline || !engine.run_inline(operation, looks)) {
     return operation;
   }
   if (operation->status.load(std::memory_order_relaxed) == Operation::failed) {

@@ -24,13 +24,13 @@
 namespace dpcore {
 
 struct Options {
-  std::string job;  // name of the meeting, the same on all ranks
+  std::string job;  // name of the rendezvous, the same on all ranks
   int rank = 0;
   int world = 1;
   double timeout_s = 30.0;
-  bool threads = false;           // ranks are threads of this process
-  std::shared_ptr<TcpPlace> tcp;  // when given: where ranks meet that share no memory
-  std::shared_ptr<Link> link;     // when given: holds messages back, see link.h
+  bool threads = false;             // ranks are threads of this process
+  std::shared_ptr<TcpOptions> tcp;  // when given: how ranks that share no memory find each other
+  std::shared_ptr<Link> link;       // when given: holds messages back, see link.h
   std::string algorithm = "auto";
   bool deterministic = false;  // only algorithms whose result does not depend on the layout
   CostConstants costs;         // of this machine; those of rank 0 count

@@ -52,9 +52,9 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
     remote = Group::meet_remote(endpoint(), members, new_rank,
                                 Context::group_name(members[0], entries[ranks[0]].groups_made));
   }
-  Request meeting;  // nobody looks at a control block, or sends a frame, before it is prepared
-  meeting.collective = Collective::barrier;
-  run(meeting, "auto", interrupt);
+  Request barrier;  // nobody looks at a control block, or sends a frame, before it is prepared
+  barrier.collective = Collective::barrier;
+  run(barrier, "auto", interrupt);
   if (new_world == 0) {
     return nullptr;
   }

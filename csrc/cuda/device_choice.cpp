@@ -15,7 +15,7 @@ constexpr std::string_view kNccl = "nccl";
 constexpr std::string_view kMapped = "cuda";
 
 // What ranks tell each other. Texts end with a zero.
-struct Card {
+struct RankInfo {
   char uuid[64] = {};
   char wanted[8] = {};
   char trouble[400] = {};  // why this rank has no device
@@ -27,43 +27,47 @@ void write(char (&field)[size], const std::string& text) {
   text.copy(field, size - 1);
 }
 
-std::vector<Card> everybody(Communicator& control, const Card& own,
-                            const Engine::Interrupt& interrupt) {
-  std::vector<Card> cards(static_cast<size_t>(control.world()));
+std::vector<RankInfo> everybody(Communicator& control, const RankInfo& own,
+                                const Engine::Interrupt& interrupt) {
+  std::vector<RankInfo> infos(static_cast<size_t>(control.world()));
   Request request;
   request.collective = Collective::all_gather;
-  request.count = sizeof(Card);
+  request.count = sizeof(RankInfo);
   request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(cards.data());
+  request.output = reinterpret_cast<std::byte*>(infos.data());
   control.run(std::move(request), "auto", interrupt);
-  return cards;
+  return infos;
 }
 
-bool share_a_device(const std::vector<Card>& cards) {
-  for (size_t a = 0; a < cards.size(); ++a) {
+bool share_a_device(const std::vector<RankInfo>& infos) {
+  for (size_t a = 0; a < infos.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
-      if (std::strcmp(cards[a].uuid, cards[b].uuid) == 0) return true;
+      if (std::strcmp(infos[a].uuid, infos[b].uuid) == 0) {
+        return true;
+      }
     }
   }
   return false;
 }
 
 // The same on every rank, as is what it throws.
-std::string_view chosen_of(const std::vector<Card>& cards) {
-  for (size_t r = 0; r < cards.size(); ++r) {
+std::string_view chosen_of(const std::vector<RankInfo>& infos) {
+  for (size_t r = 0; r < infos.size(); ++r) {
     const std::string who = "rank " + std::to_string(r);
-    if (cards[r].trouble[0] != '\0') throw Unsupported(who + ": " + cards[r].trouble);
-    if (std::strcmp(cards[r].wanted, cards[0].wanted) != 0) {
-      throw Mismatch("rank 0 asks for '" + std::string(cards[0].wanted) + "' on GPUs, " + who +
-                     " for '" + cards[r].wanted + "': set the same on all ranks");
+    if (infos[r].trouble[0] != '\0') {
+      throw Unsupported(who + ": " + infos[r].trouble);
+    }
+    if (std::strcmp(infos[r].wanted, infos[0].wanted) != 0) {
+      throw Mismatch("rank 0 asks for '" + std::string(infos[0].wanted) + "' on GPUs, " + who +
+                     " for '" + infos[r].wanted + "': set the same on all ranks");
     }
   }
-  const std::string_view wanted = cards[0].wanted;
+  const std::string_view wanted = infos[0].wanted;
   const std::string_view chosen =
-      wanted != kAuto ? wanted : (share_a_device(cards) ? kMapped : kNccl);
-  for (size_t r = 0; r < cards.size() && chosen == kNccl; ++r) {
-    if (cards[r].no_nccl[0] != '\0') {
-      throw Unsupported("rank " + std::to_string(r) + ": " + cards[r].no_nccl +
+      wanted != kAuto ? wanted : (share_a_device(infos) ? kMapped : kNccl);
+  for (size_t r = 0; r < infos.size() && chosen == kNccl; ++r) {
+    if (infos[r].no_nccl[0] != '\0') {
+      throw Unsupported("rank " + std::to_string(r) + ": " + infos[r].no_nccl +
                         "; within a host 'cuda' does without it");
     }
   }
@@ -77,11 +81,11 @@ std::shared_ptr<StreamCommunicator> start(std::shared_ptr<Communicator> control,
                       "' does not exist for GPUs; choose of 'auto', "
                       "'nccl' and 'cuda'");
   }
-  Card own;
+  RankInfo own;
   write(own.wanted, choice.backend);
   std::shared_ptr<Device> device;
   try {
-    device = device_named(choice.place, choice.uuid);
+    device = device_named(choice.device_name, choice.uuid);
     write(own.uuid, device->uuid());
   } catch (const Error& problem) {
     write(own.trouble, problem.what());

@@ -19,7 +19,7 @@ namespace dpcore {
 
 struct DeviceChoice {
   std::string backend = "auto";  // "auto", "nccl", "cuda"
-  std::string place;             // "cuda:0"; "host": the device of the tests, with this uuid
+  std::string device_name;       // "cuda:0"; "host": the device of the tests, with this uuid
   std::string uuid;
   StreamCommunicator::Options options;
   std::vector<std::string> libraries;  // where NCCL may be

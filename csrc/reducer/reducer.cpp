@@ -28,14 +28,14 @@ bool is_permutation_of(const std::vector<size_t>& order, size_t n) {
 }  // namespace
 
 Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t>> modules,
-                 Settings settings, std::shared_ptr<Collectives> collectives,
-                 std::shared_ptr<LaunchSchedule> schedule, Upcalls upcalls)
+                 Settings settings, std::shared_ptr<BucketCommunicator> communicator,
+                 std::shared_ptr<LaunchSchedule> schedule, Callbacks callbacks)
     : gradients_(std::move(gradients)),
       modules_(std::move(modules)),
       settings_(std::move(settings)),
-      collectives_(std::move(collectives)),
+      communicator_(std::move(communicator)),
       schedule_(std::move(schedule)),
-      upcalls_(std::move(upcalls)),
+      callbacks_(std::move(callbacks)),
       listens_(schedule_->listens()) {
   settings_.caps = schedule_->caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
@@ -51,7 +51,8 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       gradients_.empty() ? at::Device(at::kCPU) : gradients_.front().parameter.device();
   used_.resize(gradients_.size());
   accumulated_.resize(gradients_.size());
-  used_anywhere_ = collectives_->allocate(std::max<size_t>(gradients_.size(), 1), at::kInt, device);
+  used_anywhere_ =
+      communicator_->allocate(std::max<size_t>(gradients_.size(), 1), at::kInt, device);
   if (settings_.static_graph) {
     set_static_graph();
   }
@@ -71,7 +72,7 @@ Reducer::~Reducer() {
       if (hook_) {
         hook_->abandon(b);
       } else {
-        collectives_->abandon(b, buckets_[b].travelling());
+        communicator_->abandon(b, buckets_[b].travelling());
       }
     }
   }
@@ -112,7 +113,8 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   }
   buckets_.clear();
   for (std::vector<size_t>& members : plan) {
-    buckets_.push_back(make_bucket(buckets_.size(), std::move(members), gradients_, *collectives_));
+    buckets_.push_back(
+        make_bucket(buckets_.size(), std::move(members), gradients_, *communicator_));
     Bucket& bucket = buckets_.back();
     bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
     choose_copies(bucket);
@@ -128,7 +130,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
                       ") must name every bucket from 0 on exactly once");
   }
   requested_.assign(buckets_.size(), std::nullopt);
-  collectives_->reserve(buckets_.size() + 1);  // and the map of used gradients
+  communicator_->reserve(buckets_.size() + 1);  // and the map of used gradients
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
   }
@@ -158,7 +160,7 @@ void Reducer::set_static_graph() {
 
 void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps) {
   if (!is_permutation_of(order, gradients_.size())) {
-    throw Mismatch("rank " + std::to_string(collectives_->rank()) + " has " +
+    throw Mismatch("rank " + std::to_string(communicator_->rank()) + " has " +
                    std::to_string(gradients_.size()) + " gradients, rank 0 sent an order of " +
                    std::to_string(order.size()) + "; wrap the same model on all ranks");
   }
@@ -192,7 +194,7 @@ void Reducer::check_complete() {
   if (open_ && arrived_ > 0) {
     // The cause of an incomplete iteration, rather than the effect.
     try {
-      collectives_->check_usable();
+      communicator_->check_usable();
     } catch (const Error&) {
       if (!first_failure_) {
         first_failure_ = std::current_exception();

@@ -15,7 +15,7 @@
 // unless it is the program's own memory, and whoever holds a gradient when its part is filled anew
 // gets a copy. After the first iteration nothing is allocated here. Threads: forward and backward
 // of one model run one after the other; hooks come on the thread that runs backward, without the
-// GIL, and no lock is taken. When a rank dies: start() or wait() of the collectives throws, with
+// GIL, and no lock is taken. When a rank dies: start() or wait() of its communicator throws, with
 // the bucket's name in front; the iteration stays open and the next forward raises again.
 #pragma once
 
@@ -31,8 +31,8 @@
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_times.h"
 #include "reducer/bucket/bucket.h"
+#include "reducer/bucket/bucket_communicator.h"
 #include "reducer/bucket/bucket_hook.h"
-#include "reducer/bucket/collectives.h"
 #include "reducer/launch/launch_schedule.h"
 #include "reducer/plan/bucket_plan.h"
 
@@ -55,7 +55,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     std::string advice;       // about a Mismatch, appended to it
   };
   // What needs the Python interpreter, whose lock none of this holds.
-  struct Upcalls {
+  struct Callbacks {
     // Called in a catch block: throws what autograd carries to Python as the right class.
     std::function<void()> raise;
     // Averages the gradients with these numbers, which came as sparse tensors.
@@ -64,8 +64,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
   // `modules`: numbers of the gradients that belong to each module, for schedules that ask.
   Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t>> modules,
-          Settings settings, std::shared_ptr<Collectives> collectives,
-          std::shared_ptr<LaunchSchedule> schedule, Upcalls upcalls);
+          Settings settings, std::shared_ptr<BucketCommunicator> communicator,
+          std::shared_ptr<LaunchSchedule> schedule, Callbacks callbacks);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -108,7 +108,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Averages are multiplied by it: for averages over fewer ranks than there are.
   void set_scale(double scale) { scale_ = scale; }
 
-  // In the place of all-reduces, from the next backward on; nullptr: all-reduces again.
+  // Instead of all-reduces, from the next backward on; nullptr: all-reduces again.
   void use_hook(std::unique_ptr<BucketHook> hook);
   // From the next backward on, buckets of wider types travel, and are averaged, as this one: half
   // the bytes, and its precision. `parameter.grad` keeps its own type.
@@ -128,7 +128,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
 
   // For traces: whether anybody records, and the two moments that only Python sees.
   bool is_recorded() const {
-    const TraceRecorder* trace = collectives_->trace();
+    const TraceRecorder* trace = communicator_->trace();
     return trace != nullptr && trace->recording();
   }
   void forward_begins() { begin_compute(forward_, "forward"); }
@@ -138,7 +138,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
   const LaunchSchedule& schedule() const { return *schedule_; }
-  const std::shared_ptr<Collectives>& collectives() const { return collectives_; }
+  const std::shared_ptr<BucketCommunicator>& communicator() const { return communicator_; }
   uint64_t completed_iterations() const { return completed_; }
   // How many ranks had each gradient, when that was agreed on last.
   const std::vector<int32_t>& used_counts() const { return used_; }
@@ -229,15 +229,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<Gradient> gradients_;
   std::vector<std::vector<size_t>> modules_;
   Settings settings_;
-  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<BucketCommunicator> communicator_;
   std::shared_ptr<LaunchSchedule> schedule_;
-  Upcalls upcalls_;
+  Callbacks callbacks_;
   Withhold withhold_;      // or none
   bool withheld_ = false;  // until the buckets in flight are complete
   std::vector<std::weak_ptr<Reducer>> shared_with_;
   std::exception_ptr first_failure_;  // of a bucket on its way
   uint32_t listens_ = 0;
-  std::unique_ptr<BucketHook> hook_;           // in the place of all-reduces, or none
+  std::unique_ptr<BucketHook> hook_;           // instead of all-reduces, or none
   std::unique_ptr<StaticGraph> static_graph_;  // or none
   double scale_ = 1;
   std::optional<at::ScalarType> narrow_type_;
@@ -263,7 +263,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<size_t> undefined_;    // arrived, but autograd had no gradient for them
   std::vector<size_t> sparse_;       // arrived as sparse tensors
   std::vector<std::optional<Launch>> requested_;
-  size_t next_launch_ = 0;            // place in order_
+  size_t next_launch_ = 0;            // index in order_
   size_t unfinished_ = 0;             // buckets that are not complete
   std::vector<uint8_t> accumulated_;  // since the last synchronised backward, by others
   std::vector<int32_t> used_;         // per gradient: whether this rank, then how many ranks had it

@@ -46,7 +46,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
     }
     take(i);
   } catch (...) {
-    upcalls_.raise();
+    callbacks_.raise();
   }
 }
 
@@ -169,7 +169,7 @@ void Reducer::launch_in_order() {
         if (hook_) {
           hook_->start(b, bucket.flat, call);
         } else {
-          collectives_->start(b, bucket.travelling(), call);
+          communicator_->start(b, bucket.travelling(), call);
         }
       } catch (...) {
         raise_with_bucket(b);
@@ -214,7 +214,7 @@ void Reducer::wait(size_t b) {
     if (hook_) {
       hook_->wait(b, bucket.flat);
     } else {
-      collectives_->wait(b);
+      communicator_->wait(b);
     }
   } catch (...) {
     raise_with_bucket(b);
@@ -283,7 +283,7 @@ void Reducer::end_of_backward() {
     if (!sparse_.empty()) {
       // Another order on another rank would pair different parameters.
       std::sort(sparse_.begin(), sparse_.end());
-      upcalls_.reduce_sparse(sparse_);
+      callbacks_.reduce_sparse(sparse_);
     }
     await_or_withhold();
     open_ = false;
@@ -291,7 +291,7 @@ void Reducer::end_of_backward() {
       finish_iteration();
     }
   } catch (...) {
-    upcalls_.raise();
+    callbacks_.raise();
   }
 }
 
@@ -329,14 +329,14 @@ std::unique_ptr<at::RecordFunction> Reducer::profiled_bucket() const {
 
 void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
                           int64_t now) {
-  TraceRecorder* trace = collectives_->trace();
+  TraceRecorder* trace = communicator_->trace();
   if (trace == nullptr || !trace->recording()) {
     return;
   }
   TraceEvent event = event_of(name, kind, number);
   event.bytes = bytes;
   event.begin_ns = event.end_ns = now;
-  if (!collectives_->add_moment(event)) {
+  if (!communicator_->add_moment(event)) {
     trace->add(event);
   }
 }
@@ -352,16 +352,16 @@ TraceEvent Reducer::event_of(const char* name, EventKind kind, uint64_t number) 
 
 void Reducer::begin_compute(Compute& compute, const char* name) {
   compute.begin_ns = now_ns();
-  compute.span = collectives_->begin_span(event_of(name, EventKind::compute, iteration_));
+  compute.span = communicator_->begin_span(event_of(name, EventKind::compute, iteration_));
 }
 
 void Reducer::end_compute(Compute& compute, const char* name) {
   if (compute.begin_ns == 0) {
     return;
   }
-  TraceRecorder* trace = collectives_->trace();
+  TraceRecorder* trace = communicator_->trace();
   if (compute.span != 0) {
-    collectives_->end_span(compute.span);
+    communicator_->end_span(compute.span);
   } else if (trace != nullptr) {
     TraceEvent event = event_of(name, EventKind::compute, iteration_);
     event.begin_ns = compute.begin_ns;

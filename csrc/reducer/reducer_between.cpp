@@ -95,7 +95,7 @@ void Reducer::stand_back() {
 
 bool Reducer::is_usable() const {
   try {
-    collectives_->check_usable();
+    communicator_->check_usable();
   } catch (const Error&) {
     return false;
   }

@@ -1,7 +1,7 @@
 // How gradients come into what travels, and results back out of it.
 //
-// Where the collectives copy together (on a device), nothing is copied as gradients come: when the
-// last one of a bucket is there, one launch brings all of them, cast on the way when the bucket
+// Where the communicator copies together (on a device), nothing is copied as gradients come: when
+// the last one of a bucket is there, one launch brings all of them, cast on the way when the bucket
 // travels in a narrower type. Fresh tensors of autograd are let go right after the launch: memory
 // that is freed into the stream that reads it is not written before. Gradients that lie otherwise
 // than their parameter (sparse ones, other strides) are copied alone, as everywhere else.
@@ -25,10 +25,10 @@ void Reducer::choose_copies(Bucket& bucket) {
   if (!narrows) {
     bucket.narrow.reset();
   } else if (!bucket.narrow.defined() || bucket.narrow.scalar_type() != *narrow_type_) {
-    bucket.narrow = collectives_->allocate(static_cast<size_t>(bucket.flat.numel()), *narrow_type_,
-                                           bucket.flat.device());
+    bucket.narrow = communicator_->allocate(static_cast<size_t>(bucket.flat.numel()), *narrow_type_,
+                                            bucket.flat.device());
   }
-  bucket.together = collectives_->copies_together(own, bucket.travelling().scalar_type());
+  bucket.together = communicator_->copies_together(own, bucket.travelling().scalar_type());
   copied_.reserve(std::max(copied_.capacity(), bucket.gradients.size()));
   copied_of_.reserve(std::max(copied_of_.capacity(), bucket.gradients.size()));
 }
@@ -227,7 +227,7 @@ void Reducer::copy_together(const Bucket& bucket, const at::Tensor& flat, bool t
     return;
   }
   copies_.launches +=
-      collectives_->copy_together({copied_, bucket.flat.scalar_type(), flat, to_flat, factor});
+      communicator_->copy_together({copied_, bucket.flat.scalar_type(), flat, to_flat, factor});
   const bool is_whole = copied_.size() == 1 && copied_[0].address == bucket.flat.const_data_ptr();
   copies_.together += is_whole ? bucket.gradients.size() : copied_.size();
 }

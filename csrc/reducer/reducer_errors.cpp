@@ -15,7 +15,7 @@ void Reducer::raise_changed(const Gradient& gradient) const {
     return std::string(c10::toString(c10::typeMetaToScalarType(kind.dtype()))) + " on " +
            kind.device().str();
   };
-  throw Error("rank " + std::to_string(collectives_->rank()) + ": " + gradient.name + " was " +
+  throw Error("rank " + std::to_string(communicator_->rank()) + ": " + gradient.name + " was " +
               in_words(gradient.kind) + " when the model was wrapped, and is " +
               in_words(gradient.parameter.options()) +
               " now; convert and move models before they are wrapped, or call refresh() of the "
@@ -32,7 +32,7 @@ void Reducer::raise_incomplete() const {
       names += (missing > 1 ? ", " : "") + gradients_[i].name + " (" + std::to_string(i) + ")";
     }
   }
-  const std::string rank = "rank " + std::to_string(collectives_->rank()) + ": ";
+  const std::string rank = "rank " + std::to_string(communicator_->rank()) + ": ";
   if (missing == 0) {
     throw Error(rank +
                 "the backward before this forward ended with an error after all gradients "
@@ -56,12 +56,12 @@ void Reducer::refuse_tracing() {
         "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
         "torch.compile of the forward needs no switch");
   } catch (...) {
-    upcalls_.raise();
+    callbacks_.raise();
   }
 }
 
 void Reducer::raise_too_late(size_t i) const {
-  throw Error("rank " + std::to_string(collectives_->rank()) + ": gradient of " +
+  throw Error("rank " + std::to_string(communicator_->rank()) + ": gradient of " +
               gradients_[i].name +
               " arrived when its bucket was on its way already. Use every "
               "parameter in one backward per forward, put the earlier backward under no_sync(), "

@@ -19,7 +19,7 @@ void Reducer::leave_part_to_holders(Gradient& gradient) {
     return;
   }
   Bucket& bucket = buckets_[gradient.bucket];
-  if (!has_moved && may_be_numpys(gradient.part) && collectives_->allocates_alone()) {
+  if (!has_moved && may_be_numpys(gradient.part) && communicator_->allocates_alone()) {
     leave_bucket_to_holders(bucket);
     return;
   }
@@ -33,7 +33,7 @@ void Reducer::leave_part_to_holders(Gradient& gradient) {
 void Reducer::leave_bucket_to_holders(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const at::Tensor before = bucket.flat;
-  bucket.flat = collectives_->allocate(before.numel(), before.scalar_type(), before.device());
+  bucket.flat = communicator_->allocate(before.numel(), before.scalar_type(), before.device());
   bucket.flat.copy_(before);
   for (const size_t i : bucket.gradients) {
     const bool was_in_place = gradients_[i].is_in_place();

@@ -1,6 +1,6 @@
-// Gradients that do not come once per backward: unused parameters, found in the graph or agreed on
-// with the other ranks; parameters of a static graph, which may come several times; and those of a
-// rank that has no inputs any more.
+// Gradients that arrive never, or more than once per backward: unused parameters, found in the
+// graph or agreed on with the other ranks; parameters of a static graph; and those of a rank that
+// has no inputs any more.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
@@ -58,9 +58,9 @@ void Reducer::agree_on_unused() {
   used_anywhere_.copy_(here);
   const size_t slot = buckets_.size();
   try {
-    collectives_->start(slot, used_anywhere_,
-                        {.op = ReduceOp::sum, .layout = settings_.tag, .background = false});
-    collectives_->wait(slot);
+    communicator_->start(slot, used_anywhere_,
+                         {.op = ReduceOp::sum, .layout = settings_.tag, .background = false});
+    communicator_->wait(slot);
   } catch (...) {
     raise_about("the map of used parameters");
   }
@@ -89,7 +89,7 @@ bool Reducer::is_last_of_static_graph(size_t i) {
     case StaticGraph::Arrival::unexpected:
       break;
   }
-  throw Error("rank " + std::to_string(collectives_->rank()) + ", " + step_in_words() +
+  throw Error("rank " + std::to_string(communicator_->rank()) + ", " + step_in_words() +
               ": a gradient of " + gradients_[i].name + " came " +
               (static_graph_->is_used(i) ? "more often than" : "though there was none") +
               " in the first backward, which static_graph=True takes for all. Leave it out, and "
@@ -143,7 +143,7 @@ void Reducer::shadow_backward() {
   }
   undefined_.clear();
   if (!sparse_.empty()) {
-    upcalls_.reduce_sparse(sparse_);
+    callbacks_.reduce_sparse(sparse_);
   }
   open_ = false;
   synchronised_ = false;

@@ -79,10 +79,10 @@ std::shared_ptr<c10::Allocator> TorchBackend::getMemAllocator() {
 c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const StorePtr& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
-  const auto place = std::find(ranks.begin(), ranks.end(), getRank());
-  const bool is_member = place != ranks.end();
+  const auto found = std::find(ranks.begin(), ranks.end(), getRank());
+  const bool is_member = found != ranks.end();
   auto part = state_->communicator->split(
-      is_member ? ranks.front() : -1, static_cast<int>(place - ranks.begin()), state_->interrupt);
+      is_member ? ranks.front() : -1, static_cast<int>(found - ranks.begin()), state_->interrupt);
   if (!part) {
     return nullptr;
   }

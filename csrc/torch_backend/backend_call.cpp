@@ -137,7 +137,7 @@ TorchBackend::WorkPtr TorchBackend::perform_on_device(Call&& call, bool holds_ho
     work->started(group->submit(std::vector<StreamMessage>{}, timeout));
     return work;
   }
-  DeviceGroup::Works last;
+  DeviceGroup::Work last;
   try {
     for (Request& request : call.requests) {
       request.timeout_s = timeout;

@@ -60,7 +60,7 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
   if (output.scalar_type() != input.scalar_type()) {
     throw Unsupported("all_to_all_single: output tensor and input tensor must have the same type");
   }
-  const MovedAs moved = moved_as(input);
+  const WireType moved = wire_type_of(input);
   const bool given = !output_sizes.empty() || !input_sizes.empty();
   Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", input.device(), options);
   Request request;
@@ -90,7 +90,7 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
                       std::to_string(outputs.size()) + " outputs; one tensor per rank is needed");
   }
   Call call = begin(c10d::OpType::ALLTOALL, "dpcore:all_to_all", inputs.front().device(), options);
-  const MovedAs moved = moved_as(inputs.front());
+  const WireType moved = wire_type_of(inputs.front());
   Parts ins;
   Parts outs;
   for (size_t r = 0; r < world; ++r) {

@@ -18,7 +18,7 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
   if (tag < 0) {
     throw Unsupported("the tag of a message can't be negative, as " + std::to_string(tag) + " is");
   }
-  const MovedAs moved = moved_as(tensor);
+  const WireType moved = wire_type_of(tensor);
   const std::string own = std::to_string(getRank());
   const std::string whom = from_any ? "any" : std::to_string(peer);
   Call call{

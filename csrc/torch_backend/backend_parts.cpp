@@ -96,7 +96,7 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
   expect(outputs[static_cast<size_t>(getRank())].numel() == input.numel(), kName,
          "invalid tensor size: the output of this rank has another number of elements than its "
          "input");
-  const MovedAs moved = moved_as(input);
+  const WireType moved = wire_type_of(input);
   Request request;
   request.collective = Collective::all_gather;
   request.dtype = moved.dtype;
@@ -112,7 +112,7 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
 void TorchBackend::add_all_gather(Call& call, const at::Tensor& output,
                                   const at::Tensor& input) const {
   check_base(input, output, getSize(), "all_gather_into_tensor");
-  const MovedAs moved = moved_as(input);
+  const WireType moved = wire_type_of(input);
   Request request;
   request.collective = Collective::all_gather;
   request.dtype = moved.dtype;
@@ -171,7 +171,7 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
                                            const c10d::GatherOptions& options) {
   const at::Tensor& input = only_one(inputs, "gather");
   const bool takes = options.rootRank == getRank();
-  const MovedAs moved = moved_as(input);
+  const WireType moved = wire_type_of(input);
   Call call = begin(c10d::OpType::GATHER, "dpcore:gather", input.device(), options);
   Request request;
   request.collective = Collective::gather;
@@ -198,7 +198,7 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
 TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                             const c10d::ScatterOptions& options) {
   const at::Tensor& output = only_one(outputs, "scatter");
-  const MovedAs moved = moved_as(output);
+  const WireType moved = wire_type_of(output);
   Call call = begin(c10d::OpType::SCATTER, "dpcore:scatter", output.device(), options);
   Request request;
   request.collective = Collective::scatter;

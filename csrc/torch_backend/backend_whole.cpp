@@ -57,7 +57,7 @@ TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors,
   Request request;
   request.collective = Collective::broadcast;
   request.root = static_cast<int>(options.rootRank);
-  const MovedAs moved = moved_as(tensor);
+  const WireType moved = wire_type_of(tensor);
   request.dtype = moved.dtype;
   request.count = static_cast<size_t>(tensor.numel()) * moved.per_element;
   const bool gives = request.root == getRank();

@@ -30,35 +30,35 @@ DeviceGroup::TorchStream DeviceGroup::stream_of_pool() const {
   return c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
 }
 
-DeviceGroup::Works DeviceGroup::submit(Request request) const {
-  const KeepsCurrentDevice guard(device_);
+DeviceGroup::Work DeviceGroup::submit(Request request) const {
+  const CurrentDeviceGuard guard(device_);
   return communicator_->submit(std::move(request), {}, handle_of(current_stream()));
 }
 
-DeviceGroup::Works DeviceGroup::submit(const std::vector<StreamMessage>& messages,
-                                       double timeout_s) const {
-  const KeepsCurrentDevice guard(device_);
+DeviceGroup::Work DeviceGroup::submit(const std::vector<StreamMessage>& messages,
+                                      double timeout_s) const {
+  const CurrentDeviceGuard guard(device_);
   return communicator_->submit(messages, timeout_s, handle_of(current_stream()));
 }
 
-void DeviceGroup::order(const Works& work, const TorchStream& stream) const {
-  const KeepsCurrentDevice guard(device_);
+void DeviceGroup::order(const Work& work, const TorchStream& stream) const {
+  const CurrentDeviceGuard guard(device_);
   communicator_->order(work, handle_of(stream));
 }
 
-void DeviceGroup::wait(const Works& work, double timeout_s,
+void DeviceGroup::wait(const Work& work, double timeout_s,
                        const Engine::Interrupt& interrupt) const {
-  const KeepsCurrentDevice guard(device_);
+  const CurrentDeviceGuard guard(device_);
   communicator_->wait(work, timeout_s, interrupt);
 }
 
 void DeviceGroup::abort(const std::string& reason) const {
-  const KeepsCurrentDevice guard(device_);
+  const CurrentDeviceGuard guard(device_);
   communicator_->abort(reason);
 }
 
 void DeviceGroup::close() const {
-  const KeepsCurrentDevice guard(device_);
+  const CurrentDeviceGuard guard(device_);
   communicator_->close();
 }
 

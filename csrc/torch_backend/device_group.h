@@ -25,9 +25,9 @@
 namespace dpcore {
 
 // Communicators make their device the thread's current one, which is the program's to choose.
-class KeepsCurrentDevice {
+class CurrentDeviceGuard {
  public:
-  explicit KeepsCurrentDevice(const at::Device& device)
+  explicit CurrentDeviceGuard(const at::Device& device)
       : guard_(has_current(device.type()) ? std::optional<at::Device>(device) : std::nullopt) {}
 
  private:
@@ -42,7 +42,7 @@ class KeepsCurrentDevice {
 
 class DeviceGroup {
  public:
-  using Works = StreamCommunicator::Works;
+  using Work = StreamCommunicator::Work;
   // Null on the device of the tests.
   using TorchStream = std::optional<c10::Stream>;
 
@@ -55,12 +55,12 @@ class DeviceGroup {
   TorchStream current_stream() const;
   TorchStream stream_of_pool() const;
 
-  Works submit(Request request) const;
-  Works submit(const std::vector<StreamMessage>& messages, double timeout_s) const;
+  Work submit(Request request) const;
+  Work submit(const std::vector<StreamMessage>& messages, double timeout_s) const;
   // `stream` waits for the result.
-  void order(const Works& work, const TorchStream& stream) const;
+  void order(const Work& work, const TorchStream& stream) const;
   // The caller waits; throws what went wrong.
-  void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt) const;
+  void wait(const Work& work, double timeout_s, const Engine::Interrupt& interrupt) const;
 
   void abort(const std::string& reason) const;
   void close() const;

@@ -31,11 +31,11 @@ std::shared_ptr<DeviceGroup> DeviceSide::group(at::Device device, double timeout
 std::shared_ptr<DeviceGroup> DeviceSide::make(at::Device device, double timeout_s) {
   DeviceChoice choice;
   choice.backend = settings_.backend;
-  choice.place = settings_.host_uuid ? "host" : device.str();
+  choice.device_name = settings_.host_uuid ? "host" : device.str();
   choice.uuid = settings_.host_uuid.value_or("");
   choice.options = {timeout_s, settings_.algorithm, settings_.deterministic, interrupt_};
   choice.libraries = settings_.libraries;
-  const KeepsCurrentDevice guard(device);
+  const CurrentDeviceGuard guard(device);
   auto control = host_->split(0, host_->rank(), interrupt_);
   return std::make_shared<DeviceGroup>(start_on_device(std::move(control), choice), device);
 }

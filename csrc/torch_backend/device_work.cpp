@@ -38,7 +38,7 @@ void DeviceWork::add(const std::vector<at::Tensor>& outputs, Staging staging) {
   staging_.take(std::move(staging));
 }
 
-void DeviceWork::started(DeviceGroup::Works last) {
+void DeviceWork::started(DeviceGroup::Work last) {
   last_ = std::move(last);
   came_in_ = group_->current_stream();
   last_->when_complete([work = last_.get(), flight = what_.flight] {

@@ -40,7 +40,7 @@ class DeviceWork final : public c10d::Work {
   // Further tensors of the same work, before it starts.
   void add(const std::vector<at::Tensor>& outputs, Staging staging);
   // The last operation is in the stream; those before it are complete when it is.
-  void started(DeviceGroup::Works last);
+  void started(DeviceGroup::Work last);
   // Nothing of it came into the stream.
   void refused();
   // wait() keeps the host as well: time itself is the result.
@@ -70,7 +70,7 @@ class DeviceWork final : public c10d::Work {
   bool holds_host_ = false;
 
   // Set by started(), before anybody else has the work; then constant.
-  DeviceGroup::Works last_;
+  DeviceGroup::Work last_;
   DeviceGroup::TorchStream came_in_;
   std::optional<c10::Event> copied_;  // behind the copies, where there are some
 

@@ -75,7 +75,7 @@ at::Device device_of(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
 }
 
-MovedAs moved_as(const at::Tensor& tensor) {
+WireType wire_type_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
     case at::kFloat:

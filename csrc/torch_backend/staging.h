@@ -72,10 +72,10 @@ at::Device device_of(const std::vector<at::Tensor>& tensors);
 
 // How the elements of a type travel where they are only moved: types without arithmetic here
 // (float8, uint16, ...) as bytes, several per element.
-struct MovedAs {
+struct WireType {
   DType dtype;
   size_t per_element;
 };
-MovedAs moved_as(const at::Tensor& tensor);
+WireType wire_type_of(const at::Tensor& tensor);
 
 }  // namespace dpcore

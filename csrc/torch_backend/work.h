@@ -2,11 +2,11 @@
 // tensors that torch calls coalesced.
 //
 // Who completes it: the thread that completes the last operation calls arrived(), under the
-// engine's seat. What is left to do then is settle(), which any thread may do, once: copies back,
-// letting go of the tensors, marking the future. A waiter does it on its own thread; without one, a
-// callback thread if there are copies or a future or nobody else holds the work. The completing
-// thread itself at most notes the end (complete()): it must never wait for Python's lock, which
-// letting go of a tensor may take.
+// engine's progress lock. What is left to do then is settle(), which any thread may do, once:
+// copies back, letting go of the tensors, marking the future. A waiter does it on its own thread;
+// without one, a callback thread if there are copies or a future or nobody else holds the work. The
+// completing thread itself at most notes the end (complete()): it must never wait for Python's
+// lock, which letting go of a tensor may take.
 //
 // Memory: holds the tensors until it is settled, and is held by its operations until then, so
 // dropping it early is safe. Deadlines are those of the operations.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore._version import __version__
 from dpcore.commands.bench_cases import CASES, DTYPES, OPS
 from dpcore.errors import Error, Unsupported
-from dpcore.launch.place import is_launched
+from dpcore.launch.identity import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator

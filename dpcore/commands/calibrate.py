@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.costs import constants as costs
 from dpcore.errors import Unsupported
-from dpcore.launch.place import is_launched
+from dpcore.launch.identity import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator

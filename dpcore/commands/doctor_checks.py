@@ -96,8 +96,8 @@ def kernel() -> Finding:
     try:
         os.close(os.memfd_create("dpcore-doctor"))
         os.close(os.pidfd_open(os.getpid()))
-        with socket.socket(socket.AF_UNIX) as meeting:
-            meeting.bind(b"\0dpcore-doctor-%d" % os.getpid())
+        with socket.socket(socket.AF_UNIX) as rendezvous:
+            rendezvous.bind(b"\0dpcore-doctor-%d" % os.getpid())
     except (OSError, AttributeError) as problem:
         return Finding(
             "kernel", "trouble", f"{platform.release()}: {problem}",

@@ -319,7 +319,7 @@ class Communicator:
     def explain(self, nbytes: int) -> Explanation:
         """Which algorithm would run for each collective of ``nbytes``, and why. Print it.
 
-        Bytes of the whole buffer; of all ranks' parts, where there is one per rank.
+        ``nbytes`` counts the whole buffer, or all ranks' parts together.
         """
         from dpcore.costs.explain import explain
 

@@ -19,7 +19,7 @@ from dpcore.communicators.protocol import GradientGroup
 from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import session
-from dpcore.launch.group_store import places_of
+from dpcore.launch.group_store import job_and_hosts
 from dpcore.torch_backend.backend import communicator_of, device_communicator_over
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
@@ -106,7 +106,7 @@ def _make_own(group: Any, device: torch.device) -> Communicator | None:
 def _native_over(group: Any) -> Communicator | None:
     """None when a rank is on another host. All ranks of the group call it and get the same."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    job, hosts = places_of(dist.distributed_c10d._world.pg_map[group][1], rank, world_size)
+    job, hosts = job_and_hosts(dist.distributed_c10d._world.pg_map[group][1], rank, world_size)
     if len(set(hosts)) > 1:
         return None
     return session.connect(job, rank, world_size, timeout=_timeout_of(group).total_seconds())

@@ -1,1 +1,1 @@
-"""How ranks start, find their place and meet."""
+"""How ranks start, find their rank and each other."""

@@ -3,7 +3,7 @@
 Lines of ``cmd=... key=value``, a question and an answer each. The line is there for MPI, which may
 start later in the same program. So it stays open and as it is (blocking), our keys begin with
 "dpcore", and it is only ended in a program that never starts MPI. While MPI runs, ranks meet
-through MPI (``mpi_meeting.py``).
+through MPI (``mpi_rendezvous.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from dpcore.errors import RendezvousError
-from dpcore.launch import mpi_meeting
+from dpcore.launch import mpi_rendezvous
 
 _ANSWER_SECONDS = 60.0
 
@@ -44,7 +44,7 @@ class Pmi:
     def leave(self) -> None:
         """mpiexec takes a rank that ends without a word for one that crashed. MPI says it itself,
         and a forked child has nothing to say."""
-        if os.getpid() == self._process and not mpi_meeting.was_started():
+        if os.getpid() == self._process and not mpi_rendezvous.was_started():
             with contextlib.suppress(RendezvousError):
                 self._ask("cmd=finalize")
 
@@ -54,13 +54,13 @@ class Pmi:
         except OSError as error:
             raise RendezvousError(
                 f"mpiexec does not answer {question!r}: {error}; set MASTER_ADDR and MASTER_PORT "
-                "for a meeting without it"
+                "to start without it"
             ) from error
         words = dict(word.partition("=")[::2] for word in answer.decode().split())
         if words.get("rc", "0") != "0":
             raise RendezvousError(
                 f"mpiexec answers {question!r} with {answer.decode()!r}; set MASTER_ADDR and "
-                "MASTER_PORT for a meeting without it"
+                "MASTER_PORT to start without it"
             )
         return words
 

@@ -3,7 +3,7 @@
 Rank 0 puts its address under a key, the others get it. A process can enter PMIx once, and MPI does
 so when it starts, earlier or later in the same program. So a process of its own
 (``pmix_client.py``) enters for this rank, and leaves when the ranks have met. While MPI runs, ranks
-meet through MPI (``mpi_meeting.py``).
+meet through MPI (``mpi_rendezvous.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpcore.errors import RendezvousError
 
 _ANSWER_SECONDS = 60.0
 _CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pmix_client.py")
-_OTHERWISE = "set MASTER_ADDR and MASTER_PORT for a meeting without it"
+_OTHERWISE = "set MASTER_ADDR and MASTER_PORT to start without it"
 
 
 class Pmix:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
-from dpcore.launch import mpi_meeting, pmi, pmix
-from dpcore.launch.place import Place, slurm_address, spans_hosts
+from dpcore.launch import mpi_rendezvous, pmi, pmix
+from dpcore.launch.identity import Identity, slurm_address, spans_hosts
 from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _SOCKETS = 1
 
 
 @contextlib.contextmanager
-def tcp_place(
-    place: Place,
+def tcp_options(
+    identity: Identity,
     job: str,
     init_method: str | None,
     timeout: float,
@@ -41,7 +41,7 @@ def tcp_place(
     at: Store | None = None,
     *,
     shares_memory: bool = False,
-) -> Iterator[_C.TcpPlace | None]:
+) -> Iterator[_C.TcpOptions | None]:
     """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts.
 
     ``at``: where rank 0 leaves its address, whatever the launcher says.
@@ -50,21 +50,21 @@ def tcp_place(
     from dpcore import _C
 
     env = os.environ if environment is None else environment
-    if place.world_size == 1:
+    if identity.world_size == 1:
         yield None
         return
     timeout = min(timeout, LONGEST_SECONDS)
     deadline = time.monotonic() + timeout
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
-    address = "" if at else known_address(env, init_method, place)
-    store = at or (None if address else meeting_store(env, place, init_method, timeout))
+    address = "" if at else known_address(env, init_method, identity)
+    store = at or (None if address else rendezvous_store(env, identity, init_method, timeout))
     with contextlib.ExitStack() as published:
         listener = None
-        if place.rank == 0 and store is None:
+        if identity.rank == 0 and store is None:
             listener = _C.TcpListener.at(address, interface)
-        elif place.rank == 0:
+        elif identity.rank == 0:
             assert store is not None
-            master = env.get("MASTER_ADDR") or _own_host(place, env)
+            master = env.get("MASTER_ADDR") or _own_host(identity, env)
             listener = _C.TcpListener.towards(_joined(master, "1"), interface)
             address = listener.address
             published.enter_context(store.publish(job, address))
@@ -74,8 +74,8 @@ def tcp_place(
         if not secret and not _C.is_loopback(address):
             _warn_once(address)
         sockets = _number(env, "DPCORE_TCP_SOCKETS", _SOCKETS)
-        host = pretended_host(place.rank, env)
-        yield _C.TcpPlace(address, listener, interface, secret, sockets, shares_memory, host)
+        host = pretended_host(identity.rank, env)
+        yield _C.TcpOptions(address, listener, interface, secret, sockets, shares_memory, host)
 
 
 def pretended_host(rank: int, env: Mapping[str, str]) -> str:
@@ -88,22 +88,22 @@ def pretended_host(rank: int, env: Mapping[str, str]) -> str:
     return names[rank % len(names)].strip()
 
 
-def own_address(place: Place, env: Mapping[str, str]) -> str:
+def own_address(identity: Identity, env: Mapping[str, str]) -> str:
     """The address of this host at which the other ranks can reach it."""
     from dpcore import _C
 
-    master = env.get("MASTER_ADDR") or _own_host(place, env)
+    master = env.get("MASTER_ADDR") or _own_host(identity, env)
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
     listener = _C.TcpListener.towards(_joined(master, "1"), interface)
     return listener.address.rpartition(":")[0].strip("[]")
 
 
-def _own_host(place: Place, env: Mapping[str, str]) -> str:
+def _own_host(identity: Identity, env: Mapping[str, str]) -> str:
     """By which the other ranks can reach this one, when nothing else is known."""
-    return socket.gethostname() if spans_hosts(place.world_size, env) else "127.0.0.1"
+    return socket.gethostname() if spans_hosts(identity.world_size, env) else "127.0.0.1"
 
 
-def known_address(env: Mapping[str, str], init_method: str | None, place: Place) -> str:
+def known_address(env: Mapping[str, str], init_method: str | None, identity: Identity) -> str:
     """Where rank 0 is told to listen, or nothing when it may choose."""
     if init_method is not None and init_method.startswith("tcp://"):
         return init_method.removeprefix("tcp://").rstrip("/")
@@ -111,7 +111,7 @@ def known_address(env: Mapping[str, str], init_method: str | None, place: Place)
         return ""
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return _joined(env["MASTER_ADDR"], env["MASTER_PORT"])
-    if _launcher_store(env, place):
+    if _launcher_store(env, identity):
         return ""
     if address := slurm_address(env):
         return address
@@ -121,8 +121,8 @@ def known_address(env: Mapping[str, str], init_method: str | None, place: Place)
     )
 
 
-def meeting_store(
-    env: Mapping[str, str], place: Place, init_method: str | None, timeout: float
+def rendezvous_store(
+    env: Mapping[str, str], identity: Identity, init_method: str | None, timeout: float
 ) -> Store:
     """Where rank 0 leaves the address that it has chosen."""
     if init_method is not None and init_method.startswith("file://"):
@@ -130,13 +130,13 @@ def meeting_store(
     if init_method not in (None, "env://"):
         return HostStore()
     if group := _torch_group():
-        if group.get_world_size() != place.world_size:
+        if group.get_world_size() != identity.world_size:
             raise RendezvousError(
                 f"torch.distributed has {group.get_world_size()} ranks, init() was told of "
-                f"{place.world_size}; pass init_method= for a communicator of other ranks"
+                f"{identity.world_size}; pass init_method= for a communicator of other ranks"
             )
         return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
-    if not _agent_has_store(env) and (line := _launcher_store(env, place)):
+    if not _agent_has_store(env) and (line := _launcher_store(env, identity)):
         return line
     # The agent has the port and serves the store there: every rank is a client of it.
     dist: Any = importlib.import_module("torch.distributed")
@@ -150,9 +150,9 @@ def meeting_store(
     return TorchStore(store, f"the launcher's store at {host}:{port}")
 
 
-def _launcher_store(env: Mapping[str, str], place: Place) -> Store | None:
+def _launcher_store(env: Mapping[str, str], identity: Identity) -> Store | None:
     """That of MPI, where it runs: it has the launcher's line. Otherwise the line."""
-    running = mpi_meeting.connect(place.rank, place.world_size)
+    running = mpi_rendezvous.connect(identity.rank, identity.world_size)
     return running or pmi.connect(env) or pmix.connect(env)
 
 

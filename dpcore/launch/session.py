@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from dpcore.costs import constants as costs
 from dpcore.costs.link import make_link, speeds
 from dpcore.errors import Error, Unsupported
-from dpcore.launch.place import InstanceCounter, find_place, may_span_hosts
-from dpcore.launch.rendezvous import tcp_place
+from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
+from dpcore.launch.rendezvous import tcp_options
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -95,24 +95,24 @@ def init(
         )
     if backend == "torch":
         return _over_torch()
-    place = find_place(rank, world_size, init_method)
+    identity = find_identity(rank, world_size, init_method)
 
     if algorithm == "auto":
         algorithm = os.environ.get("DPCORE_ALGORITHM", "auto")
     if transport == "auto":
-        transport = "shm+tcp" if may_span_hosts(place.world_size, init_method) else "shm"
-    job = _instances.next(place.job)
-    with contextlib.ExitStack() as meeting:
+        transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
+    job = _instances.next(identity.job)
+    with contextlib.ExitStack() as stack:
         tcp = None
         if transport in ("tcp", "shm+tcp"):
             shares = transport == "shm+tcp"
-            tcp = meeting.enter_context(
-                tcp_place(place, job, init_method, timeout, shares_memory=shares)
+            tcp = stack.enter_context(
+                tcp_options(identity, job, init_method, timeout, shares_memory=shares)
             )
         communicator = connect(
             job,
-            place.rank,
-            place.world_size,
+            identity.rank,
+            identity.world_size,
             timeout=timeout,
             transport=transport,
             tcp=tcp,
@@ -158,7 +158,7 @@ def connect(
     *,
     timeout: float,
     transport: str = "shm",
-    tcp: _C.TcpPlace | None = None,
+    tcp: _C.TcpOptions | None = None,
     link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
@@ -190,7 +190,7 @@ def connect(
     return communicator
 
 
-def _costs(rank: int, world_size: int, tcp: _C.TcpPlace | None, link: str | None) -> costs.Costs:
+def _costs(rank: int, world_size: int, tcp: _C.TcpOptions | None, link: str | None) -> costs.Costs:
     """What algorithms are chosen by; those of rank 0 count."""
     from dpcore import _C
 

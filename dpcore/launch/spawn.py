@@ -103,11 +103,11 @@ def run_threads(
 ) -> list[Outcome]:
     """The outcomes of all ranks as threads of this process."""
     outcomes = [Outcome(rank) for rank in range(world_size)]
-    meeting = f"threads-{uuid.uuid4().hex}"
+    rendezvous = f"threads-{uuid.uuid4().hex}"
 
     def body(outcome: Outcome) -> None:
         settings = {"timeout": timeout, **(options or {}), "transport": "inproc"}
-        _call(outcome, fn, args, world_size, meeting, settings)
+        _call(outcome, fn, args, world_size, rendezvous, settings)
 
     threads = [
         threading.Thread(target=body, args=(outcome,), name=f"rank {outcome.rank}", daemon=True)
@@ -125,7 +125,7 @@ def _call(
     fn: Callable[..., Any],
     args: Sequence[Any],
     world_size: int,
-    meeting: str,
+    rendezvous: str,
     settings: Mapping[str, Any],
 ) -> None:
     """Runs on the rank: init, the function, finalize; errors are told to the other ranks."""
@@ -133,7 +133,7 @@ def _call(
 
     comm = None
     try:
-        comm = init(rank=outcome.rank, world_size=world_size, init_method=meeting, **settings)
+        comm = init(rank=outcome.rank, world_size=world_size, init_method=rendezvous, **settings)
         outcome.result = fn(comm, *args)
         finalize()
     except BaseException as error:
@@ -170,7 +170,7 @@ def run_processes(
     context.set_forkserver_preload(PRELOAD)
     _start_fork_server()
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
-    meeting = f"spawn-{uuid.uuid4().hex}"
+    rendezvous = f"spawn-{uuid.uuid4().hex}"
     outcomes = [Outcome(rank) for rank in range(world_size)]
     processes = []
     lines: dict[Connection, tuple[Outcome, Any]] = {}
@@ -180,7 +180,7 @@ def run_processes(
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_rank_main,
-                    args=(theirs, rank, world_size, meeting, payload, dict(environment or {})),
+                    args=(theirs, rank, world_size, rendezvous, payload, dict(environment or {})),
                     name=f"dpcore rank {rank}",
                     daemon=False,  # a daemon could not have DataLoader workers
                 )
@@ -279,7 +279,7 @@ def _rank_main(
     line: Connection,
     rank: int,
     world_size: int,
-    meeting: str,
+    rendezvous: str,
     payload: bytes,
     environment: Mapping[str, str],
 ) -> None:
@@ -291,7 +291,7 @@ def _rank_main(
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     outcome = Outcome(rank)
     fn, args, timeout, options = cloudpickle.loads(payload)
-    _call(outcome, fn, args, world_size, meeting, {"timeout": timeout, **options})
+    _call(outcome, fn, args, world_size, rendezvous, {"timeout": timeout, **options})
     report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
     try:
         line.send_bytes(cloudpickle.dumps(report))

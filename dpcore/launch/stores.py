@@ -64,13 +64,13 @@ class FileStore:
     def publish(self, key: str, value: str) -> Iterator[None]:
         if os.path.lexists(self._path) and (self._path.is_symlink() or not self._path.is_file()):
             raise RendezvousError(
-                f"rank 0: {self._path} is no regular file, and the meeting file is removed when "
+                f"rank 0: {self._path} is no regular file, and the rendezvous file is removed when "
                 "the ranks have met; give file:// a path of its own"
             )
         try:
             write_whole(self._path, f"{key} {value}\n")
         except OSError as error:
-            raise RendezvousError(f"rank 0: can't write the meeting file: {error}") from error
+            raise RendezvousError(f"rank 0: can't write the rendezvous file: {error}") from error
         try:
             yield
         finally:
@@ -83,7 +83,7 @@ class FileStore:
                 if not self._path.is_file():
                     raise FileNotFoundError(self._path)
                 found, address = self._path.read_text().split()
-                # A file that an earlier job left behind names a place where nobody listens.
+                # A file that an earlier job left behind names an address where nobody listens.
                 if found == key and _somebody_listens(address):
                     return address
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """``init_process_group("dpcore", init_method="dpcore://")``: ranks meet where ``dp.init()`` does.
 
 torch's own ``env://`` wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which mpirun and srun do
-not set. Here a rank finds its place as in ``dpcore.init()``. Rank 0 serves a TCPStore, at the
+not set. Here a rank finds out who it is as in ``dpcore.init()``. Rank 0 serves a TCPStore, at the
 address it is told (MASTER_ADDR, the nodes of a Slurm step), or at a port of its own choice that the
 others learn from the launcher or, on one host, from a socket without a file.
 """
@@ -18,18 +18,18 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from dpcore.launch.place import InstanceCounter, Place, find_place, may_span_hosts
-from dpcore.launch.rendezvous import known_address, meeting_store, own_address
+from dpcore.launch.identity import Identity, InstanceCounter, find_identity, may_span_hosts
+from dpcore.launch.rendezvous import known_address, own_address, rendezvous_store
 from dpcore.launch.stores import HostStore, Store
 
 _instances = InstanceCounter()
 
 
-def place_of(url: str) -> Place:
+def identity_of(url: str) -> Identity:
     """Rank and world of ``init_process_group(rank=, world_size=)``, which torch writes into the
     URL, or else what the launcher says."""
     given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
-    return find_place(given.get("rank"), given.get("world_size"))
+    return find_identity(given.get("rank"), given.get("world_size"))
 
 
 def rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, int]]:
@@ -37,27 +37,27 @@ def rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, 
     dist: Any = importlib.import_module("torch.distributed")
 
     patience = timeout or dist.constants.default_pg_timeout
-    place = place_of(url)
-    store = dist.HashStore() if place.world_size == 1 else _serve(place, patience)
-    yield store, place.rank, place.world_size
+    identity = identity_of(url)
+    store = dist.HashStore() if identity.world_size == 1 else _serve(identity, patience)
+    yield store, identity.rank, identity.world_size
     raise RuntimeError("dpcore:// meets once; call init_process_group() again")
 
 
-def _serve(place: Place, timeout: timedelta) -> Any:
+def _serve(identity: Identity, timeout: timedelta) -> Any:
     seconds = timeout.total_seconds()
     deadline = time.monotonic() + seconds
-    spans = may_span_hosts(place.world_size)
-    address = known_address(os.environ, None, place) if spans else ""
+    spans = may_span_hosts(identity.world_size)
+    address = known_address(os.environ, None, identity) if spans else ""
     board: Store | None = None
     if not spans:
         board = HostStore()
     elif not address:
-        board = meeting_store(os.environ, place, None, seconds)
-    key = f"{_instances.next(place.job)}/store"
+        board = rendezvous_store(os.environ, identity, None, seconds)
+    key = f"{_instances.next(identity.job)}/store"
     with contextlib.ExitStack() as published:
         listener = None
-        if board is not None and place.rank == 0:
-            host = own_address(place, os.environ) if spans else "127.0.0.1"
+        if board is not None and identity.rank == 0:
+            host = own_address(identity, os.environ) if spans else "127.0.0.1"
             listener = socket.create_server(
                 (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
@@ -65,11 +65,11 @@ def _serve(place: Place, timeout: timedelta) -> Any:
             published.enter_context(board.publish(key, address))
         elif board is not None:
             address = board.read(key, deadline)
-        return _store_at(address, place, timeout, listener)
+        return _store_at(address, identity, timeout, listener)
 
 
 def _store_at(
-    address: str, place: Place, timeout: timedelta, listener: socket.socket | None
+    address: str, identity: Identity, timeout: timedelta, listener: socket.socket | None
 ) -> Any:
     """Returns when all ranks are there. The store takes the listener over."""
     dist: Any = importlib.import_module("torch.distributed")
@@ -78,8 +78,8 @@ def _store_at(
     return dist.TCPStore(
         host.strip("[]"),
         int(port),
-        place.world_size,
-        place.rank == 0,
+        identity.world_size,
+        identity.rank == 0,
         timeout,
         wait_for_workers=True,
         master_listen_fd=None if listener is None else listener.detach(),

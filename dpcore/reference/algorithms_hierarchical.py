@@ -1,8 +1,8 @@
 """Hierarchical algorithms: within a host first, and only what is left between hosts.
 
-``hosts[r]`` names the host of rank r. Ranks that share one are mates; each chunk has a *speaker* on
-every host, and a *home*, the host that holds its result first. Speakers and homes change from
-chunk to chunk, so that all ranks work and all links carry the same. Twin of
+``hosts[r]`` names the host of rank r. Ranks that share one are local peers; each chunk has a
+*leader* on every host, and a *home*, the host that holds its result first. Leaders and homes change
+from chunk to chunk, so that all ranks work and all links carry the same. Twin of
 ``csrc/comm/schedule/algorithms/hierarchical.cpp``.
 """
 
@@ -15,7 +15,7 @@ from dpcore.reference.moves import Move, Plan
 HostAlgorithm = Callable[[Sequence[int], int], Plan]  # (host of each rank, root) -> Plan
 
 
-def _mates(hosts: Sequence[int]) -> list[list[int]]:
+def _ranks_by_host(hosts: Sequence[int]) -> list[list[int]]:
     """The ranks of each host; hosts in the order in which ranks name them."""
     groups: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -31,75 +31,75 @@ def _plan(chunks: int, moves: Iterable[tuple[int, int, int, int, bool]]) -> Plan
 
 
 def _turns(groups: list[list[int]]) -> Iterable[tuple[int, int, int]]:
-    """(chunk, number of its home, turn of the speakers)."""
+    """(chunk, number of its home, turn of the leaders)."""
     for chunk in range(len(groups) * max(map(len, groups))):
         yield chunk, chunk % len(groups), chunk // len(groups)
 
 
 def hierarchical_all_reduce(hosts: Sequence[int], root: int) -> Plan:
-    groups = _mates(hosts)
+    groups = _ranks_by_host(hosts)
     moves = []
     for chunk, home_host, turn in _turns(groups):
-        speakers = [mates[turn % len(mates)] for mates in groups]
-        home = speakers[home_host]
-        for speaker, mates in zip(speakers, groups, strict=True):
-            moves += [(0, mate, speaker, chunk, True) for mate in mates]
-            moves += [(1, speaker, home, chunk, True), (2, home, speaker, chunk, False)]
-            moves += [(3, speaker, mate, chunk, False) for mate in mates]
+        leaders = [local[turn % len(local)] for local in groups]
+        home = leaders[home_host]
+        for leader, local in zip(leaders, groups, strict=True):
+            moves += [(0, peer, leader, chunk, True) for peer in local]
+            moves += [(1, leader, home, chunk, True), (2, home, leader, chunk, False)]
+            moves += [(3, leader, peer, chunk, False) for peer in local]
     return _plan(len(groups) * max(map(len, groups)), moves)
 
 
 def hierarchical_reduce(hosts: Sequence[int], root: int) -> Plan:
-    groups = _mates(hosts)
+    groups = _ranks_by_host(hosts)
     moves = []
     for chunk, home_host, turn in _turns(groups):
-        speakers = [root if root in mates else mates[turn % len(mates)] for mates in groups]
-        home = speakers[home_host]
-        for speaker, mates in zip(speakers, groups, strict=True):
-            moves += [(0, mate, speaker, chunk, True) for mate in mates]
-            if speaker != root:
-                moves.append((1, speaker, home, chunk, True))
+        leaders = [root if root in local else local[turn % len(local)] for local in groups]
+        home = leaders[home_host]
+        for leader, local in zip(leaders, groups, strict=True):
+            moves += [(0, peer, leader, chunk, True) for peer in local]
+            if leader != root:
+                moves.append((1, leader, home, chunk, True))
         moves.append((2, home, root, chunk, True))
     return _plan(len(groups) * max(map(len, groups)), moves)
 
 
 def hierarchical_broadcast(hosts: Sequence[int], root: int) -> Plan:
-    groups = _mates(hosts)
+    groups = _ranks_by_host(hosts)
     moves = []
     for chunk, home_host, turn in _turns(groups):
-        speakers = [root if root in mates else mates[turn % len(mates)] for mates in groups]
-        home = speakers[home_host]
+        leaders = [root if root in local else local[turn % len(local)] for local in groups]
+        home = leaders[home_host]
         if home != root:
             moves.append((0, root, home, chunk, False))
-        for speaker, mates in zip(speakers, groups, strict=True):
-            if speaker not in (root, home):
-                moves.append((1, home, speaker, chunk, False))
-            step = 0 if speaker == root else 2
-            moves += [(step, speaker, mate, chunk, False) for mate in mates]
+        for leader, local in zip(leaders, groups, strict=True):
+            if leader not in (root, home):
+                moves.append((1, home, leader, chunk, False))
+            step = 0 if leader == root else 2
+            moves += [(step, leader, peer, chunk, False) for peer in local]
     return _plan(len(groups) * max(map(len, groups)), moves)
 
 
 def hierarchical_reduce_scatter(hosts: Sequence[int], root: int) -> Plan:
-    groups = _mates(hosts)
+    groups = _ranks_by_host(hosts)
     moves = []
     for own in groups:
         for turn, rank in enumerate(own):
-            for mates in groups:
-                speaker = mates[turn % len(mates)]
-                moves += [(0, mate, speaker, rank, True) for mate in mates]
-                moves.append((1, speaker, rank, rank, True))
+            for local in groups:
+                leader = local[turn % len(local)]
+                moves += [(0, peer, leader, rank, True) for peer in local]
+                moves.append((1, leader, rank, rank, True))
     return _plan(len(hosts), moves)
 
 
 def hierarchical_all_gather(hosts: Sequence[int], root: int) -> Plan:
-    groups = _mates(hosts)
+    groups = _ranks_by_host(hosts)
     moves = []
     for own in groups:
         for turn, rank in enumerate(own):
-            moves += [(0, rank, mate, rank, False) for mate in own]
-            for mates in groups:
-                if mates is not own:
-                    speaker = mates[turn % len(mates)]
-                    moves.append((0, rank, speaker, rank, False))
-                    moves += [(1, speaker, mate, rank, False) for mate in mates]
+            moves += [(0, rank, peer, rank, False) for peer in own]
+            for local in groups:
+                if local is not own:
+                    leader = local[turn % len(local)]
+                    moves.append((0, rank, leader, rank, False))
+                    moves += [(1, leader, peer, rank, False) for peer in local]
     return _plan(len(hosts), moves)

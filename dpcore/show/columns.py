@@ -101,7 +101,7 @@ def _what_ran(run: Run, drawn: DrawnSchedules, event: Event) -> dict[str, Any]:
     if not path and len(run.paths.get(event.name, {})) == 1:
         (path,) = run.paths[event.name]
     root = f", root {event.root}" if path and event.root >= 0 else ""
-    return {"path": path + root, "moves": drawn.place_of(run, event)}
+    return {"path": path + root, "moves": drawn.drawing_of(run, event)}
 
 
 def _tick_for(end_ns: int) -> int:

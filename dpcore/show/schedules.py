@@ -28,7 +28,7 @@ _LARGEST_STATE = 1024  # copies of chunks
 _SHOWN_FIRST = {"all_reduce": "two_shot", "broadcast": "two_shot", "reduce": "two_shot"}
 
 Kind = tuple[str, str, str, int, int]
-Place = tuple[str, str, str, int]  # world, collective, name: of the drawn one; world of what ran
+Drawing = tuple[str, str, str, int]  # world, collective, name: of the drawn one; world of what ran
 
 
 def kind_of(event: Event) -> Kind:
@@ -43,24 +43,24 @@ class DrawnSchedules:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         self.content: dict[str, dict[str, Any]] = {}
-        self._places: dict[tuple[int, Kind], Place | tuple[()]] = {}
+        self._drawings: dict[tuple[int, Kind], Drawing | tuple[()]] = {}
         for run in runs:
             seen = Counter(kind_of(event) for rank in run.ranks for event in rank.operations)
             for kind, _ in seen.most_common():
-                self._places[id(run), kind] = self._draw(run, kind)
+                self._drawings[id(run), kind] = self._draw(run, kind)
         for run in runs:
-            self._add_others(run, {name for r, (name, *_) in self._places if r == id(run)})
+            self._add_others(run, {name for r, (name, *_) in self._drawings if r == id(run)})
 
-    def place_of(self, run: Run, event: Event) -> Place | tuple[()]:
+    def drawing_of(self, run: Run, event: Event) -> Drawing | tuple[()]:
         """Where the moves of an operation are; nothing where they are not known."""
-        return self._places.get((id(run), kind_of(event)), ())
+        return self._drawings.get((id(run), kind_of(event)), ())
 
     @property
     def first_world(self) -> str:
         """The world that is shown first: the first run's."""
         return str(_drawn_world(self._runs[0]))
 
-    def _draw(self, run: Run, kind: Kind) -> Place | tuple[()]:
+    def _draw(self, run: Run, kind: Kind) -> Drawing | tuple[()]:
         plan = _plan_of(run, kind)
         if plan is None:
             return ()

@@ -12,7 +12,7 @@ import dpcore as dp
 from dpcore import _C
 from dpcore.costs import constants as costs
 from dpcore.launch.spawn import run_processes
-from tests.faults.test_network_start import meeting_place
+from tests.faults.test_network_start import rendezvous_url
 from tests.ranks import python
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,7 +60,7 @@ def test_what_the_model_expects_of_an_all_reduce(tmp_path):
     one_shot = step + 2 * (n - 1) * message + (n - 1) * size * (byte + 0.1e-9)
     ring = 2 * (n - 1) * (step + 2 * message) + 2 * share * byte + share * 0.1e-9
     assert expected["two_shot"] == pytest.approx(two_shot)
-    assert expected["hierarchical"] == pytest.approx(two_shot)  # nobody has a mate
+    assert expected["hierarchical"] == pytest.approx(two_shot)  # nobody has a local peer
     assert expected["one_shot"] == pytest.approx(one_shot)
     assert expected["ring"] == pytest.approx(ring)
     assert [one.seconds for one in why.candidates] == sorted(expected.values())
@@ -111,7 +111,7 @@ def test_constants_of_rank_0_count_where_ranks_differ(tmp_path):
         written(tmp_path / "a", [0.9e-3, 1e-6, 0.1e-9]),
         written(tmp_path / "b", [10e-6, 1e-6, 10e-9]),
     ]
-    place = meeting_place()
+    place = rendezvous_url()
 
     def body(comm):
         me = comm.rank

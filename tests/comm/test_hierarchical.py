@@ -86,7 +86,7 @@ def test_rooted_and_scattered_ones_cross_a_boundary_once_per_host(layout):
             assert max(over_network(plan, hosts, host)) <= most, collective
 
 
-def test_without_mates_it_is_ordered():
+def test_without_local_peers_it_is_ordered():
     hosts = [0, 1, 2]
     plan = _C.schedule("hierarchical", "all_reduce", 3, 0, hosts)
     assert _C.is_ordered(plan)

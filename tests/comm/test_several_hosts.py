@@ -72,7 +72,7 @@ def every_collective(comm, count):
 
 
 def messages(comm, count):
-    """Everybody to everybody, by memory to mates and by TCP to the others."""
+    """Everybody to everybody, by memory to local peers and by TCP to the others."""
     n, me = comm.world_size, comm.rank
     sends = [comm.send(values(me, count), r, tag=me, async_op=True) for r in range(n) if r != me]
     for r in range(n):
@@ -138,13 +138,13 @@ def test_all_ranks_hold_the_same_bits_and_deterministic_ones_those_of_one_host()
 
 def test_groups_of_a_group_know_their_hosts():
     def body(comm):
-        mates = comm.split(comm.hosts[comm.rank])
+        local = comm.split(comm.hosts[comm.rank])
         across = comm.split(comm.rank % 2, -comm.rank)
         mixed = comm.split(0 if comm.rank < 3 else None)
-        for group in filter(None, (mates, across, mixed)):
+        for group in filter(None, (local, across, mixed)):
             every_collective(group, 20_000)
             group.close()
-        return mates.transport, across.transport, across.hosts, mixed and mixed.transport
+        return local.transport, across.transport, across.hosts, mixed and mixed.transport
 
     results = on_hosts("0,0,1,1", body)
     assert results[0] == ("shm", "tcp", [0, 1], "shm+tcp")

@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     options.world = kWorld;
     options.threads = true;
     if (over_tcp) {
-      options.tcp = std::make_shared<TcpPlace>();
+      options.tcp = std::make_shared<TcpOptions>();
       options.tcp->root = address;
       options.tcp->listener = rank == 0 ? listener : nullptr;
       options.tcp->secret = "none";

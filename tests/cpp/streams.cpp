@@ -29,13 +29,15 @@ namespace {
 constexpr const char* kAlgorithms[] = {"", "ring/moves", "one_shot/moves", "tree/moves"};
 
 struct Pending {
-  StreamCommunicator::Works work;
+  StreamCommunicator::Work work;
   std::vector<int32_t> data;
   int32_t expected = 0;
 };
 
 void check(const Pending& pending) {
-  for (const int32_t value : pending.data) CHECK(value == pending.expected);
+  for (const int32_t value : pending.data) {
+    CHECK(value == pending.expected);
+  }
 }
 
 Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
@@ -68,10 +70,12 @@ Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
 void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   constexpr auto kLate = std::chrono::milliseconds(200);
   constexpr int64_t kSurelyWaitedNs = 20'000'000;
-  const CurrentDevice here(comm.device());
+  const DeviceGuard here(comm.device());
   const Device::Stream stream = comm.device().make_stream();
   comm.trace().start(8);
-  if (comm.rank() == 0) std::this_thread::sleep_for(kLate);
+  if (comm.rank() == 0) {
+    std::this_thread::sleep_for(kLate);
+  }
   const Pending pending = start(comm, dice, 1000, true, stream);
   comm.order(pending.work, stream);
   comm.device().synchronize(stream);
@@ -160,7 +164,7 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   auto comm = MappedCommunicator::start(Communicator::start(options), device_named("host", uuid),
                                         {one_stays_away ? 2.0 : 60.0, "auto", false, nullptr});
   const auto programs = device_named("host", "of the program");
-  const CurrentDevice here(*programs);
+  const DeviceGuard here(*programs);
   const auto is_as_it_was = [&] { return current_host_device() == programs.get(); };
   std::mt19937 dice(seed);                                      // the same on all ranks
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(rank));  // not
@@ -189,7 +193,9 @@ void run_rank(int rank, int world, const std::string& job, unsigned seed, int ro
   uint64_t dropped = 0;
   const std::vector<TraceEvent> recorded = comm->stop_trace(&dropped);
   CHECK(recorded.size() == static_cast<size_t>(rounds) && dropped == 0);
-  for (const TraceEvent& event : recorded) CHECK(event.begin_ns <= event.end_ns);
+  for (const TraceEvent& event : recorded) {
+    CHECK(event.begin_ns <= event.end_ns);
+  }
   wait_for_a_late_rank(*comm, dice);
   keep_memory(*comm, dice);
   CHECK(is_as_it_was());
@@ -223,7 +229,9 @@ int main(int argc, char** argv) {
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back(run_rank, rank, world, job, seed, rounds);
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   std::printf("world %d, seed %u, %d rounds: fine\n", world, seed, rounds);
   return 0;
 }

@@ -6,7 +6,7 @@
 // Built under the address, undefined-behaviour and thread sanitizers. Ranks share nothing but
 // what ranks that are processes share (arenas and control blocks), so a race that is found
 // here is a race between processes, too. Over TCP they share nothing at all; with "hosts" even and
-// odd ranks are on two hosts, and share memory with their mates only.
+// odd ranks are on two hosts, and share memory with their local peers only.
 #include <memory>
 #include <random>
 #include <string>
@@ -45,21 +45,33 @@ std::vector<int64_t> expected_of(const Request& request, int rank, int world) {
   const size_t n = request.count;
   switch (request.collective) {
     case Collective::all_reduce:
-      for (size_t i = 0; i < n; ++i) result.push_back(sum(i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(sum(i));
+      }
       break;
     case Collective::reduce_scatter:
-      for (size_t i = 0; i < n; ++i) result.push_back(sum(rank * n + i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(sum(rank * n + i));
+      }
       break;
     case Collective::all_gather:
-      for (int r = 0; r < world; ++r)
-        for (size_t i = 0; i < n; ++i) result.push_back(value(r, i));
+      for (int r = 0; r < world; ++r) {
+        for (size_t i = 0; i < n; ++i) {
+          result.push_back(value(r, i));
+        }
+      }
       break;
     case Collective::all_to_all:
-      for (int r = 0; r < world; ++r)
-        for (size_t i = 0; i < n; ++i) result.push_back(value(r, rank * n + i));
+      for (int r = 0; r < world; ++r) {
+        for (size_t i = 0; i < n; ++i) {
+          result.push_back(value(r, rank * n + i));
+        }
+      }
       break;
     case Collective::broadcast:
-      for (size_t i = 0; i < n; ++i) result.push_back(value(request.root, i));
+      for (size_t i = 0; i < n; ++i) {
+        result.push_back(value(request.root, i));
+      }
       break;
     default:
       break;
@@ -84,7 +96,7 @@ void finish(Communicator& comm, Pending& pending, std::mt19937& local) {
   }
 }
 
-void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<TcpPlace> tcp) {
+void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<TcpOptions> tcp) {
   Options options;
   options.job = "stress-" + std::to_string(seed);
   options.rank = rank;
@@ -218,10 +230,11 @@ int main(int argc, char** argv) {
   }
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
-    std::shared_ptr<TcpPlace> tcp;
+    std::shared_ptr<TcpOptions> tcp;
     if (over_tcp) {
-      tcp = std::make_shared<TcpPlace>(TcpPlace{address, rank == 0 ? listener : nullptr, "",
-                                                "a secret", 3, on_hosts, std::to_string(rank % 2)});
+      tcp = std::make_shared<TcpOptions>(TcpOptions{address, rank == 0 ? listener : nullptr, "",
+                                                    "a secret", 3, on_hosts,
+                                                    std::to_string(rank % 2)});
     }
     ranks.emplace_back(run_rank, rank, world, seed, rounds, tcp);
   }

@@ -2,9 +2,9 @@
 
     compute-sanitizer --tool memcheck python -m tests.cuda.every_kernel
 
-Reductions of every type with tails and odd offsets, copies of many tensors, and ranks that meet, by
-two threads of this process (with --fused in both ways, with --reductions not at all). Prints "done"
-when results were right.
+Reductions of every type with tails and odd offsets, copies of many tensors, and ranks at a
+barrier, by two threads of this process (with --fused in both ways, with --reductions not at all).
+Prints "done" when results were right.
 """
 
 import sys
@@ -27,7 +27,7 @@ def reductions():
         output = torch.zeros_like(inputs[0])
         for offset in (0, 1):
             at = [x[offset:].data_ptr() for x in (*inputs, output)]
-            _C._reduce(dtype, op, at[:2], at[2:], COUNT, place=PLACE)
+            _C._reduce(dtype, op, at[:2], at[2:], COUNT, device=PLACE)
     torch.cuda.synchronize()
 
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     load_torchs_kernels()
     ways = () if "--reductions" in sys.argv else ("stream", "fused")
     # The other tools may let kernels run one after the other, where these wait for each other.
-    for meeting in ways if "--fused" in sys.argv else ways[:1]:
-        sums = dpcore.spawn(run_with, 2, meeting, training, mode="threads", timeout=300.0)
+    for barrier in ways if "--fused" in sys.argv else ways[:1]:
+        sums = dpcore.spawn(run_with, 2, barrier, training, mode="threads", timeout=300.0)
         assert sums == [2.0 * COUNT] * 2, sums
     print("done")

@@ -12,11 +12,11 @@ GPUS = max(torch.cuda.device_count(), 1)
 PATIENCE = 8.0
 MEMORY = {"threads": ["address", "descriptor"], "processes": ["descriptor", "ipc"]}
 WAYS = [
-    (mode, meeting, memory)
+    (mode, barrier, memory)
     for mode in ("threads", "processes")
-    for meeting in ("stream", "fused")
+    for barrier in ("stream", "fused")
     for memory in MEMORY[mode]
-    if mode == "threads" or meeting == "stream" or GPUS > 1
+    if mode == "threads" or barrier == "stream" or GPUS > 1
 ]
 
 
@@ -27,7 +27,7 @@ def test_a_kernel_runs():
 def test_a_reduction():
     x, y, out = (torch.full((1003,), value, device="cuda") for value in (1.0, 2.0, 0.0))
     _C._reduce(
-        "float32", "sum", [x.data_ptr(), y.data_ptr()], [out.data_ptr()], 1003, place="cuda:0"
+        "float32", "sum", [x.data_ptr(), y.data_ptr()], [out.data_ptr()], 1003, device="cuda:0"
     )
     assert out.unique().tolist() == [3.0]
 
@@ -71,14 +71,14 @@ def each_step(control, environment):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("mode", "meeting", "memory"), WAYS)
-def test_two_ranks(mode, meeting, memory, monkeypatch, record_property):
-    environment = {"DPCORE_CUDA_SYNC": meeting, "DPCORE_CUDA_MEMORY": memory}
+@pytest.mark.parametrize(("mode", "barrier", "memory"), WAYS)
+def test_two_ranks(mode, barrier, memory, monkeypatch, record_property):
+    environment = {"DPCORE_CUDA_SYNC": barrier, "DPCORE_CUDA_MEMORY": memory}
     for name in environment:
         monkeypatch.setenv(name, "")  # as it was, behind ranks that are threads
     results = dpcore.spawn(each_step, 2, environment, mode=mode, timeout=20.0)
     assert results[0][-1] == results[1][-1] == "messages"
-    assert f"({memory}), meetings: {meeting}" in results[0][0]
+    assert f"({memory}), barrier: {barrier}" in results[0][0]
     record_property("library", results[0][0])
 
 
@@ -99,5 +99,5 @@ def test_the_device_that_is_current_stays_so():
         pytest.skip("needs 2 GPUs")
     before = torch.cuda.current_device()
     x = torch.full((3,), 2.0, device="cuda:1")
-    _C._reduce("float32", "sum", [x.data_ptr()], [x.data_ptr()], 3, place="cuda:1")
+    _C._reduce("float32", "sum", [x.data_ptr()], [x.data_ptr()], 3, device="cuda:1")
     assert torch.cuda.current_device() == before

@@ -33,7 +33,7 @@ def on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor=1):
         at = [array.data_ptr() + offset * size for array in arrays]
         where = "" if place == "cpu" else place
         _C._reduce(
-            dtype, op, at[: len(inputs)], [at[3]], count, post, pre, place=where, divisor=divisor
+            dtype, op, at[: len(inputs)], [at[3]], count, post, pre, device=where, divisor=divisor
         )
         results.append(arrays[3].cpu())
     return results
@@ -72,11 +72,11 @@ def test_flatten_and_unflatten(part, flat, misalign):
     offsets, total = offsets_of(tensors, size, 2 * size if misalign else 64)
     buffer = torch.zeros(total // size, dtype=flat_type, device=PLACE)
     parts = parts_of(tensors, offsets)
-    assert _C._copy_parts(parts, part, buffer.data_ptr(), flat, True, 0.3, place=PLACE) == 1, (
+    assert _C._copy_parts(parts, part, buffer.data_ptr(), flat, True, 0.3, device=PLACE) == 1, (
         "one launch"
     )
     back = [torch.zeros_like(t) for t in tensors]
-    _C._copy_parts(parts_of(back, offsets), part, buffer.data_ptr(), flat, False, place=PLACE)
+    _C._copy_parts(parts_of(back, offsets), part, buffer.data_ptr(), flat, False, device=PLACE)
     for tensor, offset, returned in zip(tensors, offsets, back, strict=True):
         expected = (tensor.float() * torch.tensor(0.3)).to(flat_type)
         begin = offset // size

@@ -28,23 +28,23 @@ PATIENCE = 30.0  # of communicators: a test that hangs says where before its own
 
 
 def ways(worlds):
-    """(world, mode, how the ranks meet). On one GPU kernels that wait can run side by side only as
-    those of one process: of several, one at a time has the GPU."""
+    """(world, mode, the barrier between ranks). On one GPU, kernels that wait can run side by side
+    only as those of one process: of several, one at a time has the GPU."""
     found = []
     for world in worlds:
         for mode in ("threads", "processes"):
-            for meeting in ("stream", "fused"):
-                alone = mode == "processes" and meeting == "fused" and world > GPUS
+            for barrier in ("stream", "fused"):
+                alone = mode == "processes" and barrier == "fused" and world > GPUS
                 reason = f"needs {world} GPUs: kernels of several processes take turns on one"
                 mark = pytest.mark.skipif(alone, reason=reason)
-                found.append(pytest.param(world, mode, meeting, marks=mark))
+                found.append(pytest.param(world, mode, barrier, marks=mark))
     return found
 
 
-def with_device(control, body, *args, meeting="auto"):
+def with_device(control, body, *args, barrier="auto"):
     """Runs the body on the GPU with the rank's number, or all on one. Each rank in a stream of its
     own: in one that threads share, the wait of one rank would stand before the work of another."""
-    os.environ["DPCORE_CUDA_SYNC"] = meeting
+    os.environ["DPCORE_CUDA_SYNC"] = barrier
     device = torch.device("cuda", control.rank % GPUS)
     torch.cuda.set_device(device)
     settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
@@ -60,16 +60,16 @@ def run_cases(comm, cases):
     return matrix.run_cases(OnGpu(comm), cases)
 
 
-def run_with(control, meeting, body, *args):
-    return with_device(control, body, *args, meeting=meeting)
+def run_with(control, barrier, body, *args):
+    return with_device(control, body, *args, barrier=barrier)
 
 
-@pytest.mark.parametrize(("world", "mode", "meeting"), ways([2, 3, 4, 8]))
-def test_every_pair_of_values_gives_what_the_reference_gives(world, mode, meeting):
+@pytest.mark.parametrize(("world", "mode", "barrier"), ways([2, 3, 4, 8]))
+def test_every_pair_of_values_gives_what_the_reference_gives(world, mode, barrier):
     cases = device_cases(world)
     if mode == "processes":
         cases = cases[::5]  # ranks that are processes take turns on a GPU
-    results = dpcore.spawn(run_with, world, meeting, run_cases, cases, mode=mode, timeout=120.0)
+    results = dpcore.spawn(run_with, world, barrier, run_cases, cases, mode=mode, timeout=120.0)
     problems = [problem for _, of_rank in results for problem in of_rank]
     assert not problems, "\n".join(problems[:20])
 
@@ -99,11 +99,11 @@ def in_ordinary_memory(comm):
     return every_collective(comm, lambda n, dtype: torch.zeros(n, dtype=dtype, device=comm.device))
 
 
-@pytest.mark.parametrize(("world", "mode", "meeting"), ways([2, 3, 4, 8]))
-def test_mapped_memory_has_the_bits_of_the_processor(world, mode, meeting):
+@pytest.mark.parametrize(("world", "mode", "barrier"), ways([2, 3, 4, 8]))
+def test_mapped_memory_has_the_bits_of_the_processor(world, mode, barrier):
     host = dpcore.spawn(lambda comm: every_collective(comm, ordinary), world, mode="threads")
     for body, path in ((in_ordinary_memory, "two_shot/stage"), (in_arena, "direct/push")):
-        device = dpcore.spawn(run_with, world, meeting, body, mode=mode, timeout=120.0)
+        device = dpcore.spawn(run_with, world, barrier, body, mode=mode, timeout=120.0)
         assert_same_bits(host, device)
         assert all(path in paths for _, paths in device)
 

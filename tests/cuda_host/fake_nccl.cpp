@@ -22,13 +22,17 @@ using dpcore::nccl::UniqueId;
 namespace {
 
 int answer() {
-  if (g_progress_polls.load() == 0 || t_depth > 0) return kSuccess;
+  if (g_progress_polls.load() == 0 || t_depth > 0) {
+    return kSuccess;
+  }
   g_polls_left.store(g_progress_polls.load());
   return kInProgress;
 }
 
 Arrival arrival_of(Comm* comm, const void* in, void* out, int op) {
-  if (op < kFirstOwnOp) return {in, out, op, 1.0};
+  if (op < kFirstOwnOp) {
+    return {in, out, op, 1.0};
+  }
   return {in, out, nccl::kSum, comm->own_ops.at(op)};
 }
 
@@ -57,7 +61,7 @@ EXPORT int ncclGetVersion(int* version) {
 EXPORT int ncclGetUniqueId(UniqueId* id) {
   const int failure = called("GetUniqueId", 0, "");
   std::memset(id, 0, sizeof(*id));
-  const std::string text = "meeting " + std::to_string(g_ids++);
+  const std::string text = "rendezvous " + std::to_string(g_ids++);
   text.copy(id->bytes, sizeof(id->bytes) - 1);
   return failure;
 }
@@ -69,15 +73,21 @@ EXPORT int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank,
   const char* algorithm = std::getenv("NCCL_ALGO");
   const int failure = called("CommInitRankConfig", rank,
                              std::to_string(ranks) + " " + (algorithm ? algorithm : "-"));
-  if (failure != kSuccess) return failure;
+  if (failure != kSuccess) {
+    return failure;
+  }
   *comm = new Comm;
   (*comm)->rank = rank;
   const std::lock_guard<std::mutex> lock(g_mutex);
   auto& world = g_worlds[id.bytes];
-  if (!world) world = std::make_shared<World>(ranks);
+  if (!world) {
+    world = std::make_shared<World>(ranks);
+  }
   (*comm)->world = world;
   const std::lock_guard<std::mutex> inside(world->mutex);
-  if (++world->joined == ranks) g_worlds.erase(id.bytes);
+  if (++world->joined == ranks) {
+    g_worlds.erase(id.bytes);
+  }
   return kInProgress;
 }
 
@@ -86,9 +96,13 @@ EXPORT int ncclCommGetAsyncError(Comm* comm, int* state) {
     const std::lock_guard<std::mutex> lock(comm->world->mutex);
     *state = comm->world->joined == comm->world->size ? kSuccess : kInProgress;
   }
-  if (g_polls_left.load() > 0 && g_polls_left.fetch_sub(1) > 0) *state = kInProgress;
+  if (g_polls_left.load() > 0 && g_polls_left.fetch_sub(1) > 0) {
+    *state = kInProgress;
+  }
   const std::lock_guard<std::mutex> lock(g_mutex);
-  if (g_async_error != 0) *state = g_async_error;
+  if (g_async_error != 0) {
+    *state = g_async_error;
+  }
   return kSuccess;
 }
 
@@ -118,24 +132,32 @@ EXPORT const char* ncclGetLastError(Comm*) { return "the stand-in was told to fa
 
 EXPORT int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm,
                          void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
   if (int failure =
-          called("AllReduce", comm->rank, numbers(count, type) + " op " + std::to_string(op)))
+          called("AllReduce", comm->rank, numbers(count, type) + " op " + std::to_string(op))) {
     return failure;
+  }
   add_collective(comm, stream, arrival_of(comm, in, out, op), [=](std::vector<Arrival>& all) {
     std::vector<std::byte> result(count * bytes_of(type));
     reduce_into(result.data(), operands_of(all, 0), count, type);
-    for (const Arrival& one : all) std::memcpy(one.out, result.data(), result.size());
+    for (const Arrival& one : all) {
+      std::memcpy(one.out, result.data(), result.size());
+    }
   });
   return answer();
 }
 
 EXPORT int ncclReduce(const void* in, void* out, size_t count, int type, int op, int root,
                       Comm* comm, void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
   if (int failure =
-          called("Reduce", comm->rank, numbers(count, type) + " root " + std::to_string(root)))
+          called("Reduce", comm->rank, numbers(count, type) + " root " + std::to_string(root))) {
     return failure;
+  }
   add_collective(comm, stream, arrival_of(comm, in, out, op), [=](std::vector<Arrival>& all) {
     reduce_into(all[static_cast<size_t>(root)].out, operands_of(all, 0), count, type);
   });
@@ -144,34 +166,51 @@ EXPORT int ncclReduce(const void* in, void* out, size_t count, int type, int op,
 
 EXPORT int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm,
                          void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
   if (int failure =
-          called("Broadcast", comm->rank, numbers(count, type) + " root " + std::to_string(root)))
+          called("Broadcast", comm->rank, numbers(count, type) + " root " + std::to_string(root))) {
     return failure;
+  }
   add_collective(comm, stream, {in, out, 0, 1.0}, [=](std::vector<Arrival>& all) {
     const void* from = all[static_cast<size_t>(root)].in;
-    for (const Arrival& one : all) std::memmove(one.out, from, count * bytes_of(type));
+    for (const Arrival& one : all) {
+      std::memmove(one.out, from, count * bytes_of(type));
+    }
   });
   return answer();
 }
 
 EXPORT int ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm,
                          void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
-  if (int failure = called("AllGather", comm->rank, numbers(count, type))) return failure;
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
+  if (int failure = called("AllGather", comm->rank, numbers(count, type))) {
+    return failure;
+  }
   add_collective(comm, stream, {in, out, 0, 1.0}, [=](std::vector<Arrival>& all) {
     const size_t bytes = count * bytes_of(type);
     std::vector<std::byte> whole(bytes * all.size());
-    for (size_t r = 0; r < all.size(); ++r) std::memcpy(whole.data() + r * bytes, all[r].in, bytes);
-    for (const Arrival& one : all) std::memcpy(one.out, whole.data(), whole.size());
+    for (size_t r = 0; r < all.size(); ++r) {
+      std::memcpy(whole.data() + r * bytes, all[r].in, bytes);
+    }
+    for (const Arrival& one : all) {
+      std::memcpy(one.out, whole.data(), whole.size());
+    }
   });
   return answer();
 }
 
 EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int type, int op, Comm* comm,
                              void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
-  if (int failure = called("ReduceScatter", comm->rank, numbers(count, type))) return failure;
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
+  if (int failure = called("ReduceScatter", comm->rank, numbers(count, type))) {
+    return failure;
+  }
   add_collective(comm, stream, arrival_of(comm, in, out, op), [=](std::vector<Arrival>& all) {
     const size_t bytes = count * bytes_of(type);
     std::vector<std::byte> whole(bytes * all.size());
@@ -186,20 +225,26 @@ EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int type, 
 }
 
 EXPORT int ncclSend(const void* data, size_t count, int type, int peer, Comm* comm, void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
   if (int failure =
-          called("Send", comm->rank, numbers(count, type) + " to " + std::to_string(peer)))
+          called("Send", comm->rank, numbers(count, type) + " to " + std::to_string(peer))) {
     return failure;
+  }
   t_group.push_back({comm, static_cast<HostStream*>(stream), true, nullptr, peer, true,
                      static_cast<std::byte*>(const_cast<void*>(data)), count * bytes_of(type)});
   return kSuccess;
 }
 
 EXPORT int ncclRecv(void* data, size_t count, int type, int peer, Comm* comm, void* stream) {
-  if (comm == nullptr) return kInvalidArgument;  // as NCCL, of one that was aborted
+  if (comm == nullptr) {
+    return kInvalidArgument;  // as NCCL, of one that was aborted
+  }
   if (int failure =
-          called("Recv", comm->rank, numbers(count, type) + " from " + std::to_string(peer)))
+          called("Recv", comm->rank, numbers(count, type) + " from " + std::to_string(peer))) {
     return failure;
+  }
   t_group.push_back({comm, static_cast<HostStream*>(stream), true, nullptr, peer, false,
                      static_cast<std::byte*>(data), count * bytes_of(type)});
   return kSuccess;
@@ -211,7 +256,9 @@ EXPORT int ncclGroupStart() {
 }
 
 EXPORT int ncclGroupEnd() {
-  if (--t_depth > 0) return kSuccess;
+  if (--t_depth > 0) {
+    return kSuccess;
+  }
   std::vector<Collected> group;
   group.swap(t_group);
   std::vector<Collected> messages;
@@ -231,7 +278,9 @@ EXPORT int ncclGroupEnd() {
 }
 
 EXPORT int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, Comm* comm) {
-  if (residence != nccl::kHostImmediate) return kInvalidArgument;
+  if (residence != nccl::kHostImmediate) {
+    return kInvalidArgument;
+  }
   *op = comm->next_op++;
   with_type(type, [&]<class Format>(Format) {
     typename Format::Stored stored;

@@ -50,9 +50,15 @@ struct Operand {
 
 template <class Number>
 Number combined(int op, Number a, Number b) {
-  if (op == nccl::kProd) return static_cast<Number>(a * b);
-  if (op == nccl::kMax) return a < b ? b : a;
-  if (op == nccl::kMin) return b < a ? b : a;
+  if (op == nccl::kProd) {
+    return static_cast<Number>(a * b);
+  }
+  if (op == nccl::kMax) {
+    return a < b ? b : a;
+  }
+  if (op == nccl::kMin) {
+    return b < a ? b : a;
+  }
   return static_cast<Number>(a + b);
 }
 
@@ -67,7 +73,9 @@ inline void reduce_into(void* out, const std::vector<Operand>& operands, size_t 
       for (size_t k = 0; k < operands.size(); ++k) {
         const auto wide = Format::load(static_cast<const Stored*>(operands[k].data)[i]);
         Number x = static_cast<Number>(wide);
-        if constexpr (Format::kIsFloat) x *= operands[k].factor;
+        if constexpr (Format::kIsFloat) {
+          x *= operands[k].factor;
+        }
         const bool compares = operands[k].op == nccl::kMax || operands[k].op == nccl::kMin;
         if (k == 0) {
           acc = x;

@@ -39,7 +39,9 @@ inline int called(const std::string& name, int rank, const std::string& argument
   const std::lock_guard<std::mutex> lock(g_mutex);
   g_log += std::to_string(rank) + " " + name + (arguments.empty() ? "" : " " + arguments) + "\n";
   const auto found = g_failures.find(name);
-  if (found == g_failures.end()) return kSuccess;
+  if (found == g_failures.end()) {
+    return kSuccess;
+  }
   const int code = found->second;
   g_failures.erase(found);
   return code;
@@ -66,14 +68,14 @@ struct World {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
-  struct Meeting {
+  struct Barrier {
     std::vector<Arrival> arrivals;
     std::vector<bool> here;
     int count = 0;
     bool done = false;
     int left = 0;
   };
-  std::map<uint64_t, Meeting> meetings;                       // by number of the collective
+  std::map<uint64_t, Barrier> barriers;                       // by number of the collective
   std::map<std::pair<int, int>, std::deque<Message*>> lines;  // (from, to)
 };
 
@@ -130,16 +132,22 @@ inline void add_collective(Comm* comm, void* stream, Arrival own, Body body) {
       wait_in(*world, lock, *aborted, [] { return false; });
       return;
     }
-    World::Meeting& meeting = world->meetings[number];
-    if (meeting.arrivals.empty()) meeting.arrivals.resize(static_cast<size_t>(world->size));
-    meeting.arrivals[static_cast<size_t>(rank)] = own;
-    if (++meeting.count == world->size) {
-      body(meeting.arrivals);
-      meeting.done = true;
+    World::Barrier& barrier = world->barriers[number];
+    if (barrier.arrivals.empty()) {
+      barrier.arrivals.resize(static_cast<size_t>(world->size));
+    }
+    barrier.arrivals[static_cast<size_t>(rank)] = own;
+    if (++barrier.count == world->size) {
+      body(barrier.arrivals);
+      barrier.done = true;
       world->changed.notify_all();
     }
-    if (!wait_in(*world, lock, *aborted, [&] { return meeting.done; })) return;
-    if (++meeting.left == world->size) world->meetings.erase(number);
+    if (!wait_in(*world, lock, *aborted, [&] { return barrier.done; })) {
+      return;
+    }
+    if (++barrier.left == world->size) {
+      world->barriers.erase(number);
+    }
   };
   auto* to = static_cast<HostStream*>(stream);
   if (t_depth > 0) {
@@ -157,17 +165,23 @@ inline void add_messages(Comm* comm, HostStream* stream, std::vector<Collected> 
     std::vector<Message> sent;
     sent.reserve(messages.size());
     for (const Collected& one : messages) {
-      if (!one.sends) continue;
+      if (!one.sends) {
+        continue;
+      }
       sent.push_back({one.data, one.bytes});
       world->lines[{rank, one.peer}].push_back(&sent.back());
     }
     world->changed.notify_all();
     bool alive = true;
     for (const Collected& one : messages) {
-      if (one.sends || !alive) continue;
+      if (one.sends || !alive) {
+        continue;
+      }
       auto& line = world->lines[{one.peer, rank}];
       alive = wait_in(*world, lock, *aborted, [&] { return !line.empty(); });
-      if (!alive) break;
+      if (!alive) {
+        break;
+      }
       Message& message = *line.front();
       line.pop_front();
       std::memcpy(one.data, message.data, std::min(one.bytes, message.bytes));
@@ -176,7 +190,9 @@ inline void add_messages(Comm* comm, HostStream* stream, std::vector<Collected> 
     }
     const auto all_taken = [&] {
       for (const Message& message : sent) {
-        if (!message.taken) return false;
+        if (!message.taken) {
+          return false;
+        }
       }
       return true;
     };

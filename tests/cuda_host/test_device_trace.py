@@ -116,7 +116,7 @@ def test_each_operation_says_what_it_ran(tmp_path, backend, expected):
     drawn = DrawnSchedules([run])
     for event, (name, root, _) in zip(run.ranks[0].operations, expected, strict=True):
         algorithm = name.partition("/")[0]
-        place = drawn.place_of(run, event)
+        place = drawn.drawing_of(run, event)
         if algorithm in ("nccl", "barrier"):  # nobody knows its moves, or it has none
             assert place == ()
         else:

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 MEMORY = {"threads": ["auto", "descriptor"], "processes": ["descriptor", "ipc"]}
 RANKS = ((2, 1, "stream"), (2, 2, "fused"), (3, 3, "stream"), (4, 4, "fused"))
 WAYS = [
-    (mode, world, gpus, meeting, memory)
+    (mode, world, gpus, barrier, memory)
     for mode in ("threads", "processes")
-    for world, gpus, meeting in RANKS
+    for world, gpus, barrier in RANKS
     for memory in MEMORY[mode]
 ]
 
@@ -43,9 +43,9 @@ def test_a_captured_step_is_replayed(program, world):
     programs.run(program, "graph", world, says="graph: fine")
 
 
-@pytest.mark.parametrize(("mode", "world", "gpus", "meeting", "memory"), WAYS)
+@pytest.mark.parametrize(("mode", "world", "gpus", "barrier", "memory"), WAYS)
 def test_ranks_by_every_way_to_meet_and_to_hand_over_memory(
-    program, mode, world, gpus, meeting, memory
+    program, mode, world, gpus, barrier, memory
 ):
     """Collectives, messages, groups and traces; and nothing is left behind."""
-    programs.run(program, mode, world, gpus, meeting, memory, says=f"{mode}: fine")
+    programs.run(program, mode, world, gpus, barrier, memory, says=f"{mode}: fine")

@@ -15,7 +15,7 @@ from tests.ranks.devices import errors_of, on_devices
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("world", matrix.WORLDS)
 def test_every_pair_of_values_gives_what_the_reference_gives(world, shared):
-    """Ranks that share a GPU meet by their streams, others by their kernels."""
+    """Ranks that share a GPU have their barrier in streams, others in kernels."""
     cases = device_cases(world)
     uuids = ["one gpu"] * world if shared else None
     results = on_devices(matrix.run_cases, world, cases, backend="cuda", timeout=60.0, uuids=uuids)

@@ -1,5 +1,5 @@
 """backend="cuda" on mapped memory, on devices of the host: which path runs, its results in tensors
-of the arena and in others, ranks as threads and as processes, by both ways to meet."""
+of the arena and in others, ranks as threads and as processes, with both barriers."""
 
 import gc
 import os
@@ -16,15 +16,15 @@ from dpcore.communicators.device import DeviceCommunicator
 from dpcore.launch.spawn import run_processes
 from tests.ranks.devices import errors_of, on_devices
 
-SHARED, OWN = "stream", "fused"  # the GPUs, and with them the way to meet
+SHARED, OWN = "stream", "fused"  # the GPUs, and with them the barrier
 
 
-def uuids_of(meeting, world):
-    return ["one gpu"] * world if meeting == SHARED else [f"gpu {r}" for r in range(world)]
+def uuids_of(barrier, world):
+    return ["one gpu"] * world if barrier == SHARED else [f"gpu {r}" for r in range(world)]
 
 
-def on(meeting, body, world, *args, **options):
-    return on_devices(body, world, *args, backend="cuda", uuids=uuids_of(meeting, world), **options)
+def on(barrier, body, world, *args, **options):
+    return on_devices(body, world, *args, backend="cuda", uuids=uuids_of(barrier, world), **options)
 
 
 def every_collective(comm, make, count=1001):
@@ -84,25 +84,25 @@ def assert_same_bits(host, device):
         assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
 
 
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_ordinary_tensors_have_the_bits_of_the_processor(world, meeting):
+def test_ordinary_tensors_have_the_bits_of_the_processor(world, barrier):
     host = on_host(lambda comm: every_collective(comm, ordinary), world)
-    device = on(meeting, lambda comm: every_collective(comm, ordinary), world)
+    device = on(barrier, lambda comm: every_collective(comm, ordinary), world)
     assert_same_bits(host, device)
     for _, paths in device:
         assert paths.keys() == {"one_shot/stage", "two_shot/stage", "direct/stage"}
 
 
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_tensors_of_the_arena_have_the_bits_of_the_processor(world, meeting):
+def test_tensors_of_the_arena_have_the_bits_of_the_processor(world, barrier):
     host = on_host(lambda comm: every_collective(comm, ordinary), world)
 
     def body(comm):
         return every_collective(comm, lambda n, dtype: comm.empty(n, dtype=dtype))
 
-    device = on(meeting, body, world)
+    device = on(barrier, body, world)
     assert_same_bits(host, device)
     for _, paths in device:
         # Small ones and factors by rank go through the stage.
@@ -110,8 +110,8 @@ def test_tensors_of_the_arena_have_the_bits_of_the_processor(world, meeting):
         assert paths["direct/push"] == 3 + 5 * (4 + world)
 
 
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
-def test_more_than_the_stage_holds(meeting):
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
+def test_more_than_the_stage_holds(barrier):
     count = 9_000_001  # twice around the slots, in float32
 
     def body(comm):
@@ -128,11 +128,11 @@ def test_more_than_the_stage_holds(meeting):
         assert bool((whole == 3).all())
         return True
 
-    assert on(meeting, body, 2, timeout=100.0) == [True, True]
+    assert on(barrier, body, 2, timeout=100.0) == [True, True]
 
 
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
-def test_many_in_flight_one_behind_the_other(meeting):
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
+def test_many_in_flight_one_behind_the_other(barrier):
     """Slots of the stage take turns: whoever fills one may not be ahead of who still reads it."""
 
     def body(comm):
@@ -147,24 +147,24 @@ def test_many_in_flight_one_behind_the_other(meeting):
             work.wait()
         return [x.unique().tolist() for x in tensors]
 
-    for values in on(meeting, body, 3):
+    for values in on(barrier, body, 3):
         assert values == [[3.0 * i + 3] for i in range(80)]
 
 
 def test_how_the_ranks_meet_is_chosen_by_the_gpus_they_have(monkeypatch):
-    assert _C._choose_meeting(["a", "b"], "") == "fused"
-    assert _C._choose_meeting(["a", "b", "a"], "auto") == "stream"
-    assert _C._choose_meeting(["a", "a"], "fused") == "fused"
+    assert _C._choose_barrier(["a", "b"], "") == "fused"
+    assert _C._choose_barrier(["a", "b", "a"], "auto") == "stream"
+    assert _C._choose_barrier(["a", "a"], "fused") == "fused"
     with pytest.raises(dpcore.Unsupported, match="choose of auto, stream and fused"):
-        _C._choose_meeting(["a"], "quickly")
+        _C._choose_barrier(["a"], "quickly")
 
     def library(comm):
         return comm.stats()["library"]
 
-    assert on(OWN, library, 2) == ["mapped memory of host (address), meetings: fused"] * 2
-    assert on(SHARED, library, 2) == ["mapped memory of host (address), meetings: stream"] * 2
+    assert on(OWN, library, 2) == ["mapped memory of host (address), barrier: fused"] * 2
+    assert on(SHARED, library, 2) == ["mapped memory of host (address), barrier: stream"] * 2
     monkeypatch.setenv("DPCORE_CUDA_SYNC", "stream")
-    assert "meetings: stream" in on(OWN, library, 2)[0]
+    assert "barrier: stream" in on(OWN, library, 2)[0]
 
 
 def test_how_memory_is_shared():
@@ -206,11 +206,11 @@ def descriptors_of_regions():
         return sum("memfd:dpcore-device" in line for line in maps)
 
 
-def body_of_process(control, meeting):
-    uuid = uuids_of(meeting, control.world_size)[control.rank]
+def body_of_process(control, barrier):
+    uuid = uuids_of(barrier, control.world_size)[control.rank]
     native = _C.start_mapped(control._native, "host", 30.0, "auto", False, uuid)
     comm = DeviceCommunicator(native, "shm")
-    assert f"(descriptor), meetings: {meeting}" in comm.stats()["library"]
+    assert f"(descriptor), barrier: {barrier}" in comm.stats()["library"]
     results = every_collective(comm, lambda n, dtype: comm.empty(n, dtype=dtype))
     before = descriptors_of_regions()
     for _ in range(20):
@@ -223,11 +223,11 @@ def body_of_process(control, meeting):
     return results, grown
 
 
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_are_processes_hand_over_descriptors(world, meeting):
+def test_ranks_that_are_processes_hand_over_descriptors(world, barrier):
     host = on_host(lambda comm: every_collective(comm, ordinary), world)
-    device = dpcore.spawn(body_of_process, world, meeting, mode="processes", timeout=60.0)
+    device = dpcore.spawn(body_of_process, world, barrier, mode="processes", timeout=60.0)
     assert_same_bits(host, [results for results, _ in device])
     for _, grown in device:
         assert grown <= world, "memory that all ranks have dropped is still mapped"
@@ -323,8 +323,8 @@ def test_ranks_that_ask_for_different_memory():
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
-def test_a_call_may_be_more_patient_than_its_communicator(meeting):
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
+def test_a_call_may_be_more_patient_than_its_communicator(barrier):
     def body(comm):
         x = torch.full((1000,), comm.rank + 1.0)
         if comm.rank == 1:
@@ -332,12 +332,12 @@ def test_a_call_may_be_more_patient_than_its_communicator(meeting):
         comm.all_reduce(x, timeout=20.0)
         return x.unique().tolist()
 
-    assert on(meeting, body, 2, timeout=1.0) == [[3.0]] * 2
+    assert on(barrier, body, 2, timeout=1.0) == [[3.0]] * 2
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("meeting", [SHARED, OWN])
-def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(meeting):
+@pytest.mark.parametrize("barrier", [SHARED, OWN])
+def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(barrier):
     met = threading.Barrier(3)
 
     def body(comm):
@@ -357,7 +357,7 @@ def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(meeting):
             met.wait(60)
         return None
 
-    *errors, untouched = errors_of(body, 3, backend="cuda", uuids=uuids_of(meeting, 3))
+    *errors, untouched = errors_of(body, 3, backend="cuda", uuids=uuids_of(barrier, 3))
     assert untouched is True
     for error in errors:
         assert isinstance(error, dpcore.Timeout), error

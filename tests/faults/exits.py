@@ -21,59 +21,59 @@ WORLD = 2
 PATIENCE = 20  # seconds; a rank that hangs at its exit ends by SIGALRM
 
 
-def start(rank, meeting):
+def start(rank, rendezvous):
     import dpcore
 
-    return dpcore.init(rank=rank, world_size=WORLD, init_method=meeting, timeout=10)
+    return dpcore.init(rank=rank, world_size=WORLD, init_method=rendezvous, timeout=10)
 
 
-def without_finalize(rank, meeting):
-    comm = start(rank, meeting)
+def without_finalize(rank, rendezvous):
+    comm = start(rank, rendezvous)
     comm.all_reduce(comm.empty(1000).fill_(1))
 
 
-def kept_by_a_module(rank, meeting):
+def kept_by_a_module(rank, rendezvous):
     """What the interpreter clears last: a global of __main__, in a cycle."""
     global kept
-    comm = start(rank, meeting)
+    comm = start(rank, rendezvous)
     kept = {"comm": comm, "tensor": comm.empty(1000)}
     kept["itself"] = kept
     comm.all_reduce(kept["tensor"])
 
 
-def in_flight(rank, meeting):
-    comm = start(rank, meeting)
+def in_flight(rank, rendezvous):
+    comm = start(rank, rendezvous)
     return [comm.all_reduce(torch.ones(1 << 18), async_op=True) for _ in range(5)]
 
 
-def in_flight_then_exit(rank, meeting):
-    works = in_flight(rank, meeting)
+def in_flight_then_exit(rank, rendezvous):
+    works = in_flight(rank, rendezvous)
     assert len(works) == 5
     sys.exit(3)
 
 
-def in_flight_then_exception(rank, meeting):
-    works = in_flight(rank, meeting)
+def in_flight_then_exception(rank, rendezvous):
+    works = in_flight(rank, rendezvous)
     raise KeyError(f"not found, {len(works)} in flight")
 
 
-def exception_on_rank_1(rank, meeting):
+def exception_on_rank_1(rank, rendezvous):
     """An operation that the other rank waits for will never come."""
-    comm = start(rank, meeting)
+    comm = start(rank, rendezvous)
     if rank == 1:
         raise ValueError("bad batch")
     comm.barrier()
 
 
-def callback_at_the_end(rank, meeting):
-    comm = start(rank, meeting)
+def callback_at_the_end(rank, rendezvous):
+    comm = start(rank, rendezvous)
     done = comm.all_reduce(torch.ones(1 << 20), async_op=True).get_future()
     done.then(lambda future: future.value())
 
 
-def a_thread_waits(rank, meeting):
+def a_thread_waits(rank, rendezvous):
     """Rank 0's daemon thread sits in a barrier that rank 1 never enters."""
-    comm = start(rank, meeting)
+    comm = start(rank, rendezvous)
     if rank == 0:
         threading.Thread(target=comm.barrier, daemon=True).start()
         time.sleep(0.2)
@@ -81,9 +81,9 @@ def a_thread_waits(rank, meeting):
         time.sleep(0.4)
 
 
-def session_inherited(rank, meeting):
+def session_inherited(rank, rendezvous):
     """The package was in use before the fork, as under multiprocessing's fork method."""
-    comm = start(rank, meeting)
+    comm = start(rank, rendezvous)
     return comm.all_reduce(torch.ones(1 << 20), async_op=True)
 
 
@@ -100,7 +100,7 @@ CASES = {
 }
 
 
-def run_case(case, meeting):
+def run_case(case, rendezvous):
     """The parent gets the ends of the ranks; a rank gets None, having done its part."""
     ranks = []
     for rank in range(WORLD):
@@ -110,7 +110,7 @@ def run_case(case, meeting):
             signal.alarm(PATIENCE)
             os.dup2(errors.fileno(), 2)
             global result
-            result = case(rank, meeting)  # lives until the interpreter ends
+            result = case(rank, rendezvous)  # lives until the interpreter ends
             return None
         ranks.append((child, errors))
     ends = []

@@ -4,14 +4,14 @@ import os
 import threading
 from pathlib import Path
 
-from dpcore.launch.place import find_place
+from dpcore.launch.identity import find_identity
 
 _OURS = ("dpcore", "torch_", "pymp-", "psm_", "sem.")  # others use /dev/shm meanwhile
 
 
 def of_this_host(*init_methods):
-    """Names in shared memory, and sockets of these meetings."""
-    jobs = [find_place(0, 2, method).job for method in init_methods]
+    """Names in shared memory, and sockets of these rendezvous."""
+    jobs = [find_identity(0, 2, method).job for method in init_methods]
     sockets = Path("/proc/net/unix").read_text().splitlines()
     return {
         "shared memory": sorted(

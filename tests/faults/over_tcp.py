@@ -19,10 +19,10 @@ def over_tcp(body, world=2, timeout=30.0):
     results = [None] * world
 
     def run(rank):
-        place = _C.TcpPlace(address, listener if rank == 0 else None, "", "", 1)
+        tcp = _C.TcpOptions(address, listener if rank == 0 else None, "", "", 1)
         try:
             results[rank] = body(
-                session.connect(job, rank, world, timeout=timeout, transport="inproc", tcp=place)
+                session.connect(job, rank, world, timeout=timeout, transport="inproc", tcp=tcp)
             )
         except Exception as problem:
             results[rank] = problem.with_traceback(None)  # its frames hold the communicator

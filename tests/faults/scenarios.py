@@ -55,7 +55,7 @@ class Scenario:
     within: float = 1.0  # seconds from the fault to the last survivor's error
     not_before: float = 0.0
     from_own_call: bool = False  # these are counted from a survivor's own call, not from the fault
-    timeout: float = 10.0  # of the meeting and of every operation,
+    timeout: float = 10.0  # of the rendezvous and of every operation,
     patience: float = 0.0  # unless operation FATAL has another
     wakes_by: signal.Signals = signal.SIGKILL  # what ends a stop, after the survivors' errors
     transport: str = "auto"

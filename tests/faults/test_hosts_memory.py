@@ -68,7 +68,7 @@ def test_plain_variables_are_enough(places, transport, shares):
 
 
 @pytest.mark.parametrize("victim", [1, 2])
-def test_a_death_is_named_by_mates_and_by_the_other_host(victim):
+def test_a_death_is_named_by_local_peers_and_by_the_other_host(victim):
     with namespaces.hosts(2) as made:
         job = Job(made, (0, 0, 1, 1), FOREVER, None, 20.0, variables(made), transport="auto")
         job.wait_until_met()
@@ -82,7 +82,7 @@ def test_a_death_is_named_by_mates_and_by_the_other_host(victim):
 
 
 def test_the_plug_between_hosts_is_pulled():
-    """Mates go on seeing each other; the deadline names a rank of the other host."""
+    """Local peers go on seeing each other; the deadline names a rank of the other host."""
     with namespaces.hosts(2) as made:
         job = Job(made, (0, 0, 1, 1), FOREVER, at(made), 2.0, variables(made), transport="shm+tcp")
         job.wait_until_met()

@@ -35,11 +35,11 @@ def free_port(host="127.0.0.1"):
         return probe.getsockname()[1]
 
 
-def meeting_place(host="127.0.0.1"):
+def rendezvous_url(host="127.0.0.1"):
     return f"tcp://[{host}]:{free_port(host)}" if ":" in host else f"tcp://{host}:{free_port()}"
 
 
-def meet(claims, place, before=None, timeout=TIMEOUT, environment=None, refused=None):
+def meet(claims, url, before=None, timeout=TIMEOUT, environment=None, refused=None):
     """Each rank closes the communicator it was given and claims ``claims[r]``: (rank, world,
     seconds to wait before); ``before[r]()`` runs in between, and ``environment[r]`` is set.
     A file ``refused`` is there as soon as somebody was."""
@@ -51,11 +51,11 @@ def meet(claims, place, before=None, timeout=TIMEOUT, environment=None, refused=
         rank, world, patience = claims[me]
         time.sleep(patience)
         if before and me in before:
-            before[me](place)
+            before[me](url)
         begin = time.monotonic()
         try:
             again = dp.init(
-                rank=rank, world_size=world, init_method=place, timeout=timeout, transport="tcp"
+                rank=rank, world_size=world, init_method=url, timeout=timeout, transport="tcp"
             )
             tensor = torch.ones(100_000)
             again.all_reduce(tensor)
@@ -76,21 +76,21 @@ def meet(claims, place, before=None, timeout=TIMEOUT, environment=None, refused=
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_ranks_meet_at_an_address(host):
-    results = meet([(0, 3, 0.1), (1, 3, 0), (2, 3, 0)], meeting_place(host), timeout=10)
+    results = meet([(0, 3, 0.1), (1, 3, 0), (2, 3, 0)], rendezvous_url(host), timeout=10)
     assert [result[0] for result in results] == ["met"] * 3
 
 
 @three_tries
 def test_another_number_of_connections_is_refused():
     more = {1: {"DPCORE_TCP_SOCKETS": "2"}}
-    results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), environment=more)
+    results = meet([(0, 2, 0), (1, 2, 0)], rendezvous_url(), environment=more)
     for message, _ in results:
         assert "3 connections per peer on rank 1, 2 on rank 0; DPCORE_TCP_SOCKETS must" in message
 
 
 @three_tries
 def test_everybody_who_came_hears_which_ranks_are_missing():
-    results = meet([(0, 4, 0), (2, 4, 0)], meeting_place())
+    results = meet([(0, 4, 0), (2, 4, 0)], rendezvous_url())
     for message, seconds in results:
         assert "2 of 4 ranks came to 127.0.0.1:" in message and "missing: 1, 3" in message
         in_time(seconds < TIMEOUT + 2)
@@ -100,7 +100,7 @@ def test_everybody_who_came_hears_which_ranks_are_missing():
 
 @three_tries
 def test_rank_0_is_missing():
-    results = meet([(1, 3, 0), (2, 3, 0)], meeting_place())
+    results = meet([(1, 3, 0), (2, 3, 0)], rendezvous_url())
     for message, seconds in results:
         assert "cannot reach rank 0 at 127.0.0.1:" in message
         assert "is it running, with the same MASTER_ADDR and MASTER_PORT" in message
@@ -122,13 +122,13 @@ def test_a_rank_that_does_not_belong_is_refused_and_the_job_goes_on(odd, says, t
     """Rank 2 completes the job once somebody was refused: of two that claim the same, one is."""
     refused = tmp_path / f"{time.monotonic_ns()}"
 
-    def wait_for_the_refusal(place):
+    def wait_for_the_refusal(url):
         deadline = time.monotonic() + 10
         while not refused.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     results = meet(
-        [(0, 3, 0), (1, 3, 0), (2, 3, 0), odd], meeting_place(),
+        [(0, 3, 0), (1, 3, 0), (2, 3, 0), odd], rendezvous_url(),
         before={2: wait_for_the_refusal}, timeout=20, refused=refused,
     )  # fmt: skip
     outside = [3, *(r for r in range(3) if odd[:2] == (r, 3))]  # any of these
@@ -142,7 +142,7 @@ def test_a_rank_that_does_not_belong_is_refused_and_the_job_goes_on(odd, says, t
 @three_tries
 def test_another_secret_is_refused_by_both_sides():
     secrets = {r: {"DPCORE_SECRET": "right" if r < 2 else "wrong"} for r in range(3)}
-    results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0)], meeting_place(), environment=secrets)
+    results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0)], rendezvous_url(), environment=secrets)
     assert "rank 2: rank 0 does not know the secret of this job" in results[2][0]
     for message, _ in results[:2]:
         assert "missing: 2; refused: whoever says to be rank 2 does not know the secret" in message
@@ -150,22 +150,22 @@ def test_another_secret_is_refused_by_both_sides():
 
 def test_the_same_secret_lets_everybody_in():
     secrets = {r: {"DPCORE_SECRET": "right"} for r in range(2)}
-    results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), timeout=10, environment=secrets)
+    results = meet([(0, 2, 0), (1, 2, 0)], rendezvous_url(), timeout=10, environment=secrets)
     assert [result[0] for result in results] == ["met"] * 2
 
 
 @three_tries
 def test_another_restart_of_the_job_is_refused():
     restarts = {r: {"TORCHELASTIC_RESTART_COUNT": str(r)} for r in range(2)}
-    results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), environment=restarts)
+    results = meet([(0, 2, 0), (1, 2, 0)], rendezvous_url(), environment=restarts)
     assert "another job, or another restart of this one, meets here" in results[1][0]
 
 
 # ---- strangers on the port of rank 0 ----------------------------------------------------------
 
 
-def connected(place):
-    host, port = place.removeprefix("tcp://").split(":")
+def connected(url):
+    host, port = url.removeprefix("tcp://").split(":")
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -175,46 +175,46 @@ def connected(place):
             time.sleep(0.01)
 
 
-def http(place):
-    with connected(place) as line:
+def http(url):
+    with connected(url) as line:
         line.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + b"x" * 1000)
         with contextlib.suppress(ConnectionResetError):
             assert line.recv(100) == b""  # hung up, without an answer
 
 
-def noise(place):
+def noise(url):
     dice = random.Random(1)
     for size in (0, 1, 7, 8, 9, 100, 183, 184, 185, 4096, 100_000):
         # Refused before all was said, perhaps.
-        with connected(place) as line, contextlib.suppress(OSError):
+        with connected(url) as line, contextlib.suppress(OSError):
             line.sendall(dice.randbytes(size))
 
 
-def greeting_with_noise(place):
+def greeting_with_noise(url):
     """The right first word, and then nonsense."""
     dice = random.Random(2)
     for _ in range(20):
-        with connected(place) as line, contextlib.suppress(ConnectionResetError):
+        with connected(url) as line, contextlib.suppress(ConnectionResetError):
             line.sendall(bytes.fromhex("0a0d647074637031") + dice.randbytes(400))
             line.recv(1000)
 
 
-def silent(place):
-    kept_open.extend(connected(place) for _ in range(50))
+def silent(url):
+    kept_open.extend(connected(url) for _ in range(50))
 
 
 kept_open = []  # until the process ends
 
 
-def scan(place):
+def scan(url):
     for _ in range(50):
-        connected(place).close()
+        connected(url).close()
 
 
 @pytest.mark.parametrize("stranger", [http, noise, greeting_with_noise, silent, scan])
 @three_tries
 def test_strangers_do_not_disturb(stranger):
-    results = meet([(0, 2, 0), (1, 2, 0)], meeting_place(), before={1: stranger}, timeout=10)
+    results = meet([(0, 2, 0), (1, 2, 0)], rendezvous_url(), before={1: stranger}, timeout=10)
     assert [result[0] for result in results] == ["met"] * 2
     in_time(results[0][1] < 5)
 
@@ -224,8 +224,8 @@ def test_the_port_is_taken():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        place = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        results = meet([(0, 2, 0), (1, 2, 0)], place)
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        results = meet([(0, 2, 0), (1, 2, 0)], url)
     assert "cannot listen at 127.0.0.1:" in results[0][0] and "choose another" in results[0][0]
     in_time(results[0][1] < 0.5)
     assert "rank 1: somebody listens as rank 0 at 127.0.0.1:" in results[1][0]
@@ -273,7 +273,7 @@ def test_plain_variables():
 
 @pytest.mark.patient
 def test_a_file_which_is_gone_afterwards(tmp_path):
-    path = tmp_path / "meeting"
+    path = tmp_path / "rendezvous"
     path.write_text("left behind by an earlier job\n")
     script = SUM.format(more=f", init_method='file://{path}'")
     assert run_ranks(script, plain(2, 1)) == ["tcp 3.0"] * 2

@@ -2,7 +2,7 @@
 
 The victim sets an interval timer whose signal nothing handles: the kernel ends the process at
 whatever instruction it happens to be, in the midst of an operation, a growth of its arena or a
-meeting. Where it was is not known, so the messages are checked for the rank alone.
+rendezvous. Where it was is not known, so the messages are checked for the rank alone.
 """
 
 import itertools
@@ -190,14 +190,14 @@ def check_trial(phase, victim, reports):
 def test_a_rank_dies_at_a_random_moment(world, transport):
     phases = [phase for phase, count in TRIALS.items() for _ in range(count)]
     plan = [(phase, 7919 * trial + world) for trial, phase in enumerate(phases)]
-    meetings = [f"trial-{seed}" for _, seed in plan]
-    before = of_this_host(*meetings)
+    rendezvous = [f"trial-{seed}" for _, seed in plan]
+    before = of_this_host(*rendezvous)
     for _ in range(3):  # and only those trials that were late, where the machine was busy perhaps
         plan = late_ones_of(plan, world, transport)
         if not plan:
             break
     assert plan == [], "late three times"
-    assert of_this_host(*meetings) == before
+    assert of_this_host(*rendezvous) == before
 
 
 def late_ones_of(plan, world, transport):

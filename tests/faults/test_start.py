@@ -15,7 +15,7 @@ import pytest
 
 import dpcore as dp
 from dpcore.launch import session
-from dpcore.launch.place import find_place
+from dpcore.launch.identity import find_identity
 from dpcore.launch.spawn import run_processes, run_threads
 
 from .tries import in_time, three_tries
@@ -33,7 +33,7 @@ def meet(claims, transport="auto"):
 
     def body(comm):
         place = claims[comm.rank]
-        meeting = f"meet-{os.getppid()}-{len(claims)}"
+        rendezvous = f"meet-{os.getppid()}-{len(claims)}"
         dp.finalize()
         came = SimpleNamespace(process=os.getpid(), how="away", text="", begin=None, end=None)
         if place is None:
@@ -42,7 +42,7 @@ def meet(claims, transport="auto"):
         came.begin = time.monotonic()
         try:
             dp.init(
-                rank=place[0], world_size=place[1], init_method=meeting,
+                rank=place[0], world_size=place[1], init_method=rendezvous,
                 timeout=TIMEOUT, transport=transport,
             )  # fmt: skip
             came.how = "met"
@@ -121,7 +121,7 @@ def test_ranks_of_different_worlds():
 def test_the_name_is_taken_by_a_stranger():
     """Somebody else listens there: rank 0 says so at once, the others at the deadline."""
     stranger = socket.socket(socket.AF_UNIX)
-    stranger.bind("\0" + find_place(0, 2, "stranger").job + "/0")
+    stranger.bind("\0" + find_identity(0, 2, "stranger").job + "/0")
     stranger.listen()
 
     def join(comm):

@@ -54,14 +54,14 @@ def in_group(
         return dpcore.spawn(with_a_device, world, mode="threads", timeout=timeout)
 
 
-def _member(body, args, backend, timeout, debug, comm, meeting, told=False):
+def _member(body, args, backend, timeout, debug, comm, rendezvous, told=False):
     """What a rank does. ``told``: the others are told when it fails; they see a process end."""
     rank, world = comm.rank, comm.world_size
     dpcore.finalize()  # DataParallel would take it
     register()
     dist.set_debug_level(getattr(dist.DebugLevel, debug))
     dist.init_process_group(
-        backend, rank=rank, world_size=world, timeout=timedelta(seconds=timeout), **meeting
+        backend, rank=rank, world_size=world, timeout=timedelta(seconds=timeout), **rendezvous
     )
     try:
         return body(*args)

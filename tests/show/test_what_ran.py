@@ -59,7 +59,7 @@ def test_over_tcp_each_operation_knows_its_algorithm(tmp_path):
     }  # fmt: skip
     drawn = DrawnSchedules([run])
     for event in run.ranks[0].operations:
-        place = drawn.place_of(run, event)
+        place = drawn.drawing_of(run, event)
         if event.name == "barrier":
             assert place == ()
             continue
@@ -157,7 +157,7 @@ def test_an_earlier_file_is_drawn_without_a_claim(tmp_path):
     entry = drawn.content["2"]["all_reduce"]
     assert entry["first"] == "two_shot"
     assert not any(steps.get("ran") for steps in entry["algorithms"].values())
-    assert {drawn.place_of(run, e) for e in run.ranks[0].operations} == {()}
+    assert {drawn.drawing_of(run, e) for e in run.ranks[0].operations} == {()}
     assert '"path":"two_shot/push"' in page_text([run])
     several = {"all_reduce": {"two_shot/push": 4, "one_shot/stage": 2}}
     run = read_run(write_trace(tmp_path / "run.json", ran=says_nothing, paths=several))
@@ -167,7 +167,7 @@ def test_an_earlier_file_is_drawn_without_a_claim(tmp_path):
 def test_what_is_too_large_is_drawn_smaller_and_says_so(tmp_path):
     run = read_run(write_trace(tmp_path / "run.json", ranks=12, steps=1))
     drawn = DrawnSchedules([run])
-    ring, two_shot = (drawn.place_of(run, event) for event in run.ranks[0].operations)
+    ring, two_shot = (drawn.drawing_of(run, event) for event in run.ranks[0].operations)
     assert ring == ("8", "all_reduce", "ring", 12)
     assert two_shot == ("8", "all_reduce", "two_shot", 12)
 
@@ -180,7 +180,7 @@ def test_a_list_that_is_wrong_is_not_drawn(tmp_path):
     path.write_text(json.dumps(content))
     run = read_run(path)
     drawn = DrawnSchedules([run])
-    ring, two_shot, *_ = (drawn.place_of(run, event) for event in run.ranks[0].operations)
+    ring, two_shot, *_ = (drawn.drawing_of(run, event) for event in run.ranks[0].operations)
     assert ring == () and two_shot == ("2", "all_reduce", "two_shot", 2)
 
 
@@ -196,5 +196,5 @@ def test_two_of_one_name_are_both_drawn(tmp_path):
     second.write_text(json.dumps(content))
     runs = [read_run(first), read_run(second)]
     drawn = DrawnSchedules(runs)
-    places = [drawn.place_of(run, run.ranks[0].operations[0])[2] for run in runs]
+    places = [drawn.drawing_of(run, run.ranks[0].operations[0])[2] for run in runs]
     assert places == ["ring", "ring 2"]

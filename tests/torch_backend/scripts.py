@@ -16,51 +16,51 @@ from dpcore._autoload import register
 from tests.faults.exits import WORLD, run_all
 
 
-def start(rank, meeting):
+def start(rank, rendezvous):
     register()
-    store = Path(sys.argv[1]) / meeting
+    store = Path(sys.argv[1]) / rendezvous
     dist.init_process_group("dpcore", init_method=f"file://{store}", rank=rank, world_size=WORLD)
 
 
-def in_flight(rank, meeting):
-    start(rank, meeting)
+def in_flight(rank, rendezvous):
+    start(rank, rendezvous)
     return [dist.all_reduce(torch.ones(1 << 16), async_op=True) for _ in range(4)]
 
 
-def nothing_left(rank, meeting):
-    start(rank, meeting)
+def nothing_left(rank, rendezvous):
+    start(rank, rendezvous)
     dist.all_reduce(torch.ones(1000))
 
 
-def in_flight_and_forgotten(rank, meeting):
-    in_flight(rank, meeting)
+def in_flight_and_forgotten(rank, rendezvous):
+    in_flight(rank, rendezvous)
 
 
-def kept_by_the_module(rank, meeting):
+def kept_by_the_module(rank, rendezvous):
     global kept
-    kept = in_flight(rank, meeting)
+    kept = in_flight(rank, rendezvous)
     kept.append(kept)
 
 
-def in_an_exception(rank, meeting):
-    works = in_flight(rank, meeting)
+def in_an_exception(rank, rendezvous):
+    works = in_flight(rank, rendezvous)
     raise KeyError(f"{len(works)} in flight")
 
 
-def by_sys_exit(rank, meeting):
-    works = in_flight(rank, meeting)
+def by_sys_exit(rank, rendezvous):
+    works = in_flight(rank, rendezvous)
     sys.exit(2 + len(works))
 
 
-def with_a_callback(rank, meeting):
+def with_a_callback(rank, rendezvous):
     """It asks for the interpreter's lock while the interpreter wants to end."""
     done = threading.Event()
-    works = in_flight(rank, meeting)
+    works = in_flight(rank, rendezvous)
     return [work.get_future().then(lambda future: done.set()) for work in works]
 
 
-def one_rank_gave_up(rank, meeting):
-    start(rank, meeting)
+def one_rank_gave_up(rank, rendezvous):
+    start(rank, rendezvous)
     if rank == 1:
         raise ValueError("no more data")
     dist.all_reduce(torch.ones(4))

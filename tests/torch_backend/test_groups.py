@@ -94,7 +94,7 @@ def test_deadlines_of_groups_and_of_waits():
     def body():
         rank = dist.get_rank()
         cpu = torch.device("cpu")
-        # The limit of a new group is also that of its meeting, for which a rank may be late.
+        # The limit of a new group is also that of its rendezvous, for which a rank may be late.
         impatient = dist.new_group(timeout=timedelta(seconds=30))
         impatient._get_backend(cpu).set_timeout(timedelta(seconds=0.3))
         other = dist.new_group(timeout=timedelta(seconds=5))

@@ -1,4 +1,4 @@
-// Communication hooks written in Python, in the place of a bucket's all-reduce.
+// Communication hooks written in Python, which run instead of a bucket's all-reduce.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -38,21 +38,21 @@ class Error : public std::runtime_error {
 };
 
 template <ErrorKind kKind>
-class ErrorOf : public Error {
+class TypedError : public Error {
  public:
-  explicit ErrorOf(const std::string& message) : Error(message, kKind) {}
+  explicit TypedError(const std::string& message) : Error(message, kKind) {}
 };
 
 // A rank died, left, or told us that it gave up.
-using PeerLost = ErrorOf<ErrorKind::peer_lost>;
+using PeerLost = TypedError<ErrorKind::peer_lost>;
 // A rank is alive but did not come before the deadline.
-using Timeout = ErrorOf<ErrorKind::timeout>;
+using Timeout = TypedError<ErrorKind::timeout>;
 // The ranks called different operations, or the same one with different arguments.
-using Mismatch = ErrorOf<ErrorKind::mismatch>;
+using Mismatch = TypedError<ErrorKind::mismatch>;
 // The ranks did not find each other.
-using RendezvousError = ErrorOf<ErrorKind::rendezvous>;
+using RendezvousError = TypedError<ErrorKind::rendezvous>;
 // The request has no meaning, or no implementation here.
-using Unsupported = ErrorOf<ErrorKind::unsupported>;
+using Unsupported = TypedError<ErrorKind::unsupported>;
 
 struct ErrorClass {
   ErrorKind kind;

@@ -26,7 +26,7 @@ struct Fault {
   int64_t delay_ms = 0;
   int rank = kAnyRank;
   int64_t operation = kAnyOperation;
-  Place place = Place::entry;
+  Point point = Point::entry;
   std::atomic<bool> fired{false};
 };
 
@@ -60,23 +60,23 @@ std::unique_ptr<Fault> parse_one(std::string_view text) {
       fault->action = "delay";
       fault->delay_ms = number(part.substr(6), part);
     } else if (part == "init") {
-      fault->place = Place::init;
+      fault->point = Point::init;
     } else if (part == "grow") {
-      fault->place = Place::grow;
+      fault->point = Point::grow;
     } else if (part == "entry") {
-      fault->place = Place::entry;
+      fault->point = Point::entry;
     } else if (part == "middle") {
-      fault->place = Place::middle;
+      fault->point = Point::middle;
     } else if (part == "thread") {
-      fault->place = Place::thread;
+      fault->point = Point::thread;
     } else if (part == "exit" && !fault->action.empty()) {
-      fault->place = Place::exit;
+      fault->point = Point::exit;
     } else if (part == "kill" || part == "stop" || part == "exit" || part == "abort" ||
                part == "segv" || part == "throw") {
       fault->action = part;
     } else {
       throw Unsupported("DPCORE_FAULT: unknown word '" + std::string(part) +
-                        "'; write action:rankR:opN:place, for example kill:rank1:op7:middle");
+                        "'; write action:rankR:opN:point, for example kill:rank1:op7:middle");
     }
   }
   if (fault->action.empty()) {
@@ -126,10 +126,10 @@ bool enabled() {
   return any;
 }
 
-void reach_slow(Place place, int rank, uint64_t operation) {
+void reach_slow(Point point, int rank, uint64_t operation) {
   for (const auto& fault : faults()) {
     const bool matches =
-        fault->place == place && (fault->rank == kAnyRank || fault->rank == rank) &&
+        fault->point == point && (fault->rank == kAnyRank || fault->rank == rank) &&
         (fault->operation == kAnyOperation || fault->operation == static_cast<int64_t>(operation));
     if (matches && !fault->fired.exchange(true)) {
       perform(*fault, rank);

@@ -2,8 +2,8 @@
 //
 //   action   kill (SIGKILL), stop (SIGSTOP), exit (status 0), abort, segv, throw, delay=MS
 //   rankR    which rank (default: every rank)
-//   opN      which operation number (default: the first that reaches the place)
-//   place    init, grow, entry, middle, exit (default: entry), or thread: where the
+//   opN      which operation number (default: the first that reaches the point)
+//   point    init, grow, entry, middle, exit (default: entry), or thread: where the
 //            process starts the N-th of our threads, of whatever rank
 //
 // Several faults are separated by commas. Without the variable a check costs one load of a
@@ -14,7 +14,7 @@
 
 namespace dpcore::fault {
 
-enum class Place : uint8_t { init, grow, entry, middle, exit, thread };
+enum class Point : uint8_t { init, grow, entry, middle, exit, thread };
 
 constexpr int kNoRank = -2;
 
@@ -22,11 +22,11 @@ constexpr int kNoRank = -2;
 bool enabled();
 
 // Performs the action of every fault that matches. May not return.
-void reach_slow(Place place, int rank, uint64_t operation);
+void reach_slow(Point point, int rank, uint64_t operation);
 
-inline void reach(Place place, int rank, uint64_t operation) {
+inline void reach(Point point, int rank, uint64_t operation) {
   if (enabled()) [[unlikely]] {
-    reach_slow(place, rank, operation);
+    reach_slow(point, rank, operation);
   }
 }
 

@@ -20,7 +20,7 @@ inline std::atomic<uint64_t> thread_starts{0};
 template <class Body>
 std::thread start_thread(const char* name, const char* purpose, Body&& body) {
   try {
-    fault::reach(fault::Place::thread, fault::kNoRank, thread_starts.fetch_add(1));
+    fault::reach(fault::Point::thread, fault::kNoRank, thread_starts.fetch_add(1));
     return std::thread(std::forward<Body>(body));
   } catch (const std::exception& problem) {
     throw Error("the thread " + std::string(name) + ", which " + purpose +

@@ -41,7 +41,9 @@ constexpr std::array<std::string_view, kCollectiveCount> kCollectives{
 template <class Names>
 int find(const Names& names, std::string_view name) {
   for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) return static_cast<int>(i);
+    if (names[i] == name) {
+      return static_cast<int>(i);
+    }
   }
   return -1;
 }
@@ -50,7 +52,9 @@ template <class Names>
 [[noreturn]] void throw_unknown(std::string_view what, std::string_view name, const Names& names) {
   std::string message = "unknown " + std::string(what) + " \"" + std::string(name) + "\": use ";
   for (size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) message += i + 1 == names.size() ? " or " : ", ";
+    if (i > 0) {
+      message += i + 1 == names.size() ? " or " : ", ";
+    }
     message += names[i];
   }
   throw Unsupported(message);
@@ -58,7 +62,9 @@ template <class Names>
 
 constexpr std::array<std::string_view, kDTypeCount> dtype_names() {
   std::array<std::string_view, kDTypeCount> names{};
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kDTypes[i].name;
+  for (size_t i = 0; i < names.size(); ++i) {
+    names[i] = kDTypes[i].name;
+  }
   return names;
 }
 
@@ -73,23 +79,33 @@ std::string_view name_of(ReduceOp op) { return kReduceOps[static_cast<size_t>(op
 std::string_view name_of(Collective kind) { return kCollectives[static_cast<size_t>(kind)]; }
 
 ReduceOp parse_reduce_op(std::string_view name) {
-  if (name == "avg") return ReduceOp::mean;
-  if (name == "product") return ReduceOp::prod;
+  if (name == "avg") {
+    return ReduceOp::mean;
+  }
+  if (name == "product") {
+    return ReduceOp::prod;
+  }
   const int index = find(kReduceOps, name);
-  if (index < 0) throw_unknown("reduction", name, kReduceOps);
+  if (index < 0) {
+    throw_unknown("reduction", name, kReduceOps);
+  }
   return static_cast<ReduceOp>(index);
 }
 
 DType parse_dtype(std::string_view name) {
   for (size_t i = 0; i < kDTypes.size(); ++i) {
-    if (name == kDTypes[i].name || name == kDTypes[i].short_name) return static_cast<DType>(i);
+    if (name == kDTypes[i].name || name == kDTypes[i].short_name) {
+      return static_cast<DType>(i);
+    }
   }
   throw_unknown("element type", name, dtype_names());
 }
 
 Collective parse_collective(std::string_view name) {
   const int index = find(kCollectives, name);
-  if (index < 0) throw_unknown("collective", name, kCollectives);
+  if (index < 0) {
+    throw_unknown("collective", name, kCollectives);
+  }
   return static_cast<Collective>(index);
 }
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 
 namespace dpcore {
 

@@ -1,7 +1,7 @@
 // Who sends what to whom: the geometry of each collective as pieces, in elements.
 //
 // A piece goes from one rank's input to another rank's output. Reducing collectives add the pieces
-// that meet at the same place. Pure functions of the request, the rank that asks (`me`) and the
+// that go to the same elements. Pure functions of the request, the rank that asks (`me`) and the
 // size of the group (`world`).
 #pragma once
 

@@ -79,23 +79,23 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
   const bool crowded = endpoint_->oversubscribed();
   bool in_time = true;
   {
-    const Count waiting(waiters_);
+    const ScopedCount waiting(waiters_);
     int idle_rounds = 0;
     int64_t next_look_ns = 0;
     while (!operation.is_complete()) {
-      if (Seat seat(*this); seat) {
+      if (ProgressLock lock(*this); lock) {
         take_submissions();
         if (advance_all() || (!crowded && watch(idle_rounds))) {
           idle_rounds = 0;
           if (!operation.is_complete() && waiters_.load(std::memory_order_relaxed) <= 1) {
-            seat.give_back_quietly();
+            lock.release_quietly();
           }
           continue;
         }
         ++idle_rounds;
         const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < looks_;
         if (patient) {
-          seat.give_back_quietly();
+          lock.release_quietly();
           if (crowded) {
             sched_yield();
           } else {
@@ -103,13 +103,13 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           }
           continue;
         }
-        sleep_on_bell(seat, now_ns() + kSliceNs);
+        sleep_on_bell(lock, now_ns() + kSliceNs);
       } else if (++idle_rounds < looks_) {
-        sched_yield();  // another thread is within a segment: it will see that we want the seat
+        sched_yield();  // another thread is within a segment: it will see that we want the lock
       } else {
-        const Count asleep(sleepers_);
+        const ScopedCount asleep(sleepers_);
         const uint32_t seen = endpoint_->bell().rings.load(std::memory_order_seq_cst);
-        if (!operation.is_complete() && seat_.load(std::memory_order_seq_cst)) {
+        if (!operation.is_complete() && progress_lock_.load(std::memory_order_seq_cst)) {
           futex_wait(endpoint_->bell().rings, seen, kSliceNs);
         }
       }
@@ -138,8 +138,8 @@ void Engine::leave_rest_to_progress_thread() {
   }
 }
 
-// Looks again and again, with the seat, until something moved, patience is over, or another
-// thread has work or wants the seat.
+// Looks again and again, under the progress lock, until something moved, patience is over, or
+// another thread has work or wants the lock.
 bool Engine::watch(int& rounds) {
   while (rounds < looks_ && waiters_.load(std::memory_order_relaxed) == 1 &&
          submitted_.load(std::memory_order_relaxed) == nullptr) {
@@ -152,8 +152,8 @@ bool Engine::watch(int& rounds) {
   return false;
 }
 
-void Engine::release_seat() {
-  seat_.store(false, std::memory_order_seq_cst);
+void Engine::unlock_progress() {
+  progress_lock_.store(false, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     endpoint_->wake_own_threads();
   }
@@ -174,10 +174,10 @@ void Engine::take_submissions() {
   while (oldest != nullptr) {
     Operation* next = oldest->next_submitted;
     oldest->next_submitted = nullptr;
-    const auto place = std::upper_bound(
+    const auto position = std::upper_bound(
         active_.begin(), active_.end(), oldest->priority,
         [](int priority, const auto& other) { return priority > other->priority; });
-    active_.insert(place, std::move(oldest->self));
+    active_.insert(position, std::move(oldest->self));
     oldest = next;
   }
 }

@@ -43,24 +43,24 @@ class Announced {  // at the bell, that this thread is about to sleep
 
 }  // namespace
 
-void Engine::sleep_on_bell(Seat& seat, int64_t until_ns) {
+void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns) {
   if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
-    seat.give_back();
+    lock.release();
     return;
   }
-  const Count asleep(sleepers_);
+  const ScopedCount asleep(sleepers_);
   Announced announced(endpoint_->bell());
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   take_submissions();
   if (advance_all()) {
-    announced.withdraw();  // or giving back the seat would wake this very thread
-    seat.give_back();
+    announced.withdraw();  // or giving the lock back would wake this very thread
+    lock.release();
     return;
   }
   const int64_t next_event = next_event_ns();
-  seat.give_back_quietly(std::memory_order_seq_cst);
+  lock.release_quietly(std::memory_order_seq_cst);
   const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
   if (next_event != INT64_MAX) {
     sleep_precisely();
@@ -97,8 +97,8 @@ void Engine::progress_loop() {
       progress_idle_.store(false, std::memory_order_seq_cst);
       continue;
     }
-    Seat seat(*this);
-    if (!seat) {
+    ProgressLock lock(*this);
+    if (!lock) {
       sched_yield();
       continue;
     }
@@ -107,24 +107,24 @@ void Engine::progress_loop() {
       take_submissions();
     }
     if (waiters_.load(std::memory_order_seq_cst) > 0) {
-      seat.give_back();
+      lock.release();
     } else {
-      sleep_on_bell(seat, now_ns() + kSliceNs);
+      sleep_on_bell(lock, now_ns() + kSliceNs);
     }
   }
 }
 
 void Engine::drain(const Group& group, int64_t deadline_ns, const Interrupt& interrupted) {
   {
-    const Count waiting(waiters_);
-    bool sat_down = false;  // once at least: what runs seated is not counted
-    while ((!sat_down || group.in_flight.load(std::memory_order_acquire) > 0) &&
+    const ScopedCount waiting(waiters_);
+    bool took_lock = false;  // once at least: what runs inline is not counted
+    while ((!took_lock || group.in_flight.load(std::memory_order_acquire) > 0) &&
            now_ns() < deadline_ns) {
-      if (Seat seat(*this); seat) {
-        sat_down = true;
+      if (ProgressLock lock(*this); lock) {
+        took_lock = true;
         take_submissions();
         if (!advance_all() && group.in_flight.load(std::memory_order_acquire) > 0) {
-          sleep_on_bell(seat, std::min(deadline_ns, now_ns() + kSliceNs));
+          sleep_on_bell(lock, std::min(deadline_ns, now_ns() + kSliceNs));
         }
       } else {
         sched_yield();

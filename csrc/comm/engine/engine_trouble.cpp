@@ -1,5 +1,5 @@
 // What a thread that waits looks at every kSliceNs: dead and departed peers, failures that peers
-// have published, deadlines. Called under the seat.
+// have published, deadlines. Called under the progress lock.
 #include <cstdio>
 
 #include "comm/base/clock.h"
@@ -111,7 +111,7 @@ bool Engine::look_for_trouble() {
 }
 
 void Engine::take_in_unexpected() {
-  if (Seat seat(*this); seat) {
+  if (ProgressLock lock(*this); lock) {
     endpoint_->network()->poll();
     endpoint_->network()->set_aside_unexpected();
   }

@@ -4,8 +4,8 @@
 // segment of work, and says whether it stands still, went on, or is complete. While it stands
 // still, waiting() names what it waits for and whom, for errors and for the trace.
 //
-// Threads: advance() is called under the engine's seat only. `status` is the one field that
-// other threads read; it is stored with release after everything else.
+// Threads: advance() is called under the engine's progress lock only. `status` is the one field
+// that other threads read; it is stored with release after everything else.
 #pragma once
 
 #include <atomic>
@@ -63,8 +63,8 @@ class Operation {
   bool is_complete() const { return status.load(std::memory_order_acquire) >= done; }
 
   // Called once, by the thread that completes the operation (or at once, when it is complete): it
-  // has the seat, so the call must neither wait nor run code of the program, which CallbackThreads
-  // are for. One call per operation: another one takes the place of the first.
+  // holds the progress lock, so the call must neither wait nor run code of the program, which
+  // CallbackThreads are for. One call per operation: another one takes the place of the first.
   void when_complete(std::function<void()> call) {
     delete callback_.exchange(new std::function<void()>(std::move(call)));
     if (is_complete()) {

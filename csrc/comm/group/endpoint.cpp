@@ -1,5 +1,5 @@
 // Construction order matters: the header and the first control block are in place before the
-// meeting, so a peer that maps the arena finds them.
+// rendezvous, so a peer that maps the arena finds them.
 #include "comm/group/endpoint.h"
 
 #include <poll.h>
@@ -24,15 +24,15 @@ int usable_processors() {
 
 }  // namespace
 
-std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
-                                         const TcpPlace* tcp, size_t control_bytes,
+std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezvous,
+                                         const TcpOptions* tcp, size_t control_bytes,
                                          const std::function<void(std::byte*)>& prepare_control) {
   std::shared_ptr<Endpoint> self(new Endpoint);
-  self->rank_ = place.rank;
+  self->rank_ = rendezvous.rank;
   self->fork_generation_ = fork_guard::generation();
-  self->shares_process_ = how == Meeting::threads;
-  self->oversubscribed_ = place.world > usable_processors();
-  self->arena_ = Arena::create(place.rank);
+  self->shares_process_ = how == RankKind::threads;
+  self->oversubscribed_ = rendezvous.world > usable_processors();
+  self->arena_ = Arena::create(rendezvous.rank);
   self->header_block_ = self->arena_->allocate(sizeof(ArenaHeader), 64);
   if (self->header_block_.get() != self->arena_->base()) {
     throw Error("internal: the arena's header is not at its start");
@@ -48,22 +48,22 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   header->root_control_offset =
       static_cast<uint64_t>(self->control_block_.get() - self->arena_->base());
 
-  fault::reach(fault::Place::init, place.rank, 0);
-  std::vector<Presence> present;
-  if (place.world == 1) {
+  fault::reach(fault::Point::init, rendezvous.rank, 0);
+  std::vector<LocalPeer> present;
+  if (rendezvous.world == 1) {
     present.resize(1);
   } else if (tcp != nullptr) {
-    self->connect(how, place, *tcp, present);
+    self->connect(how, rendezvous, *tcp, present);
   } else {
-    present = how == Meeting::threads ? meet_inproc(place, self->arena_)
-                                      : meet_unix(place, *self->arena_);
+    present = how == RankKind::threads ? meet_inproc(rendezvous, self->arena_)
+                                       : meet_unix(rendezvous, *self->arena_);
   }
-  self->costs_ = place.world == 1 ? place.costs : present[0].costs;
-  if (self->neighbours_.empty()) {
-    self->neighbours_ = std::vector<Neighbour>(place.world);
+  self->costs_ = rendezvous.world == 1 ? rendezvous.costs : present[0].costs;
+  if (self->peers_.empty()) {
+    self->peers_ = std::vector<Peer>(rendezvous.world);
   }
   try {
-    for (int r = 0; r < place.world; ++r) {
+    for (int r = 0; r < rendezvous.world; ++r) {
       self->take_in(r, present[r]);
     }
   } catch (...) {  // no addresses left, say
@@ -73,25 +73,25 @@ std::shared_ptr<Endpoint> Endpoint::meet(Meeting how, const MeetingPlace& place,
   return self;
 }
 
-void Endpoint::connect(Meeting how, const MeetingPlace& place, const TcpPlace& tcp,
-                       std::vector<Presence>& present) {
+void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
+                       std::vector<LocalPeer>& present) {
   Descriptor wake_event = Network::make_wake_event();
-  std::vector<TcpPresence> peers = meet_tcp(place, tcp, [&](const MeetingPlace& mates) {
-    return how == Meeting::threads ? meet_inproc(mates, arena_, wake_event.get())
-                                   : meet_unix(mates, *arena_, wake_event.get());
+  std::vector<RendezvousPeer> peers = meet_tcp(rendezvous, tcp, [&](const Rendezvous& local) {
+    return how == RankKind::threads ? meet_inproc(local, arena_, wake_event.get())
+                                    : meet_unix(local, *arena_, wake_event.get());
   });
   const auto machine_of = [](const std::string& address) {
     return address.substr(0, address.rfind(':'));
   };
   present.resize(peers.size());
-  neighbours_ = std::vector<Neighbour>(peers.size());
+  peers_ = std::vector<Peer>(peers.size());
   int on_this_machine = 0;
   bool needs_network = false;
   for (size_t r = 0; r < peers.size(); ++r) {
     present[r] = std::exchange(peers[r].memory, {});
     present[r].process = peers[r].process;
     present[r].costs = peers[r].costs;
-    neighbours_[r].host = peers[r].host;
+    peers_[r].host = peers[r].host;
     needs_network |= peers[r].is_remote();
     // Ranks that do not share memory here may share processors all the same.
     on_this_machine += machine_of(peers[r].address) == machine_of(peers[rank_].address) ? 1 : 0;
@@ -105,30 +105,30 @@ void Endpoint::connect(Meeting how, const MeetingPlace& place, const TcpPlace& t
 }
 
 // What is taken over is removed from `present`.
-void Endpoint::take_in(int r, Presence& present) {
-  Neighbour& neighbour = neighbours_[r];
-  neighbour.process = r == rank_ ? getpid() : present.process;
-  neighbour.wake_event = Descriptor(std::exchange(present.wake_event, -1));
+void Endpoint::take_in(int r, LocalPeer& present) {
+  Peer& peer = peers_[r];
+  peer.process = r == rank_ ? getpid() : present.process;
+  peer.wake_event = Descriptor(std::exchange(present.wake_event, -1));
   if (r == rank_) {
-    neighbour.view = ArenaView::of(arena_);
+    peer.view = ArenaView::of(arena_);
   } else if (present.local) {
-    neighbour.view = ArenaView::of(present.local);
+    peer.view = ArenaView::of(present.local);
   } else if (present.memfd >= 0) {
-    neighbour.pidfd = Descriptor(std::exchange(present.pidfd, -1));
-    neighbour.view = ArenaView::map(std::exchange(present.memfd, -1), present.reserve);
+    peer.pidfd = Descriptor(std::exchange(present.pidfd, -1));
+    peer.view = ArenaView::map(std::exchange(present.memfd, -1), present.reserve);
   } else {  // remote
-    neighbour.bell = &bell_of_remote_;
+    peer.bell = &bell_of_remote_;
     return;
   }
-  neighbour.base = neighbour.view->base();
-  neighbour.bell = &reinterpret_cast<ArenaHeader*>(neighbour.base)->bell;
+  peer.base = peer.view->base();
+  peer.bell = &reinterpret_cast<ArenaHeader*>(peer.base)->bell;
 }
 
 uint64_t Endpoint::root_control_offset_of(int r) const {
   if (is_remote(r)) {
     return 0;
   }
-  return reinterpret_cast<const ArenaHeader*>(neighbours_[r].base)->root_control_offset;
+  return reinterpret_cast<const ArenaHeader*>(peers_[r].base)->root_control_offset;
 }
 
 void Endpoint::look_for_deaths() {
@@ -140,15 +140,15 @@ void Endpoint::look_for_deaths() {
     if (filled > 0 && poll(entries, filled, 0) > 0) {
       for (int i = 0; i < filled; ++i) {
         if (entries[i].revents != 0) {
-          neighbours_[ranks[i]].dead.store(true, std::memory_order_release);
+          peers_[ranks[i]].dead.store(true, std::memory_order_release);
         }
       }
     }
     filled = 0;
   };
   for (int r = 0; r < world(); ++r) {
-    if (neighbours_[r].pidfd && !dead(r)) {
-      entries[filled] = {neighbours_[r].pidfd.get(), POLLIN, 0};
+    if (peers_[r].pidfd && !dead(r)) {
+      entries[filled] = {peers_[r].pidfd.get(), POLLIN, 0};
       ranks[filled] = r;
       if (++filled == kBatch) {
         ask();
@@ -158,7 +158,7 @@ void Endpoint::look_for_deaths() {
   ask();
   for (int r = 0; r < world(); ++r) {
     if (is_remote(r) && network_->is_lost(r)) {
-      neighbours_[r].dead.store(true, std::memory_order_release);
+      peers_[r].dead.store(true, std::memory_order_release);
     }
   }
 }
@@ -182,10 +182,10 @@ std::string Endpoint::how_it_ended(int r) const {
 }
 
 void Endpoint::ring(int r) const {
-  const Neighbour& neighbour = neighbours_[r];
-  neighbour.bell->ring();
-  if (neighbour.wake_event) {
-    Network::wake(neighbour.wake_event.get(), 1);
+  const Peer& peer = peers_[r];
+  peer.bell->ring();
+  if (peer.wake_event) {
+    Network::wake(peer.wake_event.get(), 1);
   }
 }
 

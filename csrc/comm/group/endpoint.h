@@ -1,8 +1,8 @@
-// One rank's presence among the others: its arena, the mapped arenas of its host, its network
+// One rank among the others: its arena, the mapped arenas of its host, its network
 // connections to ranks of other hosts, its doorbell, and who is still alive.
 //
-// A rank that has connections sleeps on them (epoll) and on an eventfd, of which its mates, the
-// ranks of its host, have a copy: they ring by both, the word in memory and the eventfd.
+// A rank that has connections sleeps on them (epoll) and on an eventfd, of which its local peers
+// (the other ranks of its host) have a copy: they ring by both, the word in memory and the eventfd.
 //
 // Communicators (the one of init() and all that are split from it) share the endpoint; it lives as
 // long as any of them or of their operations.
@@ -24,11 +24,11 @@
 #include "comm/memory/control.h"
 #include "comm/network/network.h"
 #include "comm/rendezvous/meet_tcp.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 
-enum class Meeting { processes, threads };
+enum class RankKind { processes, threads };  // what a rank is
 
 // Of the communicators that share an endpoint, what went wrong first.
 struct FirstFailure {
@@ -43,30 +43,30 @@ class Endpoint {
  public:
   // Meets the other ranks. `control_bytes` are set aside for the first communicator and made
   // ready by `prepare_control` before any peer can see them. With `tcp` ranks may be on several
-  // hosts; TcpPlace says whether those of one host share memory.
-  static std::shared_ptr<Endpoint> meet(Meeting how, const MeetingPlace& place, const TcpPlace* tcp,
-                                        size_t control_bytes,
+  // hosts; TcpOptions says whether those of one host share memory.
+  static std::shared_ptr<Endpoint> meet(RankKind how, const Rendezvous& rendezvous,
+                                        const TcpOptions* tcp, size_t control_bytes,
                                         const std::function<void(std::byte*)>& prepare_control);
   ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
   int rank() const { return rank_; }
-  int world() const { return static_cast<int>(neighbours_.size()); }
+  int world() const { return static_cast<int>(peers_.size()); }
   Arena& arena() { return *arena_; }
   TraceRecorder& trace() { return trace_; }
-  Doorbell& bell() { return *neighbours_[rank_].bell; }
+  Doorbell& bell() { return *peers_[rank_].bell; }
   // More ranks on this host than processors that they may use: never spin.
   bool shares_process() const { return shares_process_; }  // ranks are threads
   bool oversubscribed() const { return oversubscribed_; }
 
   // nullptr when every rank is reached through memory.
   Network* network() const { return network_.get(); }
-  bool is_remote(int r) const { return !neighbours_[r].view; }
+  bool is_remote(int r) const { return !peers_[r].view; }
   // What the ranks agreed to expect of machine and network.
   const CostConstants& costs() const { return costs_; }
-  // The lowest rank of r's host: equal for mates.
-  int host_of(int r) const { return neighbours_[r].host; }
+  // The lowest rank of r's host: equal for local peers.
+  int host_of(int r) const { return peers_[r].host; }
 
   // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
   // what announce_sleep() said.
@@ -75,22 +75,22 @@ class Endpoint {
   void wake_own_threads();
 
   // Of a rank that shares memory with this one.
-  std::byte* base_of(int r) const { return neighbours_[r].base; }
+  std::byte* base_of(int r) const { return peers_[r].base; }
   // Wakes r; remote ranks are woken by frames. What r is to find is published, and
   // Doorbell::fence_before_look() was called.
   void ring_if_asleep(int r) const {
-    if (neighbours_[r].bell->is_anybody_asleep()) {
+    if (peers_[r].bell->is_anybody_asleep()) {
       ring(r);
     }
   }
   void ring(int r) const;
-  int32_t process_of(int r) const { return neighbours_[r].process; }
+  int32_t process_of(int r) const { return peers_[r].process; }
   uint64_t root_control_offset_of(int r) const;
 
   // Looks at the pidfds (one poll) and at lost connections; dead(r) says what was seen so far. Any
   // thread.
   void look_for_deaths();
-  bool dead(int r) const { return neighbours_[r].dead.load(std::memory_order_acquire); }
+  bool dead(int r) const { return peers_[r].dead.load(std::memory_order_acquire); }
 
   void note_failure(const FirstFailure& failure);
   std::optional<FirstFailure> first_failure() const;
@@ -103,11 +103,11 @@ class Endpoint {
 
  private:
   Endpoint() = default;
-  void take_in(int r, Presence& present);
-  void connect(Meeting how, const MeetingPlace& place, const TcpPlace& tcp,
-               std::vector<Presence>& present);
+  void take_in(int r, LocalPeer& present);
+  void connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
+               std::vector<LocalPeer>& present);
 
-  struct Neighbour {
+  struct Peer {
     std::shared_ptr<ArenaView> view;
     std::byte* base = nullptr;
     Doorbell* bell = nullptr;
@@ -126,7 +126,7 @@ class Endpoint {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<std::byte> header_block_;
   std::shared_ptr<std::byte> control_block_;
-  std::vector<Neighbour> neighbours_;
+  std::vector<Peer> peers_;
   std::unique_ptr<Network> network_;
   Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
   TraceRecorder trace_;

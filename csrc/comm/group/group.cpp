@@ -61,7 +61,7 @@ const char* Group::transport() const {
   return *std::max_element(all.begin(), all.end()) + 1 < world() ? "shm+tcp" : "tcp";
 }
 
-bool Group::has_mates() const {
+bool Group::has_local_peers() const {
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && !is_remote(r)) {
       return true;

@@ -65,7 +65,7 @@ class Group {
   // How its members reach each other: "inproc", "shm", "tcp", or "shm+tcp" where some share a host.
   const char* transport() const;
   // Whether another member is on the same host.
-  bool has_mates() const;
+  bool has_local_peers() const;
   // By rank: the same number for members that share memory, and the smaller one for the host
   // whose first member has the smaller rank.
   std::vector<int> hosts() const;

@@ -6,11 +6,11 @@
 // reads a mapped arena, and need not know the difference. The other way round, what this rank
 // writes into its own control block is sent to these members by the calls below.
 //
-// Threads: mirrors are written by take(), under the engine's seat (and the network's lock on its
-// targets); their atomics are read by anybody. The tell_ functions may be called by any thread.
-// A post fills the slot of an operation kSlotsKept later only after all have finished the earlier
-// one, which is the sender's side of the same rule, so a mirror is never overwritten while it is
-// read.
+// Threads: mirrors are written by take(), under the engine's progress lock (and the network's lock
+// on its targets); their atomics are read by anybody. The tell_ functions may be called by any
+// thread. A post fills the slot of an operation kSlotsKept later only after all have finished the
+// earlier one, which is the sender's side of the same rule, so a mirror is never overwritten while
+// it is read.
 #pragma once
 
 #include <memory>

@@ -48,10 +48,10 @@ void TraceRecorder::keep(uint64_t identity, const std::shared_ptr<const Schedule
   }
   writers_.fetch_add(1, std::memory_order_seq_cst);
   if (recording_.load(std::memory_order_seq_cst)) {
-    for (Kept& place : kept_) {
-      uint64_t holds = place.identity.load(std::memory_order_relaxed);
-      if (holds == 0 && place.identity.compare_exchange_strong(holds, identity)) {
-        place.schedule = schedule;
+    for (Kept& kept : kept_) {
+      uint64_t holds = kept.identity.load(std::memory_order_relaxed);
+      if (holds == 0 && kept.identity.compare_exchange_strong(holds, identity)) {
+        kept.schedule = schedule;
         break;
       }
       if (holds == identity) {
@@ -64,10 +64,10 @@ void TraceRecorder::keep(uint64_t identity, const std::shared_ptr<const Schedule
 
 std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> TraceRecorder::take_schedules() {
   std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> taken;
-  for (Kept& place : kept_) {
-    if (const uint64_t identity = place.identity.exchange(0)) {
-      taken.emplace_back(identity, std::move(place.schedule));
-      place.schedule.reset();
+  for (Kept& kept : kept_) {
+    if (const uint64_t identity = kept.identity.exchange(0)) {
+      taken.emplace_back(identity, std::move(kept.schedule));
+      kept.schedule.reset();
     }
   }
   return taken;

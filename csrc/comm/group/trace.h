@@ -4,7 +4,7 @@
 // slots by an atomic counter and write them without a lock. When the ring is full the oldest
 // events are overwritten and counted as dropped. Names are string literals: nothing is copied.
 // While recording is off an event costs one relaxed load. Lists of moves that operations ran are
-// kept beside the ring, in as many places as there are, each list once.
+// kept beside the ring, as many as fit, each list once.
 //
 // start() and stop() may be called at any time, by one thread: add() and keep() count themselves in
 // before they look again whether recording is on, and stop() waits until nobody is counted in.
@@ -53,8 +53,8 @@ class TraceRecorder {
   std::vector<TraceEvent> stop(uint64_t* dropped);
   void add(const TraceEvent& event);
 
-  // The list of moves that events name by `identity`. Takes no lock and no memory; where all places
-  // are taken the list is not kept.
+  // The list of moves that events name by `identity`. Takes no lock and no memory; where all
+  // entries are taken the list is not kept.
   void keep(uint64_t identity, const std::shared_ptr<const Schedule>& schedule);
   // After stop(): what was kept, which is let go of.
   std::vector<std::pair<uint64_t, std::shared_ptr<const Schedule>>> take_schedules();

@@ -99,7 +99,7 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
                 " bytes asked for with " + std::to_string(old_size) + " in use, but only " +
                 std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
   }
-  fault::reach(fault::Place::grow, rank_, 0);
+  fault::reach(fault::Point::grow, rank_, 0);
   const int problem =
       posix_fallocate(fd_, static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
   if (problem != 0) {

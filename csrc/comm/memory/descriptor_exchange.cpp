@@ -30,7 +30,9 @@ struct Greeting {
 }
 
 void check_time(int64_t deadline_ns, const std::function<void()>& interrupted, int missing) {
-  if (interrupted) interrupted();
+  if (interrupted) {
+    interrupted();
+  }
   if (now_ns() > deadline_ns) {
     throw RendezvousError("rank " + std::to_string(missing) +
                           " did not come to exchange descriptors of device memory");
@@ -40,14 +42,18 @@ void check_time(int64_t deadline_ns, const std::function<void()>& interrupted, i
 // Owned from the first moment on, whatever is wrong with what came along.
 std::vector<Descriptor> owned(const std::vector<int>& raw) {
   std::vector<Descriptor> handles;
-  for (const int fd : raw) handles.emplace_back(fd);
+  for (const int fd : raw) {
+    handles.emplace_back(fd);
+  }
   return handles;
 }
 
 std::vector<Descriptor> gather(const std::string& name, int world, int own, int64_t deadline_ns,
                                const std::function<void()>& interrupted) {
   UnixSocket listener = UnixSocket::listen_at(name);
-  if (!listener) throw RendezvousError("the socket name '" + name + "' is taken");
+  if (!listener) {
+    throw RendezvousError("the socket name '" + name + "' is taken");
+  }
   std::vector<Descriptor> all(static_cast<size_t>(world));
   std::vector<UnixSocket> lines(static_cast<size_t>(world));
   all[0] = Descriptor(dup(own));
@@ -55,7 +61,9 @@ std::vector<Descriptor> gather(const std::string& name, int world, int own, int6
     const auto missing = std::find_if(all.begin(), all.end(), [](auto& fd) { return !fd; });
     check_time(deadline_ns, interrupted, static_cast<int>(missing - all.begin()));
     UnixSocket line = listener.accept(kAcceptSliceMs);
-    if (!line || !line.same_user()) continue;
+    if (!line || !line.same_user()) {
+      continue;
+    }
     Greeting hello;
     std::vector<int> raw;
     const bool is_whole = line.receive(&hello, sizeof(hello), &raw, deadline_ns, interrupted);
@@ -69,7 +77,9 @@ std::vector<Descriptor> gather(const std::string& name, int world, int own, int6
     ++arrived;
   }
   std::vector<int> raw;
-  for (const Descriptor& fd : all) raw.push_back(fd.get());
+  for (const Descriptor& fd : all) {
+    raw.push_back(fd.get());
+  }
   for (int r = 1; r < world; ++r) {
     const Greeting hello{kMagic, 0, world};
     if (!lines[static_cast<size_t>(r)].send(&hello, sizeof(hello), raw, deadline_ns, interrupted)) {
@@ -84,7 +94,9 @@ std::vector<Descriptor> gather(const std::string& name, int world, int own, int6
 std::vector<Descriptor> exchange_descriptors(const std::string& name, int rank, int world, int own,
                                              int64_t deadline_ns,
                                              const std::function<void()>& interrupted) {
-  if (rank == 0) return gather(name, world, own, deadline_ns, interrupted);
+  if (rank == 0) {
+    return gather(name, world, own, deadline_ns, interrupted);
+  }
   UnixSocket line;
   while (!(line = UnixSocket::connect_to(name))) {
     check_time(deadline_ns, interrupted, 0);
@@ -94,11 +106,15 @@ std::vector<Descriptor> exchange_descriptors(const std::string& name, int rank, 
     throw RendezvousError("the process that listens at '" + name + "' belongs to another user");
   }
   Greeting hello{kMagic, rank, world};
-  if (!line.send(&hello, sizeof(hello), {own}, deadline_ns, interrupted)) hung_up(0);
+  if (!line.send(&hello, sizeof(hello), {own}, deadline_ns, interrupted)) {
+    hung_up(0);
+  }
   std::vector<int> raw;
   const bool is_whole = line.receive(&hello, sizeof(hello), &raw, deadline_ns, interrupted);
   std::vector<Descriptor> all = owned(raw);
-  if (!is_whole || hello.magic != kMagic || all.size() != static_cast<size_t>(world)) hung_up(0);
+  if (!is_whole || hello.magic != kMagic || all.size() != static_cast<size_t>(world)) {
+    hung_up(0);
+  }
   return all;
 }
 

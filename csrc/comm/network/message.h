@@ -28,15 +28,15 @@ struct Message {
   int64_t due_ns = 0;        // when an emulated link lets its last byte arrive
 };
 
-// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie. `place`,
-// where given, is memory for the whole message: a transport may write the bytes there itself
-// instead of calling.
+// Takes bytes [offset, offset + bytes) of a message, in place where they came to lie.
+// `destination`, where given, is memory for the whole message: a transport may write the bytes
+// there itself instead of calling.
 class Sink {
  public:
   template <class F>
     requires(!std::is_same_v<std::remove_cvref_t<F>, Sink>)
-  Sink(F& take, std::byte* place = nullptr)  // NOLINT: implicit, lives as long as the call
-      : place_(place),
+  Sink(F& take, std::byte* destination = nullptr)  // NOLINT: implicit, lives as long as the call
+      : destination_(destination),
         context_(&take),
         call_([](void* f, const std::byte* data, size_t offset, size_t bytes) {
           (*static_cast<F*>(f))(data, offset, bytes);
@@ -44,10 +44,10 @@ class Sink {
   void operator()(const std::byte* data, size_t offset, size_t bytes) const {
     call_(context_, data, offset, bytes);
   }
-  std::byte* place() const { return place_; }
+  std::byte* destination() const { return destination_; }
 
  private:
-  std::byte* place_;
+  std::byte* destination_;
   void* context_;
   void (*call_)(void*, const std::byte*, size_t, size_t);
 };

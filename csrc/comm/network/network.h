@@ -4,11 +4,11 @@
 // network moves bytes and knows no operation: control frames go to the *target* registered for
 // their group, data frames wait in their connections until somebody pulls them.
 //
-// Threads. poll(), read_control() and the data lines: under the engine's seat. Queues of control
-// frames: any thread (a failure is told by whoever finds it), under a spin lock per peer that is
-// held for a copy or one non-blocking send. sleep() and wake(): any thread; a sleeper only looks
-// at the epoll descriptor, so it never takes an event away from the seat, and the seat never takes
-// the token away by which a sleeper is woken.
+// Threads. poll(), read_control() and the data lines: under the engine's progress lock. Queues of
+// control frames: any thread (a failure is told by whoever finds it), under a spin lock per peer
+// that is held for a copy or one non-blocking send. sleep() and wake(): any thread; a sleeper only
+// looks at the epoll descriptor, so it never takes an event away from the holder of the lock, which
+// never takes the token away by which a sleeper is woken.
 //
 // A peer is lost when its control connection ends: what it had sent before, control and data, is
 // still read. Memory: a queue holds what its peer has not taken yet, which the slots of
@@ -38,7 +38,7 @@ class Network {
   class Target {
    public:
     virtual ~Target() = default;
-    // A control frame of the group from a peer, in the order it was sent. Under the seat.
+    // A control frame of the group from a peer, in the order it was sent. Under the progress lock.
     virtual void take(int peer, const FrameHeader& frame, const std::byte* payload) = 0;
     // Whether data frames of the group may still be asked for.
     virtual bool wants_data() const = 0;
@@ -53,7 +53,8 @@ class Network {
   using Aside = std::map<std::pair<uint64_t, MessageTag>, std::vector<Fragment>>;
 
   // `wake_event`, from make_wake_event(), is what sleep() listens to besides the connections; the
-  // ranks of this host have copies of it. Peers without connections are none of the network's.
+  // ranks of this host have copies of it. Peers on the same host have no connection and are
+  // not handled here.
   Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event);
   static Descriptor make_wake_event();
   Network(const Network&) = delete;

@@ -95,8 +95,9 @@ size_t Network::take_aside(int from, int named, uint64_t group, const Message& m
   while (used < fragments.size() && have < message.total) {
     const Fragment& fragment = fragments[used++];
     check_content(named, message, fragment.total, fragment.content);
-    if (sink.place() != nullptr) {
-      std::memcpy(sink.place() + fragment.offset, fragment.bytes.data(), fragment.bytes.size());
+    if (sink.destination() != nullptr) {
+      std::memcpy(sink.destination() + fragment.offset, fragment.bytes.data(),
+                  fragment.bytes.size());
     } else {
       sink(fragment.bytes.data(), fragment.offset, fragment.bytes.size());
     }

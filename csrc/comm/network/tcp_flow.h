@@ -6,7 +6,7 @@
 // round trips, and in the time until this rank looks again. A frame that is more urgent than
 // what is on its way starts at once.
 //
-// Time is an argument. Under the engine's seat.
+// Time is an argument. Under the engine's progress lock.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 //
 //   post      a rank enters an operation: its fingerprint and, for a small operation, the data
 //             itself, as a part of its stage (offset)
-//   finished  it touches nobody's memory for the operation any more
+//   finished  it no longer accesses its peers' memory for the operation
 //   failed    why it gave up
 //   left      it will call no further operation; why, where another of its groups failed
 //   alive     it waits, and is neither stopped nor cut off; for which message, if it is one

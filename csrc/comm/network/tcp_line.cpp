@@ -115,8 +115,8 @@ size_t TcpLine::receive(const Sink& sink, std::byte* scratch) {
   while (readable && received_ < incoming_.bytes) {
     const size_t left = incoming_.bytes - received_;
     const size_t at = incoming_.offset + received_;
-    if (std::byte* place = sink.place()) {
-      received_ += static_cast<size_t>(read(place + at, left));
+    if (std::byte* destination = sink.destination()) {
+      received_ += static_cast<size_t>(read(destination + at, left));
       continue;
     }
     // Whole elements only: what is left over waits for the rest of its element.

@@ -7,7 +7,7 @@
 // place when the taker says where they belong, else through memory of the caller.
 //
 // readable and writable are what epoll said and no call has disproved since (edge-triggered).
-// Used under the engine's seat only, but for taken().
+// Used under the engine's progress lock only, but for taken().
 #pragma once
 
 #include <atomic>
@@ -80,7 +80,7 @@ class TcpLine {
   size_t header_sent_ = 0;
   size_t payload_sent_ = 0;
   const std::byte* rest_ = nullptr;  // of the payload
-  mutable uint64_t taken_ = 0;       // one writer: the seat
+  mutable uint64_t taken_ = 0;       // one writer: the lock's holder
   std::vector<std::byte> detached_;
   FrameHeader incoming_;
   size_t header_received_ = 0;

@@ -97,7 +97,7 @@ Operation::Progress CollectiveOperation::advance() {
       }
       [[fallthrough]];
     case Phase::stage_free:
-      fault::reach(fault::Place::entry, me(), number_);
+      fault::reach(fault::Point::entry, me(), number_);
       check_what_was_given(false);
       post();
       if (only_gives_) {
@@ -121,7 +121,7 @@ Operation::Progress CollectiveOperation::advance() {
       start_body();
       phase_ = Phase::body;
       awaited_ = {};
-      fault::reach(fault::Place::middle, me(), number_);
+      fault::reach(fault::Point::middle, me(), number_);
       [[fallthrough]];
     case Phase::body:
       body_.handle.resume();
@@ -138,7 +138,7 @@ Operation::Progress CollectiveOperation::advance() {
 void CollectiveOperation::post() {
   OperationSlot& slot = own_slot();
   Arena& arena = group_->endpoint().arena();
-  const auto place = [&](const void* at, size_t bytes) -> uint64_t {
+  const auto offset_of = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
   if (!is_small_) {  // a small one goes by the slot or the stage anyway
@@ -150,8 +150,8 @@ void CollectiveOperation::post() {
       input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
       output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
     }
-    slot.input_offset = place(request_.input, input_bytes);
-    slot.output_offset = place(request_.output, output_bytes);
+    slot.input_offset = offset_of(request_.input, input_bytes);
+    slot.output_offset = offset_of(request_.output, output_bytes);
     if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
       // What arrives would overwrite what has not left yet, unless it goes by the stage.
       slot.input_offset = slot.output_offset = Arena::kNowhere;
@@ -264,11 +264,11 @@ void CollectiveOperation::start_body() {
   }
 }
 
-// This rank touches no peer's memory for the operation any more.
+// This rank no longer accesses its peers' memory for the operation.
 void CollectiveOperation::finish(bool ring) {
-  fault::reach(fault::Place::exit, me(), number_);
+  fault::reach(fault::Point::exit, me(), number_);
   group_->finish_operation(number_);
-  // Who only gives may be ahead: the others still read what it would take away from them.
+  // A rank that only sends may be ahead: the others still read what it would take away from them.
   const bool fills_again = is_small_ && !is_tiny_ && publishes() && consumes();
   const size_t stage_bytes = fills_again ? bytes_ : 0;
   shared_->fetch_for_writing(number_ + 1, stage_bytes);
@@ -282,7 +282,7 @@ void CollectiveOperation::finish(bool ring) {
 // slot is ahead of us and waits for our next post as well, which rings. Unless it only gives.
 void CollectiveOperation::finish_at_entry() {
   path_ = is_small_ ? Path::stage : Path::barrier;
-  fault::reach(fault::Place::middle, me(), number_);
+  fault::reach(fault::Point::middle, me(), number_);
   if (is_small_) {
     copy_own_piece();
     if (consumes()) {
@@ -296,7 +296,8 @@ void CollectiveOperation::finish_at_entry() {
 
 void CollectiveOperation::count_traffic(size_t read, size_t written) {
   PathCounters& counters = shared_->counters(request_.collective, path_);
-  const auto add = [](std::atomic<uint64_t>& counter, uint64_t more) {  // one writer: the seat
+  const auto add = [](std::atomic<uint64_t>& counter,
+                      uint64_t more) {  // one writer: the lock's holder
     counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   };
   add(counters.operations, 1);

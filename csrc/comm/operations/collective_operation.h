@@ -58,9 +58,9 @@ class CollectiveOperation final : public Operation {
 
   ~CollectiveOperation() override;
 
-  // Whether the operation is so small that its data goes with the word that a rank has entered.
+  // Whether the operation is so small that its data travels in the frame that announces entry.
   static bool is_small(const Request& request, int world);
-  // Of the whole buffer; of all ranks' parts, where there is one per rank.
+  // Bytes in the whole buffer, or in all ranks' parts together.
   static size_t bytes_of(const Request& request, int world);
   // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one
   // wait instead of two.
@@ -215,7 +215,7 @@ class CollectiveOperation final : public Operation {
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
   std::vector<double> factors_;
-  std::vector<ChunkPlace> places_;
+  std::vector<ChunkMemory> chunk_memory_;
   std::vector<std::byte> scratch_;
   ProgramRun run_;
   const std::atomic<uint32_t>* in_flight_ = nullptr;  // of the engine

@@ -18,10 +18,10 @@ constexpr size_t kMinWindow = 8;
 
 }  // namespace
 
-void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
+void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory) {
   task_ = task;
   element_ = size_of(task.reduction.dtype);
-  places_.swap(places);
+  chunk_memory_.swap(chunk_memory);
   jobs_.clear();
   next_job_ = finished_ = sent_ = received_ = 0;
   const Schedule& schedule = task.program->schedule;
@@ -29,15 +29,16 @@ void ProgramRun::start(const Task& task, std::vector<ChunkPlace>& places) {
 
   segment_ = task.transport->segment_bytes() / element_;
   size_t longest = 0;
-  for (const ChunkPlace& place : places_) {
-    longest = std::max(longest, place.elements);
+  for (const ChunkMemory& chunk_memory : chunk_memory_) {
+    longest = std::max(longest, chunk_memory.elements);
   }
   for (size_t begin = 0; begin < longest; begin += segment_) {
     for (const int chunk : task.program->order) {
-      const ChunkPlace& place = places_[chunk];
-      const bool concerns_us = !task.program->lanes[chunk].empty() || place.initial != nullptr;
-      if (begin < place.elements && concerns_us) {
-        jobs_.push_back({chunk, begin, std::min(place.elements, begin + segment_)});
+      const ChunkMemory& chunk_memory = chunk_memory_[chunk];
+      const bool concerns_us =
+          !task.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
+      if (begin < chunk_memory.elements && concerns_us) {
+        jobs_.push_back({chunk, begin, std::min(chunk_memory.elements, begin + segment_)});
       }
     }
   }
@@ -58,10 +59,11 @@ void ProgramRun::begin_next(Running& running) {
   running.at = 0;
   running.finished = false;
   const Job& job = jobs_[running.job];
-  const ChunkPlace& place = places_[job.chunk];
-  if (place.initial != nullptr && (place.initial != place.home || task_.prescale != 1.0)) {
-    const std::byte* from = place.initial + job.begin * element_;
-    std::byte* to = place.home + job.begin * element_;
+  const ChunkMemory& chunk_memory = chunk_memory_[job.chunk];
+  if (chunk_memory.initial != nullptr &&
+      (chunk_memory.initial != chunk_memory.home || task_.prescale != 1.0)) {
+    const std::byte* from = chunk_memory.initial + job.begin * element_;
+    std::byte* to = chunk_memory.home + job.begin * element_;
     const size_t count = job.end - job.begin;
     if (task_.prescale != 1.0) {
       const void* in = from;
@@ -103,7 +105,7 @@ bool ProgramRun::step() {
 bool ProgramRun::advance(Running& running) {
   const Job& job = jobs_[running.job];
   const LaneStep& step = task_.program->lanes[job.chunk][running.at];
-  std::byte* home = places_[job.chunk].home + job.begin * element_;
+  std::byte* home = chunk_memory_[job.chunk].home + job.begin * element_;
   const size_t bytes = (job.end - job.begin) * element_;
   if (!send_all(running, step, home, bytes) || !receive_all(running, step, home, bytes)) {
     return false;
@@ -170,12 +172,12 @@ bool ProgramRun::receive_all(Running& running, const LaneStep& step, std::byte* 
         reduce_operands(step, home + offset, n);
       }
     };
-    std::byte* place = gathers        ? running.gathered.data() + i * bytes
-                       : step.reduces ? nullptr
-                                      : home;
+    std::byte* destination = gathers        ? running.gathered.data() + i * bytes
+                             : step.reduces ? nullptr
+                                            : home;
     const size_t before = received;
     const Message message{.tag = tag_of(running, step), .total = bytes};
-    received = task_.transport->pull(source, message, received, Sink(take, place));
+    received = task_.transport->pull(source, message, received, Sink(take, destination));
     received_ += received - before;
     moved_ |= received != before;
     complete &= received == bytes;

@@ -7,7 +7,7 @@
 // is sent as it was before the step. One arriving contribution is reduced straight from the
 // transport's memory; several are collected and reduced at once in rank order.
 //
-// Used under the engine's seat.
+// Used under the engine's progress lock.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ class ProgramRun {
     double prescale = 1.0;  // of this rank's contribution, at the start
   };
 
-  // `places` has one entry per chunk of the schedule; entries without lanes are ignored.
-  void start(const Task& task, std::vector<ChunkPlace>& places);
+  // `chunk_memory` has one entry per chunk of the schedule; entries without lanes are ignored.
+  void start(const Task& task, std::vector<ChunkMemory>& chunk_memory);
   // Does what can be done; false when nothing could.
   bool step();
   bool done() const { return finished_ == jobs_.size(); }
@@ -73,7 +73,7 @@ class ProgramRun {
   size_t element_ = 1;
   size_t segment_ = 1;  // elements
   int steps_ = 1;
-  std::vector<ChunkPlace> places_;
+  std::vector<ChunkMemory> chunk_memory_;
   std::vector<Job> jobs_;
   std::vector<Running> window_;
   size_t next_job_ = 0;

@@ -31,17 +31,17 @@ void MessageOperation::take_places() {
   has_places_ = true;
   for (int r = 0; r < group_->world(); ++r) {
     if (r == peer_ || (peer_ == kAnyRank && r != group_->rank())) {
-      shared_->message_queues()[lane(r)].push_back(this);
+      shared_->message_queues()[channel(r)].push_back(this);
     }
   }
 }
 
 bool MessageOperation::is_its_turn(int r) const {
-  return shared_->message_queues()[lane(r)].front() == this;
+  return shared_->message_queues()[channel(r)].front() == this;
 }
 
 void MessageOperation::leave_queue(int r) {
-  const auto queue = shared_->message_queues().find(lane(r));
+  const auto queue = shared_->message_queues().find(channel(r));
   std::erase(queue->second, this);
   if (queue->second.empty()) {
     shared_->message_queues().erase(queue);

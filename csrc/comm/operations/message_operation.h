@@ -37,7 +37,9 @@ class MessageOperation final : public Operation {
   int peer() const { return peer_; }
 
  private:
-  MessageLane lane(int r) const { return {direction_ == Direction::send, r, message_.tag.part}; }
+  MessageChannel channel(int r) const {
+    return {direction_ == Direction::send, r, message_.tag.part};
+  }
   void take_places();
   bool is_its_turn(int r) const;
   void leave_queue(int r);

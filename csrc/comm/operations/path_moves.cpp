@@ -5,7 +5,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "comm/operations/collective_operation.h"
 
 namespace dpcore {
@@ -49,17 +49,17 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
   // rounded before. Otherwise every rank scales its contribution at the start.
   const bool has_factors = request_.op == ReduceOp::premul_sum && reduces();
   const bool prescales = has_factors && !schedule.ordered;
-  const size_t scratch = place_chunks(request_, program, prescales, nullptr, places_);
+  const size_t scratch = lay_out_chunks(request_, program, prescales, nullptr, chunk_memory_);
   if (scratch_.size() < scratch) {
     scratch_.resize(scratch);
   }
-  place_chunks(request_, program, prescales, scratch_.data(), places_);
+  lay_out_chunks(request_, program, prescales, scratch_.data(), chunk_memory_);
   if (swaps_in_place) {  // what leaves must be safe before anything arrives in its place
     for (int to = 0; to < world(); ++to) {
-      ChunkPlace& place = places_[me() * world() + to];
-      if (to != me() && place.elements > 0) {
-        std::memcpy(place.home, place.initial, place.elements * element_);
-        place.initial = place.home;
+      ChunkMemory& chunk_memory = chunk_memory_[me() * world() + to];
+      if (to != me() && chunk_memory.elements > 0) {
+        std::memcpy(chunk_memory.home, chunk_memory.initial, chunk_memory.elements * element_);
+        chunk_memory.initial = chunk_memory.home;
       }
     }
   }
@@ -73,7 +73,7 @@ CollectiveOperation::Steps CollectiveOperation::run_moves() {
     task.reduction.pre = nullptr;
   }
   task.prescale = prescales ? request_.prescale : 1.0;
-  run_.start(task, places_);
+  run_.start(task, chunk_memory_);
   while (!run_.done()) {
     if (!run_.step()) {
       awaited_ = {};

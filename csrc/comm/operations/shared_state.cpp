@@ -24,7 +24,7 @@ SharedState::SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> lin
     has_link_ = true;
     transport_ = std::make_unique<PacedTransport>(std::move(transport_), std::move(link), *group_);
   }
-  if (group_->remote() != nullptr && group_->has_mates()) {
+  if (group_->remote() != nullptr && group_->has_local_peers()) {
     transport_ = std::make_unique<RoutedTransport>(
         *group_, std::make_unique<MappedTransport>(*group_), std::move(transport_));
   }

@@ -28,7 +28,7 @@ class MessageOperation;
 // Messages of one direction, peer and tag in flight, in the order of the calls: the first one is
 // served.
 using MessageQueue = std::vector<const MessageOperation*>;
-using MessageLane = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
+using MessageChannel = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
  public:
@@ -44,7 +44,7 @@ class SharedState {
   // Bytes of user data that went to others as messages, and by the network with a rank's entry.
   Transport::Sent sent() const;
   // The memory behind the stage of an operation, made at first use, and who used it before the
-  // operation; under the engine's seat.
+  // operation; under the engine's progress lock.
   std::byte* stage(uint64_t number);
   // The peers' caches hold what the next operation will write first: asks for it early.
   // `stage_bytes`: as much of the stage as it is going to fill, if it is like the last one.
@@ -60,19 +60,19 @@ class SharedState {
     return needs_no_stage_[number % kSlotsKept].load(std::memory_order_relaxed) == number + 1;
   }
   // Whether every rank has finished the operation and all before it. What is known of the others
-  // is asked for again only when it does not say yes; under the engine's seat.
+  // is asked for again only when it does not say yes; under the engine's progress lock.
   bool is_over_everywhere(uint64_t number) {
     return known_over_ > number || look_what_is_over() > number;
   }
   bool is_known_over(uint64_t number) const { return known_over_ > number; }
-  // Operations that ended here before the others had entered them; under the engine's seat.
+  // Operations that ended here before the others had entered them; under the progress lock.
   void note_unchecked(uint64_t number) { unchecked_.push_back(number); }
   std::vector<uint64_t>& unchecked() { return unchecked_; }
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
   }
-  // Under the engine's seat. An entry lives as long as messages of the lane are in flight.
-  std::map<MessageLane, MessageQueue>& message_queues() { return message_queues_; }
+  // Under the progress lock. An entry lives as long as messages of the channel are in flight.
+  std::map<MessageChannel, MessageQueue>& message_queues() { return message_queues_; }
   // Arena blocks that peers may still look at when this communicator is closed.
   std::vector<std::shared_ptr<std::byte>> take_blocks();
 
@@ -87,7 +87,7 @@ class SharedState {
   std::array<std::atomic<uint64_t>, kSlotsKept> needs_no_stage_{};
   std::vector<uint64_t> unchecked_;  // kSlotsKept at most
   uint64_t known_over_ = 0;          // all ranks have finished what has a smaller number
-  std::map<MessageLane, MessageQueue> message_queues_;
+  std::map<MessageChannel, MessageQueue> message_queues_;
   std::array<PathCounters, kCollectiveCount * kPathCount> counters_;
 };
 

@@ -35,8 +35,12 @@ const KernelTable& choose_kernels() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (has_avx512 && (limit.empty() || limit == "avx512")) return avx512_kernels();
-  if (has_avx2 && limit != "portable") return avx2_kernels();
+  if (has_avx512 && (limit.empty() || limit == "avx512")) {
+    return avx512_kernels();
+  }
+  if (has_avx2 && limit != "portable") {
+    return avx2_kernels();
+  }
 #endif
   return portable_kernels();
 }
@@ -50,7 +54,7 @@ struct Entry {
 };
 
 Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
-  const Lowered to = lowered(dtype, op);
+  const LoweredReduction to = lowered(dtype, op);
   // Kernels of complex products count the parts.
   const bool is_complex = to.dtype == DType::c64 || to.dtype == DType::c128;
   return Entry{kernels.reduce[static_cast<int>(to.dtype)][static_cast<int>(to.op)],
@@ -67,7 +71,9 @@ struct Dispatch {
       for (int o = 0; o < kReduceOpCount; ++o) {
         const auto dtype = static_cast<DType>(d);
         const auto op = static_cast<ReduceOp>(o);
-        if (is_valid(op, dtype)) entries[d][o] = lower(kernels, dtype, op);
+        if (is_valid(op, dtype)) {
+          entries[d][o] = lower(kernels, dtype, op);
+        }
       }
     }
   }
@@ -86,7 +92,9 @@ const Dispatch& dispatch() {
     const char* separator = "";
     for (int i = 0; i < kReduceOpCount; ++i) {
       const auto op = static_cast<ReduceOp>(i);
-      if (!is_valid(op, spec.dtype)) continue;
+      if (!is_valid(op, spec.dtype)) {
+        continue;
+      }
       message += separator + std::string(name_of(op));
       separator = ", ";
     }
@@ -110,7 +118,9 @@ void divide(std::span<void* const> out, size_t count, uint32_t divisor) {
   const T* sums = static_cast<const T*>(out[0]);
   for (size_t i = 0; i < count; ++i) {
     const T quotient = static_cast<T>(static_cast<Wide>(sums[i]) / static_cast<Wide>(divisor));
-    for (void* each : out) static_cast<T*>(each)[i] = quotient;
+    for (void* each : out) {
+      static_cast<T*>(each)[i] = quotient;
+    }
   }
 }
 
@@ -141,7 +151,9 @@ bool is_in_place(std::span<const void* const> in, std::span<void* const> out) {
 
 ReduceSpec reduction_over(int world, ReduceOp op, DType dtype) {
   ReduceSpec spec{.dtype = dtype, .op = op};
-  if (op == ReduceOp::mean || op == ReduceOp::premul_sum) spec.op = ReduceOp::sum;
+  if (op == ReduceOp::mean || op == ReduceOp::premul_sum) {
+    spec.op = ReduceOp::sum;
+  }
   if (op == ReduceOp::mean && takes_factors(dtype)) {
     spec.post = 1.0 / world;
   } else if (op == ReduceOp::mean) {
@@ -169,7 +181,9 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
   if (in.size() == 1 && !has_factors && spec.dtype != DType::boolean) {
     // One operand and no factor: its bits, unchanged.
     if (out.size() == 1) {
-      if (out[0] != in[0]) copy_bytes(out[0], in[0], count * size_of(spec.dtype), spec.streaming);
+      if (out[0] != in[0]) {
+        copy_bytes(out[0], in[0], count * size_of(spec.dtype), spec.streaming);
+      }
       return;
     }
     entry = lower(table.kernels, DType::u8, ReduceOp::bor);
@@ -182,7 +196,9 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
 }
 
 void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
-  if (n == 0) return;
+  if (n == 0) {
+    return;
+  }
   if (streaming && n >= kStreamedBytes) {
     dispatch().kernels.copy_streaming(dst, src, n);
   } else if (n >= kCacheCopyFrom && n <= kCacheCopyTo) {
@@ -193,7 +209,9 @@ void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
 }
 
 void copy_taking_over(void* dst, const void* src, size_t n) {
-  if (n > 0) dispatch().kernels.copy_taking_over(dst, src, n);
+  if (n > 0) {
+    dispatch().kernels.copy_taking_over(dst, src, n);
+  }
 }
 
 std::string_view simd_level() { return dispatch().kernels.level; }

@@ -121,22 +121,30 @@ struct Kernel {
 
   template <int kCount>
   static DPCORE_INLINE void load(const ReduceJob& job, size_t input, const char* p, V* x) {
-    for (int v = 0; v < kCount; ++v) Format::load(p + v * kVectorBytes, x + v * kParts);
+    for (int v = 0; v < kCount; ++v) {
+      Format::load(p + v * kVectorBytes, x + v * kParts);
+    }
     if constexpr (kScaled) {
       const Acc factor = static_cast<Acc>(job.pre[input]);
-      for (int v = 0; v < kCount * kParts; ++v) x[v] = x[v] * factor;
+      for (int v = 0; v < kCount * kParts; ++v) {
+        x[v] = x[v] * factor;
+      }
     }
   }
 
   template <int kCount>
   static DPCORE_INLINE void combine(V* acc, const V* x) {
-    for (int v = 0; v < kCount * kParts; ++v) acc[v] = Op::apply(acc[v], x[v]);
+    for (int v = 0; v < kCount * kParts; ++v) {
+      acc[v] = Op::apply(acc[v], x[v]);
+    }
   }
 
   template <int kCount>
   static DPCORE_INLINE void finish(V* acc, [[maybe_unused]] Acc post) {
     if constexpr (std::is_floating_point_v<Acc>) {
-      for (int v = 0; v < kCount * kParts; ++v) acc[v] = acc[v] * post;
+      for (int v = 0; v < kCount * kParts; ++v) {
+        acc[v] = acc[v] * post;
+      }
       canonicalise_nans<kCount * kParts>(acc);
     }
   }
@@ -180,7 +188,9 @@ struct Kernel {
   template <Memory kMemory>
   static DPCORE_INLINE size_t blocks(const ReduceJob& job, Acc post, size_t at, size_t end,
                                      size_t reserve) {
-    for (; end - at >= kBlock + reserve; at += kBlock) block<kVectors, kMemory>(job, post, at);
+    for (; end - at >= kBlock + reserve; at += kBlock) {
+      block<kVectors, kMemory>(job, post, at);
+    }
     return at;
   }
 
@@ -211,7 +221,9 @@ struct Kernel {
 
   static bool is_aligned(const ReduceJob& job, size_t at) {
     for (size_t k = 0; k < job.n_out; ++k) {
-      if ((reinterpret_cast<uintptr_t>(job.out[k]) + at) % kVectorBytes != 0) return false;
+      if ((reinterpret_cast<uintptr_t>(job.out[k]) + at) % kVectorBytes != 0) {
+        return false;
+      }
     }
     return true;
   }
@@ -222,7 +234,9 @@ struct Kernel {
     size_t at = 0;
     if (end >= (job.takes_over ? kLargeTakenOver : kLarge)) {
       at = head(job);
-      if (at > 0) part(job, post, 0, at);
+      if (at > 0) {
+        part(job, post, 0, at);
+      }
       // Not past the end: the lines there may be in use by another rank.
       if (job.streaming && is_aligned(job, at)) {
         at = blocks<Memory::streamed>(job, post, at, end, kAhead);
@@ -234,8 +248,12 @@ struct Kernel {
       }
     }
     at = blocks<Memory::cached>(job, post, at, end, 0);
-    for (; end - at >= kVectorBytes; at += kVectorBytes) block<1, Memory::cached>(job, post, at);
-    if (at < end) part(job, post, at, end - at);
+    for (; end - at >= kVectorBytes; at += kVectorBytes) {
+      block<1, Memory::cached>(job, post, at);
+    }
+    if (at < end) {
+      part(job, post, at, end - at);
+    }
   }
 };
 
@@ -303,7 +321,9 @@ void copy_between_caches(void* dst, const void* src, size_t n) {
     }
     copy_step(at);
   }
-  for (; n - at >= kStep; at += kStep) copy_step(at);
+  for (; n - at >= kStep; at += kStep) {
+    copy_step(at);
+  }
   __builtin_memcpy(to + at, from + at, n - at);
 }
 

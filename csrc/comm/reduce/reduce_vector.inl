@@ -58,7 +58,9 @@ DPCORE_INLINE void store_part(char* dst, const char* vector, size_t n) {
 #else
 template <size_t kSize>
 DPCORE_INLINE void copy_piece(char*& dst, const char*& src, size_t n) {
-  if ((n & kSize) == 0) return;
+  if ((n & kSize) == 0) {
+    return;
+  }
   __builtin_memcpy(dst, src, kSize);
   dst += kSize;
   src += kSize;
@@ -111,9 +113,13 @@ DPCORE_INLINE void canonicalise_nans(V* acc) {
   for (int i = 0; i < kCount; i += 2) {
     found |= may_have_nan(acc[i], acc[i + 1 < kCount ? i + 1 : i]);
   }
-  if (__builtin_expect(!found, true)) return;
+  if (__builtin_expect(!found, true)) {
+    return;
+  }
   const V nan = V{} + static_cast<std::remove_cvref_t<decltype(acc[0][0])>>(__builtin_nan(""));
-  for (int i = 0; i < kCount; ++i) acc[i] = acc[i] == acc[i] ? acc[i] : nan;
+  for (int i = 0; i < kCount; ++i) {
+    acc[i] = acc[i] == acc[i] ? acc[i] : nan;
+  }
 }
 
 // A format says how an element is stored, in which type it is accumulated, and how a vector

@@ -61,10 +61,10 @@ void put(char (&to)[Size], const std::string& text) {
 }
 
 // A new connection has room for these few bytes; if not, its owner does not read.
-template <class Words>
-bool say(TcpSocket& to, const Words& words) {
+template <class Message>
+bool say(TcpSocket& to, const Message& message) {
   try {
-    return to.send_all(&words, sizeof(words), 0, nullptr);
+    return to.send_all(&message, sizeof(message), 0, nullptr);
   } catch (const RendezvousError&) {
     return false;
   }
@@ -140,38 +140,39 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
   return true;
 }
 
-std::optional<Lobby::Guest> Lobby::next(int wait_ms) {
-  auto guest = visitors_.next(
+std::optional<HandshakeServer::Client> HandshakeServer::next(int wait_ms) {
+  auto client = pending_.next(
       listener_.fd(), wait_ms, [this] { return listener_.accept(); },
-      [this](auto& visitor) { return listen_to(visitor.socket, visitor.words); });
-  return guest ? std::optional(Guest{std::move(guest->socket), guest->words.greeting})
-               : std::nullopt;
+      [this](auto& connection) { return advance(connection.socket, connection.state); });
+  return client ? std::optional(Client{std::move(client->socket), client->state.greeting})
+                : std::nullopt;
 }
 
-VisitorIs Lobby::listen_to(TcpSocket& socket, Words& words) {
-  const bool greets = words.stage == Stage::greeting;
-  auto* into = greets ? reinterpret_cast<std::byte*>(&words.greeting)
-                      : reinterpret_cast<std::byte*>(&words.proof);
+ConnectionState HandshakeServer::advance(TcpSocket& socket, Handshake& handshake) {
+  const bool greets = handshake.stage == Stage::greeting;
+  auto* into = greets ? reinterpret_cast<std::byte*>(&handshake.greeting)
+                      : reinterpret_cast<std::byte*>(&handshake.proof);
   const size_t wanted = greets ? sizeof(Greeting) : sizeof(Digest);
-  const ptrdiff_t more = socket.receive_some(into + words.received, wanted - words.received);
+  const ptrdiff_t more =
+      socket.receive_some(into + handshake.received, wanted - handshake.received);
   if (more < 0) {
-    return VisitorIs::gone;
+    return ConnectionState::gone;
   }
-  words.received += static_cast<size_t>(more);
-  const bool is_stranger = greets && words.received >= sizeof(words.greeting.magic) &&
-                           words.greeting.magic != kGreetingMagic;
+  handshake.received += static_cast<size_t>(more);
+  const bool is_stranger = greets && handshake.received >= sizeof(handshake.greeting.magic) &&
+                           handshake.greeting.magic != kGreetingMagic;
   if (is_stranger) {
-    return VisitorIs::gone;
+    return ConnectionState::gone;
   }
-  if (words.received < wanted) {
-    return VisitorIs::waiting;
+  if (handshake.received < wanted) {
+    return ConnectionState::waiting;
   }
-  words.received = 0;
-  return greets ? answer_greeting(socket, words) : judge(socket, words);
+  handshake.received = 0;
+  return greets ? answer_greeting(socket, handshake) : judge(socket, handshake);
 }
 
 // What can be said to anybody: nothing here depends on the secret.
-std::string Lobby::problem_of(const Greeting& greeting) const {
+std::string HandshakeServer::problem_of(const Greeting& greeting) const {
   const Greeting own = greeting_of(own_, Purpose::meet, 0, "");
   if (greeting.version != own.version || greeting.control_bytes != own.control_bytes ||
       greeting.word_order != own.word_order) {
@@ -206,31 +207,31 @@ std::string Lobby::problem_of(const Greeting& greeting) const {
   return "";
 }
 
-VisitorIs Lobby::answer_greeting(TcpSocket& socket, Words& words) {
-  const std::string problem = problem_of(words.greeting);
+ConnectionState HandshakeServer::answer_greeting(TcpSocket& socket, Handshake& handshake) {
+  const std::string problem = problem_of(handshake.greeting);
   Challenge challenge;
   if (problem.empty()) {
-    words.challenge = challenge.nonce = random_digest();
-    challenge.proof = proof_of(own_, kServerLabel, words.greeting, challenge.nonce);
+    handshake.challenge = challenge.nonce = random_digest();
+    challenge.proof = proof_of(own_, kServerLabel, handshake.greeting, challenge.nonce);
   } else {
     last_refusal_ = problem;
     challenge.refused = 1;
     put(challenge.reason, problem);
   }
   const bool sent = say(socket, challenge);
-  words.stage = Stage::proof;
-  return sent && problem.empty() ? VisitorIs::waiting : VisitorIs::gone;
+  handshake.stage = Stage::proof;
+  return sent && problem.empty() ? ConnectionState::waiting : ConnectionState::gone;
 }
 
-VisitorIs Lobby::judge(TcpSocket& socket, const Words& words) {
-  const Digest expected = proof_of(own_, kClientLabel, words.greeting, words.challenge);
+ConnectionState HandshakeServer::judge(TcpSocket& socket, const Handshake& handshake) {
+  const Digest expected = proof_of(own_, kClientLabel, handshake.greeting, handshake.challenge);
   std::string problem;
-  if (!equal_in_constant_time(words.proof, expected)) {
-    problem = "whoever says to be rank " + std::to_string(words.greeting.rank) +
+  if (!equal_in_constant_time(handshake.proof, expected)) {
+    problem = "whoever says to be rank " + std::to_string(handshake.greeting.rank) +
               " does not know the secret of this job; set DPCORE_SECRET (or the secret file) to "
               "the same on all ranks";
   } else {
-    problem = refusal_(words.greeting);
+    problem = refusal_(handshake.greeting);
   }
   Verdict verdict;
   verdict.accepted = problem.empty() ? 1 : 0;
@@ -239,7 +240,7 @@ VisitorIs Lobby::judge(TcpSocket& socket, const Words& words) {
   if (!problem.empty()) {
     last_refusal_ = problem;
   }
-  return sent && problem.empty() ? VisitorIs::accepted : VisitorIs::gone;
+  return sent && problem.empty() ? ConnectionState::accepted : ConnectionState::gone;
 }
 
 }  // namespace dpcore

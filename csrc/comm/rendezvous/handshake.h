@@ -1,4 +1,4 @@
-// Who may connect: the first words on every TCP connection between ranks.
+// Who may connect: the handshake with which every TCP connection between ranks begins.
 //
 //   client -> server   Greeting   version, job, rank, purpose, a nonce
 //   server -> client   Challenge  a nonce, and the proof that the server knows the secret;
@@ -11,9 +11,9 @@
 // that was overheard can be used again, and neither side's proof passes for the other's. Without
 // a secret (an empty key) the exchange still keeps other jobs and other programs out.
 //
-// The server's side is a *lobby*: many connections at once, each with a buffer of fixed size and
-// five seconds to say all this (visitors.h). Strangers and port scanners cost the ranks
-// that belong here nothing but a look. Used by one thread, while ranks meet.
+// The server hears many connections at once, each with a buffer of fixed size and five seconds to
+// say all this (pending_connections.h). Strangers and port scanners cost the ranks that belong here
+// nothing but a look. Used by one thread, while ranks meet.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@
 
 #include "comm/base/sha256.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/rendezvous/visitors.h"
+#include "comm/rendezvous/pending_connections.h"
 
 namespace dpcore {
 
@@ -62,25 +62,25 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
                const std::string& server, int64_t deadline_ns,
                const TcpSocket::Interrupt& interrupted);
 
-class Lobby {
+class HandshakeServer {
  public:
-  struct Guest {
+  struct Client {
     TcpSocket socket;
     Greeting greeting;
   };
   // Says why a rank that knows the secret is refused all the same; empty when it is welcome.
   using Refusal = std::function<std::string(const Greeting&)>;
 
-  Lobby(TcpSocket& listener, const Credentials& own, Refusal refusal)
+  HandshakeServer(TcpSocket& listener, const Credentials& own, Refusal refusal)
       : listener_(listener), own_(own), refusal_(std::move(refusal)) {}
   // The next rank that was accepted, if one was within `wait_ms`.
-  std::optional<Guest> next(int wait_ms);
+  std::optional<Client> next(int wait_ms);
   // What became of the last connection that was not accepted, for messages.
   const std::string& last_refusal() const { return last_refusal_; }
 
  private:
   enum class Stage { greeting, proof };
-  struct Words {
+  struct Handshake {  // as far as it has come
     Stage stage = Stage::greeting;
     Greeting greeting;
     Digest challenge{};
@@ -88,15 +88,15 @@ class Lobby {
     size_t received = 0;
   };
 
-  VisitorIs listen_to(TcpSocket& socket, Words& words);
-  VisitorIs answer_greeting(TcpSocket& socket, Words& words);
-  VisitorIs judge(TcpSocket& socket, const Words& words);
+  ConnectionState advance(TcpSocket& socket, Handshake& handshake);
+  ConnectionState answer_greeting(TcpSocket& socket, Handshake& handshake);
+  ConnectionState judge(TcpSocket& socket, const Handshake& handshake);
   std::string problem_of(const Greeting& greeting) const;
 
   TcpSocket& listener_;
   const Credentials& own_;
   Refusal refusal_;
-  Visitors<TcpSocket, Words> visitors_;
+  PendingConnections<TcpSocket, Handshake> pending_;
   std::string last_refusal_;
 };
 

@@ -6,21 +6,23 @@
 
 namespace dpcore {
 
-HostMark::HostMark(const MeetingPlace& place, const std::string& label)
-    : place_(place), label_(label), listener_(UnixSocket::listen_at(name_of(place.rank))) {}
+HostMark::HostMark(const Rendezvous& rendezvous, const std::string& label)
+    : rendezvous_(rendezvous),
+      label_(label),
+      listener_(UnixSocket::listen_at(name_of(rendezvous.rank))) {}
 
 std::string HostMark::name_of(int rank) const {
-  return place_.name + "/" + label_ + "/" + std::to_string(rank);
+  return rendezvous_.name + "/" + label_ + "/" + std::to_string(rank);
 }
 
 int HostMark::lowest_in_reach() const {
-  for (int r = 0; r < place_.rank && listener_; ++r) {
+  for (int r = 0; r < rendezvous_.rank && listener_; ++r) {
     const UnixSocket line = UnixSocket::connect_to(name_of(r));
     if (line && line.same_user()) {
       return r;
     }
   }
-  return place_.rank;
+  return rendezvous_.rank;
 }
 
 void check_hosts(const std::vector<int>& hosts) {
@@ -35,19 +37,19 @@ void check_hosts(const std::vector<int>& hosts) {
   }
 }
 
-MeetingPlace place_of_mates(const MeetingPlace& place, const std::vector<int>& hosts) {
-  const int lowest = hosts[static_cast<size_t>(place.rank)];
-  MeetingPlace mates = place;
-  mates.name = place.name + "/mates/" + std::to_string(lowest);
-  mates.world = 0;
-  for (int r = 0; r < place.world; ++r) {
+Rendezvous local_rendezvous(const Rendezvous& rendezvous, const std::vector<int>& hosts) {
+  const int lowest = hosts[static_cast<size_t>(rendezvous.rank)];
+  Rendezvous local = rendezvous;
+  local.name = rendezvous.name + "/local/" + std::to_string(lowest);
+  local.world = 0;
+  for (int r = 0; r < rendezvous.world; ++r) {
     if (hosts[static_cast<size_t>(r)] == lowest) {
-      mates.rank = r == place.rank ? mates.world : mates.rank;
-      mates.members.push_back(r);
-      ++mates.world;
+      local.rank = r == rendezvous.rank ? local.world : local.rank;
+      local.members.push_back(r);
+      ++local.world;
     }
   }
-  return mates;
+  return local;
 }
 
 }  // namespace dpcore

@@ -4,7 +4,7 @@
 //
 // Every rank shows itself at a name made of the job and its rank before it tells anybody that it
 // came. Once all have come, each looks for the lowest rank that it reaches: ranks with the same
-// answer are *mates*, and they hand over their arenas as ranks of one host do (meeting.h).
+// answer are *local peers*, and they hand over their arenas as ranks of one host do (rendezvous.h).
 //
 // Used by one thread, while ranks meet. Owns one listening socket, to which nobody ever talks:
 // that a connection comes about is the whole message.
@@ -14,21 +14,21 @@
 #include <vector>
 
 #include "comm/memory/unix_socket.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 
 class HostMark {
  public:
   // Ranks with another `label` are on another host, as far as anybody can tell.
-  HostMark(const MeetingPlace& place, const std::string& label);
+  HostMark(const Rendezvous& rendezvous, const std::string& label);
   // To be asked when all ranks have made theirs.
   int lowest_in_reach() const;
 
  private:
   std::string name_of(int rank) const;
 
-  const MeetingPlace& place_;
+  const Rendezvous& rendezvous_;
   std::string label_;
   UnixSocket listener_;
 };
@@ -37,7 +37,7 @@ class HostMark {
 // `r` reaches somebody who reaches others than r does.
 void check_hosts(const std::vector<int>& hosts);
 
-// The meeting of the mates among themselves: their ranks in the world, ascending.
-MeetingPlace place_of_mates(const MeetingPlace& place, const std::vector<int>& hosts);
+// The rendezvous of the local peers among themselves: their ranks in the world, ascending.
+Rendezvous local_rendezvous(const Rendezvous& rendezvous, const std::vector<int>& hosts);
 
 }  // namespace dpcore

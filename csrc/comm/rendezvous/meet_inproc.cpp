@@ -1,5 +1,5 @@
-// Ranks as threads meet at a table of this process. A finished or failed meeting is taken off
-// the table by the last rank that leaves it, so a name can be used again.
+// Ranks that are threads meet in a table of this process. The last rank that leaves a rendezvous,
+// finished or failed, takes it off the table, so its name can be used again.
 #include <unistd.h>
 
 #include <chrono>
@@ -10,12 +10,12 @@
 #include "comm/base/clock.h"
 #include "comm/base/descriptor.h"
 #include "comm/base/error.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 namespace {
 
-struct Meeting {
+struct InprocRendezvous {
   int world = 0;
   int inside = 0;
   int arrived = 0;
@@ -27,15 +27,15 @@ struct Meeting {
 
 std::mutex table_mutex;
 std::condition_variable table_changed;
-std::map<std::string, std::shared_ptr<Meeting>>& table() {
-  static auto* meetings = new std::map<std::string, std::shared_ptr<Meeting>>;
-  return *meetings;
+std::map<std::string, std::shared_ptr<InprocRendezvous>>& table() {
+  static auto* all = new std::map<std::string, std::shared_ptr<InprocRendezvous>>;
+  return *all;
 }
 
-std::string missing_ranks(const Meeting& meeting) {
+std::string missing_ranks(const InprocRendezvous& entry) {
   std::string list;
-  for (int r = 0; r < meeting.world; ++r) {
-    if (!meeting.arenas[r]) {
+  for (int r = 0; r < entry.world; ++r) {
+    if (!entry.arenas[r]) {
       list += (list.empty() ? "" : ", ") + std::to_string(r);
     }
   }
@@ -44,74 +44,74 @@ std::string missing_ranks(const Meeting& meeting) {
 
 }  // namespace
 
-std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena,
-                                  int wake_event) {
+std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr<Arena> arena,
+                                   int wake_event) {
   std::unique_lock<std::mutex> lock(table_mutex);
-  auto& entry = table()[place.name];
-  if (!entry) {
-    entry = std::make_shared<Meeting>();
-    entry->world = place.world;
-    entry->arenas.resize(place.world);
-    entry->costs.resize(place.world);
-    entry->wake_events.resize(place.world);
+  auto& listed = table()[rendezvous.name];
+  if (!listed) {
+    listed = std::make_shared<InprocRendezvous>();
+    listed->world = rendezvous.world;
+    listed->arenas.resize(rendezvous.world);
+    listed->costs.resize(rendezvous.world);
+    listed->wake_events.resize(rendezvous.world);
   }
-  const std::shared_ptr<Meeting> meeting = entry;
-  if (meeting->world != place.world) {
-    throw RendezvousError("rank " + std::to_string(place.rank) + ": world size " +
-                          std::to_string(place.world) + " here, " + std::to_string(meeting->world) +
-                          " on the ranks that came before");
+  const std::shared_ptr<InprocRendezvous> entry = listed;
+  if (entry->world != rendezvous.world) {
+    throw RendezvousError("rank " + std::to_string(rendezvous.rank) + ": world size " +
+                          std::to_string(rendezvous.world) + " here, " +
+                          std::to_string(entry->world) + " on the ranks that came before");
   }
-  if (meeting->arenas[place.rank]) {
-    throw RendezvousError("rank " + std::to_string(place.rank) + " came twice to '" + place.name +
-                          "'; give every thread a rank of its own");
+  if (entry->arenas[rendezvous.rank]) {
+    throw RendezvousError("rank " + std::to_string(rendezvous.rank) + " came twice to '" +
+                          rendezvous.name + "'; give every thread a rank of its own");
   }
-  meeting->arenas[place.rank] = std::move(arena);
-  meeting->costs[place.rank] = place.costs;
-  meeting->wake_events[place.rank] = Descriptor(wake_event < 0 ? -1 : dup(wake_event));
-  ++meeting->arrived;
-  ++meeting->inside;
+  entry->arenas[rendezvous.rank] = std::move(arena);
+  entry->costs[rendezvous.rank] = rendezvous.costs;
+  entry->wake_events[rendezvous.rank] = Descriptor(wake_event < 0 ? -1 : dup(wake_event));
+  ++entry->arrived;
+  ++entry->inside;
   table_changed.notify_all();
 
   const auto leave = [&] {
-    if (--meeting->inside == 0) {
-      table().erase(place.name);
+    if (--entry->inside == 0) {
+      table().erase(rendezvous.name);
     }
   };
-  while (meeting->arrived < meeting->world && !meeting->failed) {
+  while (entry->arrived < entry->world && !entry->failed) {
     table_changed.wait_for(lock, std::chrono::milliseconds(20));
-    if (now_ns() > place.deadline_ns) {
-      meeting->failed = true;
+    if (now_ns() > rendezvous.deadline_ns) {
+      entry->failed = true;
     }
     try {
-      if (place.interrupted) {
+      if (rendezvous.interrupted) {
         lock.unlock();
-        place.interrupted();
+        rendezvous.interrupted();
         lock.lock();
       }
     } catch (...) {
       lock.lock();
-      meeting->failed = true;
+      entry->failed = true;
       leave();
       table_changed.notify_all();
       throw;
     }
   }
-  if (meeting->arrived < meeting->world) {
-    const std::string missing = missing_ranks(*meeting);
+  if (entry->arrived < entry->world) {
+    const std::string missing = missing_ranks(*entry);
     leave();
     table_changed.notify_all();
-    throw RendezvousError("rank " + std::to_string(place.rank) + ": " +
-                          std::to_string(meeting->arrived) + " of " +
-                          std::to_string(meeting->world) + " ranks came; missing: " + missing);
+    throw RendezvousError("rank " + std::to_string(rendezvous.rank) + ": " +
+                          std::to_string(entry->arrived) + " of " + std::to_string(entry->world) +
+                          " ranks came; missing: " + missing);
   }
-  std::vector<Presence> peers(place.world);
-  for (int r = 0; r < place.world; ++r) {
+  std::vector<LocalPeer> peers(rendezvous.world);
+  for (int r = 0; r < rendezvous.world; ++r) {
     peers[r].rank = r;
     peers[r].process = getpid();
-    peers[r].costs = meeting->costs[r];
-    if (r != place.rank) {
-      peers[r].local = meeting->arenas[r];
-      const Descriptor& event = meeting->wake_events[r];
+    peers[r].costs = entry->costs[r];
+    if (r != rendezvous.rank) {
+      peers[r].local = entry->arenas[r];
+      const Descriptor& event = entry->wake_events[r];
       peers[r].wake_event = event ? dup(event.get()) : -1;
     }
   }

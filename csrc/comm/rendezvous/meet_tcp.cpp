@@ -36,34 +36,36 @@ struct Entry {  // one rank in the list that rank 0 hands out
 
 std::string name_of_rank(int r) { return "rank " + std::to_string(r); }
 
-class TcpMeeting {
+class TcpRendezvous {
  public:
-  TcpMeeting(const MeetingPlace& place, const TcpPlace& net, const MeetMates& meet_mates)
-      : place_(place),
+  TcpRendezvous(const Rendezvous& rendezvous, const TcpOptions& net,
+                const MeetLocalPeers& meet_local_peers)
+      : rendezvous_(rendezvous),
         net_(net),
-        meet_mates_(meet_mates),
-        own_{place.name, net.secret, place.rank, place.world, net.lines, net.shares_memory},
-        present_(place.world) {
+        meet_local_peers_(meet_local_peers),
+        own_{rendezvous.name,  net.secret, rendezvous.rank,
+             rendezvous.world, net.lines,  net.shares_memory},
+        present_(rendezvous.world) {
     if (net.shares_memory) {
-      mark_.emplace(place, net.host_label);
+      mark_.emplace(rendezvous, net.host_label);
     }
   }
-  ~TcpMeeting() {
-    for (TcpPresence& peer : present_) {
+  ~TcpRendezvous() {
+    for (RendezvousPeer& peer : present_) {
       close_all(peer.memory);
     }
   }
-  TcpMeeting(const TcpMeeting&) = delete;
-  TcpMeeting& operator=(const TcpMeeting&) = delete;
+  TcpRendezvous(const TcpRendezvous&) = delete;
+  TcpRendezvous& operator=(const TcpRendezvous&) = delete;
 
-  std::vector<TcpPresence> run() {
-    if (place_.rank == 0) {
+  std::vector<RendezvousPeer> run() {
+    if (rendezvous_.rank == 0) {
       host();
       *net_.listener = TcpSocket();  // nobody else is expected
     } else {
       join();
     }
-    for (TcpPresence& peer : present_) {
+    for (RendezvousPeer& peer : present_) {
       for (TcpSocket& line : peer.lines) {
         line.prepare_for_frames();
       }
@@ -72,11 +74,11 @@ class TcpMeeting {
   }
 
  private:
-  std::string who() const { return name_of_rank(place_.rank) + ": "; }
+  std::string who() const { return name_of_rank(rendezvous_.rank) + ": "; }
 
   void look_up() const {
-    if (place_.interrupted) {
-      place_.interrupted();
+    if (rendezvous_.interrupted) {
+      rendezvous_.interrupted();
     }
   }
 
@@ -86,26 +88,26 @@ class TcpMeeting {
     if (!net_.listener) {
       throw RendezvousError("rank 0: no listener was made for " + net_.root);
     }
-    std::vector<TcpSocket> guests(place_.world);
+    std::vector<TcpSocket> clients(rendezvous_.world);
     try {
-      gather(guests);
-      hand_out(guests);
-      share_hosts(guests);
+      gather(clients);
+      hand_out(clients);
+      share_hosts(clients);
       link(*net_.listener);
-      hear_from_all(guests);
+      hear_from_all(clients);
     } catch (const RendezvousError& problem) {
-      tell_all(guests, problem.what());
+      tell_all(clients, problem.what());
       throw;
     }
-    tell_all(guests, "");
+    tell_all(clients, "");
   }
 
-  void gather(std::vector<TcpSocket>& guests) {
-    Lobby lobby(*net_.listener, own_, [&](const Greeting& greeting) -> std::string {
+  void gather(std::vector<TcpSocket>& clients) {
+    HandshakeServer server(*net_.listener, own_, [&](const Greeting& greeting) -> std::string {
       if (greeting.purpose != static_cast<uint32_t>(Purpose::meet) || greeting.rank == 0) {
         return "rank 0 does not expect this yet";
       }
-      if (guests[greeting.rank]) {
+      if (clients[greeting.rank]) {
         return name_of_rank(greeting.rank) + " is there already (process " +
                std::to_string(present_[greeting.rank].process) +
                "); two processes claim the same rank";
@@ -113,74 +115,74 @@ class TcpMeeting {
       return "";
     });
     int arrived = 1;
-    while (arrived < place_.world) {
+    while (arrived < rendezvous_.world) {
       look_up();
-      if (now_ns() > place_.deadline_ns) {
+      if (now_ns() > rendezvous_.deadline_ns) {
         std::string missing;
-        for (int r = 1; r < place_.world; ++r) {
-          missing += guests[r] ? "" : (missing.empty() ? "" : ", ") + std::to_string(r);
+        for (int r = 1; r < rendezvous_.world; ++r) {
+          missing += clients[r] ? "" : (missing.empty() ? "" : ", ") + std::to_string(r);
         }
         throw RendezvousError(
-            "rank 0: " + std::to_string(arrived) + " of " + std::to_string(place_.world) +
+            "rank 0: " + std::to_string(arrived) + " of " + std::to_string(rendezvous_.world) +
             " ranks came to " + net_.root + "; missing: " + missing +
-            (lobby.last_refusal().empty() ? "" : "; refused: " + lobby.last_refusal()));
+            (server.last_refusal().empty() ? "" : "; refused: " + server.last_refusal()));
       }
-      if (auto guest = lobby.next(kLookMs)) {
-        TcpPresence& peer = present_[guest->greeting.rank];
-        peer.process = guest->greeting.process;
-        peer.address = std::string(guest->greeting.address,
-                                   strnlen(guest->greeting.address, sizeof(Greeting::address)));
-        guests[guest->greeting.rank] = std::move(guest->socket);
+      if (auto client = server.next(kLookMs)) {
+        RendezvousPeer& peer = present_[client->greeting.rank];
+        peer.process = client->greeting.process;
+        peer.address = std::string(client->greeting.address,
+                                   strnlen(client->greeting.address, sizeof(Greeting::address)));
+        clients[client->greeting.rank] = std::move(client->socket);
         ++arrived;
       }
     }
     present_[0].process = getpid();
-    present_[0].costs = place_.costs;
+    present_[0].costs = rendezvous_.costs;
     present_[0].address = net_.listener->local_address().text();
   }
 
-  void hand_out(std::vector<TcpSocket>& guests) {
-    std::vector<Entry> list(place_.world);
-    for (int r = 0; r < place_.world; ++r) {
+  void hand_out(std::vector<TcpSocket>& clients) {
+    std::vector<Entry> list(rendezvous_.world);
+    for (int r = 0; r < rendezvous_.world; ++r) {
       list[r].process = present_[r].process;
-      list[r].costs = place_.costs;
+      list[r].costs = rendezvous_.costs;
       present_[r].address.copy(list[r].address, sizeof(Entry::address) - 1);
     }
-    give_all(guests, list.data(), list.size() * sizeof(Entry));
+    give_all(clients, list.data(), list.size() * sizeof(Entry));
   }
 
   // What everybody waits for at the end of a phase, after a notice that all is well.
-  void give_all(std::vector<TcpSocket>& guests, const void* data, size_t bytes) {
+  void give_all(std::vector<TcpSocket>& clients, const void* data, size_t bytes) {
     Notice complete;
     complete.all_well = 1;
-    for (int r = 1; r < place_.world; ++r) {
-      if (!guests[r].send_all(&complete, sizeof(complete), place_.deadline_ns,
-                              place_.interrupted) ||
-          !guests[r].send_all(data, bytes, place_.deadline_ns, place_.interrupted)) {
+    for (int r = 1; r < rendezvous_.world; ++r) {
+      if (!clients[r].send_all(&complete, sizeof(complete), rendezvous_.deadline_ns,
+                               rendezvous_.interrupted) ||
+          !clients[r].send_all(data, bytes, rendezvous_.deadline_ns, rendezvous_.interrupted)) {
         throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
       }
     }
   }
 
   // Hears from all whom they reach, and tells all.
-  void share_hosts(std::vector<TcpSocket>& guests) {
-    std::vector<int32_t> hosts(place_.world);
+  void share_hosts(std::vector<TcpSocket>& clients) {
+    std::vector<int32_t> hosts(rendezvous_.world);
     hosts[0] = 0;
-    for (int r = 1; r < place_.world; ++r) {
-      if (!guests[r].receive_all(&hosts[r], sizeof(hosts[r]), place_.deadline_ns,
-                                 place_.interrupted)) {
+    for (int r = 1; r < rendezvous_.world; ++r) {
+      if (!clients[r].receive_all(&hosts[r], sizeof(hosts[r]), rendezvous_.deadline_ns,
+                                  rendezvous_.interrupted)) {
         throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
       }
     }
-    give_all(guests, hosts.data(), hosts.size() * sizeof(hosts[0]));
+    give_all(clients, hosts.data(), hosts.size() * sizeof(hosts[0]));
     learn_hosts(hosts);
   }
 
-  void hear_from_all(std::vector<TcpSocket>& guests) {
-    for (int r = 1; r < place_.world; ++r) {
+  void hear_from_all(std::vector<TcpSocket>& clients) {
+    for (int r = 1; r < rendezvous_.world; ++r) {
       Notice notice;
-      if (!guests[r].receive_all(&notice, sizeof(notice), place_.deadline_ns + kGraceNs,
-                                 place_.interrupted)) {
+      if (!clients[r].receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + kGraceNs,
+                                  rendezvous_.interrupted)) {
         throw RendezvousError(name_of_rank(r) + " went away while the ranks were connecting");
       }
       if (notice.all_well != 1) {
@@ -190,14 +192,14 @@ class TcpMeeting {
     }
   }
 
-  void tell_all(std::vector<TcpSocket>& guests, const std::string& problem) {
+  void tell_all(std::vector<TcpSocket>& clients, const std::string& problem) {
     Notice notice;
     notice.all_well = problem.empty() ? 1 : 0;
     problem.copy(notice.reason, sizeof(notice.reason) - 1);
-    for (TcpSocket& guest : guests) {
+    for (TcpSocket& client : clients) {
       try {
-        if (guest) {
-          guest.send_all(&notice, sizeof(notice), now_ns() + kGraceNs, nullptr);
+        if (client) {
+          client.send_all(&notice, sizeof(notice), now_ns() + kGraceNs, nullptr);
         }
       } catch (const RendezvousError&) {  // it does not read: the others must still hear
       }
@@ -216,14 +218,14 @@ class TcpMeeting {
       listener = std::make_shared<TcpSocket>(TcpSocket::listen_at(here));
       const Greeting greeting =
           greeting_of(own_, Purpose::meet, 0, listener->local_address().text());
-      if (introduce(line, greeting, own_, "rank 0", place_.deadline_ns + kGraceNs,
-                    place_.interrupted)) {
+      if (introduce(line, greeting, own_, "rank 0", rendezvous_.deadline_ns + kGraceNs,
+                    rendezvous_.interrupted)) {
         root = std::move(line);
       }
     }
-    std::vector<Entry> list(place_.world);
+    std::vector<Entry> list(rendezvous_.world);
     take_given(root, list.data(), list.size() * sizeof(Entry));
-    for (int r = 0; r < place_.world; ++r) {
+    for (int r = 0; r < rendezvous_.world; ++r) {
       present_[r].process = list[r].process;
       present_[r].costs = list[r].costs;
       present_[r].address =
@@ -237,21 +239,23 @@ class TcpMeeting {
     } catch (const RendezvousError& problem) {
       std::string(problem.what()).copy(linked.reason, sizeof(linked.reason) - 1);
     }
-    root.send_all(&linked, sizeof(linked), place_.deadline_ns + kGraceNs, place_.interrupted);
+    root.send_all(&linked, sizeof(linked), rendezvous_.deadline_ns + kGraceNs,
+                  rendezvous_.interrupted);
     await_notice(root);
   }
 
   void find_own_host(TcpSocket& root) {
-    const int32_t host = mark_ ? mark_->lowest_in_reach() : place_.rank;
-    std::vector<int32_t> hosts(place_.world);
-    root.send_all(&host, sizeof(host), place_.deadline_ns + kGraceNs, place_.interrupted);
+    const int32_t host = mark_ ? mark_->lowest_in_reach() : rendezvous_.rank;
+    std::vector<int32_t> hosts(rendezvous_.world);
+    root.send_all(&host, sizeof(host), rendezvous_.deadline_ns + kGraceNs, rendezvous_.interrupted);
     take_given(root, hosts.data(), hosts.size() * sizeof(hosts[0]));
     learn_hosts(hosts);
   }
 
   void take_given(TcpSocket& root, void* data, size_t bytes) {
     await_notice(root);
-    if (!root.receive_all(data, bytes, place_.deadline_ns + kGraceNs, place_.interrupted)) {
+    if (!root.receive_all(data, bytes, rendezvous_.deadline_ns + kGraceNs,
+                          rendezvous_.interrupted)) {
       throw RendezvousError(who() + "rank 0 went away while the ranks were meeting");
     }
   }
@@ -260,8 +264,8 @@ class TcpMeeting {
     Notice notice;
     bool came = false;
     try {
-      came = root.receive_all(&notice, sizeof(notice), place_.deadline_ns + 2 * kGraceNs,
-                              place_.interrupted);
+      came = root.receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + 2 * kGraceNs,
+                              rendezvous_.interrupted);
     } catch (const RendezvousError&) {
       throw RendezvousError(who() + "rank 0 did not answer before the deadline; is it stopped?");
     }
@@ -278,23 +282,23 @@ class TcpMeeting {
 
   void learn_hosts(const std::vector<int32_t>& hosts) {
     hosts_ = hosts;
-    for (int r = 0; r < place_.world; ++r) {
+    for (int r = 0; r < rendezvous_.world; ++r) {
       present_[r].host = hosts_[r];
-      present_[r].lines.resize(hosts_[r] == hosts_[place_.rank] ? 0 : net_.lines);
+      present_[r].lines.resize(hosts_[r] == hosts_[rendezvous_.rank] ? 0 : net_.lines);
     }
   }
 
-  // Memory first: mates need nobody else for it, so nobody waits in a circle.
+  // Memory first: local peers need nobody else for it, so nobody waits in a circle.
   void link(TcpSocket& listener) {
     check_hosts(hosts_);
-    const MeetingPlace mates = place_of_mates(place_, hosts_);
-    if (mates.world > 1) {
-      std::vector<Presence> memory = meet_mates_(mates);
-      for (int i = 0; i < mates.world; ++i) {
-        present_[mates.members[i]].memory = std::move(memory[i]);
+    const Rendezvous local = local_rendezvous(rendezvous_, hosts_);
+    if (local.world > 1) {
+      std::vector<LocalPeer> memory = meet_local_peers_(local);
+      for (int i = 0; i < local.world; ++i) {
+        present_[local.members[i]].memory = std::move(memory[i]);
       }
     }
-    for (int r = 0; r < place_.rank; ++r) {
+    for (int r = 0; r < rendezvous_.rank; ++r) {
       if (present_[r].is_remote()) {
         connect_lines(r);
       }
@@ -308,13 +312,13 @@ class TcpMeeting {
     const std::vector<TcpAddress> targets = TcpAddress::resolve(address);
     while (true) {
       for (const TcpAddress& target : targets) {
-        if (TcpSocket line =
-                TcpSocket::connect_to(target, place_.deadline_ns, place_.interrupted, &problem)) {
+        if (TcpSocket line = TcpSocket::connect_to(target, rendezvous_.deadline_ns,
+                                                   rendezvous_.interrupted, &problem)) {
           return line;
         }
       }
       look_up();
-      if (now_ns() > place_.deadline_ns) {
+      if (now_ns() > rendezvous_.deadline_ns) {
         throw RendezvousError(who() + "cannot reach " + whose + " at " + address + ": " + problem +
                               "; is it running, with the same MASTER_ADDR and MASTER_PORT, and "
                               "does no firewall stand between?");
@@ -327,7 +331,7 @@ class TcpMeeting {
     for (int i = 0; i < net_.lines; ++i) {
       TcpSocket line = reach(present_[r].address, name_of_rank(r));
       if (!introduce(line, greeting_of(own_, Purpose::line, i, ""), own_, name_of_rank(r),
-                     place_.deadline_ns, place_.interrupted)) {
+                     rendezvous_.deadline_ns, rendezvous_.interrupted)) {
         throw RendezvousError(who() + name_of_rank(r) +
                               " went away while the ranks were connecting");
       }
@@ -337,12 +341,13 @@ class TcpMeeting {
 
   void accept_lines(TcpSocket& listener) {
     int missing = 0;
-    for (int r = place_.rank + 1; r < place_.world; ++r) {
+    for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
       missing += static_cast<int>(present_[r].lines.size());
     }
-    Lobby lobby(listener, own_, [&](const Greeting& greeting) -> std::string {
+    HandshakeServer server(listener, own_, [&](const Greeting& greeting) -> std::string {
       const bool belongs = greeting.purpose == static_cast<uint32_t>(Purpose::line) &&
-                           greeting.rank > place_.rank && present_[greeting.rank].is_remote() &&
+                           greeting.rank > rendezvous_.rank &&
+                           present_[greeting.rank].is_remote() &&
                            !present_[greeting.rank].lines[greeting.line];
       return belongs ? ""
                      : name_of_rank(greeting.rank) +
@@ -350,9 +355,9 @@ class TcpMeeting {
     });
     while (missing > 0) {
       look_up();
-      if (now_ns() > place_.deadline_ns) {
+      if (now_ns() > rendezvous_.deadline_ns) {
         std::string late;
-        for (int r = place_.rank + 1; r < place_.world; ++r) {
+        for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
           const bool complete = !present_[r].is_remote() || present_[r].lines.back();
           late += complete ? "" : (late.empty() ? "" : ", ") + name_of_rank(r);
         }
@@ -361,31 +366,31 @@ class TcpMeeting {
                               "; did it end, does a firewall stand between, or is it the wrong "
                               "interface (DPCORE_SOCKET_IFNAME)?");
       }
-      if (auto guest = lobby.next(kLookMs)) {
-        present_[guest->greeting.rank].lines[guest->greeting.line] = std::move(guest->socket);
+      if (auto client = server.next(kLookMs)) {
+        present_[client->greeting.rank].lines[client->greeting.line] = std::move(client->socket);
         --missing;
       }
     }
   }
 
-  const MeetingPlace& place_;
-  const TcpPlace& net_;
-  const MeetMates& meet_mates_;
+  const Rendezvous& rendezvous_;
+  const TcpOptions& net_;
+  const MeetLocalPeers& meet_local_peers_;
   Credentials own_;
-  std::optional<HostMark> mark_;  // until the end: mates look for it at different times
+  std::optional<HostMark> mark_;  // until the end: local peers look for it at different times
   std::vector<int> hosts_;
-  std::vector<TcpPresence> present_;
+  std::vector<RendezvousPeer> present_;
 };
 
 }  // namespace
 
-std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net,
-                                  const MeetMates& meet_mates) {
+std::vector<RendezvousPeer> meet_tcp(const Rendezvous& rendezvous, const TcpOptions& net,
+                                     const MeetLocalPeers& meet_local_peers) {
   if (net.lines < kMinLines || net.lines > kMaxLines) {
     throw RendezvousError("DPCORE_TCP_SOCKETS: " + std::to_string(net.lines - 1) +
                           " sockets for data; choose 1.." + std::to_string(kMaxLines - 1));
   }
-  return TcpMeeting(place, net, meet_mates).run();
+  return TcpRendezvous(rendezvous, net, meet_local_peers).run();
 }
 
 }  // namespace dpcore

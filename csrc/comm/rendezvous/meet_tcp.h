@@ -3,7 +3,7 @@
 //
 // Rank 0 listens at an address that all know (or have read from a store); the others come to it,
 // say where they listen themselves, and get the list of all. Then everybody looks who shares its
-// host (host_mark.h), tells rank 0, and hears who shares one with whom; mates hand over their
+// host (host_mark.h), tells rank 0, and hears who shares one with whom; local peers hand over their
 // arenas. Of each other pair the higher rank connects to the lower one, `lines` times. Every
 // connection begins with a handshake (handshake.h). At the end rank 0 hears from everybody
 // that it is connected and lets all go: init() returns on every rank or raises on every rank, with
@@ -18,7 +18,7 @@
 
 #include "comm/network/peer.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/rendezvous/meeting.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 
@@ -26,7 +26,7 @@ namespace dpcore {
 inline constexpr int kMinLines = 2;
 inline constexpr int kMaxLines = 17;
 
-struct TcpPlace {
+struct TcpOptions {
   std::string root;                     // "host:port" of rank 0
   std::shared_ptr<TcpSocket> listener;  // rank 0's, which listens there already
   std::string interface;                // where the others listen; empty: on the route to rank 0
@@ -36,16 +36,16 @@ struct TcpPlace {
   std::string host_label = {};  // ranks with another one count as being on another host
 };
 
-struct TcpPresence : TcpPeer {
+struct RendezvousPeer : TcpPeer {
   CostConstants costs;  // known of rank 0 only
   int host = 0;         // the lowest rank that shares its memory
-  Presence memory;      // of a mate
+  LocalPeer memory;     // of a local peer
 };
 
 // How the ranks of one host hand over their arenas.
-using MeetMates = std::function<std::vector<Presence>(const MeetingPlace& mates)>;
+using MeetLocalPeers = std::function<std::vector<LocalPeer>(const Rendezvous& local)>;
 
-std::vector<TcpPresence> meet_tcp(const MeetingPlace& place, const TcpPlace& net,
-                                  const MeetMates& meet_mates);
+std::vector<RendezvousPeer> meet_tcp(const Rendezvous& rendezvous, const TcpOptions& net,
+                                     const MeetLocalPeers& meet_local_peers);
 
 }  // namespace dpcore

@@ -8,7 +8,7 @@
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
-// dropped unread; silent ones of the same user keep nobody waiting (visitors.h).
+// dropped unread; silent ones of the same user keep nobody waiting (pending_connections.h).
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,8 +22,8 @@
 #include "comm/base/error.h"
 #include "comm/memory/control.h"
 #include "comm/memory/unix_socket.h"
-#include "comm/rendezvous/meeting.h"
-#include "comm/rendezvous/visitors.h"
+#include "comm/rendezvous/pending_connections.h"
+#include "comm/rendezvous/rendezvous.h"
 
 namespace dpcore {
 namespace {
@@ -64,15 +64,15 @@ class Descriptors {  // closes what nobody took
   std::vector<int> list;
 };
 
-struct Words {  // of a rank that comes
+struct PartialHello {  // of a rank that comes
   Hello hello;
   Descriptors descriptors;
   size_t received = 0;
 };
 
 // The next rank whose greeting is complete, if one was before a short time is over.
-std::optional<Visitors<UnixSocket, Words>::Visitor> next_rank(
-    UnixSocket& listener, Visitors<UnixSocket, Words>& visitors) {
+std::optional<PendingConnections<UnixSocket, PartialHello>::Connection> next_rank(
+    UnixSocket& listener, PendingConnections<UnixSocket, PartialHello>& pending) {
   const auto accept = [&] {
     UnixSocket line = listener.accept(0);
     while (line && !line.same_user()) {
@@ -80,16 +80,16 @@ std::optional<Visitors<UnixSocket, Words>::Visitor> next_rank(
     }
     return line;
   };
-  return visitors.next(listener.fd(), kAcceptSliceMs, accept, [](auto& visitor) {
-    Words& words = visitor.words;
-    const ptrdiff_t more =
-        visitor.socket.receive_some(reinterpret_cast<std::byte*>(&words.hello) + words.received,
-                                    sizeof(Hello) - words.received, &words.descriptors.list);
-    words.received += more > 0 ? static_cast<size_t>(more) : 0;
-    if (words.received == sizeof(Hello)) {
-      return VisitorIs::accepted;
+  return pending.next(listener.fd(), kAcceptSliceMs, accept, [](auto& connection) {
+    PartialHello& partial = connection.state;
+    const ptrdiff_t more = connection.socket.receive_some(
+        reinterpret_cast<std::byte*>(&partial.hello) + partial.received,
+        sizeof(Hello) - partial.received, &partial.descriptors.list);
+    partial.received += more > 0 ? static_cast<size_t>(more) : 0;
+    if (partial.received == sizeof(Hello)) {
+      return ConnectionState::accepted;
     }
-    return more < 0 ? VisitorIs::gone : VisitorIs::waiting;
+    return more < 0 ? ConnectionState::gone : ConnectionState::waiting;
   });
 }
 
@@ -103,61 +103,61 @@ int own_pidfd() {
   return fd;
 }
 
-Hello own_hello(const MeetingPlace& place, const Arena& arena) {
+Hello own_hello(const Rendezvous& rendezvous, const Arena& arena) {
   Hello hello;
-  hello.world = place.world;
-  hello.rank = place.rank;
+  hello.world = rendezvous.world;
+  hello.rank = rendezvous.rank;
   hello.process = getpid();
   hello.reserve = arena.reserve();
-  hello.costs = place.costs;
+  hello.costs = rendezvous.costs;
   return hello;
 }
 
-std::string refusal(const Hello& hello, const MeetingPlace& place,
-                    const std::vector<Presence>& present, size_t descriptors, bool has_event) {
+std::string refusal(const Hello& hello, const Rendezvous& rendezvous,
+                    const std::vector<LocalPeer>& present, size_t descriptors, bool has_event) {
   const Hello expected;
   if (hello.magic != expected.magic || hello.version != expected.version ||
       hello.control_bytes != expected.control_bytes || hello.word_order != expected.word_order) {
     return "another version of dpcore on that rank; install the same one everywhere";
   }
-  if (hello.world != place.world) {
+  if (hello.world != rendezvous.world) {
     return "world size " + std::to_string(hello.world) + " on rank " + std::to_string(hello.rank) +
-           ", " + std::to_string(place.world) + " on rank 0";
+           ", " + std::to_string(rendezvous.world) + " on rank 0";
   }
-  if (hello.rank <= 0 || hello.rank >= place.world) {
+  if (hello.rank <= 0 || hello.rank >= rendezvous.world) {
     return "rank " + std::to_string(hello.rank) + " does not exist in a world of " +
-           std::to_string(place.world);
+           std::to_string(rendezvous.world);
   }
   if (present[hello.rank].memfd >= 0) {
-    return place.name_of(hello.rank) + " is there already (process " +
+    return rendezvous.name_of(hello.rank) + " is there already (process " +
            std::to_string(present[hello.rank].process) + "); two processes claim the same rank";
   }
   if (descriptors != (has_event ? 3 : 2)) {
-    return "no arena came with the greeting of " + place.name_of(hello.rank) +
-           "; raise `ulimit -n` on " + place.name_of(0);
+    return "no arena came with the greeting of " + rendezvous.name_of(hello.rank) +
+           "; raise `ulimit -n` on " + rendezvous.name_of(0);
   }
   return "";
 }
 
-std::string missing_ranks(const std::vector<Presence>& present, const MeetingPlace& place) {
+std::string missing_ranks(const std::vector<LocalPeer>& present, const Rendezvous& rendezvous) {
   std::string list;
   for (size_t r = 1; r < present.size(); ++r) {
     if (present[r].memfd < 0) {
-      const int member = place.members.empty() ? static_cast<int>(r) : place.members[r];
+      const int member = rendezvous.members.empty() ? static_cast<int>(r) : rendezvous.members[r];
       list += (list.empty() ? "" : ", ") + std::to_string(member);
     }
   }
   return list;
 }
 
-void send_verdict(UnixSocket& to, const std::string& problem, const MeetingPlace& place) {
+void send_verdict(UnixSocket& to, const std::string& problem, const Rendezvous& rendezvous) {
   Verdict verdict;
   verdict.accepted = problem.empty() ? 1 : 0;
   std::strncpy(verdict.text, problem.c_str(), sizeof(verdict.text) - 1);
-  to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, place.interrupted);
+  to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, rendezvous.interrupted);
 }
 
-std::vector<int> handles_of(const Presence& rank) {
+std::vector<int> handles_of(const LocalPeer& rank) {
   std::vector<int> handles = {rank.memfd, rank.pidfd};
   if (rank.wake_event >= 0) {
     handles.push_back(rank.wake_event);
@@ -166,15 +166,15 @@ std::vector<int> handles_of(const Presence& rank) {
 }
 
 std::vector<int> own_handles(const Arena& arena, int pidfd, int wake_event) {
-  Presence self;
+  LocalPeer self;
   self.memfd = arena.fd();
   self.pidfd = pidfd;
   self.wake_event = wake_event;
   return handles_of(self);
 }
 
-Presence presence_of(const Hello& hello, Descriptors& handles) {
-  Presence rank;
+LocalPeer local_peer_of(const Hello& hello, Descriptors& handles) {
+  LocalPeer rank;
   rank.rank = hello.rank;
   rank.process = hello.process;
   rank.reserve = hello.reserve;
@@ -185,57 +185,59 @@ Presence presence_of(const Hello& hello, Descriptors& handles) {
   return rank;
 }
 
-std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena, int wake_event) {
-  UnixSocket listener = UnixSocket::listen_at(place.name);
+std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena& arena,
+                                       int wake_event) {
+  UnixSocket listener = UnixSocket::listen_at(rendezvous.name);
   if (!listener) {
-    throw RendezvousError(place.name_of(0) + ": another process is already rank 0 of '" +
-                          place.name + "'; choose another MASTER_PORT or init_method");
+    throw RendezvousError(rendezvous.name_of(0) + ": another process is already rank 0 of '" +
+                          rendezvous.name + "'; choose another MASTER_PORT or init_method");
   }
-  std::vector<Presence> present(place.world);
-  std::vector<UnixSocket> lines(place.world);
+  std::vector<LocalPeer> present(rendezvous.world);
+  std::vector<UnixSocket> lines(rendezvous.world);
   int arrived = 1;
   std::string last_refusal;
-  Visitors<UnixSocket, Words> visitors;
+  PendingConnections<UnixSocket, PartialHello> pending;
   try {
-    while (arrived < place.world) {
-      if (place.interrupted) {
-        place.interrupted();
+    while (arrived < rendezvous.world) {
+      if (rendezvous.interrupted) {
+        rendezvous.interrupted();
       }
-      if (now_ns() > place.deadline_ns) {
-        const std::string text = std::to_string(arrived) + " of " + std::to_string(place.world) +
-                                 " ranks came; missing: " + missing_ranks(present, place) +
+      if (now_ns() > rendezvous.deadline_ns) {
+        const std::string text = std::to_string(arrived) + " of " +
+                                 std::to_string(rendezvous.world) +
+                                 " ranks came; missing: " + missing_ranks(present, rendezvous) +
                                  (last_refusal.empty() ? "" : "; refused: " + last_refusal);
         for (UnixSocket& line : lines) {
           if (line) {
-            send_verdict(line, text, place);
+            send_verdict(line, text, rendezvous);
           }
         }
-        throw RendezvousError(place.name_of(0) + ": " + text);
+        throw RendezvousError(rendezvous.name_of(0) + ": " + text);
       }
-      auto visitor = next_rank(listener, visitors);
-      if (!visitor) {
+      auto connection = next_rank(listener, pending);
+      if (!connection) {
         continue;
       }
-      UnixSocket& line = visitor->socket;
-      const Hello& hello = visitor->words.hello;
-      Descriptors& descriptors = visitor->words.descriptors;
+      UnixSocket& line = connection->socket;
+      const Hello& hello = connection->state.hello;
+      Descriptors& descriptors = connection->state.descriptors;
       const std::string problem =
-          refusal(hello, place, present, descriptors.list.size(), wake_event >= 0);
+          refusal(hello, rendezvous, present, descriptors.list.size(), wake_event >= 0);
       if (!problem.empty()) {
         last_refusal = problem;
-        send_verdict(line, problem, place);
+        send_verdict(line, problem, rendezvous);
         continue;
       }
-      present[hello.rank] = presence_of(hello, descriptors);
+      present[hello.rank] = local_peer_of(hello, descriptors);
       lines[hello.rank] = std::move(line);
       ++arrived;
     }
     Descriptors own;
     own.list = {own_pidfd()};
-    for (int to = 1; to < place.world; ++to) {
-      send_verdict(lines[to], "", place);
-      for (int r = 0; r < place.world; ++r) {
-        Hello hello = own_hello(place, arena);
+    for (int to = 1; to < rendezvous.world; ++to) {
+      send_verdict(lines[to], "", rendezvous);
+      for (int r = 0; r < rendezvous.world; ++r) {
+        Hello hello = own_hello(rendezvous, arena);
         if (r != 0) {
           hello.rank = r;
           hello.process = present[r].process;
@@ -246,7 +248,8 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
             r == 0 ? own_handles(arena, own.list[0], wake_event) : handles_of(present[r]);
         // A rank that is gone already is no reason to let the others down: everybody holds its
         // pidfd, and the first operation names it.
-        if (!lines[to].send(&hello, sizeof(hello), handles, place.deadline_ns, place.interrupted)) {
+        if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
+                            rendezvous.interrupted)) {
           break;
         }
       }
@@ -256,20 +259,21 @@ std::vector<Presence> host_meeting(const MeetingPlace& place, const Arena& arena
     throw;
   }
   present[0].process = getpid();
-  present[0].costs = place.costs;
+  present[0].costs = rendezvous.costs;
   return present;
 }
 
-std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena, int wake_event) {
-  const std::string who = place.name_of(place.rank) + ": ";
-  const std::string host = place.name_of(0);
+std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena& arena,
+                                       int wake_event) {
+  const std::string who = rendezvous.name_of(rendezvous.rank) + ": ";
+  const std::string host = rendezvous.name_of(0);
   UnixSocket line;
-  while (!(line = UnixSocket::connect_to(place.name))) {
-    if (place.interrupted) {
-      place.interrupted();
+  while (!(line = UnixSocket::connect_to(rendezvous.name))) {
+    if (rendezvous.interrupted) {
+      rendezvous.interrupted();
     }
-    if (now_ns() > place.deadline_ns) {
-      throw RendezvousError(who + host + " did not come to '" + place.name +
+    if (now_ns() > rendezvous.deadline_ns) {
+      throw RendezvousError(who + host + " did not come to '" + rendezvous.name +
                             "'; is it running, with the same MASTER_ADDR and MASTER_PORT?");
     }
     usleep(2000);
@@ -277,19 +281,20 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
   if (!line.same_user()) {
     throw RendezvousError(who + "the process that listens as " + host + " belongs to another user");
   }
-  const Hello hello = own_hello(place, arena);
+  const Hello hello = own_hello(rendezvous, arena);
   Descriptors own;
   own.list = {own_pidfd()};
   const std::vector<int> handles = own_handles(arena, own.list[0], wake_event);
   Verdict verdict;
   bool answered = false;
   try {
-    answered = line.send(&hello, sizeof(hello), handles, place.deadline_ns, place.interrupted) &&
-               // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
-               line.receive(&verdict, sizeof(verdict), nullptr,
-                            place.deadline_ns + kHelloPatienceNs / 5, place.interrupted);
+    answered =
+        line.send(&hello, sizeof(hello), handles, rendezvous.deadline_ns, rendezvous.interrupted) &&
+        // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
+        line.receive(&verdict, sizeof(verdict), nullptr,
+                     rendezvous.deadline_ns + kHelloPatienceNs / 5, rendezvous.interrupted);
   } catch (const RendezvousError&) {
-    throw RendezvousError(who + host + " listens at '" + place.name +
+    throw RendezvousError(who + host + " listens at '" + rendezvous.name +
                           "' but did not answer before the deadline; is it stopped, or is the "
                           "name taken by another program?");
   }
@@ -300,42 +305,42 @@ std::vector<Presence> join_meeting(const MeetingPlace& place, const Arena& arena
   if (verdict.accepted != 1) {
     throw RendezvousError(who + "refused by rank 0: " + verdict.text);
   }
-  std::vector<Presence> present(place.world);
+  std::vector<LocalPeer> present(rendezvous.world);
   try {
-    for (int i = 0; i < place.world; ++i) {
+    for (int i = 0; i < rendezvous.world; ++i) {
       Hello peer;
       Descriptors descriptors;
-      if (!line.receive(&peer, sizeof(peer), &descriptors.list, place.deadline_ns,
-                        place.interrupted) ||
+      if (!line.receive(&peer, sizeof(peer), &descriptors.list, rendezvous.deadline_ns,
+                        rendezvous.interrupted) ||
           peer.rank != i) {
         throw RendezvousError(who + host + " went away while it handed over the arenas");
       }
       if (descriptors.list.size() != handles.size()) {
-        throw RendezvousError(who + "no descriptor is free for the arena of " + place.name_of(i) +
-                              "; raise `ulimit -n`");
+        throw RendezvousError(who + "no descriptor is free for the arena of " +
+                              rendezvous.name_of(i) + "; raise `ulimit -n`");
       }
-      if (i != place.rank) {
-        present[i] = presence_of(peer, descriptors);
+      if (i != rendezvous.rank) {
+        present[i] = local_peer_of(peer, descriptors);
       }
     }
   } catch (...) {
     std::for_each(present.begin(), present.end(), close_all);
     throw;
   }
-  present[place.rank].rank = place.rank;
-  present[place.rank].process = getpid();
+  present[rendezvous.rank].rank = rendezvous.rank;
+  present[rendezvous.rank].process = getpid();
   return present;
 }
 
 }  // namespace
 
-std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena, int wake_event) {
-  return place.rank == 0 ? host_meeting(place, arena, wake_event)
-                         : join_meeting(place, arena, wake_event);
+std::vector<LocalPeer> meet_unix(const Rendezvous& rendezvous, const Arena& arena, int wake_event) {
+  return rendezvous.rank == 0 ? host_rendezvous(rendezvous, arena, wake_event)
+                              : join_rendezvous(rendezvous, arena, wake_event);
 }
 
-void close_all(Presence& presence) {
-  for (int* fd : {&presence.memfd, &presence.pidfd, &presence.wake_event}) {
+void close_all(LocalPeer& peer) {
+  for (int* fd : {&peer.memfd, &peer.pidfd, &peer.wake_event}) {
     if (*fd >= 0) {
       close(std::exchange(*fd, -1));
     }

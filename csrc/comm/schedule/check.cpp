@@ -76,12 +76,16 @@ class Contributions {
   bool is_just(int rank) const { return contains(rank) && size() == 1; }
   bool overlaps(const Contributions& other) const {
     for (size_t i = 0; i < words_.size(); ++i) {
-      if ((words_[i] & other.words_[i]) != 0) return true;
+      if ((words_[i] & other.words_[i]) != 0) {
+        return true;
+      }
     }
     return false;
   }
   void merge(const Contributions& other) {
-    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+    for (size_t i = 0; i < words_.size(); ++i) {
+      words_[i] |= other.words_[i];
+    }
   }
   bool operator==(const Contributions&) const = default;
 
@@ -90,7 +94,9 @@ class Contributions {
   static uint64_t bit_of(int rank) { return uint64_t{1} << (rank % 64); }
   int size() const {
     int ranks = 0;
-    for (uint64_t word : words_) ranks += std::popcount(word);
+    for (uint64_t word : words_) {
+      ranks += std::popcount(word);
+    }
     return ranks;
   }
 
@@ -102,7 +108,9 @@ class Proof {
   // Throws unless the schedule is right, whatever it says about its order.
   explicit Proof(const Schedule& schedule) : schedule_(schedule) {
     check_shape();
-    for (size_t i = 0; i < schedule_.moves.size(); ++i) check_move(i);
+    for (size_t i = 0; i < schedule_.moves.size(); ++i) {
+      check_move(i);
+    }
     completing_.assign(schedule_.moves.size(), false);
     arrival_at_.assign(static_cast<size_t>(schedule_.world), kNone);
     prove_all_chunks();
@@ -112,7 +120,9 @@ class Proof {
   bool ordered() const { return first_unordered_move_ == kNone; }
 
   void check_claim() const {
-    if (!schedule_.ordered || ordered()) return;
+    if (!schedule_.ordered || ordered()) {
+      return;
+    }
     fail_at(first_unordered_move_,
             "it calls itself ordered, but the contributions to this chunk are not added all at "
             "once, each from the rank that it belongs to");
@@ -130,12 +140,18 @@ class Proof {
   };
 
   void check_shape() const {
-    if (schedule_.collective == Collective::barrier) fail("a barrier moves no data");
-    if (schedule_.world < 1) fail("there must be at least one rank");
+    if (schedule_.collective == Collective::barrier) {
+      fail("a barrier moves no data");
+    }
+    if (schedule_.world < 1) {
+      fail("there must be at least one rank");
+    }
     if (schedule_.root < 0 || schedule_.root >= schedule_.world) {
       fail("root " + std::to_string(schedule_.root) + " is no rank");
     }
-    if (schedule_.chunks < 1) fail("there must be at least one chunk");
+    if (schedule_.chunks < 1) {
+      fail("there must be at least one chunk");
+    }
     const int64_t prescribed = prescribed_chunks(schedule_);
     if (prescribed != 0 && schedule_.chunks != prescribed) {
       fail("it has " + std::to_string(schedule_.chunks) + " chunks and must have " +
@@ -145,14 +161,24 @@ class Proof {
 
   void check_move(size_t index) const {
     const Move& move = schedule_.moves[index];
-    if (move.step < 0) fail_at(index, "the step is negative");
+    if (move.step < 0) {
+      fail_at(index, "the step is negative");
+    }
     if (index > 0 && move.step < schedule_.moves[index - 1].step) {
       fail_at(index, "moves must be sorted by step");
     }
-    if (move.src < 0 || move.src >= schedule_.world) fail_at(index, "there is no such source");
-    if (move.dst < 0 || move.dst >= schedule_.world) fail_at(index, "there is no such destination");
-    if (move.chunk < 0 || move.chunk >= schedule_.chunks) fail_at(index, "there is no such chunk");
-    if (move.src == move.dst) fail_at(index, "a rank sends to itself");
+    if (move.src < 0 || move.src >= schedule_.world) {
+      fail_at(index, "there is no such source");
+    }
+    if (move.dst < 0 || move.dst >= schedule_.world) {
+      fail_at(index, "there is no such destination");
+    }
+    if (move.chunk < 0 || move.chunk >= schedule_.chunks) {
+      fail_at(index, "there is no such chunk");
+    }
+    if (move.src == move.dst) {
+      fail_at(index, "a rank sends to itself");
+    }
     if (move.reduce && !has_reduction(schedule_.collective)) {
       fail_at(index, "this collective has no reduction");
     }
@@ -180,11 +206,15 @@ class Proof {
     };
     for (; same_chunk(begin); begin = end) {
       const int step = schedule_.moves[moves[begin]].step;
-      while (same_chunk(end) && schedule_.moves[moves[end]].step == step) ++end;
+      while (same_chunk(end) && schedule_.moves[moves[end]].step == step) {
+        ++end;
+      }
       prove_step(moves.subspan(begin, end - begin));
     }
     for (int rank = 0; rank < schedule_.world; ++rank) {
-      if (must_end_with(schedule_, rank, chunk)) require_complete(rank, chunk);
+      if (must_end_with(schedule_, rank, chunk)) {
+        require_complete(rank, chunk);
+      }
     }
     return end;
   }
@@ -192,13 +222,17 @@ class Proof {
   void give_initial_holdings(int chunk) {
     complete_ = Contributions(schedule_.world);
     if (has_reduction(schedule_.collective)) {
-      for (int rank = 0; rank < schedule_.world; ++rank) complete_.add(rank);
+      for (int rank = 0; rank < schedule_.world; ++rank) {
+        complete_.add(rank);
+      }
     } else {
       complete_.add(origin_of(schedule_, chunk));
     }
     held_.assign(static_cast<size_t>(schedule_.world), Contributions(schedule_.world));
     for (int rank = 0; rank < schedule_.world; ++rank) {
-      if (complete_.contains(rank)) held_by(rank).add(rank);
+      if (complete_.contains(rank)) {
+        held_by(rank).add(rank);
+      }
     }
   }
 
@@ -222,17 +256,25 @@ class Proof {
         fail_at(index, "the chunk is both copied and reduced into in one step");
       }
       Contributions& value = arrivals[at].value;
-      if (value.overlaps(incoming)) fail_double_count(index, value, incoming);
+      if (value.overlaps(incoming)) {
+        fail_double_count(index, value, incoming);
+      }
       value.merge(incoming);
       const bool single = own.is_just(move.dst) && incoming.is_just(move.src);
-      if (move.reduce && !single) note_unordered(index);
+      if (move.reduce && !single) {
+        note_unordered(index);
+      }
     }
     for (size_t index : moves) {
       const Move& move = schedule_.moves[index];
-      if (!move.reduce) continue;
+      if (!move.reduce) {
+        continue;
+      }
       const Arrival& arrival = arrivals[arrival_at_[static_cast<size_t>(move.dst)]];
       completing_[index] = arrival.value == complete_;
-      if (!completing_[index]) note_unordered(index);
+      if (!completing_[index]) {
+        note_unordered(index);
+      }
     }
     for (Arrival& arrival : arrivals) {
       held_by(arrival.dst) = std::move(arrival.value);
@@ -248,9 +290,13 @@ class Proof {
 
   void require_complete(int rank, int chunk) {
     const Contributions& value = held_by(rank);
-    if (value == complete_) return;
+    if (value == complete_) {
+      return;
+    }
     int missing = 0;
-    while (!complete_.contains(missing) || value.contains(missing)) ++missing;
+    while (!complete_.contains(missing) || value.contains(missing)) {
+      ++missing;
+    }
     fail("at the end, chunk " + std::to_string(chunk) + " of rank " + std::to_string(rank) +
          " lacks the contribution of rank " + std::to_string(missing));
   }
@@ -258,7 +304,9 @@ class Proof {
   [[noreturn]] void fail_double_count(size_t index, const Contributions& value,
                                       const Contributions& incoming) const {
     int rank = 0;
-    while (!value.contains(rank) || !incoming.contains(rank)) ++rank;
+    while (!value.contains(rank) || !incoming.contains(rank)) {
+      ++rank;
+    }
     fail_at(index, "the contribution of rank " + std::to_string(rank) + " would be added twice");
   }
 

@@ -32,7 +32,7 @@ class AlgorithmChoice {
   AlgorithmChoice(std::vector<int> hosts, const CostConstants& constants, bool deterministic)
       : hosts_(std::move(hosts)), constants_(constants), deterministic_(deterministic) {}
 
-  // For a buffer of so many bytes; of all ranks' parts together, where there is one per rank.
+  // `bytes` are those in the whole buffer, or in all ranks' parts together.
   const std::string& choose(Collective collective, size_t bytes);
   const std::vector<Candidate>& candidates(Collective collective);
   const std::vector<int>& hosts() const { return hosts_; }

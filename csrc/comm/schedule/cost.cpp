@@ -50,7 +50,9 @@ Cost cost_of(const Schedule& schedule, size_t count, size_t element_bytes) {
       const size_t bytes = elements * element_bytes;
       traffic.sent[static_cast<size_t>(move->src)] += bytes;
       traffic.received[static_cast<size_t>(move->dst)] += bytes;
-      if (move->reduce) traffic.reduced[static_cast<size_t>(move->dst)] += bytes;
+      if (move->reduce) {
+        traffic.reduced[static_cast<size_t>(move->dst)] += bytes;
+      }
     }
     add_step(traffic, cost);
   }

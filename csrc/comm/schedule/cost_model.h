@@ -34,7 +34,7 @@ struct CostConstants {
   double added_byte_s = 0.1e-9;
 };
 
-// Linear in the bytes of the whole buffer (of all ranks' parts, where there is one per rank).
+// Linear in the bytes of the whole buffer, or of all ranks' parts together.
 struct Estimate {
   int steps = 0;
   double fixed_s = 0;

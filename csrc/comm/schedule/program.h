@@ -41,7 +41,7 @@ std::vector<int> order_of_chunks(const Schedule& schedule, int rank);
 std::shared_ptr<const Program> compile(const Schedule& schedule, int rank);
 
 // Where a chunk lies on this rank while the program runs.
-struct ChunkPlace {
+struct ChunkMemory {
   const std::byte* initial = nullptr;  // copied to home at the start, when it is elsewhere
   std::byte* home = nullptr;
   size_t elements = 0;

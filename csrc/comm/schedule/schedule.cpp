@@ -75,13 +75,17 @@ bool has_one_level(Collective collective, const std::vector<int>& hosts) {
 
 const Entry& find_entry(std::string_view name, Collective collective) {
   for (const Entry& entry : kEntries) {
-    if (entry.collective == collective && entry.name == name) return entry;
+    if (entry.collective == collective && entry.name == name) {
+      return entry;
+    }
   }
   std::string known;
   for (const std::string& other : algorithms_of(collective)) {
     known += known.empty() ? other : ", " + other;
   }
-  if (known.empty()) known = "none, it moves no data";
+  if (known.empty()) {
+    known = "none, it moves no data";
+  }
   throw Unsupported("there is no algorithm '" + std::string(name) + "' for " +
                     std::string(name_of(collective)) + "; choose one of: " + known);
 }
@@ -114,11 +118,11 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
   }
   // Each rank sends to its right neighbour first: if all began with rank 0, the others' cards
   // would be idle while rank 0's takes in N-1 messages.
-  const auto place = [world](const Move& move) {
+  const auto sending_order = [world](const Move& move) {
     return std::tuple(move.step, move.src, (move.dst - move.src + world) % world, move.chunk);
   };
   std::sort(plan.moves.begin(), plan.moves.end(),
-            [&](const Move& a, const Move& b) { return place(a) < place(b); });
+            [&](const Move& a, const Move& b) { return sending_order(a) < sending_order(b); });
   return {.algorithm = std::string(entry.name),
           .collective = collective,
           .world = world,
@@ -131,7 +135,9 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
 std::vector<std::string> algorithms_of(Collective collective) {
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) {
-    if (entry.collective == collective) names.emplace_back(entry.name);
+    if (entry.collective == collective) {
+      names.emplace_back(entry.name);
+    }
   }
   return names;
 }

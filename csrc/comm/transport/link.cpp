@@ -78,15 +78,15 @@ void Link::let_pass(int64_t now) {
     for (auto other = first + 1; other != messages_.end() && other->ready_ns <= moment; ++other) {
       next = waits(*other) && other->priority > next->priority ? other : next;
     }
-    take_piece(*next, moment);
+    take_fragment(*next, moment);
   }
 }
 
-void Link::take_piece(Message& message, int64_t moment) {
-  const size_t piece = std::min(message.left, kPieceBytes);
-  const int64_t transfer = duration_ns(piece, settings_.to[message.peer].bytes_per_s);
+void Link::take_fragment(Message& message, int64_t moment) {
+  const size_t fragment = std::min(message.left, kFragmentBytes);
+  const int64_t transfer = duration_ns(fragment, settings_.to[message.peer].bytes_per_s);
   egress_free_ns_ = moment + transfer * (message.is_lost ? 2 : 1);
-  message.left -= piece;
+  message.left -= fragment;
   if (message.left == 0) {
     message.arrival_ns = egress_free_ns_ + message.latency_ns;
   }

@@ -1,18 +1,18 @@
 // A network card as slow as you say: bandwidth, latency, jitter and loss, so that a laptop shows
 // what a network of 1, 10 or 100 Gbit/s would. Arithmetic only; PacedTransport waits by it.
 //
-// What leaves a rank passes its egress, one piece of kPieceBytes at most after the other, at the
-// rate of the link to the receiver; what arrives passes the receiver's ingress likewise, so several
-// senders share it. When the egress is free, it takes the next piece of the most urgent message
-// that was ready by then, so an urgent one waits for one piece and not for what was ready before
-// it. Every message takes the latency, plus a jitter drawn evenly from [-jitter, jitter]; a lost
-// one takes the link twice and a round trip more. Jitter and loss are functions of the seed, the
-// pair of ranks and the number of the message: the same in every run.
+// What leaves a rank passes its egress, one fragment of kFragmentBytes at most after the other, at
+// the rate of the link to the receiver; what arrives passes the receiver's ingress likewise, so
+// several senders share it. When the egress is free, it takes the next fragment of the most urgent
+// message that was ready by then, so an urgent one waits for one fragment and not for what was
+// ready before it. Every message takes the latency, plus a jitter drawn evenly from [-jitter,
+// jitter]; a lost one takes the link twice and a round trip more. Jitter and loss are functions of
+// the seed, the pair of ranks and the number of the message: the same in every run.
 //
 // Time is an argument. What the card does between two calls is worked out at the second one, with
 // the moments at which messages became ready: a thread that looks too late does not slow it down.
 //
-// Threads: under the engine's seat. One per endpoint; all its communicators share the card.
+// Threads: under the engine's progress lock. One per endpoint, shared by its communicators.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class Link {
   int64_t earliest_ns() const { return egress_free_ns_; }
   void withdraw(Ticket ticket);
   static constexpr int64_t kUnknown = INT64_MAX;
-  static constexpr size_t kPieceBytes = size_t{256} << 10;
+  static constexpr size_t kFragmentBytes = size_t{256} << 10;
 
   // From when on bytes of a peer may be taken in: later while another one, which is gone, has its
   // turn.
@@ -83,7 +83,7 @@ class Link {
   };
 
   void let_pass(int64_t now);
-  void take_piece(Message& message, int64_t moment);
+  void take_fragment(Message& message, int64_t moment);
 
   LinkSettings settings_;
   int64_t egress_free_ns_ = 0;

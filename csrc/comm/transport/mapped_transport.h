@@ -5,7 +5,7 @@
 // writes cells and advances `written`; the receiver reads them in place and advances `taken`.
 // Reduction reads straight from the cell, so a message costs one copy and one read.
 //
-// Threads: both sides are driven under their engine's seat (one thread at a time).
+// Threads: both sides are driven under their engine's progress lock (one thread at a time).
 #pragma once
 
 #include <map>
@@ -48,7 +48,7 @@ class MappedTransport : public Transport {
   std::vector<Mailbox*> outgoing_;
   std::vector<Mailbox*> incoming_;
   std::vector<std::shared_ptr<std::byte>> owned_;
-  std::atomic<uint64_t> sent_{0};                                   // one writer: the seat
+  std::atomic<uint64_t> sent_{0};                                   // one writer: the lock's holder
   std::vector<std::map<MessageTag, std::vector<Fragment>>> aside_;  // by peer
 };
 

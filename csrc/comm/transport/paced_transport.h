@@ -5,7 +5,7 @@
 // the engine sleeps until then. What ranks say to each other about their operations is not held
 // back; instead every operation waits for entry_latency_ns() when all have entered.
 //
-// Threads: under the engine's seat. Owns the transport behind it.
+// Threads: under the engine's progress lock. Owns the transport behind it.
 #pragma once
 
 #include <memory>

@@ -4,7 +4,7 @@
 // Both ways cut messages in the same segments, since every rank must cut alike. An emulated link
 // stands before the connections only: memory is not what it slows down.
 //
-// Threads: under the engine's seat. Owns both transports and no memory of its own.
+// Threads: under the engine's progress lock. Owns both transports and no memory of its own.
 #pragma once
 
 #include <memory>

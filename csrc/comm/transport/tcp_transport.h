@@ -7,7 +7,7 @@
 // stays in the cache. Messages of send() with one tag keep their order: all of a tag go over the
 // same connection.
 //
-// Threads: under the engine's seat. Owns no memory; it loses against mapped memory always.
+// Threads: under the engine's progress lock. Owns no memory; it loses against mapped memory always.
 #pragma once
 
 #include "comm/group/group.h"
@@ -38,7 +38,7 @@ class TcpTransport final : public Transport {
   Group& group_;
   size_t next_line_ = 0;
   int64_t free_ns_ = 0;            // when a connection with enough on its way may have room
-  std::atomic<uint64_t> sent_{0};  // one writer: the seat
+  std::atomic<uint64_t> sent_{0};  // one writer: the lock's holder
 };
 
 }  // namespace dpcore

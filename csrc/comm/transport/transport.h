@@ -37,7 +37,7 @@ class Transport {
   // Whether something of a peer that is gone may lie here and be held back. Asked at every look,
   // after nothing of it could be taken.
   virtual bool is_held_back(int) { return false; }
-  // How large the pieces should be that a large transfer is cut into.
+  // How large the segments should be that a large transfer is cut into.
   virtual size_t segment_bytes() const = 0;
   // How much has to be on its way at a time to keep the connection busy.
   virtual size_t window_bytes() const { return 0; }

@@ -6,12 +6,14 @@
 
 namespace dpcore {
 
-std::shared_ptr<Device> device_named(const std::string& place, const std::string& uuid) {
+std::shared_ptr<Device> device_named(const std::string& name, const std::string& uuid) {
   constexpr std::string_view kCuda = "cuda:";
-  if (place == "host") return host_device(uuid);
-  const std::string number = place.starts_with(kCuda) ? place.substr(kCuda.size()) : "";
+  if (name == "host") {
+    return host_device(uuid);
+  }
+  const std::string number = name.starts_with(kCuda) ? name.substr(kCuda.size()) : "";
   if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos) {
-    throw Unsupported("device '" + place +
+    throw Unsupported("device '" + name +
                       "': communicators for devices work on cuda:0, cuda:1, ...");
   }
   return cuda_device(std::stoi(number));

@@ -6,7 +6,7 @@
 // at. Nobody above this file knows which of the two it has.
 //
 // Memory: streams, events and allocations belong to whoever made them, until the device is gone.
-// Threads: any thread may call while it has a CurrentDevice; has_happened(), is_capturing(),
+// Threads: any thread may call while it has a DeviceGuard; has_happened(), is_capturing(),
 // name(), uuid() and destroying events need none. Work is waited for by synchronize() and settle(),
 // by what takes away memory that may be in use (release, forget_memory), by upload(), and by
 // whatever puts work into a stream whose queue is full: then until there is room. Calls throw Error
@@ -58,7 +58,7 @@ class Device {
   // Identifies the hardware: ranks with equal texts share one GPU.
   virtual std::string uuid() const = 0;
   // From here on calls of this thread are for this device; what they were for is the result, which
-  // detach() puts back. See CurrentDevice.
+  // detach() puts back. See DeviceGuard.
   struct Attachment {
     bool changed = false;
     void* before = nullptr;
@@ -113,10 +113,14 @@ class Device {
   virtual void raise_flag(Stream stream, uint32_t* flag, uint32_t number) = 0;
   // All of them, as one item of work where the device can.
   virtual void wait_flags(Stream stream, std::span<const FlagNumber> flags) {
-    for (const FlagNumber& flag : flags) wait_flag(stream, flag.flag, flag.number);
+    for (const FlagNumber& flag : flags) {
+      wait_flag(stream, flag.flag, flag.number);
+    }
   }
   virtual void raise_flags(Stream stream, std::span<const FlagNumber> flags) {
-    for (const FlagNumber& flag : flags) raise_flag(stream, flag.flag, flag.number);
+    for (const FlagNumber& flag : flags) {
+      raise_flag(stream, flag.flag, flag.number);
+    }
   }
 
   // Into the stream:
@@ -132,12 +136,12 @@ class Device {
 
 // While it lives, calls of this thread are for the device; then for the one that was current
 // before, which is the program's to choose.
-class CurrentDevice {
+class DeviceGuard {
  public:
-  explicit CurrentDevice(Device& device) : device_(device), was_(device.attach()) {}
-  ~CurrentDevice() { device_.detach(was_); }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  explicit DeviceGuard(Device& device) : device_(device), was_(device.attach()) {}
+  ~DeviceGuard() { device_.detach(was_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   Device& device_;
@@ -148,14 +152,14 @@ class CurrentDevice {
 template <class Work>
 void at_the_end(Device& device, Work work) noexcept {
   try {
-    const CurrentDevice here(device);
+    const DeviceGuard here(device);
     work();
   } catch (const Error&) {
   }
 }
 
 // "cuda:1", or "host": the device of device_host.h, which says to be the hardware `uuid`.
-std::shared_ptr<Device> device_named(const std::string& place, const std::string& uuid = "");
+std::shared_ptr<Device> device_named(const std::string& name, const std::string& uuid = "");
 
 // The GPU with this number. Throws Unsupported, saying what is missing, where it can't be used.
 std::shared_ptr<Device> cuda_device(int index);

@@ -48,7 +48,9 @@ class CudaDevice final : public Device {
     return {before != own, before};
   }
   void detach(const Attachment& was) noexcept override {
-    if (was.changed) Driver::get().make_context_current(static_cast<CUcontext>(was.before));
+    if (was.changed) {
+      Driver::get().make_context_current(static_cast<CUcontext>(was.before));
+    }
   }
 
   Stream make_stream() override {
@@ -80,7 +82,7 @@ class CudaDevice final : public Device {
   }
   bool has_happened(Event event) override {
     // Asked by a thread of its own, also while the program captures a graph on another.
-    const CurrentDevice here(*this);  // a thread without a context would get one, of any device
+    const DeviceGuard here(*this);  // a thread without a context would get one, of any device
     const cudaError_t answer = relaxed([event] { return cudaEventQuery(as_event(event)); });
     return is_ready(answer, "cudaEventQuery");
   }
@@ -104,7 +106,7 @@ class CudaDevice final : public Device {
   }
   bool is_caller(Stream) const override { return false; }
   bool is_capturing(Stream stream) override {
-    const CurrentDevice here(*this);
+    const DeviceGuard here(*this);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
@@ -217,13 +219,15 @@ class CudaDevice final : public Device {
 
   template <class MakeItem>
   void work_on_flags(Stream stream, std::span<const FlagNumber> flags, MakeItem make) {
-    std::array<CUstreamBatchMemOpParams, kMeetingRanks> items;  // rarely more at once
+    std::array<CUstreamBatchMemOpParams, kBarrierRanks> items;  // rarely more at once
     while (!flags.empty()) {
       const auto now = flags.first(std::min(flags.size(), items.size()));
       std::transform(now.begin(), now.end(), items.begin(), make);
       const CUresult result = Driver::get().stream_batch(
           as_stream(stream), static_cast<unsigned>(now.size()), items.data(), 0);
-      if (result != CUDA_SUCCESS) Driver::check(result, name() + ": cuStreamBatchMemOp");
+      if (result != CUDA_SUCCESS) {
+        Driver::check(result, name() + ": cuStreamBatchMemOp");
+      }
       flags = flags.subspan(now.size());
     }
   }
@@ -239,16 +243,22 @@ bool is_known_to_work(int index, bool now = false) {
   static std::mutex mutex;
   static std::set<int> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (now) known.insert(index);
+  if (now) {
+    known.insert(index);
+  }
   return known.contains(index);
 }
 
 }  // namespace
 
 std::shared_ptr<Device> cuda_device(int index) {
-  if (is_known_to_work(index)) return std::make_shared<CudaDevice>(index);
+  if (is_known_to_work(index)) {
+    return std::make_shared<CudaDevice>(index);
+  }
   const CudaProbe probe = probe_cuda(index);
-  if (!probe.problem.empty()) throw Unsupported("no GPU can be used: " + probe.problem);
+  if (!probe.problem.empty()) {
+    throw Unsupported("no GPU can be used: " + probe.problem);
+  }
   if (index < 0 || index >= probe.devices) {
     throw Unsupported("cuda:" + std::to_string(index) + " does not exist: this process sees " +
                       std::to_string(probe.devices) +
@@ -256,7 +266,7 @@ std::shared_ptr<Device> cuda_device(int index) {
   }
   auto device = std::make_shared<CudaDevice>(index);
   {
-    const CurrentDevice here(*device);
+    const DeviceGuard here(*device);
     load_kernels();
   }
   is_known_to_work(index, true);

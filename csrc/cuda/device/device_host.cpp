@@ -28,7 +28,9 @@ class HostEvent {
   uint64_t last_recording() const { return recorded_.load(); }
   void happens(uint64_t recording) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (recording > happened_) happened_ = recording;
+    if (recording > happened_) {
+      happened_ = recording;
+    }
     happened_ns_ = now_ns();
     changed_.notify_all();
   }
@@ -187,7 +189,9 @@ class HostDevice final : public Device {
     }
   }
   static void check_flag(const void* flag) {
-    if (!are_host_pages_shared(flag)) throw Error("host: a flag in pages that nobody has mapped");
+    if (!are_host_pages_shared(flag)) {
+      throw Error("host: a flag in pages that nobody has mapped");
+    }
   }
   void add(Stream stream, std::function<void()> work) const {
     check_current("work in a stream");

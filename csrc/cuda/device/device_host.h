@@ -55,7 +55,9 @@ class HostStream {
       queue_.pop_front();
       changed_.notify_all();
       lock.unlock();
-      if (!work) return;
+      if (!work) {
+        return;
+      }
       work();
       work = nullptr;
       lock.lock();

@@ -20,19 +20,25 @@ constexpr auto kNap = std::chrono::microseconds(100);
 DeviceTrace::~DeviceTrace() {
   for (const Entry& entry : ring_) {
     for (const Device::Event event : {entry.begins, entry.ends, entry.wait_begins}) {
-      if (event != nullptr) device_->destroy_event(event);
+      if (event != nullptr) {
+        device_->destroy_event(event);
+      }
     }
   }
-  if (zero_ != nullptr) device_->destroy_event(zero_);
+  if (zero_ != nullptr) {
+    device_->destroy_event(zero_);
+  }
 }
 
 void DeviceTrace::start(size_t capacity) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   find_zero();
   capacity_ = std::max<size_t>(capacity, 1);
   next_ = 0;
-  for (Entry& entry : ring_) entry.span = 0;
+  for (Entry& entry : ring_) {
+    entry.span = 0;
+  }
   recording_.store(true);
 }
 
@@ -40,7 +46,9 @@ void DeviceTrace::start(size_t capacity) {
 void DeviceTrace::find_zero() {
   const Device::Stream stream = device_->make_stream();
   Device::Event candidate = device_->make_timed_event();
-  if (zero_ == nullptr) zero_ = device_->make_timed_event();
+  if (zero_ == nullptr) {
+    zero_ = device_->make_timed_event();
+  }
   int64_t shortest = INT64_MAX;
   const int64_t deadline = now_ns() + to_ns(patience_s_);
   bool is_late = false;
@@ -48,8 +56,12 @@ void DeviceTrace::find_zero() {
     const int64_t before = now_ns();
     device_->record(candidate, stream);
     // Without a rest, which would be longer than what is measured.
-    while (!device_->has_happened(candidate) && !is_late) is_late = now_ns() > deadline;
-    if (is_late) break;
+    while (!device_->has_happened(candidate) && !is_late) {
+      is_late = now_ns() > deadline;
+    }
+    if (is_late) {
+      break;
+    }
     const int64_t after = now_ns();
     if (after - before < shortest) {
       shortest = after - before;
@@ -71,7 +83,9 @@ void DeviceTrace::find_zero() {
 
 DeviceTrace::Entry& DeviceTrace::take(const TraceEvent& what) {
   const size_t at = static_cast<size_t>(next_++) % capacity_;
-  if (at >= ring_.size()) ring_.resize(at + 1);
+  if (at >= ring_.size()) {
+    ring_.resize(at + 1);
+  }
   Entry& entry = ring_[at];
   entry.span = next_;
   entry.what = what;
@@ -80,28 +94,38 @@ DeviceTrace::Entry& DeviceTrace::take(const TraceEvent& what) {
 }
 
 DeviceTrace::Entry* DeviceTrace::find(Span span) {
-  if (span == 0) return nullptr;
+  if (span == 0) {
+    return nullptr;
+  }
   Entry& entry = ring_[static_cast<size_t>(span - 1) % capacity_];
   return entry.span == span ? &entry : nullptr;  // overwritten otherwise
 }
 
 void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
-  const CurrentDevice here(*device_);
-  if (event == nullptr) event = device_->make_timed_event();
+  const DeviceGuard here(*device_);
+  if (event == nullptr) {
+    event = device_->make_timed_event();
+  }
   device_->record(event, stream);
 }
 
 DeviceTrace::Span DeviceTrace::begin(const TraceEvent& what, Device::Stream stream) {
-  if (!recording() || device_->is_capturing(stream)) return 0;
+  if (!recording() || device_->is_capturing(stream)) {
+    return 0;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!recording()) return 0;
+  if (!recording()) {
+    return 0;
+  }
   Entry& entry = take(what);
   record(entry.begins, stream);
   return entry.span;
 }
 
 void DeviceTrace::end(Span span, Device::Stream stream) {
-  if (span == 0 || device_->is_capturing(stream)) return;
+  if (span == 0 || device_->is_capturing(stream)) {
+    return;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (Entry* entry = recording() ? find(span) : nullptr) {
     record(entry->ends, stream);
@@ -110,19 +134,27 @@ void DeviceTrace::end(Span span, Device::Stream stream) {
 }
 
 void DeviceTrace::moment(const TraceEvent& what, Device::Stream stream) {
-  if (!recording() || device_->is_capturing(stream)) return;
+  if (!recording() || device_->is_capturing(stream)) {
+    return;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!recording()) return;
+  if (!recording()) {
+    return;
+  }
   Entry& entry = take(what);
   record(entry.ends, stream);
   entry.is_moment = entry.ended = true;
 }
 
 void DeviceTrace::waits(Span span, Device::Stream stream) {
-  if (span == 0 || !recording() || device_->is_capturing(stream)) return;
+  if (span == 0 || !recording() || device_->is_capturing(stream)) {
+    return;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   Entry* entry = recording() ? find(span) : nullptr;
-  if (entry == nullptr || entry->waited) return;
+  if (entry == nullptr || entry->waited) {
+    return;
+  }
   record(entry->wait_begins, stream);
   entry->waited = true;
 }
@@ -133,18 +165,22 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
                                           const std::function<bool()>& gives_up) {
   recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   *dropped = next_ > capacity_ ? next_ - capacity_ : 0;
   const auto happens = [&](Device::Event event) {
     while (!device_->has_happened(event)) {
-      if (gives_up()) return false;
+      if (gives_up()) {
+        return false;
+      }
       std::this_thread::sleep_for(kNap);
     }
     return true;
   };
   std::vector<TraceEvent> found;
   for (Entry& entry : ring_) {
-    if (entry.span == 0 || !entry.ended || !happens(entry.ends)) continue;
+    if (entry.span == 0 || !entry.ended || !happens(entry.ends)) {
+      continue;
+    }
     TraceEvent event = entry.what;
     event.thread = 0;  // of no thread: the device's
     event.end_ns = time_of(entry.ends);
@@ -158,7 +194,9 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
       event.root = -1;
       event.world = 0;
       // A stream that comes when the result is there does not stand still.
-      if (event.begin_ns < event.end_ns) found.push_back(event);
+      if (event.begin_ns < event.end_ns) {
+        found.push_back(event);
+      }
     }
   }
   return found;

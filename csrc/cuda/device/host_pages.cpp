@@ -42,7 +42,9 @@ std::shared_ptr<void> share_host_pages(void* pages, size_t bytes,
   return {pages, [key, end = std::move(end)](void*) {
             const std::lock_guard<std::mutex> lock(table().mutex);
             const auto found = table().pages.find(key);
-            if (--found->second.users > 0) return;
+            if (--found->second.users > 0) {
+              return;
+            }
             table().pages.erase(found);
             end();
           }};
@@ -52,7 +54,9 @@ bool are_host_pages_shared(const void* address) {
   const std::lock_guard<std::mutex> lock(table().mutex);
   const auto* at = static_cast<const std::byte*>(address);
   auto next = table().pages.upper_bound(at);
-  if (next == table().pages.begin()) return false;
+  if (next == table().pages.begin()) {
+    return false;
+  }
   --next;
   return at < next->first + next->second.bytes;
 }

@@ -49,9 +49,13 @@ MemoryKind choose_memory(std::span<const MemorySupport> ranks, const std::string
   constexpr std::array kOrder = {MemoryKind::address, MemoryKind::descriptor, MemoryKind::ipc};
   std::string missing;
   for (const MemoryKind kind : kOrder) {
-    if (!wish.empty() && wish != name_of(kind)) continue;
+    if (!wish.empty() && wish != name_of(kind)) {
+      continue;
+    }
     const auto lacks = first_without(kind);
-    if (lacks == ranks.end()) return kind;
+    if (lacks == ranks.end()) {
+      return kind;
+    }
     missing += (missing.empty() ? "" : ", ") + std::string("rank ") +
                std::to_string(lacks - ranks.begin()) + " " + what_is_missing(kind);
   }

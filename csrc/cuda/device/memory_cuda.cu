@@ -56,7 +56,9 @@ bool gives_descriptors(int device) {
   const bool gives =
       driver.to_descriptor(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
       CUDA_SUCCESS;
-  if (gives) close(descriptor);
+  if (gives) {
+    close(descriptor);
+  }
   driver.release(handle);
   return gives;
 }
@@ -98,7 +100,9 @@ std::byte* CudaMemory::allocate_shared(size_t bytes, MemoryKind kind) {
   if (kind != MemoryKind::descriptor) {
     std::byte* memory = allocate(bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (kind == MemoryKind::ipc) by_ipc_.insert(memory);
+    if (kind == MemoryKind::ipc) {
+      by_ipc_.insert(memory);
+    }
     return memory;
   }
   const Driver& driver = Driver::get();
@@ -126,8 +130,12 @@ std::byte* CudaMemory::place(const Physical& physical) {
     is_mapped = true;
     allow_access(address, physical.bytes);
   } catch (const Error&) {
-    if (is_mapped) driver.unmap(address, physical.bytes);
-    if (address != 0) driver.unreserve(address, physical.bytes);
+    if (is_mapped) {
+      driver.unmap(address, physical.bytes);
+    }
+    if (address != 0) {
+      driver.unreserve(address, physical.bytes);
+    }
     driver.release(physical.handle);
     throw;
   }
@@ -155,12 +163,16 @@ void CudaMemory::allow_access(unsigned long long address, size_t bytes) {
 }
 
 CudaMemory::~CudaMemory() {
-  if (freeing_ != nullptr) Driver::ignore(cudaStreamDestroy(freeing_));
+  if (freeing_ != nullptr) {
+    Driver::ignore(cudaStreamDestroy(freeing_));
+  }
 }
 
 void CudaMemory::release(std::byte* memory, bool is_idle) {
   // cudaFree waits for the device, cuMemUnmap for nobody.
-  if (!is_idle) Driver::ignore(cudaDeviceSynchronize());
+  if (!is_idle) {
+    Driver::ignore(cudaDeviceSynchronize());
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = physical_.find(memory);
   if (found != physical_.end()) {
@@ -173,10 +185,16 @@ void CudaMemory::release(std::byte* memory, bool is_idle) {
 
 // In the order of a stream that nothing else is in. False where the device can't.
 bool CudaMemory::free_without_waiting(std::byte* memory) {
-  if (!has_attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)) return false;
+  if (!has_attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)) {
+    return false;
+  }
   cudaError_t error = cudaSuccess;
-  if (freeing_ == nullptr) error = cudaStreamCreateWithFlags(&freeing_, cudaStreamNonBlocking);
-  if (error == cudaSuccess) error = cudaFreeAsync(memory, freeing_);
+  if (freeing_ == nullptr) {
+    error = cudaStreamCreateWithFlags(&freeing_, cudaStreamNonBlocking);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFreeAsync(memory, freeing_);
+  }
   Driver::ignore(error);
   return error == cudaSuccess;
 }
@@ -196,7 +214,9 @@ MemoryHandle CudaMemory::share(std::byte* memory) {
                   "cuMemExportToShareableHandle");
     return handle;
   }
-  if (!by_ipc_.contains(memory)) return handle;
+  if (!by_ipc_.contains(memory)) {
+    return handle;
+  }
   cudaIpcMemHandle_t ipc{};
   static_assert(sizeof(ipc) == sizeof(handle.handle));
   check(cudaIpcGetMemHandle(&ipc, memory), name() + ": cudaIpcGetMemHandle");
@@ -209,7 +229,9 @@ MemoryHandle CudaMemory::share(std::byte* memory) {
 std::byte* CudaMemory::map(const MemoryHandle& handle) {
   auto* there = reinterpret_cast<std::byte*>(handle.address);
   if (handle.process == process_mark()) {
-    if (handle.device == device_) return there;
+    if (handle.device == device_) {
+      return there;
+    }
     if (handle.kind == MemoryKind::descriptor) {
       allow_access(handle.address, handle.bytes);
     } else {
@@ -249,7 +271,9 @@ void CudaMemory::forget(std::byte* memory) {
   }
   // What has an address of another rank of this process is not in the list.
   const auto mapped = physical_.find(memory);
-  if (mapped == physical_.end()) return;
+  if (mapped == physical_.end()) {
+    return;
+  }
   take_away(memory, mapped->second);
   physical_.erase(mapped);
 }
@@ -257,9 +281,13 @@ void CudaMemory::forget(std::byte* memory) {
 // Devices of one process reach each other's memory when they are told to.
 void CudaMemory::reach(int other) {
   const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
-  if (error == cudaSuccess) return;
+  if (error == cudaSuccess) {
+    return;
+  }
   cudaGetLastError();
-  if (error == cudaErrorPeerAccessAlreadyEnabled) return;
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    return;
+  }
   throw Unsupported(name() + " can't reach the memory of cuda:" + std::to_string(other) + " (" +
                     cudaGetErrorString(error) + "): use backend='nccl'");
 }

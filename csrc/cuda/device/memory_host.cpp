@@ -30,10 +30,16 @@ std::byte* HostMemory::allocate(size_t bytes) {
 }
 
 std::byte* HostMemory::allocate_shared(size_t bytes, MemoryKind kind) {
-  if (kind == MemoryKind::address) return allocate(bytes);
-  if (kind == MemoryKind::ipc) throw Unsupported("devices of the host have no ipc");
+  if (kind == MemoryKind::address) {
+    return allocate(bytes);
+  }
+  if (kind == MemoryKind::ipc) {
+    throw Unsupported("devices of the host have no ipc");
+  }
   const int descriptor = memfd_create("dpcore-device", MFD_CLOEXEC);
-  if (descriptor < 0) failed("memfd_create");
+  if (descriptor < 0) {
+    failed("memfd_create");
+  }
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
     close(descriptor);
     failed("ftruncate");
@@ -45,7 +51,9 @@ std::byte* HostMemory::place(int descriptor, size_t bytes, bool own) {
   void* memory =
       mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) {
-    if (own) close(descriptor);
+    if (own) {
+      close(descriptor);
+    }
     failed("mmap");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -56,15 +64,21 @@ std::byte* HostMemory::place(int descriptor, size_t bytes, bool own) {
 bool HostMemory::take_away(std::byte* memory) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = mapped_.find(memory);
-  if (found == mapped_.end()) return false;
+  if (found == mapped_.end()) {
+    return false;
+  }
   munmap(memory, std::max<size_t>(found->second.bytes, 1));
-  if (found->second.descriptor >= 0) close(found->second.descriptor);
+  if (found->second.descriptor >= 0) {
+    close(found->second.descriptor);
+  }
   mapped_.erase(found);
   return true;
 }
 
 void HostMemory::release(std::byte* memory) {
-  if (!take_away(memory)) ::operator delete(memory, kAlignment);
+  if (!take_away(memory)) {
+    ::operator delete(memory, kAlignment);
+  }
 }
 
 MemoryHandle HostMemory::share(std::byte* memory) {
@@ -73,16 +87,22 @@ MemoryHandle HostMemory::share(std::byte* memory) {
   handle.address = reinterpret_cast<uint64_t>(memory);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = mapped_.find(memory);
-  if (found == mapped_.end()) return handle;
+  if (found == mapped_.end()) {
+    return handle;
+  }
   handle.kind = MemoryKind::descriptor;
   handle.bytes = found->second.bytes;
   handle.descriptor = fcntl(found->second.descriptor, F_DUPFD_CLOEXEC, 0);
-  if (handle.descriptor < 0) failed("F_DUPFD_CLOEXEC");
+  if (handle.descriptor < 0) {
+    failed("F_DUPFD_CLOEXEC");
+  }
   return handle;
 }
 
 std::byte* HostMemory::map(const MemoryHandle& handle) {
-  if (handle.process == process_mark()) return reinterpret_cast<std::byte*>(handle.address);
+  if (handle.process == process_mark()) {
+    return reinterpret_cast<std::byte*>(handle.address);
+  }
   if (handle.kind != MemoryKind::descriptor) {
     throw Unsupported("devices of the host share memory by address within a process only");
   }

@@ -26,14 +26,18 @@ std::string described(cudaError_t error) {
 cudaError_t run_kernel(int* answer) {
   int* memory = nullptr;
   cudaError_t error = cudaMalloc(&memory, sizeof(int));
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) {
+    return error;
+  }
   write_answer<<<1, 1>>>(memory);
   // A missing code image is reported by the launch, everything else by the copy, which also waits.
   error = cudaGetLastError();
   if (error == cudaSuccess) {
     error = cudaMemcpy(answer, memory, sizeof(int), cudaMemcpyDeviceToHost);
   }
-  if (cudaFree(memory) != cudaSuccess) cudaGetLastError();
+  if (cudaFree(memory) != cudaSuccess) {
+    cudaGetLastError();
+  }
   return error;
 }
 
@@ -41,7 +45,9 @@ std::string problem_of_device(int device) {
   const std::string name = "CUDA device " + std::to_string(device);
   int answer = 0;
   cudaError_t error = cudaSetDevice(device);
-  if (error == cudaSuccess) error = run_kernel(&answer);
+  if (error == cudaSuccess) {
+    error = run_kernel(&answer);
+  }
   if (error == cudaErrorNoKernelImageForDevice) {
     int major = 0;
     int minor = 0;
@@ -51,8 +57,12 @@ std::string problem_of_device(int device) {
     return name + " needs code for sm_" + arch +
            ", which this build does not contain: build again " + "with DPCORE_CUDA_ARCHS=" + arch;
   }
-  if (error != cudaSuccess) return name + " does not run a kernel: " + described(error);
-  if (answer != kAnswer) return name + " ran a kernel and returned a wrong result";
+  if (error != cudaSuccess) {
+    return name + " does not run a kernel: " + described(error);
+  }
+  if (answer != kAnswer) {
+    return name + " ran a kernel and returned a wrong result";
+  }
   return "";
 }
 
@@ -95,9 +105,13 @@ CudaProbe probe_cuda(int only) {
     probe.problem = error.what();
   }
   for (int device = 0; device < probe.devices && probe.problem.empty(); ++device) {
-    if (only < 0 || device == only) probe.problem = problem_of_device(device);
+    if (only < 0 || device == only) {
+      probe.problem = problem_of_device(device);
+    }
   }
-  if (driver != nullptr) driver->make_context_current(before);
+  if (driver != nullptr) {
+    driver->make_context_current(before);
+  }
   cudaGetLastError();  // what failed is in `problem`
   return probe;
 }

@@ -43,7 +43,9 @@ struct Driver {
 
   // What has nobody to tell, and is not to be taken for an error of the next call.
   static void ignore(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+    }
   }
 
   static void check(CUresult result, const std::string& call) {

@@ -67,7 +67,9 @@ struct BFloat16 {
   }
   static DPCORE_BOTH uint16_t store(float x) {
     const auto bits = bits_as<uint32_t>(x);
-    if (x != x) return 0x7fc0;
+    if (x != x) {
+      return 0x7fc0;
+    }
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
 };
@@ -86,8 +88,12 @@ struct Float16 {
 #else
     const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16;
     const uint32_t magnitude = static_cast<uint32_t>(x & 0x7fffu) << 13;
-    if (magnitude >= 0x1fu << 23) return bits_as<float>(sign | magnitude | 0x7f800000u);
-    if (magnitude >= 1u << 23) return bits_as<float>(sign | (magnitude + (112u << 23)));
+    if (magnitude >= 0x1fu << 23) {
+      return bits_as<float>(sign | magnitude | 0x7f800000u);
+    }
+    if (magnitude >= 1u << 23) {
+      return bits_as<float>(sign | (magnitude + (112u << 23)));
+    }
     // Denormal: put the bits behind the one of 2^-14, then take 2^-14 away. Exact.
     const uint32_t one = 113u << 23;
     const float rest = bits_as<float>(magnitude + one) - bits_as<float>(one);
@@ -95,7 +101,9 @@ struct Float16 {
 #endif
   }
   static DPCORE_BOTH uint16_t store(float x) {
-    if (x != x) return 0x7e00;
+    if (x != x) {
+      return 0x7e00;
+    }
 #if defined(__CUDA_ARCH__)
     uint16_t narrow;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
@@ -104,7 +112,9 @@ struct Float16 {
     const auto bits = bits_as<uint32_t>(x);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more
+    if (magnitude >= 0x477ff000u) {
+      return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more
+    }
     if (magnitude >= 113u << 23) {
       // Move the exponent, round to nearest even at bit 13; a carry moves the exponent on.
       const uint32_t rounded = magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u);
@@ -188,14 +198,26 @@ struct Any {
   template <class T>
   static DPCORE_BOTH T apply(ReduceOp op, T acc, T x) {
     if constexpr (std::is_integral_v<T>) {
-      if (op == ReduceOp::band) return acc & x;
-      if (op == ReduceOp::bor) return acc | x;
-      if (op == ReduceOp::bxor) return acc ^ x;
+      if (op == ReduceOp::band) {
+        return acc & x;
+      }
+      if (op == ReduceOp::bor) {
+        return acc | x;
+      }
+      if (op == ReduceOp::bxor) {
+        return acc ^ x;
+      }
     }
     // Of equal operands (+0 and -0 too) the first stays; a NaN replaces, and is never replaced.
-    if (op == ReduceOp::min) return x < acc || x != x ? x : acc;
-    if (op == ReduceOp::max) return x > acc || x != x ? x : acc;
-    if (op == ReduceOp::sum) return Sum::apply(op, acc, x);
+    if (op == ReduceOp::min) {
+      return x < acc || x != x ? x : acc;
+    }
+    if (op == ReduceOp::max) {
+      return x > acc || x != x ? x : acc;
+    }
+    if (op == ReduceOp::sum) {
+      return Sum::apply(op, acc, x);
+    }
     return static_cast<T>(static_cast<Wide<T>>(acc) * static_cast<Wide<T>>(x));
   }
 };

@@ -26,18 +26,22 @@ size_t processors() {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   }
-  if (error != cudaSuccess) cudaGetLastError();  // the launch will say it
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // the launch will say it
+  }
   return static_cast<size_t>(std::max(count, 1));
 }
 
 void launch_in_order(const DeviceReduction& job, const ShareSync& sync, void* stream) {
   const ReduceShares& shares = job.shares;
-  if (shares.count == 0) return;
+  if (shares.count == 0) {
+    return;
+  }
   const size_t per_block = shares.packs > 0 ? kThreads * 4 : kThreads;
   const size_t work = shares.packs > 0 ? shares.packs : shares.count;
   const size_t blocks =
       std::clamp((work + per_block - 1) / per_block, size_t{1}, processors() * kBlocksPerProcessor);
-  launch_reduction<element::OrderedByStream>(job, sync, static_cast<unsigned>(blocks), stream);
+  launch_reduction<element::StreamOrder>(job, sync, static_cast<unsigned>(blocks), stream);
 }
 
 }  // namespace
@@ -45,22 +49,24 @@ void launch_in_order(const DeviceReduction& job, const ShareSync& sync, void* st
 void launch(const DeviceReduction& job, void* stream) { launch_in_order(job, {}, stream); }
 
 void launch(const DeviceReduction& job, const ShareSync& sync, void* stream) {
-  if (sync.meets_peers()) {
-    launch_meeting(job, sync, stream);
+  if (sync.has_barrier()) {
+    launch_barrier(job, sync, stream);
   } else {
     launch_in_order(job, sync, stream);
   }
 }
 
 void launch(const PartList& list, void* stream) {
-  if (blocks_of(list) == 0) return;
+  if (blocks_of(list) == 0) {
+    return;
+  }
   copy_kernel<<<blocks_of(list), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list);
   check_launch("a copy of gradients");
 }
 
 void load_kernels() {
-  reductions<element::OrderedByStream>().each([](auto kernel) { load(kernel); });
-  load_meetings();
+  reductions<element::StreamOrder>().each([](auto kernel) { load(kernel); });
+  load_barriers();
   load(copy_kernel);
 }
 

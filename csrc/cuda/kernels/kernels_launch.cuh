@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant_
 }
 
 template <class Policy>
-struct OnDevice {
+struct DeviceKernel {
   using Kernel = void (*)(const ReduceShares, const ShareSync);
   template <class Reducer>
   static Kernel make() {
@@ -52,7 +52,7 @@ inline void check_launch(const char* what) {
 
 template <class Policy>
 const auto& reductions() {
-  using Make = OnDevice<Policy>;
+  using Make = DeviceKernel<Policy>;
   static const ReduceTable<typename Make::Kernel, Make> table;
   return table;
 }
@@ -72,9 +72,9 @@ void launch_reduction(const DeviceReduction& job, const ShareSync& sync, unsigne
   check_launch("a reduction");
 }
 
-// Of kernels_meeting.cu: one that waits for its counterparts, also where there is nothing to
+// Of kernels_barrier.cu: one that waits for its counterparts, also where there is nothing to
 // reduce.
-void launch_meeting(const DeviceReduction& job, const ShareSync& sync, void* stream);
-void load_meetings();
+void launch_barrier(const DeviceReduction& job, const ShareSync& sync, void* stream);
+void load_barriers();
 
 }  // namespace dpcore

@@ -64,7 +64,9 @@ DPCORE_BOTH void copy_elements(T* to, const T* from, size_t n, size_t worker, si
     to[i + 2 * workers] = c;
     to[i + 3 * workers] = d;
   }
-  for (; i < n; i += workers) to[i] = from[i];
+  for (; i < n; i += workers) {
+    to[i] = from[i];
+  }
 }
 
 struct alignas(16) Sixteen {
@@ -112,22 +114,32 @@ DPCORE_BOTH void cast_elements(char* to, const char* from, float factor, size_t 
     for (size_t i = worker; i < n / 4; i += workers) {
       const In read = in[i];
       Out cast;
-      for (int k = 0; k < 4; ++k) cast.values[k] = cast_one<To, From>(read.values[k], factor);
+      for (int k = 0; k < 4; ++k) {
+        cast.values[k] = cast_one<To, From>(read.values[k], factor);
+      }
       out[i] = cast;
     }
     done = n / 4 * 4;
   }
   auto* out = reinterpret_cast<typename To::Stored*>(to);
   const auto* in = reinterpret_cast<const typename From::Stored*>(from);
-  for (size_t i = done + worker; i < n; i += workers) out[i] = cast_one<To, From>(in[i], factor);
+  for (size_t i = done + worker; i < n; i += workers) {
+    out[i] = cast_one<To, From>(in[i], factor);
+  }
 }
 
 template <class To>
 DPCORE_BOTH void cast_from(Cast type, char* to, const char* from, float factor, size_t n,
                            size_t worker, size_t workers) {
-  if (type == Cast::f32) cast_elements<To, Plain<float>>(to, from, factor, n, worker, workers);
-  if (type == Cast::f16) cast_elements<To, Float16>(to, from, factor, n, worker, workers);
-  if (type == Cast::bf16) cast_elements<To, BFloat16>(to, from, factor, n, worker, workers);
+  if (type == Cast::f32) {
+    cast_elements<To, Plain<float>>(to, from, factor, n, worker, workers);
+  }
+  if (type == Cast::f16) {
+    cast_elements<To, Float16>(to, from, factor, n, worker, workers);
+  }
+  if (type == Cast::bf16) {
+    cast_elements<To, BFloat16>(to, from, factor, n, worker, workers);
+  }
 }
 
 DPCORE_BOTH size_t bytes_of(Cast type, const PartList& list) {

@@ -88,11 +88,13 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
   shares.post = spec.post;
   shares.divisor = spec.divisor;
   shares.has_pre = spec.pre != nullptr;
-  if (spec.pre != nullptr) std::copy_n(spec.pre, in.size(), shares.pre);
+  if (spec.pre != nullptr) {
+    std::copy_n(spec.pre, in.size(), shares.pre);
+  }
   const bool keeps_bits = in.size() == 1 && spec.pre == nullptr && spec.post == 1.0 &&
                           spec.divisor == 1 && spec.dtype != DType::boolean;
   // One operand of bytes: itself.
-  job.kernel = keeps_bits ? Lowered{DType::u8, ReduceOp::bor, size_of(spec.dtype)}
+  job.kernel = keeps_bits ? LoweredReduction{DType::u8, ReduceOp::bor, size_of(spec.dtype)}
                           : lowered(spec.dtype, spec.op);
   shares.op = job.kernel.op;
   shares.count = count * job.kernel.width;
@@ -103,14 +105,16 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
 void run_on_host(const DeviceReduction& job, size_t workers) {
   static constexpr ReduceTable<OnHost::Function, OnHost> kTable;
   const OnHost::Function run = kTable.find(job.kernel.dtype, job.kernel.op);
-  for (size_t worker = 0; worker < workers; ++worker) run(job.shares, worker, workers);
+  for (size_t worker = 0; worker < workers; ++worker) {
+    run(job.shares, worker, workers);
+  }
 }
 
 void run_on_host(const DeviceReduction& job, const ShareSync& sync) {
-  if (sync.meets_peers()) {
-    run_blocks<element::MeetsPeers>(job, sync);
+  if (sync.has_barrier()) {
+    run_blocks<element::InKernelBarrier>(job, sync);
   } else {
-    run_blocks<element::OrderedByStream>(job, sync);
+    run_blocks<element::StreamOrder>(job, sync);
   }
 }
 

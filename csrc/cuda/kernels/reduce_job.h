@@ -14,7 +14,7 @@ namespace dpcore {
 
 struct DeviceReduction {
   ReduceShares shares;
-  Lowered kernel;  // which entry of the table runs it
+  LoweredReduction kernel;  // which entry of the table runs it
 };
 
 // Throws Unsupported for what has no meaning and for more than kMaxOperands inputs or outputs.
@@ -25,7 +25,7 @@ DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> 
 // All shares of the job, one worker after the other, on memory of the host.
 void run_on_host(const DeviceReduction& job, size_t workers);
 // As a kernel among those of other ranks (share_sync.h), sync.blocks blocks of one worker each, one
-// after the other: on each rank in the same order, so that they meet.
+// after the other: on each rank in the same order, so that their barriers match.
 void run_on_host(const DeviceReduction& job, const ShareSync& sync);
 
 }  // namespace dpcore

@@ -48,7 +48,9 @@ struct Reducer {
   static DPCORE_BOTH Acc loaded(const ReduceShares& job, int input, Stored x) {
     const Acc value = Format::load(x);
     if constexpr (Format::kIsFloat) {
-      if (job.has_pre) return scaled(value, job.pre[input]);
+      if (job.has_pre) {
+        return scaled(value, job.pre[input]);
+      }
     }
     return value;
   }
@@ -66,7 +68,9 @@ struct Reducer {
       acc = Op::apply(job.op, acc, loaded(job, k, static_cast<const Stored*>(job.in[k])[i]));
     }
     const Stored result = finished(job, acc);
-    for (int k = 0; k < job.n_out; ++k) static_cast<Stored*>(job.out[k])[i] = result;
+    for (int k = 0; k < job.n_out; ++k) {
+      static_cast<Stored*>(job.out[k])[i] = result;
+    }
   }
 
   // kCount packs, `stride` packs apart.
@@ -84,7 +88,9 @@ struct Reducer {
       Stored lanes[kLanes];
       memcpy(lanes, &pack[p], kPackBytes);
       DPCORE_UNROLL
-      for (int lane = 0; lane < kLanes; ++lane) x[p][lane] = loaded(job, input, lanes[lane]);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        x[p][lane] = loaded(job, input, lanes[lane]);
+      }
     }
   }
 
@@ -107,7 +113,9 @@ struct Reducer {
     for (int p = 0; p < kCount; ++p) {
       Stored lanes[kLanes];
       DPCORE_UNROLL
-      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = finished(job, acc[p][lane]);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] = finished(job, acc[p][lane]);
+      }
       Pack pack;
       memcpy(&pack, lanes, kPackBytes);
       for (int k = 0; k < job.n_out; ++k) {
@@ -124,7 +132,9 @@ struct Reducer {
         packs<kAtOnce>(job, at, workers);
       }
     }
-    for (; at < job.packs; at += workers) packs<1>(job, at, workers);
+    for (; at < job.packs; at += workers) {
+      packs<1>(job, at, workers);
+    }
     const size_t inside = job.packs * kLanes;
     for (size_t i = worker; i < job.count - inside; i += workers) {
       one(job, i < job.head ? i : i + inside);

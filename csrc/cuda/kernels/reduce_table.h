@@ -37,10 +37,14 @@ class ReduceTable {
   template <class Call>
   void each(Call call) const {
     for (const Entry& entry : sums_) {
-      if (entry != nullptr) call(entry);
+      if (entry != nullptr) {
+        call(entry);
+      }
     }
     for (const Entry& entry : others_) {
-      if (entry != nullptr) call(entry);
+      if (entry != nullptr) {
+        call(entry);
+      }
     }
   }
 

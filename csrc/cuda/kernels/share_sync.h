@@ -1,24 +1,24 @@
 // How a kernel works on memory that other ranks reach too: the functions that every worker of it
 // runs, on the GPU and, for tests and for devices of the host, as ordinary code.
 //
-// Two policies. OrderedByStream: the stream has waited for the others before the kernel begins and
+// Two policies. StreamOrder: the stream has waited for the others before the kernel begins and
 // tells them behind it; the kernel only looks whether the communicator was given up, and then
-// touches nothing. It never waits, so ranks can take turns on one GPU. MeetsPeers: the kernel
-// itself waits, for GPUs of their own: each block of it meets the blocks of the same index on all
-// ranks, before it works and behind it, and there is nothing else on the way.
+// touches nothing. It never waits, so ranks can take turns on one GPU. InKernelBarrier: the kernel
+// itself waits, for GPUs of their own: each block of it has a barrier with the blocks of the same
+// index on all ranks, before it works and behind it, and there is nothing else on the way.
 //
-// A meeting. Every rank has a board in the memory of its device. To come, a block writes its number
-// of this meeting on the boards of all others (release, for the whole system: what its kernel and
-// all before it wrote is visible to whoever reads the number), then waits until theirs stand on its
-// own board (acquire). Numbers grow by one for each meeting of the block and are compared around
-// 2^32. They are counted on the board itself: a captured graph meets with new numbers at each
+// A barrier. Every rank has a signal pad in the memory of its device. To arrive, a block writes its
+// number of this barrier on the pads of all others (release, for the whole system: what its kernel
+// and all before it wrote is visible to whoever reads the number), then waits until theirs stand on
+// its own pad (acquire). Numbers grow by one for each barrier of the block and are compared around
+// 2^32. They are counted on the pad itself: a captured graph has new numbers at each
 // replay.
 //
 // A wait ends when the other comes, when the host gives up (a word on the host that is looked at
 // now and then, being far), or when patience ends: then the kernel says who is late in another
-// word, gives up by itself, and all work on this board behind it does nothing.
+// word, gives up by itself, and all work on this pad behind it does nothing.
 //
-// Memory: the board is its rank's, written by the kernels of its peers; the two words lie in the
+// Memory: the pad is its rank's, written by the kernels of its peers; the two words lie in the
 // rank's page of flags on the host. Blocks of one kernel must be able to run at the same time as
 // their counterparts: there are few of them.
 #pragma once
@@ -32,12 +32,12 @@
 
 namespace dpcore {
 
-inline constexpr int kMeetingRanks = kMaxOperands;
-inline constexpr int kMeetingBlocks = 32;
+inline constexpr int kBarrierRanks = kMaxOperands;
+inline constexpr int kBarrierBlocks = 32;
 
-struct MeetingBoard {
-  uint32_t arrived[kMeetingBlocks][kMeetingRanks];  // numbers, by block and by who wrote it
-  uint32_t rounds[kMeetingBlocks];                  // the own block's, written by it alone
+struct SignalPad {
+  uint32_t arrived[kBarrierBlocks][kBarrierRanks];  // numbers, by block and by who wrote it
+  uint32_t rounds[kBarrierBlocks];                  // the own block's, written by it alone
 };
 
 // Of `late`: for whom a kernel waits, as it says when that takes long. 0: nobody.
@@ -51,16 +51,16 @@ struct LatePeer {
 
 struct ShareSync {
   uint32_t* given_up = nullptr;  // null: nobody can
-  // For MeetsPeers:
+  // For InKernelBarrier:
   uint32_t* late = nullptr;
-  MeetingBoard* boards[kMeetingRanks] = {};  // by rank
+  SignalPad* pads[kBarrierRanks] = {};  // by rank
   uint64_t patience_ns = 0;
   int rank = 0;
   int world = 1;
   int blocks = 1;  // the same on all ranks
   bool enters = false;
   bool leaves = false;
-  bool meets_peers() const { return enters || leaves; }
+  bool has_barrier() const { return enters || leaves; }
 };
 
 namespace element {
@@ -126,7 +126,7 @@ DPCORE_BOTH bool is_wanted(const ShareSync& sync, Block& block) {
   return block.thread() != 0 || look_at(sync.given_up) == 0;
 }
 
-struct OrderedByStream {
+struct StreamOrder {
   template <class Block>
   static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
     return sync.given_up == nullptr || block.all(is_wanted(sync, block));
@@ -135,17 +135,19 @@ struct OrderedByStream {
   static DPCORE_BOTH void leave(const ShareSync&, Block&) {}
 };
 
-struct MeetsPeers {
-  static constexpr uint32_t kLooks = 64;            // at the board, between two at the host's words
+struct InKernelBarrier {
+  static constexpr uint32_t kLooks = 64;            // at the pad, between two at the host's words
   static constexpr uint64_t kPartBeforeSaying = 4;  // of the patience, for whom it waits
 
-  static DPCORE_BOTH bool comes(const ShareSync& sync, int peer, int block, uint32_t number,
-                                uint64_t begin) {
-    const uint32_t* word = &sync.boards[sync.rank]->arrived[block][peer];
+  static DPCORE_BOTH bool arrives(const ShareSync& sync, int peer, int block, uint32_t number,
+                                  uint64_t begin) {
+    const uint32_t* word = &sync.pads[sync.rank]->arrived[block][peer];
     bool said = false;
     for (uint32_t looks = 1; !has_reached(look_at(word), number); ++looks) {
       if (looks % kLooks == 0) {
-        if (look_at(sync.given_up) != 0) return false;
+        if (look_at(sync.given_up) != 0) {
+          return false;
+        }
         const uint64_t waited = clock_ns() - begin;
         if (!said && waited > sync.patience_ns / kPartBeforeSaying) {
           publish(sync.late, LatePeer::of(peer, block));
@@ -158,51 +160,70 @@ struct MeetsPeers {
       }
       rest();
     }
-    if (said && look_at(sync.given_up) == 0) publish(sync.late, 0);
+    if (said && look_at(sync.given_up) == 0) {
+      publish(sync.late, 0);
+    }
     return true;
   }
 
   template <class Block>
-  static DPCORE_BOTH bool meet(const ShareSync& sync, Block& block, uint32_t number) {
+  static DPCORE_BOTH bool wait_for_peers(const ShareSync& sync, Block& block, uint32_t number) {
     const int own = block.index();
     for (int p = block.thread(); p < sync.world; p += block.threads()) {
-      if (p != sync.rank) publish(&sync.boards[p]->arrived[own][sync.rank], number);
+      if (p != sync.rank) {
+        publish(&sync.pads[p]->arrived[own][sync.rank], number);
+      }
     }
     const uint64_t begin = clock_ns();
     bool all_came = true;
     for (int p = block.thread(); p < sync.world; p += block.threads()) {
-      if (p != sync.rank) all_came = comes(sync, p, own, number, begin) && all_came;
+      if (p != sync.rank) {
+        all_came = arrives(sync, p, own, number, begin) && all_came;
+      }
     }
     return block.all(all_came);
   }
 
   template <class Block>
   static DPCORE_BOTH bool enter(const ShareSync& sync, Block& block) {
-    if (!block.all(is_wanted(sync, block))) return false;
-    if (!sync.enters) return true;
-    uint32_t* rounds = &sync.boards[sync.rank]->rounds[block.index()];
+    if (!block.all(is_wanted(sync, block))) {
+      return false;
+    }
+    if (!sync.enters) {
+      return true;
+    }
+    uint32_t* rounds = &sync.pads[sync.rank]->rounds[block.index()];
     const uint32_t number = *rounds + 1;
-    const bool came = meet(sync, block, number);  // behind it all threads have read the number
-    if (block.thread() == 0) *rounds = number;
+    const bool came =
+        wait_for_peers(sync, block, number);  // behind it all threads have read the number
+    if (block.thread() == 0) {
+      *rounds = number;
+    }
     return came;
   }
 
   template <class Block>
   static DPCORE_BOTH void leave(const ShareSync& sync, Block& block) {
-    if (!sync.leaves) return;
+    if (!sync.leaves) {
+      return;
+    }
     fence_for_system();
     block.all(true);  // everything is written, and the number as well
-    uint32_t* rounds = &sync.boards[sync.rank]->rounds[block.index()];
+    uint32_t* rounds = &sync.pads[sync.rank]->rounds[block.index()];
     const uint32_t number = *rounds + 1;
-    meet(sync, block, number);
-    if (block.thread() == 0) *rounds = number;
+    wait_for_peers(sync, block, number);
+    if (block.thread() == 0) {
+      *rounds = number;
+    }
   }
 };
 
 // What one worker does of a kernel.
 template <class Reducer, class Policy, class Block>
 DPCORE_BOTH void run_share(const ReduceShares& job, const ShareSync& sync, Block& block) {
-  if (!Policy::enter(sync, block)) return;
+  if (!Policy::enter(sync, block)) {
+    return;
+  }
   const auto threads = static_cast<size_t>(block.threads());
   Reducer::run(job, static_cast<size_t>(block.index()) * threads + block.thread(),
                static_cast<size_t>(block.blocks()) * threads);

@@ -17,11 +17,11 @@ struct FlagPage {
   struct alignas(64) Line {  // of the cache: no two words in one
     uint32_t value;
   };
-  Line sent[kMeetingRanks];   // by peer: pieces in the mailbox towards it
-  Line taken[kMeetingRanks];  // by peer: pieces taken out of its mailbox
-  Line met[kMeetingRanks];    // by peer: meetings that this rank has come to
-  Line given_up;              // not 0: nothing of this rank touches others' memory any more
-  Line late;                  // for whom a kernel waits long (LatePeer)
+  Line sent[kBarrierRanks];     // by peer: fragments in the mailbox towards it
+  Line taken[kBarrierRanks];    // by peer: fragments taken out of its mailbox
+  Line arrived[kBarrierRanks];  // by peer: barriers that this rank has come to
+  Line given_up;                // not 0: nothing of this rank touches others' memory any more
+  Line late;                    // for whom a kernel waits long (LatePeer)
 };
 
 inline constexpr size_t kFlagAlignment = 4096;
@@ -33,8 +33,8 @@ inline constexpr uint32_t kFirstNumber = 0u - 40u;
 inline constexpr uint32_t kReleased = 1u << 30;
 
 inline void prepare(FlagPage& page) {
-  for (int r = 0; r < kMeetingRanks; ++r) {
-    page.sent[r].value = page.taken[r].value = page.met[r].value = kFirstNumber;
+  for (int r = 0; r < kBarrierRanks; ++r) {
+    page.sent[r].value = page.taken[r].value = page.arrived[r].value = kFirstNumber;
   }
   page.given_up.value = 0;
   page.late.value = 0;

@@ -17,7 +17,9 @@ Mailboxes::Mailboxes(Device& device, Device::Stream stream, int rank,
   const auto me = static_cast<size_t>(rank);
   FlagPage& own = *pages_on_device[me];
   for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (peer == me) continue;
+    if (peer == me) {
+      continue;
+    }
     FlagPage& theirs = *pages_on_device[peer];
     outgoing_[peer].mailbox = boxes[me] + peer * kBytes;
     outgoing_[peer].sent = &own.sent[peer].value;
@@ -37,16 +39,18 @@ void Mailboxes::receive(void* data, size_t bytes, int from) {
   receives_.push_back({static_cast<std::byte*>(data), bytes, from});
 }
 
-// Piece by piece: all mailboxes are filled before one is emptied, and a mailbox is filled again
-// when the piece before has been taken. So each rank's k-th turn needs of the others no more than
-// their k-th filling and their emptying before it, and nobody waits in a circle.
+// Fragment by fragment: all mailboxes are filled before one is emptied, and a mailbox is filled
+// again when the fragment before has been taken. So each rank's k-th turn needs of the others no
+// more than their k-th filling and their emptying before it, and nobody waits in a circle.
 void Mailboxes::end_group() {
   // Several messages to one peer are taken one after the other, in as many turns.
-  const auto turns = [](std::vector<Message>& messages, auto piece) {
+  const auto turns = [](std::vector<Message>& messages, auto fragment) {
     std::vector<std::pair<Message, size_t>> open;  // with how much of it has gone
-    for (const Message& message : messages) open.push_back({message, 0});
+    for (const Message& message : messages) {
+      open.push_back({message, 0});
+    }
     messages.clear();
-    return [open = std::move(open), piece]() mutable {
+    return [open = std::move(open), fragment]() mutable {
       std::vector<int> served;
       for (auto& [message, at] : open) {
         if (at >= message.bytes ||
@@ -54,17 +58,18 @@ void Mailboxes::end_group() {
           continue;
         }
         const size_t n = std::min(message.bytes - at, kBytes);
-        piece(message, at, n);
+        fragment(message, at, n);
         at += n;
         served.push_back(message.peer);
       }
       return !served.empty();
     };
   };
-  auto send_turn = turns(
-      sends_, [this](const Message& message, size_t at, size_t n) { send_piece(message, at, n); });
+  auto send_turn = turns(sends_, [this](const Message& message, size_t at, size_t n) {
+    send_fragment(message, at, n);
+  });
   auto receive_turn = turns(receives_, [this](const Message& message, size_t at, size_t n) {
-    receive_piece(message, at, n);
+    receive_fragment(message, at, n);
   });
   bool goes_on = true;
   while (goes_on) {
@@ -73,14 +78,14 @@ void Mailboxes::end_group() {
   }
 }
 
-void Mailboxes::send_piece(const Message& message, size_t at, size_t bytes) {
+void Mailboxes::send_fragment(const Message& message, size_t at, size_t bytes) {
   Line& line = outgoing_[static_cast<size_t>(message.peer)];
   device_.wait_flag(stream_, line.taken, line.number.load());  // the mailbox is empty
   device_.copy(stream_, line.mailbox, message.data + at, bytes);
   device_.raise_flag(stream_, line.sent, ++line.number);
 }
 
-void Mailboxes::receive_piece(const Message& message, size_t at, size_t bytes) {
+void Mailboxes::receive_fragment(const Message& message, size_t at, size_t bytes) {
   Line& line = incoming_[static_cast<size_t>(message.peer)];
   device_.wait_flag(stream_, line.sent, ++line.number);
   device_.copy(stream_, message.data + at, line.mailbox, bytes);
@@ -98,10 +103,14 @@ bool Mailboxes::is_taken_by(int peer) const {
 void Mailboxes::let_pass() {
   const auto raise = [](FlagPage::Line& flag, uint32_t number) {
     const std::atomic_ref<uint32_t> value(flag.value);
-    if (value.load() != number + kReleased) value.store(number + kReleased);
+    if (value.load() != number + kReleased) {
+      value.store(number + kReleased);
+    }
   };
   for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (static_cast<int>(peer) == rank_) continue;
+    if (static_cast<int>(peer) == rank_) {
+      continue;
+    }
     raise(pages_[peer]->sent[rank_], incoming_[peer].number.load());
     raise(pages_[peer]->taken[rank_], outgoing_[peer].number.load());
   }

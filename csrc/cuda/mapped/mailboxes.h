@@ -47,11 +47,11 @@ class Mailboxes final : public StreamMessages {
     std::byte* mailbox = nullptr;
     uint32_t* sent = nullptr;                     // raised by the sender's stream
     uint32_t* taken = nullptr;                    // raised by the receiver's
-    std::atomic<uint32_t> number = kFirstNumber;  // of pieces so far
+    std::atomic<uint32_t> number = kFirstNumber;  // of fragments so far
   };
 
-  void send_piece(const Message& message, size_t at, size_t bytes);
-  void receive_piece(const Message& message, size_t at, size_t bytes);
+  void send_fragment(const Message& message, size_t at, size_t bytes);
+  void receive_fragment(const Message& message, size_t at, size_t bytes);
 
   Device& device_;
   Device::Stream stream_;

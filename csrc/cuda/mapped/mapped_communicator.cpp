@@ -15,7 +15,7 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kBoardBytes = (sizeof(MeetingBoard) + 4095) / 4096 * 4096;
+constexpr size_t kPadBytes = (sizeof(SignalPad) + 4095) / 4096 * 4096;
 constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr int64_t kDeparturePatienceNs = 1'000'000'000;
 // A stream that has not passed by then is stuck in something that no flag ends.
@@ -23,17 +23,17 @@ constexpr int64_t kLongestEndNs = 60'000'000'000;
 // The host's deadline, which knows more, comes before the kernel's own.
 constexpr double kKernelPatience = 1.25;
 
-struct Card {         // what ranks tell each other
+struct RankInfo {     // what ranks tell each other
   uint64_t page = 0;  // offset in the arena
   char uuid[64] = {};
   char wish[16] = {};
 };
 
 // What a rank's region holds.
-size_t board_at(int world) { return static_cast<size_t>(world) * Mailboxes::kBytes; }
-size_t stage_at(int world) { return board_at(world) + kBoardBytes; }
+size_t pad_at(int world) { return static_cast<size_t>(world) * Mailboxes::kBytes; }
+size_t stage_at(int world) { return pad_at(world) + kPadBytes; }
 size_t region_bytes(int world) {
-  return stage_at(world) + PushCollectives::kSlots * PushCollectives::kSlotBytes;
+  return stage_at(world) + PushCollectives::kPushStages * PushCollectives::kPushStageBytes;
 }
 
 }  // namespace
@@ -53,13 +53,13 @@ std::shared_ptr<MappedCommunicator> MappedCommunicator::start(
         "backend='cuda' maps memory of the ranks' devices, so they have to share a host; use "
         "backend='nccl' between hosts");
   }
-  if (control->world() > kMeetingRanks) {
-    throw Unsupported("backend='cuda' is for at most " + std::to_string(kMeetingRanks) + " ranks");
+  if (control->world() > kBarrierRanks) {
+    throw Unsupported("backend='cuda' is for at most " + std::to_string(kBarrierRanks) + " ranks");
   }
   std::shared_ptr<MappedCommunicator> comm(
       new MappedCommunicator(std::move(control), std::move(device), std::move(options)));
   comm->registered_ = std::move(registered);
-  const CurrentDevice here(*comm->device_);
+  const DeviceGuard here(*comm->device_);
   try {
     comm->meet();
   } catch (const Error& problem) {  // the others would wait for this rank
@@ -82,9 +82,13 @@ MappedCommunicator::~MappedCommunicator() {
   const bool may_go = !group().failed() && everybody_leaves();
   if (regions_) {
     const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
-    if (!has_passed_ || !owner_may_leave) regions_->abandon();
+    if (!has_passed_ || !owner_may_leave) {
+      regions_->abandon();
+    }
     at_the_end(*device_, [this] {
-      if (has_passed_) regions_->forget_peers();
+      if (has_passed_) {
+        regions_->forget_peers();
+      }
     });
   }
   if (!may_go) {
@@ -99,7 +103,9 @@ MappedCommunicator::~MappedCommunicator() {
 bool MappedCommunicator::everybody_leaves() {
   const int64_t deadline = now_ns() + kDeparturePatienceNs;
   while (!group().everybody_left()) {
-    if (now_ns() > deadline) return false;
+    if (now_ns() > deadline) {
+      return false;
+    }
     group().endpoint().look_for_deaths();
     std::this_thread::sleep_for(kNap);
   }
@@ -111,38 +117,40 @@ void MappedCommunicator::meet() {
       std::make_unique<SharedRegions>(control_, device_, options_.interrupt, options_.timeout_s);
   own_page_ = control_->endpoint().arena().allocate(kFlagBytes, kFlagAlignment);
   prepare(*new (own_page_.get()) FlagPage);
-  const std::string meeting = agree_on_meeting();
+  const std::string barrier = agree_on_barrier();
   own_region_ = regions_->add(region_bytes(world()));
-  open(meeting);
-  // Nobody writes to a board before its rank has prepared it.
+  open(barrier);
+  // Nobody writes to a pad before its rank has prepared it.
   Request everybody;
   everybody.collective = Collective::barrier;
   control_->run(std::move(everybody), "auto", options_.interrupt);
 }
 
-// Where everybody's flags are, and how the ranks meet.
-std::string MappedCommunicator::agree_on_meeting() {
+// Where everybody's flags are, and which barrier the ranks use.
+std::string MappedCommunicator::agree_on_barrier() {
   const auto ranks = static_cast<size_t>(world());
-  Card own;
+  RankInfo own;
   own.page = control_->endpoint().arena().offset_of(own_page_.get(), 1);
   std::strncpy(own.uuid, device_->uuid().c_str(), sizeof(own.uuid) - 1);
   const char* wish = std::getenv("DPCORE_CUDA_SYNC");
-  if (wish != nullptr) std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
-  std::vector<Card> cards(ranks);
+  if (wish != nullptr) {
+    std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  }
+  std::vector<RankInfo> infos(ranks);
   Request request;
   request.collective = Collective::all_gather;
-  request.count = sizeof(Card);
+  request.count = sizeof(RankInfo);
   request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(cards.data());
+  request.output = reinterpret_cast<std::byte*>(infos.data());
   control_->run(std::move(request), "auto", options_.interrupt);
   std::vector<std::string> uuids;
   std::vector<uint64_t> offsets;
-  for (const Card& card : cards) {
-    uuids.emplace_back(card.uuid);
-    offsets.push_back(card.page);
+  for (const RankInfo& info : infos) {
+    uuids.emplace_back(info.uuid);
+    offsets.push_back(info.page);
   }
   map_pages(offsets);
-  return choose_meeting(uuids, cards.front().wish);  // rank 0's wish is everybody's
+  return choose_barrier(uuids, infos.front().wish);  // rank 0's wish is everybody's
 }
 
 void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
@@ -159,47 +167,51 @@ void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
   }
 }
 
-void MappedCommunicator::open(const std::string& meeting) {
-  std::vector<MeetingBoard*> boards;
+void MappedCommunicator::open(const std::string& barrier) {
+  std::vector<SignalPad*> pads;
   std::vector<std::byte*> stages;
   for (std::byte* region : own_region_->at) {
-    boards.push_back(reinterpret_cast<MeetingBoard*>(region + board_at(world())));
+    pads.push_back(reinterpret_cast<SignalPad*>(region + pad_at(world())));
     stages.push_back(region + stage_at(world()));
   }
-  if (meeting == "fused") {
-    auto board = std::make_unique<MeetingBoard>();
-    std::fill_n(&board->arrived[0][0], kMeetingBlocks * kMeetingRanks, kFirstNumber);
-    std::fill_n(board->rounds, kMeetingBlocks, kFirstNumber);
-    device_->upload(reinterpret_cast<std::byte*>(boards[static_cast<size_t>(rank())]), board.get(),
-                    sizeof(*board));
-    meeting_ = meeting_by_kernels(*device_, stream_, rank(), pages_, on_device_, boards);
+  if (barrier == "fused") {
+    auto pad = std::make_unique<SignalPad>();
+    std::fill_n(&pad->arrived[0][0], kBarrierBlocks * kBarrierRanks, kFirstNumber);
+    std::fill_n(pad->rounds, kBarrierBlocks, kFirstNumber);
+    device_->upload(reinterpret_cast<std::byte*>(pads[static_cast<size_t>(rank())]), pad.get(),
+                    sizeof(*pad));
+    barrier_ = kernel_barrier(*device_, stream_, rank(), pages_, on_device_, pads);
   } else {
-    meeting_ = meeting_by_stream(*device_, stream_, rank(), pages_, on_device_);
+    barrier_ = stream_barrier(*device_, stream_, rank(), pages_, on_device_);
   }
   mailboxes_ =
       std::make_unique<Mailboxes>(*device_, stream_, rank(), own_region_->at, pages_, on_device_);
-  pushes_ = std::make_unique<PushCollectives>(*device_, stream_, *meeting_, rank(), stages);
+  pushes_ = std::make_unique<PushCollectives>(*device_, stream_, *barrier_, rank(), stages);
   is_open_.store(true);
 }
 
 std::string MappedCommunicator::describe() const {
   std::string text = "mapped memory of " + device_->name();
-  if (regions_) text += " (" + std::string(name_of(regions_->kind())) + ")";
-  return meeting_ ? text + ", meetings: " + meeting_->name() : text;
+  if (regions_) {
+    text += " (" + std::string(name_of(regions_->kind())) + ")";
+  }
+  return barrier_ ? text + ", barrier: " + barrier_->name() : text;
 }
 
 std::map<std::string, uint64_t> MappedCommunicator::paths() {
   const std::lock_guard<std::mutex> lock(calls_);
   std::map<std::string, uint64_t> counted;
   for (size_t path = 0; path < runs_.size(); ++path) {
-    if (runs_[path] > 0) counted[std::string(name_of(static_cast<PushPath>(path)))] = runs_[path];
+    if (runs_[path] > 0) {
+      counted[std::string(name_of(static_cast<PushPath>(path)))] = runs_[path];
+    }
   }
   return counted;
 }
 
 std::shared_ptr<std::byte> MappedCommunicator::allocate_shared(size_t bytes) {
   check_usable();
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   return SharedRegions::memory_of(regions_->add(bytes));
 }
 
@@ -220,10 +232,16 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
   AskedAlgorithm asked;
   if (request.collective != Collective::barrier && !request.program) {
     asked = resolve_algorithm(request.collective, algorithm, options_.algorithm);
-    if (!asked.literal) planned_ = plan_push(request, asked.name, world(), *regions_);
+    if (!asked.literal) {
+      planned_ = plan_push(request, asked.name, world(), *regions_);
+    }
   }
-  if (capturing_) check_captured(request);
-  if (request.collective == Collective::barrier) return;
+  if (capturing_) {
+    check_captured(request);
+  }
+  if (request.collective == Collective::barrier) {
+    return;
+  }
   if (planned_.path != PushPath::none) {
     request.layout ^= layout_of(planned_);
     return;
@@ -240,17 +258,19 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
 // Nobody looks after what runs in a graph, but what went wrong there is found at the next call.
 void MappedCommunicator::check_captured(const Request& request) const {
   const bool is_barrier = request.collective == Collective::barrier;
-  if (meeting_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) return;
+  if (barrier_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) {
+    return;
+  }
   throw Unsupported(
       "backend='cuda' can't capture this into a graph: " +
-      std::string(meeting_->can_be_captured()
+      std::string(barrier_->can_be_captured()
                       ? "messages and lists of moves go by numbers that the host gives"
-                      : "ranks that share a GPU meet by numbers that the host gives") +
+                      : "the host numbers the barriers of ranks that share a GPU") +
       "; capture all_reduce, reduce_scatter, all_gather and broadcast with a GPU per rank");
 }
 
 void MappedCommunicator::enqueue(const Request& request) {
-  meeting_->be_patient(kKernelPatience *
+  barrier_->be_patient(kKernelPatience *
                        (request.timeout_s > 0 ? request.timeout_s : options_.timeout_s));
   if (planned_.path != PushPath::none) {
     ++runs_[static_cast<size_t>(planned_.path)];
@@ -263,17 +283,25 @@ void MappedCommunicator::enqueue(const Request& request) {
               [this](size_t bytes) { return scratch(bytes); });
     return;
   }
-  if (world() > 1) meeting_->meet();
+  if (world() > 1) {
+    barrier_->wait();
+  }
 }
 
 const char* MappedCommunicator::path_of(const Request& request) const {
-  if (world() == 1) return path_name::kAlone;
-  if (request.collective == Collective::barrier) return path_name::kBarrier;
+  if (world() == 1) {
+    return path_name::kAlone;
+  }
+  if (request.collective == Collective::barrier) {
+    return path_name::kBarrier;
+  }
   return request.program ? path_name::kMoves : name_of(planned_.path, request.collective, world());
 }
 
 void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
-  if (capturing_) throw Unsupported("backend='cuda' can't capture messages into a graph");
+  if (capturing_) {
+    throw Unsupported("backend='cuda' can't capture messages into a graph");
+  }
   for (const StreamMessage& message : messages) {
     if (message.sends) {
       mailboxes_->send(message.data, message.bytes, message.peer);
@@ -288,7 +316,9 @@ void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
 
 // What this rank has sent has to be taken before it goes.
 void MappedCommunicator::release() {
-  if (!is_open_) return;
+  if (!is_open_) {
+    return;
+  }
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   for (int r = 0; r < world(); ++r) {
     while (r != rank() && !mailboxes_->is_taken_by(r)) {
@@ -306,7 +336,9 @@ void MappedCommunicator::release() {
 }
 
 StreamWatch::Trouble MappedCommunicator::trouble() {
-  if (!is_open_ || group().failed() || !meeting_->gave_up()) return {};
+  if (!is_open_ || group().failed() || !barrier_->gave_up()) {
+    return {};
+  }
   const int late = late_peer();
   // Nobody: who was late has come to one block after another one had given up.
   const std::string whom =
@@ -316,21 +348,25 @@ StreamWatch::Trouble MappedCommunicator::trouble() {
           ErrorKind::timeout, late};
 }
 
-int MappedCommunicator::late_peer() const { return is_open_ ? meeting_->late_peer() : -1; }
+int MappedCommunicator::late_peer() const { return is_open_ ? barrier_->late_peer() : -1; }
 
 // By whoever finds out that it failed, whatever other threads are in. Words of memory, and no lock.
 void MappedCommunicator::let_pass() {
-  if (!is_open_) return;  // the ranks have not met: nothing waits in the stream
-  meeting_->give_up();
-  meeting_->let_pass();
+  if (!is_open_) {
+    return;  // the ranks have not met: nothing waits in the stream
+  }
+  barrier_->give_up();
+  barrier_->let_pass();
   mailboxes_->let_pass();
 }
 
 void MappedCommunicator::stop() {
-  if (!is_open_) return;
+  if (!is_open_) {
+    return;
+  }
   has_passed_ = false;
   let_pass();  // before anything that may wait for the device's driver
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
   for (const int64_t deadline = now_ns() + kLongestEndNs; now_ns() < deadline;) {
     let_pass();  // a peer's stream may have lowered a flag again

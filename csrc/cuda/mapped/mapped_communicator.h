@@ -3,17 +3,17 @@
 //
 // All-reduce, reduce-scatter, all-gather and broadcast read and write the mapped memory of all
 // ranks (push_collectives.h): tensors of allocate_shared() where they are, others through a stage.
-// The ranks meet by their streams or by the kernels themselves (rank_meeting.h): the latter where
-// every rank has a GPU of its own.
+// Ranks wait for each other in their streams or in the kernels themselves (rank_barrier.h): the
+// latter where every rank has a GPU of its own.
 //
 // Everything else, and every algorithm that is asked for as moves, is a list of moves over messages
 // (stream_moves.h, mailboxes.h).
 //
 // By default all algorithms are ordered: the same schedules, and the same bits, as on the CPU.
 //
-// Memory: stage, mailboxes and board are one region of the arena (shared_regions.h), which lives as
-// long as any rank has it mapped. The page of flags lies in the host's arena, and outlives the
-// communicator when peers may still write to it.
+// Memory: stage, mailboxes and signal pad are one region of the arena (shared_regions.h), which
+// lives as long as any rank has it mapped. The page of flags lies in the host's arena, and outlives
+// the communicator when peers may still write to it.
 //
 // When a rank is gone its flags are never raised. Whoever finds that out says that nothing may be
 // touched any more and raises those that this rank waits for (let_pass), and the thread that looks
@@ -43,7 +43,7 @@ class MappedCommunicator final : public StreamCommunicator {
   ~MappedCommunicator() override;
 
   std::string backend() const override { return "cuda"; }
-  // "mapped memory (descriptor) of cuda:0, meetings: fused"
+  // "mapped memory (descriptor) of cuda:0, barrier: fused"
   std::string describe() const override;
   std::map<std::string, uint64_t> paths() override;
   std::shared_ptr<std::byte> allocate_shared(size_t bytes) override;
@@ -66,8 +66,8 @@ class MappedCommunicator final : public StreamCommunicator {
                      Options options);
   void meet();
   void map_pages(const std::vector<uint64_t>& offsets);
-  void open(const std::string& meeting);
-  std::string agree_on_meeting();
+  void open(const std::string& barrier);
+  std::string agree_on_barrier();
   bool everybody_leaves();
 
   void plan(Request& request, const std::string& algorithm) override;
@@ -82,12 +82,12 @@ class MappedCommunicator final : public StreamCommunicator {
   void release() override;
 
   std::unique_ptr<SharedRegions> regions_;
-  std::shared_ptr<const SharedRegion> own_region_;  // mailboxes, board, stages
+  std::shared_ptr<const SharedRegion> own_region_;  // mailboxes, pad, stages
   std::shared_ptr<std::byte> own_page_;             // in the host's arena
   std::vector<FlagPage*> pages_;                    // of all ranks, as the host sees them
   std::vector<FlagPage*> on_device_;                // and as the device does
   std::shared_ptr<Registrations> registered_;
-  std::unique_ptr<RankMeeting> meeting_;
+  std::unique_ptr<RankBarrier> barrier_;
   std::unique_ptr<Mailboxes> mailboxes_;
   std::unique_ptr<PushCollectives> pushes_;
   std::array<uint64_t, kPushPaths> runs_{};  // by path

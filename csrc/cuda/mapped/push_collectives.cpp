@@ -3,28 +3,28 @@
 
 #include <algorithm>
 
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "comm/schedule/schedule.h"
 
 namespace dpcore {
 namespace {
 
-constexpr size_t kRowAlignment = 256;  // of parts in a slot
+constexpr size_t kRowAlignment = 256;  // of parts in a stage
 
 size_t padded(size_t bytes) { return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment; }
 
-// What of a part lies in the piece that begins there.
-size_t rest_of(size_t part, size_t begin, size_t piece) {
-  return part <= begin ? 0 : std::min(part - begin, piece);
+// What of a part lies in the chunk that begins there.
+size_t rest_of(size_t part, size_t begin, size_t chunk) {
+  return part <= begin ? 0 : std::min(part - begin, chunk);
 }
 
 }  // namespace
 
-PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankMeeting& meeting,
+PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier,
                                  int rank, std::vector<std::byte*> stages)
     : device_(device),
       stream_(stream),
-      meeting_(meeting),
+      barrier_(barrier),
       rank_(rank),
       stages_(std::move(stages)),
       in_(stages_.size()),
@@ -32,7 +32,9 @@ PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankMeet
 
 void PushCollectives::run(const Request& request, const PushPlan& plan, bool captured) {
   captured_ = captured;
-  if (request.count == 0) return;
+  if (request.count == 0) {
+    return;
+  }
   if (plan.path == PushPath::direct_push) {
     run_direct(request, plan);
     return;
@@ -59,33 +61,35 @@ void PushCollectives::run_direct(const Request& request, const PushPlan& plan) {
   const size_t element = size_of(request.dtype);
   const ElementRange slice = chunk_range(request.count, world(), rank_);
   const size_t largest = chunk_range(request.count, world(), 0).size() * element;
-  const auto on_all = [&](auto& operands, const SharedRegions::Place& place, size_t elements) {
+  const auto on_all = [&](auto& operands, const SharedRegions::Address& address, size_t elements) {
     operands.clear();
-    for (int r = 0; r < world(); ++r) operands.push_back(place.on(r) + elements * element);
+    for (int r = 0; r < world(); ++r) {
+      operands.push_back(address.on(r) + elements * element);
+    }
   };
   switch (request.collective) {
     case Collective::all_reduce:
       on_all(in_, plan.input, slice.begin);
       on_all(out_, plan.output, slice.begin);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
       break;
     case Collective::reduce_scatter:
       on_all(in_, plan.input, part_begin_of(request, request.input_parts, rank_));
       out_ = {request.output};
-      meeting_.reduce(spec_of(request), in_, out_, part_of(request, request.input_parts, rank_),
+      barrier_.reduce(spec_of(request), in_, out_, part_of(request, request.input_parts, rank_),
                       request.count * element, {});
       break;
     case Collective::all_gather:
       in_ = {request.input};
       on_all(out_, plan.output, part_begin_of(request, request.output_parts, rank_));
-      meeting_.reduce(spec_of(request), in_, out_, part_of(request, request.output_parts, rank_),
+      barrier_.reduce(spec_of(request), in_, out_, part_of(request, request.output_parts, rank_),
                       request.count * element, {});
       break;
     default:  // broadcast: every rank gives on a share of what the root has
       on_all(out_, plan.output, slice.begin);
       in_ = {out_[static_cast<size_t>(request.root)]};
       out_.erase(out_.begin() + request.root);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(), largest, {});
       break;
   }
 }
@@ -94,75 +98,79 @@ void PushCollectives::run_direct(const Request& request, const PushPlan& plan) {
 
 void PushCollectives::reduce_whole(const Request& request, bool one_shot) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const ReduceSpec spec = spec_of(request);
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    const size_t n = std::min(piece, request.count - begin);
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    const size_t n = std::min(chunk, request.count - begin);
     std::byte* result = request.output + begin * element;
-    next_slot();
-    bring_in(request, slot_of(rank_), request.input + begin * element, n);
+    next_stage();
+    bring_in(request, stage_of(rank_), request.input + begin * element, n);
     if (one_shot) {
       fill(0);
       out_ = {result};
-      meeting_.reduce(spec, in_, out_, n, n * element, {true, captured_});
+      barrier_.reduce(spec, in_, out_, n, n * element, {true, captured_});
       continue;
     }
     const ElementRange slice = chunk_range(n, world(), rank_);
     fill(slice.begin * element);
-    meeting_.reduce(spec, in_, out_, slice.size(), chunk_range(n, world(), 0).size() * element, {});
-    copy(result, slot_of(rank_), n * element);
+    barrier_.reduce(spec, in_, out_, slice.size(), chunk_range(n, world(), 0).size() * element, {});
+    copy(result, stage_of(rank_), n * element);
   }
 }
 
 void PushCollectives::reduce_parts(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t most = kSlotBytes / static_cast<size_t>(world()) / kRowAlignment * kRowAlignment;
-  const size_t piece = std::min(most / element, request.count);
-  const size_t row = padded(piece * element);
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    next_slot();
+  const size_t most =
+      kPushStageBytes / static_cast<size_t>(world()) / kRowAlignment * kRowAlignment;
+  const size_t chunk = std::min(most / element, request.count);
+  const size_t row = padded(chunk * element);
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    next_stage();
     for (int r = 0; r < world(); ++r) {
-      const size_t n = rest_of(part_of(request, request.input_parts, r), begin, piece);
+      const size_t n = rest_of(part_of(request, request.input_parts, r), begin, chunk);
       const size_t at = part_begin_of(request, request.input_parts, r) + begin;
-      bring_in(request, slot_of(rank_) + static_cast<size_t>(r) * row, request.input + at * element,
-               n);
+      bring_in(request, stage_of(rank_) + static_cast<size_t>(r) * row,
+               request.input + at * element, n);
     }
-    const size_t own = rest_of(part_of(request, request.input_parts, rank_), begin, piece);
+    const size_t own = rest_of(part_of(request, request.input_parts, rank_), begin, chunk);
     fill(static_cast<size_t>(rank_) * row);
     out_ = {request.output + begin * element};
-    meeting_.reduce(spec_of(request), in_, out_, own, piece * element, {true, captured_});
+    barrier_.reduce(spec_of(request), in_, out_, own, chunk * element, {true, captured_});
   }
 }
 
 void PushCollectives::gather_parts(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const auto part = [&](int r) { return part_of(request, request.output_parts, r); };
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    next_slot();
-    copy(slot_of(rank_), request.input + begin * element,
-         rest_of(part(rank_), begin, piece) * element);
-    meeting_.meet();
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    next_stage();
+    copy(stage_of(rank_), request.input + begin * element,
+         rest_of(part(rank_), begin, chunk) * element);
+    barrier_.wait();
     for (int i = 0; i < world(); ++i) {
       const int r = (rank_ + i) % world();  // not everybody from the same rank at once
       const size_t at = part_begin_of(request, request.output_parts, r) + begin;
-      copy(request.output + at * element, r == rank_ ? request.input + begin * element : slot_of(r),
-           rest_of(part(r), begin, piece) * element);
+      copy(request.output + at * element,
+           r == rank_ ? request.input + begin * element : stage_of(r),
+           rest_of(part(r), begin, chunk) * element);
     }
-    if (captured_) meeting_.meet();
+    if (captured_) {
+      barrier_.wait();
+    }
   }
 }
 
 // The root alone would give everything to everybody: with more ranks each gives on a share.
 void PushCollectives::broadcast(const Request& request) {
   const size_t element = size_of(request.dtype);
-  const size_t piece = kSlotBytes / element;
+  const size_t chunk = kPushStageBytes / element;
   const bool is_root = rank_ == request.root;
-  for (size_t begin = 0; begin < request.count; begin += piece) {
-    const size_t n = std::min(piece, request.count - begin);
-    next_slot();
+  for (size_t begin = 0; begin < request.count; begin += chunk) {
+    const size_t n = std::min(chunk, request.count - begin);
+    next_stage();
     if (is_root) {
-      copy(slot_of(rank_), request.input + begin * element, n * element);
+      copy(stage_of(rank_), request.input + begin * element, n * element);
       copy(request.output + begin * element, request.input + begin * element, n * element);
     }
     const bool shares = world() > 2;
@@ -171,28 +179,32 @@ void PushCollectives::broadcast(const Request& request) {
       fill(slice.begin * element);
       in_ = {in_[static_cast<size_t>(request.root)]};
       out_.erase(out_.begin() + request.root);
-      meeting_.reduce(spec_of(request), in_, out_, slice.size(),
+      barrier_.reduce(spec_of(request), in_, out_, slice.size(),
                       chunk_range(n, world(), 0).size() * element, {});
     } else {
-      meeting_.meet();
+      barrier_.wait();
     }
     if (!is_root) {
-      copy(request.output + begin * element, slot_of(shares ? rank_ : request.root), n * element);
+      copy(request.output + begin * element, stage_of(shares ? rank_ : request.root), n * element);
     }
-    if (captured_ && !shares) meeting_.meet();
+    if (captured_ && !shares) {
+      barrier_.wait();
+    }
   }
 }
 
 // ---- parts of the above
 // ---------------------------------------------------------------------------
 
-void PushCollectives::next_slot() {
-  if (!captured_) turn_ = 1 - turn_;
-  slot_ = captured_ ? kSlots - 1 : turn_;
+void PushCollectives::next_stage() {
+  if (!captured_) {
+    turn_ = 1 - turn_;
+  }
+  stage_ = captured_ ? kPushStages - 1 : turn_;
 }
 
-std::byte* PushCollectives::slot_of(int r) const {
-  return stages_[static_cast<size_t>(r)] + static_cast<size_t>(slot_) * kSlotBytes;
+std::byte* PushCollectives::stage_of(int r) const {
+  return stages_[static_cast<size_t>(r)] + static_cast<size_t>(stage_) * kPushStageBytes;
 }
 
 // Operands in the stages of all ranks.
@@ -200,13 +212,15 @@ void PushCollectives::fill(size_t offset) {
   in_.clear();
   out_.clear();
   for (int r = 0; r < world(); ++r) {
-    in_.push_back(slot_of(r) + offset);
-    out_.push_back(slot_of(r) + offset);
+    in_.push_back(stage_of(r) + offset);
+    out_.push_back(stage_of(r) + offset);
   }
 }
 
 void PushCollectives::copy(void* to, const void* from, size_t bytes) {
-  if (to != from && bytes > 0) device_.copy(stream_, to, from, bytes);
+  if (to != from && bytes > 0) {
+    device_.copy(stream_, to, from, bytes);
+  }
 }
 
 void PushCollectives::bring_in(const Request& request, std::byte* to, const std::byte* from,

@@ -1,23 +1,23 @@
 // Collectives over memory that all ranks have mapped: one pass of reading from everybody and
 // writing to everybody, without a message.
 //
-//   direct_push   tensors lie in the arena, at the same place on all ranks. Each rank owns a share,
+//   direct_push   tensors lie in the arena, at the same place on all ranks. Each rank owns a slice,
 //                 reads it from all inputs in rank order and writes the result to all outputs. A
-//                 meeting before (everybody's data is there) and one behind (all is written). 2 S
+//                 barrier before (everybody's data is there) and one behind (all is written). 2 S
 //                 of traffic per rank for an all-reduce, the floor; reduce-scatter, all-gather and
 //                 broadcast move each byte once.
-//   two_shot_stage   ordinary tensors, piece by piece: copied into the own stage, the same as above
+//   two_shot_stage   ordinary tensors, chunk by chunk: copied into the own stage, the same as above
 //                 on the stages, and copied out. 6 S.
 //   one_shot_stage   small ones: copied into the stage, then every rank reduces all of them for
-//                 itself. One meeting: stages take turns, and whoever comes to the next meeting has
+//                 itself. One barrier: stages take turns, and whoever comes to the next barrier has
 //                 read those of the one before. (N + 3) S.
-//   stage         the other collectives of ordinary tensors: in, one meeting, out.
+//   stage         the other collectives of ordinary tensors: in, one barrier, out.
 //
 // All of them are the ordered schedules (one_shot, two_shot, direct): the bits are those of the
 // CPU. Sums with factors per rank go through the stage, scaled on their way in.
 //
-// A captured graph may run at any time: its operations use a stage of their own, and meet behind
-// their work too.
+// A captured graph may run at any time: its operations use a stage of their own, and have a barrier
+// behind their work too.
 //
 // Memory: stages are the communicator's; nothing is owned here. Threads: whoever holds its lock.
 #pragma once
@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "comm/collective/request.h"
-#include "cuda/mapped/rank_meeting.h"
+#include "cuda/mapped/rank_barrier.h"
 #include "cuda/mapped/shared_regions.h"
 
 namespace dpcore {
@@ -41,8 +41,8 @@ const char* name_of(PushPath path, Collective collective, int world);
 
 struct PushPlan {
   PushPath path = PushPath::none;
-  SharedRegions::Place input;   // where others read, if they do
-  SharedRegions::Place output;  // where others write
+  SharedRegions::Address input;   // where others read, if they do
+  SharedRegions::Address output;  // where others write
 };
 
 // What the operation takes; `none` for those that are lists of moves. Ranks that call alike, with
@@ -54,11 +54,11 @@ uint64_t layout_of(const PushPlan& plan);
 
 class PushCollectives {
  public:
-  static constexpr size_t kSlotBytes = size_t{16} << 20;
-  static constexpr int kSlots = 3;  // two that take turns, one of captured operations
+  static constexpr size_t kPushStageBytes = size_t{16} << 20;
+  static constexpr int kPushStages = 3;  // two that take turns, one of captured operations
 
-  // `stages`: kSlots * kSlotBytes of every rank, as this device sees them.
-  PushCollectives(Device& device, Device::Stream stream, RankMeeting& meeting, int rank,
+  // `stages`: kPushStages * kPushStageBytes of every rank, as this device sees them.
+  PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier, int rank,
                   std::vector<std::byte*> stages);
   // Puts all of it into the stream.
   void run(const Request& request, const PushPlan& plan, bool captured);
@@ -71,8 +71,8 @@ class PushCollectives {
   void broadcast(const Request& request);
 
   int world() const { return static_cast<int>(stages_.size()); }
-  void next_slot();
-  std::byte* slot_of(int r) const;
+  void next_stage();
+  std::byte* stage_of(int r) const;
   void copy(void* to, const void* from, size_t bytes);
   void bring_in(const Request& request, std::byte* to, const std::byte* from, size_t elements);
   ReduceSpec spec_of(const Request& request) const;
@@ -80,11 +80,11 @@ class PushCollectives {
 
   Device& device_;
   Device::Stream stream_;
-  RankMeeting& meeting_;
+  RankBarrier& barrier_;
   int rank_;
   std::vector<std::byte*> stages_;
   int turn_ = 0;
-  int slot_ = 0;
+  int stage_ = 0;
   bool captured_ = false;
   std::vector<const void*> in_;
   std::vector<void*> out_;

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "comm/base/fnv.h"
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "cuda/mapped/push_collectives.h"
 
 namespace dpcore {
@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::string_view, kPushPaths> kNames = {
     path_name::kMoves, path_name::kDirectPush, path_name::kTwoShotStage, path_name::kOneShotStage,
     path_name::kDirectStage};
-// Up to here, counted over all readers, one more meeting costs more than reading everything.
+// Up to here, counted over all readers, one more barrier costs more than reading everything.
 constexpr size_t kOneShotBytes = size_t{1} << 20;
 
 bool is_small(const Request& request, int world) {
@@ -21,7 +21,9 @@ bool is_small(const Request& request, int world) {
 }
 
 bool has_schedule(Collective collective, const std::string& algorithm) {
-  if (algorithm == "auto") return true;
+  if (algorithm == "auto") {
+    return true;
+  }
   switch (collective) {
     case Collective::all_reduce:
       return algorithm == "two_shot" || algorithm == "one_shot";
@@ -62,12 +64,14 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
                         (algorithm == "one_shot" || is_small(request, world));
   plan.path = one_shot ? PushPath::one_shot_stage
                        : (reduces_whole ? PushPath::two_shot_stage : PushPath::stage);
-  if (one_shot || request.op == ReduceOp::premul_sum) return plan;
+  if (one_shot || request.op == ReduceOp::premul_sum) {
+    return plan;
+  }
   const auto all_parts = [&](const std::vector<uint64_t>& parts) {
     return part_begin_of(request, parts, world) * element;
   };
-  SharedRegions::Place input;
-  SharedRegions::Place output;
+  SharedRegions::Address input;
+  SharedRegions::Address output;
   bool is_direct = false;
   if (reduces_whole) {
     input = regions.find(request.input, whole);
@@ -83,14 +87,16 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
     output = regions.find(request.output, whole);
     is_direct = output && request.input == request.output;
   }
-  if (is_direct) plan = {PushPath::direct_push, input, output};
+  if (is_direct) {
+    plan = {PushPath::direct_push, input, output};
+  }
   return plan;
 }
 
 uint64_t layout_of(const PushPlan& plan) {
   Fnv hash;
-  for (const SharedRegions::Place* place : {&plan.input, &plan.output}) {
-    hash.add(*place ? place->region->id + 1 : 0).add(place->offset);
+  for (const SharedRegions::Address* address : {&plan.input, &plan.output}) {
+    hash.add(*address ? address->region->id + 1 : 0).add(address->offset);
   }
   return hash.add(static_cast<uint64_t>(plan.path)).value();
 }

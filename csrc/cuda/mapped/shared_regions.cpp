@@ -51,7 +51,9 @@ std::shared_ptr<std::byte> offered_here(std::byte* memory, const std::shared_ptr
 
 // Null for memory of another process.
 std::shared_ptr<std::byte> taken_here(const MemoryHandle& handle) {
-  if (handle.process != process_mark()) return nullptr;
+  if (handle.process != process_mark()) {
+    return nullptr;
+  }
   const std::lock_guard<std::mutex> lock(offers().mutex);
   const auto found = offers().memory.find(handle.address);
   return found == offers().memory.end() ? nullptr : found->second.lock();
@@ -60,7 +62,7 @@ std::shared_ptr<std::byte> taken_here(const MemoryHandle& handle) {
 }  // namespace
 
 // What ranks tell each other of a region.
-struct SharedRegions::Card {
+struct SharedRegions::RankInfo {
   MemoryHandle handle;
   uint64_t bytes = 0;
   uint64_t dropped[kDroppedAtOnce] = {};  // ids + 1 of what this rank has no use for
@@ -74,11 +76,15 @@ SharedRegion::SharedRegion(std::shared_ptr<Device> of, uint64_t number, size_t s
 SharedRegion::~SharedRegion() {
   if (abandoned) {
     new std::shared_ptr<std::byte>(std::move(memory));
-    for (auto& theirs : held) new std::shared_ptr<std::byte>(std::move(theirs));
+    for (auto& theirs : held) {
+      new std::shared_ptr<std::byte>(std::move(theirs));
+    }
     return;
   }
   at_the_end(*device, [this] {
-    if (is_programs && !settled) device->settle();
+    if (is_programs && !settled) {
+      device->settle();
+    }
     forget_peers();
     memory.reset();
   });
@@ -86,7 +92,9 @@ SharedRegion::~SharedRegion() {
 
 void SharedRegion::forget_peers() {
   for (size_t r = 0; r < at.size(); ++r) {
-    if (at[r] != nullptr && at[r] != own && !held[r]) device->forget_memory(at[r]);
+    if (at[r] != nullptr && at[r] != own && !held[r]) {
+      device->forget_memory(at[r]);
+    }
   }
   at.clear();
   held.clear();
@@ -101,11 +109,15 @@ SharedRegions::SharedRegions(std::shared_ptr<Communicator> control, std::shared_
   const char* wish = std::getenv("DPCORE_CUDA_MEMORY");
   Hello own;
   own.support = device_->memory_support();
-  if (wish != nullptr) std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  if (wish != nullptr) {
+    std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
+  }
   std::vector<Hello> all(static_cast<size_t>(control_->world()));
   gather(&own, sizeof(own), all.data());
   std::vector<MemorySupport> supports;
-  for (const Hello& hello : all) supports.push_back(hello.support);
+  for (const Hello& hello : all) {
+    supports.push_back(hello.support);
+  }
   kind_ = choose_memory(supports, all.front().wish);
 }
 
@@ -135,28 +147,29 @@ std::shared_ptr<const SharedRegion> SharedRegions::add(size_t bytes) {
 
 void SharedRegions::share(SharedRegion& region) {
   std::string problem;
-  const Card own = offer(region, problem);
+  const RankInfo own = offer(region, problem);
   const Descriptor exported(own.handle.descriptor);  // every rank gets a copy
-  std::vector<Card> cards(static_cast<size_t>(control_->world()));
-  gather(&own, sizeof(own), cards.data());
-  let_go_of_dropped(cards);
-  if (std::none_of(cards.begin(), cards.end(), [](const Card& card) { return card.failed != 0; })) {
+  std::vector<RankInfo> infos(static_cast<size_t>(control_->world()));
+  gather(&own, sizeof(own), infos.data());
+  let_go_of_dropped(infos);
+  if (std::none_of(infos.begin(), infos.end(),
+                   [](const RankInfo& info) { return info.failed != 0; })) {
     try {
-      map_peers(region, cards, exported.get());
+      map_peers(region, infos, exported.get());
     } catch (const Error& error) {
       problem = error.what();
     }
   }
   // How it went everywhere. Also the moment from which on nobody has mapped what was let go.
   const uint8_t failed = problem.empty() ? 0 : 1;
-  std::vector<uint8_t> who_failed(cards.size());
+  std::vector<uint8_t> who_failed(infos.size());
   gather(&failed, 1, who_failed.data());
-  check(cards, who_failed, problem);
+  check(infos, who_failed, problem);
 }
 
 // Takes the memory. `problem`: why there is none.
-SharedRegions::Card SharedRegions::offer(SharedRegion& region, std::string& problem) {
-  Card own;
+SharedRegions::RankInfo SharedRegions::offer(SharedRegion& region, std::string& problem) {
+  RankInfo own;
   own.bytes = region.bytes;
   try {
     region.own = device_->allocate_shared(std::max<size_t>(region.bytes, 1), kind_);
@@ -172,47 +185,51 @@ SharedRegions::Card SharedRegions::offer(SharedRegion& region, std::string& prob
   const std::lock_guard<std::mutex> lock(mutex_);
   int n = 0;
   for (const auto& known : regions_) {
-    if (known->dropped && n < kDroppedAtOnce) own.dropped[n++] = known->id + 1;
+    if (known->dropped && n < kDroppedAtOnce) {
+      own.dropped[n++] = known->id + 1;
+    }
   }
   return own;
 }
 
-void SharedRegions::map_peers(SharedRegion& region, std::vector<Card>& cards, int exported) {
-  std::vector<Descriptor> handles(cards.size());
-  if (kind_ == MemoryKind::descriptor && cards.size() > 1) {
+void SharedRegions::map_peers(SharedRegion& region, std::vector<RankInfo>& infos, int exported) {
+  std::vector<Descriptor> handles(infos.size());
+  if (kind_ == MemoryKind::descriptor && infos.size() > 1) {
     handles =
-        exchange_descriptors(cards.front().socket, control_->rank(), control_->world(), exported,
+        exchange_descriptors(infos.front().socket, control_->rank(), control_->world(), exported,
                              now_ns() + static_cast<int64_t>(timeout_s_ * 1e9), interrupt_);
   }
-  region.at.assign(cards.size(), nullptr);
-  region.held.resize(cards.size());
-  for (size_t r = 0; r < cards.size(); ++r) {
+  region.at.assign(infos.size(), nullptr);
+  region.held.resize(infos.size());
+  for (size_t r = 0; r < infos.size(); ++r) {
     if (static_cast<int>(r) == control_->rank()) {
       region.at[r] = region.own;
       continue;
     }
-    cards[r].handle.descriptor = handles[r].get();
-    region.held[r] = taken_here(cards[r].handle);
-    region.at[r] = device_->map_memory(cards[r].handle);
+    infos[r].handle.descriptor = handles[r].get();
+    region.held[r] = taken_here(infos[r].handle);
+    region.at[r] = device_->map_memory(infos[r].handle);
   }
 }
 
 // The same verdict on all ranks.
-void SharedRegions::check(const std::vector<Card>& cards, const std::vector<uint8_t>& who_failed,
-                          const std::string& problem) {
-  for (size_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].bytes != cards.front().bytes) {
-      throw Mismatch("rank 0 asks for " + std::to_string(cards.front().bytes) +
+void SharedRegions::check(const std::vector<RankInfo>& infos,
+                          const std::vector<uint8_t>& who_failed, const std::string& problem) {
+  for (size_t r = 0; r < infos.size(); ++r) {
+    if (infos[r].bytes != infos.front().bytes) {
+      throw Mismatch("rank 0 asks for " + std::to_string(infos.front().bytes) +
                      " bytes of shared device memory, rank " + std::to_string(r) + " for " +
-                     std::to_string(cards[r].bytes) +
+                     std::to_string(infos[r].bytes) +
                      ": all ranks have to ask for as much, in the same order");
     }
   }
-  if (!problem.empty()) throw Unsupported(problem);
+  if (!problem.empty()) {
+    throw Unsupported(problem);
+  }
   const auto failed = std::find(who_failed.begin(), who_failed.end(), 1);
   if (failed != who_failed.end()) {
     throw Unsupported("rank " + std::to_string(failed - who_failed.begin()) +
-                      " could not take or map " + std::to_string(cards.front().bytes) +
+                      " could not take or map " + std::to_string(infos.front().bytes) +
                       " bytes of shared device memory; its own error says why");
   }
 }
@@ -220,12 +237,12 @@ void SharedRegions::check(const std::vector<Card>& cards, const std::vector<uint
 // Regions that no rank has a use for. All ranks are here, and none goes on before this one has come
 // to the end of share(): so waiting for the device waits for no rank, also where ranks are threads
 // of one process and share it.
-void SharedRegions::let_go_of_dropped(const std::vector<Card>& cards) {
+void SharedRegions::let_go_of_dropped(const std::vector<RankInfo>& infos) {
   leaving_.clear();  // by now all have forgotten them
   const auto is_kept = [&](const std::shared_ptr<SharedRegion>& known) {
-    return !std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
-      return std::find(std::begin(card.dropped), std::end(card.dropped), known->id + 1) !=
-             std::end(card.dropped);
+    return !std::all_of(infos.begin(), infos.end(), [&](const RankInfo& info) {
+      return std::find(std::begin(info.dropped), std::end(info.dropped), known->id + 1) !=
+             std::end(info.dropped);
     });
   };
   std::vector<std::shared_ptr<SharedRegion>> dropped;
@@ -235,13 +252,17 @@ void SharedRegions::let_go_of_dropped(const std::vector<Card>& cards) {
     dropped.assign(std::make_move_iterator(first), std::make_move_iterator(regions_.end()));
     regions_.erase(first, regions_.end());
   }
-  if (dropped.empty()) return;
+  if (dropped.empty()) {
+    return;
+  }
   device_->settle();
   for (const auto& region : dropped) {
     region->settled = true;
     region->forget_peers();
   }
-  if (kind_ == MemoryKind::ipc) leaving_ = std::move(dropped);
+  if (kind_ == MemoryKind::ipc) {
+    leaving_ = std::move(dropped);
+  }
 }
 
 std::shared_ptr<std::byte> SharedRegions::memory_of(std::shared_ptr<const SharedRegion> region) {
@@ -253,7 +274,7 @@ std::shared_ptr<std::byte> SharedRegions::memory_of(std::shared_ptr<const Shared
           }};
 }
 
-SharedRegions::Place SharedRegions::find(const void* memory, size_t bytes) const {
+SharedRegions::Address SharedRegions::find(const void* memory, size_t bytes) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& region : regions_) {
     const auto offset = static_cast<size_t>(static_cast<const std::byte*>(memory) - region->own);
@@ -266,13 +287,17 @@ SharedRegions::Place SharedRegions::find(const void* memory, size_t bytes) const
 
 void SharedRegions::forget_peers() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& region : regions_) region->forget_peers();
+  for (const auto& region : regions_) {
+    region->forget_peers();
+  }
 }
 
 void SharedRegions::abandon() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto* list : {&regions_, &leaving_}) {
-    for (const auto& region : *list) region->abandoned.store(true);
+    for (const auto& region : *list) {
+      region->abandoned.store(true);
+    }
   }
 }
 

@@ -1,7 +1,7 @@
 // The arena of a device communicator: memory of the devices that all ranks have mapped, a region
 // for each call of add(), which all ranks make in the same order and with as many bytes.
 //
-// So a place in a region means the same on all ranks: where this rank's tensor lies says where
+// So an offset in a region means the same on all ranks: where this rank's tensor lies says where
 // everybody's does, and nobody has to ask. The way to the memory is chosen once (memory_choice.h).
 //
 // Memory: a region belongs to its rank and to all that have it mapped: behind a descriptor it lives
@@ -47,7 +47,7 @@ struct SharedRegion {
 
 class SharedRegions {
  public:
-  struct Place {  // of a tensor
+  struct Address {  // of a tensor, on every rank
     std::shared_ptr<const SharedRegion> region;
     size_t offset = 0;
     std::byte* on(int r) const { return region->at[static_cast<size_t>(r)] + offset; }
@@ -63,7 +63,7 @@ class SharedRegions {
   std::shared_ptr<const SharedRegion> add(size_t bytes);
   // The same as memory of a tensor, which may outlive the communicator.
   static std::shared_ptr<std::byte> memory_of(std::shared_ptr<const SharedRegion> region);
-  Place find(const void* memory, size_t bytes) const;
+  Address find(const void* memory, size_t bytes) const;
 
   MemoryKind kind() const { return kind_; }
   // With the device current; no work of this rank uses memory of others any more.
@@ -72,14 +72,14 @@ class SharedRegions {
   void abandon();
 
  private:
-  struct Card;
+  struct RankInfo;
   void gather(const void* own, size_t bytes, void* all);
   void share(SharedRegion& region);
-  Card offer(SharedRegion& region, std::string& problem);
-  void map_peers(SharedRegion& region, std::vector<Card>& cards, int exported);
-  static void check(const std::vector<Card>& cards, const std::vector<uint8_t>& who_failed,
+  RankInfo offer(SharedRegion& region, std::string& problem);
+  void map_peers(SharedRegion& region, std::vector<RankInfo>& infos, int exported);
+  static void check(const std::vector<RankInfo>& infos, const std::vector<uint8_t>& who_failed,
                     const std::string& problem);
-  void let_go_of_dropped(const std::vector<Card>& cards);
+  void let_go_of_dropped(const std::vector<RankInfo>& infos);
 
   std::shared_ptr<Communicator> control_;
   std::shared_ptr<Device> device_;

@@ -14,14 +14,18 @@ void NcclCommunicator::end_group() { check(library_.GroupEnd(), "ncclGroupEnd");
 // Within a group a call can only be noted down: in progress is what it is until the group ends. One
 // that stays open would keep whatever this thread calls of NCCL from here on.
 void NcclCommunicator::check_in_group(int result, const char* call) {
-  if (result == nccl::kSuccess || result == nccl::kInProgress) return;
+  if (result == nccl::kSuccess || result == nccl::kInProgress) {
+    return;
+  }
   const std::string why = failure_of(call, result);
   library_.GroupEnd();
   throw Error(why);
 }
 
 void NcclCommunicator::check_not_aborted() const {
-  if (comm_ == nullptr) throw Error(describe() + ": the communicator was aborted");
+  if (comm_ == nullptr) {
+    throw Error(describe() + ": the communicator was aborted");
+  }
 }
 
 void NcclCommunicator::send(const void* data, size_t bytes, int to) {
@@ -33,7 +37,9 @@ void NcclCommunicator::receive(void* data, size_t bytes, int from) {
 }
 
 void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
-  if (to != from && bytes > 0) device_->copy(stream_, to, from, bytes);
+  if (to != from && bytes > 0) {
+    device_->copy(stream_, to, from, bytes);
+  }
 }
 
 void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
@@ -82,7 +88,9 @@ void NcclCommunicator::enqueue(const Request& request) {
 
 // Which algorithm NCCL takes is its secret; exchanges are messages between every two ranks.
 const char* NcclCommunicator::path_of(const Request& request) const {
-  if (request.program) return path_name::kMoves;
+  if (request.program) {
+    return path_name::kMoves;
+  }
   switch (request.collective) {
     case Collective::gather:
     case Collective::scatter:
@@ -121,7 +129,9 @@ void NcclCommunicator::run_reduction(const Request& request) {
     begin_group();
     for (int r = 0; r < world(); ++r) {
       const size_t part = part_of(request, request.input_parts, r);
-      if (part == 0) continue;
+      if (part == 0) {
+        continue;
+      }
       const std::byte* from =
           in + part_begin_of(request, request.input_parts, r) * size_of(request.dtype);
       check_in_group(
@@ -130,7 +140,9 @@ void NcclCommunicator::run_reduction(const Request& request) {
     }
     end_group();
   }
-  if (makes_op) check(library_.RedOpDestroy(op, comm_), "ncclRedOpDestroy");
+  if (makes_op) {
+    check(library_.RedOpDestroy(op, comm_), "ncclRedOpDestroy");
+  }
 }
 
 void NcclCommunicator::run_copies(const Request& request) {
@@ -147,7 +159,9 @@ void NcclCommunicator::run_copies(const Request& request) {
     begin_group();
     for (int r = 0; r < world(); ++r) {
       const size_t bytes = part_of(request, request.output_parts, r) * element;
-      if (bytes == 0) continue;
+      if (bytes == 0) {
+        continue;
+      }
       std::byte* to = request.output + part_begin_of(request, request.output_parts, r) * element;
       check_in_group(library_.Broadcast(request.input, to, bytes, nccl::kInt8, r, comm_, stream_),
                      "ncclBroadcast");
@@ -166,7 +180,9 @@ void NcclCommunicator::run_exchange(const Request& request) {
   if (all && input == request.output && world() > 1) {
     // What leaves must be safe before anything arrives in its place.
     const size_t bytes = request.count * static_cast<size_t>(world()) * element;
-    if (bytes == 0) return;
+    if (bytes == 0) {
+      return;
+    }
     std::byte* copy = scratch(bytes);
     device_->copy(stream_, copy, input, bytes);
     input = copy;
@@ -190,12 +206,20 @@ void NcclCommunicator::run_exchange(const Request& request) {
   };
   begin_group();
   for (int r = 0; r < world(); ++r) {
-    if (r == rank()) continue;
-    if (sends_to(r) && bytes_to(r) > 0) send(outgoing(r), bytes_to(r), r);
-    if (receives_from(r) && bytes_from(r) > 0) receive(incoming(r), bytes_from(r), r);
+    if (r == rank()) {
+      continue;
+    }
+    if (sends_to(r) && bytes_to(r) > 0) {
+      send(outgoing(r), bytes_to(r), r);
+    }
+    if (receives_from(r) && bytes_from(r) > 0) {
+      receive(incoming(r), bytes_from(r), r);
+    }
   }
   end_group();
-  if (all || is_root) copy_own(incoming(rank()), outgoing(rank()), bytes_from(rank()));
+  if (all || is_root) {
+    copy_own(incoming(rank()), outgoing(rank()), bytes_from(rank()));
+  }
 }
 
 }  // namespace dpcore

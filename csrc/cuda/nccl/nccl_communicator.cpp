@@ -29,7 +29,9 @@ constexpr int kSharesGpuFrom = 23003;  // NCCL 2.30.3
 class AlgorithmInEnvironment {
  public:
   explicit AlgorithmInEnvironment(const std::string& value) : holds_(!value.empty()) {
-    if (!holds_) return;
+    if (!holds_) {
+      return;
+    }
     const std::lock_guard<std::mutex> lock(mutex());
     if (holders() > 0 && value != wanted()) {
       throw Error("another communicator is just being made with NCCL_ALGO=" + wanted() +
@@ -43,9 +45,13 @@ class AlgorithmInEnvironment {
     }
   }
   ~AlgorithmInEnvironment() {
-    if (!holds_) return;
+    if (!holds_) {
+      return;
+    }
     const std::lock_guard<std::mutex> lock(mutex());
-    if (--holders() > 0) return;
+    if (--holders() > 0) {
+      return;
+    }
     if (before()) {
       setenv(kName, before()->c_str(), 1);
     } else {
@@ -76,12 +82,16 @@ class AlgorithmInEnvironment {
 
 // From 2.24 on a value without a function is for all of them, and not all have a tree.
 std::string environment_of(const std::string& algorithm, int version) {
-  if (algorithm == "ring") return "Ring";
-  if (algorithm == "tree") return version >= 22400 ? "Ring;allreduce:Tree" : "Tree";
+  if (algorithm == "ring") {
+    return "Ring";
+  }
+  if (algorithm == "tree") {
+    return version >= 22400 ? "Ring;allreduce:Tree" : "Tree";
+  }
   return "";
 }
 
-struct Card {  // what ranks tell each other before they meet
+struct RankInfo {  // what ranks tell each other before they meet
   int version = 0;
   char uuid[60] = {};
 };
@@ -123,14 +133,18 @@ void NcclCommunicator::meet() {
   try {
     exchange_and_connect();
   } catch (const Error& problem) {  // the others would wait for this rank
-    if (!group().failed()) watch_->fail(ErrorKind::other, rank(), problem.what());
+    if (!group().failed()) {
+      watch_->fail(ErrorKind::other, rank(), problem.what());
+    }
     throw;
   }
 }
 
 void NcclCommunicator::exchange_and_connect() {
   nccl::UniqueId id{};
-  if (rank() == 0) check(library_.GetUniqueId(&id), "ncclGetUniqueId");
+  if (rank() == 0) {
+    check(library_.GetUniqueId(&id), "ncclGetUniqueId");
+  }
   Request request;
   request.collective = Collective::broadcast;
   request.output = reinterpret_cast<std::byte*>(&id);
@@ -141,29 +155,29 @@ void NcclCommunicator::exchange_and_connect() {
 }
 
 void NcclCommunicator::compare_with_others() {
-  Card own;
+  RankInfo own;
   own.version = library_.version;
   device_->uuid().copy(own.uuid, sizeof(own.uuid) - 1);
-  std::vector<Card> cards(world());
+  std::vector<RankInfo> infos(world());
   Request request;
   request.collective = Collective::all_gather;
-  request.count = sizeof(Card);
+  request.count = sizeof(RankInfo);
   request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(cards.data());
+  request.output = reinterpret_cast<std::byte*>(infos.data());
   control_->run(std::move(request), "auto", options_.interrupt);
   const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const bool may_share =
       library_.version >= kSharesGpuFrom && allowed != nullptr && std::strcmp(allowed, "1") == 0;
   for (int a = 0; a < world(); ++a) {
-    if (cards[a].version != cards[0].version) {
-      throw RendezvousError("rank 0 found NCCL " + nccl::version_text(cards[0].version) +
+    if (infos[a].version != infos[0].version) {
+      throw RendezvousError("rank 0 found NCCL " + nccl::version_text(infos[0].version) +
                             ", rank " + std::to_string(a) + " found " +
-                            nccl::version_text(cards[a].version) +
+                            nccl::version_text(infos[a].version) +
                             "; set DPCORE_NCCL_LIBRARY to the same on all ranks (this is rank " +
                             std::to_string(rank()) + " with " + describe() + ")");
     }
     for (int b = 0; b < a && !may_share; ++b) {
-      if (std::strcmp(cards[a].uuid, cards[b].uuid) == 0) {
+      if (std::strcmp(infos[a].uuid, infos[b].uuid) == 0) {
         throw Unsupported("ranks " + std::to_string(b) + " and " + std::to_string(a) +
                           " are on one GPU, which " + describe() +
                           " refuses: give each rank a GPU of its own (torch.cuda.set_device), "
@@ -176,7 +190,7 @@ void NcclCommunicator::compare_with_others() {
 void NcclCommunicator::connect(const nccl::UniqueId& id) {
   const AlgorithmInEnvironment held(environment_of(options_.algorithm, library_.version));
   const std::lock_guard<std::mutex> lock(calls_);
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   nccl::Config config;
   nccl::CommPtr comm = nullptr;
   const int result = library_.CommInitRankConfig(&comm, world(), id, rank(), &config);
@@ -189,7 +203,9 @@ void NcclCommunicator::connect(const nccl::UniqueId& id) {
 
 std::shared_ptr<StreamCommunicator> NcclCommunicator::split(int color, int key) {
   auto control = split_control(color, key);
-  if (!control) return nullptr;
+  if (!control) {
+    return nullptr;
+  }
   std::shared_ptr<NcclCommunicator> part(
       new NcclCommunicator(std::move(control), device_, options_, library_));
   part->meet();
@@ -205,7 +221,9 @@ std::string NcclCommunicator::failure_of(const char* call, int result) const {
 std::string NcclCommunicator::last_error(int result) const {
   std::string text = library_.GetErrorString(result);
   const char* detail = library_.GetLastError(nullptr);
-  if (detail != nullptr && *detail != '\0') text += std::string(": ") + detail;
+  if (detail != nullptr && *detail != '\0') {
+    text += std::string(": ") + detail;
+  }
   return text + " (NCCL_DEBUG=INFO says more)";
 }
 
@@ -221,17 +239,27 @@ void NcclCommunicator::check(int result, const char* call) {
 void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
   const int64_t brief_until_ns = now_ns() + kBriefNs;
   while (true) {
-    if (comm_ == nullptr) group().raise_failure();  // it was aborted from under the call
+    if (comm_ == nullptr) {
+      group().raise_failure();  // it was aborted from under the call
+    }
     int state = nccl::kSuccess;
     const int result = library_.CommGetAsyncError(comm_, &state);
-    if (result != nccl::kSuccess) state = result;
-    if (state == nccl::kSuccess) return;
-    if (state != nccl::kInProgress) throw Error(failure_of(call, state));
+    if (result != nccl::kSuccess) {
+      state = result;
+    }
+    if (state == nccl::kSuccess) {
+      return;
+    }
+    if (state != nccl::kInProgress) {
+      throw Error(failure_of(call, state));
+    }
     if (now_ns() < brief_until_ns) {
       std::this_thread::yield();
       continue;
     }
-    if (group().adopt_failure_of_peer() || group().failed()) group().raise_failure();
+    if (group().adopt_failure_of_peer() || group().failed()) {
+      group().raise_failure();
+    }
     if (now_ns() > deadline_ns) {
       watch_->fail(ErrorKind::timeout, -1,
                    std::string(call) + " of " + describe() + " has waited " +
@@ -248,19 +276,27 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
         group().raise_failure();
       }
     }
-    if (options_.interrupt) options_.interrupt();
+    if (options_.interrupt) {
+      options_.interrupt();
+    }
     std::this_thread::sleep_for(kNap);
   }
 }
 
 StreamWatch::Trouble NcclCommunicator::trouble() {
   const std::unique_lock<std::mutex> lock(calls_, std::try_to_lock);
-  if (!lock.owns_lock() || comm_ == nullptr) return {};  // whoever is in a call looks itself
+  if (!lock.owns_lock() || comm_ == nullptr) {
+    return {};  // whoever is in a call looks itself
+  }
   int state = nccl::kSuccess;
   const int result = library_.CommGetAsyncError(comm_, &state);
-  if (result != nccl::kSuccess) state = result;
+  if (result != nccl::kSuccess) {
+    state = result;
+  }
   const bool fine = state == nccl::kSuccess || state == nccl::kInProgress;
-  if (fine) return {};
+  if (fine) {
+    return {};
+  }
   return {describe() + " reports: " + last_error(state)};
 }
 
@@ -269,13 +305,19 @@ StreamWatch::Trouble NcclCommunicator::trouble() {
 void NcclCommunicator::stop() {
   std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
   const int64_t deadline = now_ns() + kCallPatienceNs;
-  while (!calls.try_lock() && now_ns() < deadline) std::this_thread::sleep_for(kNap);
-  if (const nccl::CommPtr comm = comm_.exchange(nullptr)) library_.CommAbort(comm);
+  while (!calls.try_lock() && now_ns() < deadline) {
+    std::this_thread::sleep_for(kNap);
+  }
+  if (const nccl::CommPtr comm = comm_.exchange(nullptr)) {
+    library_.CommAbort(comm);
+  }
 }
 
 void NcclCommunicator::release() {
   const std::lock_guard<std::mutex> lock(calls_);
-  if (comm_ == nullptr) return;
+  if (comm_ == nullptr) {
+    return;
+  }
   bool is_final = true;
   try {
     check(library_.CommFinalize(comm_), "ncclCommFinalize");
@@ -283,7 +325,9 @@ void NcclCommunicator::release() {
     is_final = false;
   }
   const nccl::CommPtr comm = comm_.exchange(nullptr);
-  if (comm != nullptr) (is_final ? library_.CommDestroy : library_.CommAbort)(comm);
+  if (comm != nullptr) {
+    (is_final ? library_.CommDestroy : library_.CommAbort)(comm);
+  }
 }
 
 std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_t bytes) {
@@ -295,17 +339,25 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
   void* handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(calls_);
-    const CurrentDevice here(*device_);
+    const DeviceGuard here(*device_);
     const int result = library_.CommRegister(comm_, memory, bytes, &handle);
-    if (result != nccl::kSuccess && result != nccl::kInProgress) return nullptr;
+    if (result != nccl::kSuccess && result != nccl::kInProgress) {
+      return nullptr;
+    }
     check(result, "ncclCommRegister");
   }
-  if (handle == nullptr) return nullptr;
+  if (handle == nullptr) {
+    return nullptr;
+  }
   const auto deregister = [me = weak_from_this()](void* handle) {
     const auto alive = std::static_pointer_cast<NcclCommunicator>(me.lock());
-    if (!alive) return;
+    if (!alive) {
+      return;
+    }
     const std::lock_guard<std::mutex> lock(alive->calls_);
-    if (alive->comm_ != nullptr) alive->library_.CommDeregister(alive->comm_, handle);
+    if (alive->comm_ != nullptr) {
+      alive->library_.CommDeregister(alive->comm_, handle);
+    }
   };
   return {handle, deregister};
 }
@@ -313,7 +365,9 @@ std::shared_ptr<void> NcclCommunicator::register_memory(std::byte* memory, size_
 // ---- which algorithm -------------------------------------------------------------------------
 
 void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
-  if (request.collective == Collective::barrier) return;
+  if (request.collective == Collective::barrier) {
+    return;
+  }
   if (!request.program) {
     const AskedAlgorithm asked =
         resolve_algorithm(request.collective, algorithm, options_.algorithm);
@@ -331,7 +385,9 @@ void NcclCommunicator::plan(Request& request, const std::string& algorithm) {
                                      request.collective, request.root);
     }
   }
-  if (!request.program) return;
+  if (!request.program) {
+    return;
+  }
   request.algorithm = request.program->hash;
   programs_.check_deterministic(request.program->schedule);
 }

@@ -28,7 +28,9 @@ std::vector<Candidate> candidates(const std::vector<std::string>& wheels) {
     return {{wish, kOverride}};  // whoever asks for one wants no other
   }
   std::vector<Candidate> list{{kName, "already loaded", RTLD_NOW | RTLD_NOLOAD}};
-  for (const std::string& wheel : wheels) list.push_back({wheel, "a wheel of NCCL"});
+  for (const std::string& wheel : wheels) {
+    list.push_back({wheel, "a wheel of NCCL"});
+  }
   list.push_back({kName, "the system"});
   return list;
 }
@@ -52,13 +54,17 @@ std::optional<std::string> fill(Library& library, void* handle) {
       library.path = info.dli_fname;
     }
     const int result = library.GetVersion(&library.version);
-    if (result != kSuccess) return "ncclGetVersion answers " + std::to_string(result);
+    if (result != kSuccess) {
+      return "ncclGetVersion answers " + std::to_string(result);
+    }
     if (library.version < kOldest) {
       return "it is NCCL " + version_text(library.version) + ", and " + version_text(kOldest) +
              " or newer is needed";
     }
   }
-  if (!missing.empty()) return "it lacks " + missing;
+  if (!missing.empty()) {
+    return "it lacks " + missing;
+  }
   return std::nullopt;
 }
 
@@ -76,7 +82,9 @@ Library load(const std::vector<std::string>& wheels) {
     library.path = candidate.path;
     library.found_by = candidate.found_by;
     const std::optional<std::string> problem = fill(library, handle);
-    if (!problem) return library;
+    if (!problem) {
+      return library;
+    }
     tried += *problem;
     dlclose(handle);
   }
@@ -89,7 +97,9 @@ Library load(const std::vector<std::string>& wheels) {
 }  // namespace
 
 std::string version_text(int version) {
-  if (version < 10000) version = version / 1000 * 10000 + version % 1000;  // 2804 was 2.8.4
+  if (version < 10000) {
+    version = version / 1000 * 10000 + version % 1000;  // 2804 was 2.8.4
+  }
   return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
          std::to_string(version % 100);
 }
@@ -102,7 +112,9 @@ const Library& library(const std::vector<std::string>& wheels) {
   static std::mutex mutex;
   static std::optional<Library> loaded;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!loaded) loaded = load(wheels);
+  if (!loaded) {
+    loaded = load(wheels);
+  }
   return *loaded;
 }
 

@@ -60,7 +60,9 @@ inline std::optional<Reduction> reduction_of(DType dtype, ReduceOp op) {
       result.op = kAvg;
       return result;
     case ReduceOp::prod:
-      if (is_complex) return std::nullopt;
+      if (is_complex) {
+        return std::nullopt;
+      }
       result.op = dtype == DType::boolean ? kMin : kProd;
       return result;
     case ReduceOp::min:
@@ -71,7 +73,9 @@ inline std::optional<Reduction> reduction_of(DType dtype, ReduceOp op) {
       return result;
     case ReduceOp::bor:
     case ReduceOp::band:
-      if (dtype != DType::boolean) return std::nullopt;
+      if (dtype != DType::boolean) {
+        return std::nullopt;
+      }
       result.op = op == ReduceOp::bor ? kMax : kMin;
       return result;
     case ReduceOp::bxor:
@@ -88,10 +92,18 @@ struct Scalar {
 inline Scalar scalar_of(Type type, double value) {
   Scalar scalar;
   const auto put = [&scalar](auto x) { memcpy(scalar.bytes, &x, sizeof(x)); };
-  if (type == kFloat64) put(value);
-  if (type == kFloat32) put(static_cast<float>(value));
-  if (type == kFloat16) put(element::Float16::store(static_cast<float>(value)));
-  if (type == kBfloat16) put(element::BFloat16::store(static_cast<float>(value)));
+  if (type == kFloat64) {
+    put(value);
+  }
+  if (type == kFloat32) {
+    put(static_cast<float>(value));
+  }
+  if (type == kFloat16) {
+    put(element::Float16::store(static_cast<float>(value)));
+  }
+  if (type == kBfloat16) {
+    put(element::BFloat16::store(static_cast<float>(value)));
+  }
   return scalar;
 }
 

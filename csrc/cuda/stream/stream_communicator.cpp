@@ -40,8 +40,10 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
       options_(std::move(options)),
       programs_(control_->rank(), control_->world(), {}, options_.deterministic) {
   check_algorithm_name(options_.algorithm);
-  if (!options_.trace) options_.trace = std::make_shared<DeviceTrace>(device_);
-  const CurrentDevice here(*device_);
+  if (!options_.trace) {
+    options_.trace = std::make_shared<DeviceTrace>(device_);
+  }
+  const DeviceGuard here(*device_);
   stream_ = device_->make_stream();
   entry_ = device_->make_event();
   black_box_ = control_->split(0, control_->rank(), options_.interrupt);
@@ -50,28 +52,34 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
 StreamCommunicator::~StreamCommunicator() {
   let_go_of_kept(true);
   at_the_end(*device_, [this] {
-    for (std::byte* memory : scratch_) device_->release_idle(memory);
+    for (std::byte* memory : scratch_) {
+      device_->release_idle(memory);
+    }
     device_->destroy_event(entry_);
     device_->destroy_stream(stream_);
   });
 }
 
 void StreamCommunicator::watch() {
-  StreamWatch::Upcalls upcalls{[this] { return trouble(); }, [this] { stop(); },
-                               [this] { return late_peer(); }, [this] { let_pass(); }};
-  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(upcalls));
+  StreamWatch::Callbacks callbacks{[this] { return trouble(); }, [this] { stop(); },
+                                   [this] { return late_peer(); }, [this] { let_pass(); }};
+  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(callbacks));
 }
 
 void StreamCommunicator::check_usable() const {
   control_->check_usable();
-  if (group().failed()) group().raise_failure();
+  if (group().failed()) {
+    group().raise_failure();
+  }
 }
 
 // ---- calls -----------------------------------------------------------------------------------
 
 DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_t bytes,
                                                  const Request* request) {
-  if (!trace().recording() || work.captured) return 0;
+  if (!trace().recording() || work.captured) {
+    return 0;
+  }
   TraceEvent event = event_of(work, bytes);
   if (request != nullptr) {
     event.path = path_of(*request);
@@ -86,11 +94,11 @@ DeviceTrace::Span StreamCommunicator::begin_span(const StreamWork& work, uint64_
 }
 
 template <class Enqueue>
-StreamCommunicator::Works StreamCommunicator::run(const Request* request, const Fingerprint& what,
-                                                  uint64_t bytes, std::string message,
-                                                  double timeout_s, Device::Stream current,
-                                                  Enqueue enqueue) {
-  const Works work = take_work();
+StreamCommunicator::Work StreamCommunicator::run(const Request* request, const Fingerprint& what,
+                                                 uint64_t bytes, std::string message,
+                                                 double timeout_s, Device::Stream current,
+                                                 Enqueue enqueue) {
+  const Work work = take_work();
   work->captured = capturing_;
   work->what = what;
   work->message = std::move(message);
@@ -98,7 +106,9 @@ StreamCommunicator::Works StreamCommunicator::run(const Request* request, const 
   work->number = work->message.empty() && !work->captured ? next_number_++ : next_number_;
   work->timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
   work->deadline_ns = now_ns() + to_ns(work->timeout_s);
-  if (work->message.empty() && !work->captured) watch_->announce(work->number, what, bytes);
+  if (work->message.empty() && !work->captured) {
+    watch_->announce(work->number, what, bytes);
+  }
   try {
     device_->record(entry_, current);
     device_->wait(stream_, entry_);
@@ -121,21 +131,21 @@ StreamCommunicator::Works StreamCommunicator::run(const Request* request, const 
   return work;
 }
 
-StreamCommunicator::Works StreamCommunicator::submit(Request request, const std::string& algorithm,
-                                                     Device::Stream current) {
+StreamCommunicator::Work StreamCommunicator::submit(Request request, const std::string& algorithm,
+                                                    Device::Stream current) {
   check_operator(request);
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();  // with the lock: behind what ended the stream, nothing may come
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
   return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
              request.timeout_s, current, [&] { enqueue(request); });
 }
 
-StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
-                                                     double timeout_s, Device::Stream current) {
+StreamCommunicator::Work StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
+                                                    double timeout_s, Device::Stream current) {
   std::string text;
   uint64_t bytes = 0;
   for (const StreamMessage& message : messages) {
@@ -148,26 +158,28 @@ StreamCommunicator::Works StreamCommunicator::submit(const std::vector<StreamMes
   let_go_of_kept(false);
   const std::lock_guard<std::mutex> lock(calls_);
   check_usable();
-  const CurrentDevice here(*device_);
+  const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
              [&] { enqueue(messages); });
 }
 
-StreamCommunicator::Works StreamCommunicator::take_work() {
+StreamCommunicator::Work StreamCommunicator::take_work() {
   auto fresh = [this] {
     auto work = std::make_shared<StreamWork>();
     work->device = device_;
     work->event = device_->make_event();
     return work;
   };
-  if (capturing_) return fresh();  // it is the graph's: nobody ever takes it again
+  if (capturing_) {
+    return fresh();  // it is the graph's: nobody ever takes it again
+  }
   // They end in the order in which they were taken: when these are busy, so are the others.
   for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
-    Works& candidate = pool_[(pool_at_ + i) % pool_.size()];
+    Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
     if (candidate.use_count() == 1 && candidate->is_complete()) {
       pool_at_ += i + 1;
-      const Works work = candidate;
+      const Work work = candidate;
       return work;
     }
   }
@@ -194,18 +206,20 @@ std::byte* StreamCommunicator::scratch(size_t bytes) {
 
 // ---- waiting ---------------------------------------------------------------------------------
 
-void StreamCommunicator::order(const Works& work, Device::Stream current) {
+void StreamCommunicator::order(const Work& work, Device::Stream current) {
   if (device_->is_caller(current)) {
     wait(work, 0, options_.interrupt);
     return;
   }
-  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
-  const CurrentDevice here(*device_);
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
+    group().raise_failure();
+  }
+  const DeviceGuard here(*device_);
   trace().waits(work->traced, current);
   device_->wait(current, work->event);
 }
 
-void StreamCommunicator::wait(const Works& work, double timeout_s,
+void StreamCommunicator::wait(const Work& work, double timeout_s,
                               const Engine::Interrupt& interrupt) {
   const int64_t begin = now_ns();
   const int64_t deadline = timeout_s > 0 ? begin + to_ns(timeout_s) : INT64_MAX;
@@ -221,7 +235,9 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
                      work->describe() + " was not complete " + std::to_string(timeout_s) +
                          " s after wait() began");
       }
-      if (interrupt) interrupt();
+      if (interrupt) {
+        interrupt();
+      }
       std::this_thread::sleep_for(nap);
       nap = std::min(2 * nap, std::chrono::microseconds(kLongestNap));
     }
@@ -237,17 +253,21 @@ void StreamCommunicator::wait(const Works& work, double timeout_s,
   exposed.begin_ns = begin;
   exposed.end_ns = now_ns();
   host_trace().add(exposed);
-  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) group().raise_failure();
+  if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
+    group().raise_failure();
+  }
 }
 
-void StreamCommunicator::keep(Works work, std::shared_ptr<void> memory) {
+void StreamCommunicator::keep(Work work, std::shared_ptr<void> memory) {
   const std::lock_guard<std::mutex> lock(keeping_);
   kept_.push_back({std::move(work), std::move(memory)});
   keeps_.store(true);
 }
 
 void StreamCommunicator::let_go_of_kept(bool all) {
-  if (!keeps_.load()) return;
+  if (!keeps_.load()) {
+    return;
+  }
   std::vector<Kept> done;  // ends without the lock: it may want that of Python
   const std::lock_guard<std::mutex> lock(keeping_);
   const auto is_needed = [all](const Kept& kept) { return !all && !kept.work->is_complete(); };
@@ -260,7 +280,9 @@ void StreamCommunicator::let_go_of_kept(bool all) {
 std::vector<TraceEvent> StreamCommunicator::stop_trace(uint64_t* dropped) {
   const int64_t deadline = now_ns() + to_ns(options_.timeout_s);
   return trace().stop(dropped, [&] {
-    if (options_.interrupt) options_.interrupt();
+    if (options_.interrupt) {
+      options_.interrupt();
+    }
     return group().failed() || closed() || now_ns() > deadline;
   });
 }
@@ -279,9 +301,11 @@ void StreamCommunicator::abort(const std::string& reason) {
 }
 
 void StreamCommunicator::close() {
-  if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) return;
+  if (closed_.exchange(true) || control_->endpoint().is_forked_copy()) {
+    return;
+  }
   const bool had_failed = group().failed();
-  std::optional<CurrentDevice> here;
+  std::optional<DeviceGuard> here;
   try {
     here.emplace(*device_);
   } catch (const Error&) {  // it is broken: what is in flight fails, and the rest ends as usual

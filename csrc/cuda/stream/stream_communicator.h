@@ -67,22 +67,21 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // How often operations took which path, where there are several.
   virtual std::map<std::string, uint64_t> paths() { return {}; }
 
-  using Works = std::shared_ptr<StreamWork>;
-  Works submit(Request request, const std::string& algorithm, Device::Stream current);
+  using Work = std::shared_ptr<StreamWork>;
+  Work submit(Request request, const std::string& algorithm, Device::Stream current);
   // Several messages travel at the same time: none waits for one before it.
-  Works submit(const std::vector<StreamMessage>& messages, double timeout_s,
-               Device::Stream current);
+  Work submit(const std::vector<StreamMessage>& messages, double timeout_s, Device::Stream current);
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
 
   // What comes into `current` from now on waits for the result; the caller does not (but where the
   // caller is the stream).
-  void order(const Works& work, Device::Stream current);
+  void order(const Work& work, Device::Stream current);
   // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
-  void wait(const Works& work, double timeout_s, const Engine::Interrupt& interrupt);
+  void wait(const Work& work, double timeout_s, const Engine::Interrupt& interrupt);
 
   // Keeps memory until the work is complete, when nobody waits for that. It is let go of by a later
   // call, or at the end, on a thread of the program: never by the one that watches.
-  void keep(Works work, std::shared_ptr<void> memory);
+  void keep(Work work, std::shared_ptr<void> memory);
 
   // Memory that peers reach without a copy. All ranks call it alike. Null: any memory is as good.
   virtual std::shared_ptr<std::byte> allocate_shared(size_t) { return nullptr; }
@@ -135,22 +134,22 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
  private:
   // `request`: what a collective was planned as; null for messages.
   template <class Enqueue>
-  Works run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
-            double timeout_s, Device::Stream current, Enqueue enqueue);
+  Work run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
+           double timeout_s, Device::Stream current, Enqueue enqueue);
   DeviceTrace::Span begin_span(const StreamWork& work, uint64_t bytes, const Request* request);
-  Works take_work();
+  Work take_work();
   void let_go_of_kept(bool all);
 
   std::shared_ptr<Communicator> black_box_;
   Device::Event entry_ = nullptr;
   uint64_t next_number_ = 0;
-  std::vector<Works> pool_;
+  std::vector<Work> pool_;
   size_t pool_at_ = 0;
   std::vector<std::byte*> scratch_;  // the last one is in use, earlier ones may still be
   size_t scratch_bytes_ = 0;
   std::atomic<bool> closed_{false};
   struct Kept {
-    Works work;
+    Work work;
     std::shared_ptr<void> memory;
   };
   std::mutex keeping_;

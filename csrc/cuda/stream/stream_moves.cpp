@@ -14,7 +14,7 @@ struct Execution {
   Device& device;
   Device::Stream stream;
   StreamMessages& messages;
-  std::vector<ChunkPlace> places;
+  std::vector<ChunkMemory> chunks;
   std::byte* arrivals = nullptr;  // of one step
   const size_t element = size_of(request.dtype);
   const ReduceSpec reduction = reduction_over(program.schedule.world, request.op, request.dtype);
@@ -24,7 +24,9 @@ struct Execution {
   void for_each_lane(int step, Use use) const {
     for (int chunk = 0; chunk < program.schedule.chunks; ++chunk) {
       for (const LaneStep& lane : program.lanes[chunk]) {
-        if (lane.step == step && places[chunk].elements > 0) use(lane, places[chunk]);
+        if (lane.step == step && chunks[chunk].elements > 0) {
+          use(lane, chunks[chunk]);
+        }
       }
     }
   }
@@ -34,22 +36,27 @@ struct Execution {
 
   size_t arrival_bytes(int step) const {
     size_t bytes = 0;
-    for_each_lane(step, [&](const LaneStep& lane, const ChunkPlace& place) {
-      if (!arrives_at_home(lane)) bytes += lane.receives.size() * padded(place.elements * element);
+    for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
+      if (!arrives_at_home(lane)) {
+        bytes += lane.receives.size() * padded(chunk_memory.elements * element);
+      }
     });
     return bytes;
   }
 
   void bring_home(bool prescales) {
-    for (const ChunkPlace& place : places) {
-      if (place.initial == nullptr || place.elements == 0) continue;
+    for (const ChunkMemory& chunk_memory : chunks) {
+      if (chunk_memory.initial == nullptr || chunk_memory.elements == 0) {
+        continue;
+      }
       if (prescales) {
-        const void* in = place.initial;
-        void* out = place.home;
+        const void* in = chunk_memory.initial;
+        void* out = chunk_memory.home;
         device.reduce(stream, {.dtype = request.dtype, .pre = &request.prescale}, {&in, 1},
-                      {&out, 1}, place.elements);
-      } else if (place.initial != place.home) {
-        device.copy(stream, place.home, place.initial, place.elements * element);
+                      {&out, 1}, chunk_memory.elements);
+      } else if (chunk_memory.initial != chunk_memory.home) {
+        device.copy(stream, chunk_memory.home, chunk_memory.initial,
+                    chunk_memory.elements * element);
       }
     }
   }
@@ -57,52 +64,60 @@ struct Execution {
   void run_step(int step) {
     std::byte* arrival = arrivals;
     messages.begin_group();
-    for_each_lane(step, [&](const LaneStep& lane, const ChunkPlace& place) {
-      const size_t bytes = place.elements * element;
-      for (const int to : lane.sends) messages.send(place.home, bytes, to);
+    for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
+      const size_t bytes = chunk_memory.elements * element;
+      for (const int to : lane.sends) {
+        messages.send(chunk_memory.home, bytes, to);
+      }
       for (const int from : lane.receives) {
-        messages.receive(arrives_at_home(lane) ? place.home : arrival, bytes, from);
+        messages.receive(arrives_at_home(lane) ? chunk_memory.home : arrival, bytes, from);
         arrival += arrives_at_home(lane) ? 0 : padded(bytes);
       }
     });
     messages.end_group();
     arrival = arrivals;
-    for_each_lane(step, [&](const LaneStep& lane, const ChunkPlace& place) {
-      if (arrives_at_home(lane) || lane.receives.empty()) return;
-      if (lane.reduces) {
-        add(lane, place, arrival);
-      } else {
-        device.copy(stream, place.home, arrival, place.elements * element);
+    for_each_lane(step, [&](const LaneStep& lane, const ChunkMemory& chunk_memory) {
+      if (arrives_at_home(lane) || lane.receives.empty()) {
+        return;
       }
-      arrival += lane.receives.size() * padded(place.elements * element);
+      if (lane.reduces) {
+        add(lane, chunk_memory, arrival);
+      } else {
+        device.copy(stream, chunk_memory.home, arrival, chunk_memory.elements * element);
+      }
+      arrival += lane.receives.size() * padded(chunk_memory.elements * element);
     });
   }
 
   // All contributions of the step at once, in rank order.
-  void add(const LaneStep& lane, const ChunkPlace& place, const std::byte* arrival) {
-    const size_t distance = padded(place.elements * element);
+  void add(const LaneStep& lane, const ChunkMemory& chunk_memory, const std::byte* arrival) {
+    const size_t distance = padded(chunk_memory.elements * element);
     std::vector<const void*> operands;
     operands.reserve(lane.receives.size() + 1);
     bool own_is_in = false;
     for (size_t i = 0; i < lane.receives.size(); ++i) {
       if (!own_is_in && lane.receives[i] > program.rank) {
-        operands.push_back(place.home);
+        operands.push_back(chunk_memory.home);
         own_is_in = true;
       }
       operands.push_back(arrival + i * distance);
     }
-    if (!own_is_in) operands.push_back(place.home);
-    void* out = place.home;
+    if (!own_is_in) {
+      operands.push_back(chunk_memory.home);
+    }
+    void* out = chunk_memory.home;
     const ReduceSpec partial{.dtype = reduction.dtype, .op = reduction.op};
     device.reduce(stream, lane.completes ? reduction : partial, operands, {&out, 1},
-                  place.elements);
+                  chunk_memory.elements);
   }
 };
 
 }  // namespace
 
 std::string algorithm_of_fewest_bytes(Collective collective, int world) {
-  if (collective == Collective::all_reduce) return "two_shot";
+  if (collective == Collective::all_reduce) {
+    return "two_shot";
+  }
   const bool all_is_of_root =
       collective == Collective::broadcast || collective == Collective::reduce;
   return all_is_of_root && world > 2 ? "two_shot" : "direct";
@@ -114,16 +129,19 @@ void run_moves(const Request& request, Device& device, Device::Stream stream,
   Execution execution{request, program, device, stream, messages, {}};
   const bool prescales = request.op == ReduceOp::premul_sum;
   const int steps = program.schedule.moves.empty() ? 0 : program.schedule.moves.back().step + 1;
-  const size_t homes = padded(place_chunks(request, program, prescales, nullptr, execution.places));
+  const size_t homes =
+      padded(lay_out_chunks(request, program, prescales, nullptr, execution.chunks));
   size_t arrivals = 0;
   for (int step = 0; step < steps; ++step) {
     arrivals = std::max(arrivals, execution.arrival_bytes(step));
   }
   std::byte* memory = homes + arrivals == 0 ? nullptr : scratch(homes + arrivals);
-  place_chunks(request, program, prescales, memory, execution.places);
+  lay_out_chunks(request, program, prescales, memory, execution.chunks);
   execution.arrivals = memory + homes;
   execution.bring_home(prescales);
-  for (int step = 0; step < steps; ++step) execution.run_step(step);
+  for (int step = 0; step < steps; ++step) {
+    execution.run_step(step);
+  }
 }
 
 }  // namespace dpcore

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/collective/places.h"
+#include "comm/collective/chunk_memory.h"
 #include "cuda/device/device.h"
 
 namespace dpcore {

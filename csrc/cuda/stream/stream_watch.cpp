@@ -27,7 +27,9 @@ uint64_t hash_of(const Fingerprint& what) {
 // ---- one operation ---------------------------------------------------------------------------
 
 StreamWork::~StreamWork() {
-  if (event != nullptr) device->destroy_event(event);
+  if (event != nullptr) {
+    device->destroy_event(event);
+  }
 }
 
 std::string StreamWork::describe() const {
@@ -52,16 +54,18 @@ void StreamWork::complete(State how) {
     state.store(how, std::memory_order_release);
     calls.swap(calls_);
   }
-  for (const auto& call : calls) call();
+  for (const auto& call : calls) {
+    call();
+  }
 }
 
 // ---- announcing ------------------------------------------------------------------------------
 
 StreamWatch::StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
-                         Upcalls upcalls)
+                         Callbacks callbacks)
     : black_box_(std::move(black_box)),
       device_(std::move(device)),
-      upcalls_(std::move(upcalls)),
+      callbacks_(std::move(callbacks)),
       thread_(std::make_unique<std::thread>(
           start_thread("dpcore-device", "watches operations of a device", [this] { run(); }))) {}
 
@@ -77,7 +81,9 @@ void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t by
   slot.arguments.store(own);
   slot.posted.store(number + 1);
   for (int r = 0; r < group.world(); ++r) {
-    if (r == group.rank()) continue;
+    if (r == group.rank()) {
+      continue;
+    }
     const OperationSlot& theirs = group.slot(r, number);
     const bool is_there = theirs.posted.load() == number + 1;
     const uint64_t hash = theirs.arguments.load();
@@ -95,7 +101,9 @@ void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t by
 void StreamWatch::add(std::shared_ptr<StreamWork> work) {
   const std::lock_guard<std::mutex> lock(mutex_);
   in_flight_.push_back(std::move(work));
-  if (in_flight_.size() == 1) changed_.notify_one();
+  if (in_flight_.size() == 1) {
+    changed_.notify_one();
+  }
 }
 
 // ---- looking ---------------------------------------------------------------------------------
@@ -125,29 +133,39 @@ void StreamWatch::look() {
   try {
     const std::lock_guard<std::mutex> lock(mutex_);
     size_t done = 0;
-    while (done < in_flight_.size() && device_->has_happened(in_flight_[done]->event)) ++done;
+    while (done < in_flight_.size() && device_->has_happened(in_flight_[done]->event)) {
+      ++done;
+    }
     completed_.assign(in_flight_.begin(), in_flight_.begin() + static_cast<ptrdiff_t>(done));
     in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<ptrdiff_t>(done));
   } catch (const Error& problem) {
     fail(ErrorKind::other, group().rank(), problem.what());
   }
   // Work that ended because it was stopped, or gave up by itself, has no result.
-  if (!completed_.empty() && !group().failed()) look_for_trouble();
+  if (!completed_.empty() && !group().failed()) {
+    look_for_trouble();
+  }
   for (const auto& work : completed_) {
-    if (work->message.empty()) group().finish_operation(work->number);
+    if (work->message.empty()) {
+      group().finish_operation(work->number);
+    }
     work->complete(stopped_.load() || gave_up_ ? StreamWork::failed : StreamWork::done);
   }
   completed_.clear();  // back to the pool
   std::shared_ptr<StreamWork> first;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!in_flight_.empty()) first = in_flight_.front();
+    if (!in_flight_.empty()) {
+      first = in_flight_.front();
+    }
   }
   if (first && !group().failed()) {
     look_at_peers(*first);
     look_at_deadlines();
   }
-  if (!group().failed()) return;
+  if (!group().failed()) {
+    return;
+  }
   stop_once();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -155,17 +173,23 @@ void StreamWatch::look() {
     in_flight_.clear();
   }
   for (const auto& work : completed_) {
-    if (!work->is_complete()) work->complete(StreamWork::failed);
+    if (!work->is_complete()) {
+      work->complete(StreamWork::failed);
+    }
   }
   completed_.clear();
 }
 
 void StreamWatch::look_at_peers(const StreamWork& waiting) {
   Group& group = this->group();
-  if (group.adopt_failure_of_peer()) return;
+  if (group.adopt_failure_of_peer()) {
+    return;
+  }
   group.endpoint().look_for_deaths();
   for (int r = 0; r < group.world(); ++r) {
-    if (r == group.rank()) continue;
+    if (r == group.rank()) {
+      continue;
+    }
     // Who has left and done its part may end while this rank still waits for its device.
     const bool has_left = group.has_left(r);
     if (group.is_dead(r) && !has_left) {
@@ -184,8 +208,10 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
 }
 
 void StreamWatch::look_for_trouble() {
-  const Trouble trouble = upcalls_.trouble();
-  if (trouble.what.empty()) return;
+  const Trouble trouble = callbacks_.trouble();
+  if (trouble.what.empty()) {
+    return;
+  }
   gave_up_ = true;
   const int culprit = trouble.culprit >= 0 ? trouble.culprit : group().rank();
   fail(trouble.kind, culprit, "on rank " + std::to_string(group().rank()) + " " + trouble.what);
@@ -198,9 +224,13 @@ void StreamWatch::look_at_deadlines() {
     const int64_t now = now_ns();
     const auto found = std::find_if(in_flight_.begin(), in_flight_.end(),
                                     [now](const auto& work) { return work->deadline_ns <= now; });
-    if (found != in_flight_.end()) late = *found;
+    if (found != in_flight_.end()) {
+      late = *found;
+    }
   }
-  if (!late) return;
+  if (!late) {
+    return;
+  }
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.3g", late->timeout_s);
   fail_as_late(*late, std::string(seconds) + " s after it was called");
@@ -209,9 +239,13 @@ void StreamWatch::look_at_deadlines() {
 void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) {
   int culprit = -1;
   for (int r = 0; r < group().world() && culprit < 0; ++r) {
-    if (has_not_called(r, late)) culprit = r;
+    if (has_not_called(r, late)) {
+      culprit = r;
+    }
   }
-  if (culprit < 0) culprit = upcalls_.late_peer();
+  if (culprit < 0) {
+    culprit = callbacks_.late_peer();
+  }
   fail(ErrorKind::timeout, culprit,
        late.describe() + " was not complete on " + device_->name() + " " + when + "; " +
            who_is_late(late));
@@ -224,15 +258,21 @@ bool StreamWatch::has_not_called(int r, const StreamWork& work) const {
 }
 
 std::string StreamWatch::who_is_late(const StreamWork& work) const {
-  if (!work.message.empty()) return "the other side may not have called it";
+  if (!work.message.empty()) {
+    return "the other side may not have called it";
+  }
   std::string late;
   for (int r = 0; r < group().world(); ++r) {
-    if (!has_not_called(r, work)) continue;
+    if (!has_not_called(r, work)) {
+      continue;
+    }
     late += (late.empty() ? "rank " : "; rank ") + std::to_string(r) + " has not called it (" +
             group().last_operation_of(r) + ")";
   }
-  if (!late.empty()) return late;
-  const int peer = upcalls_.late_peer();
+  if (!late.empty()) {
+    return late;
+  }
+  const int peer = callbacks_.late_peer();
   return "all ranks have called it, so a device or the link between two is stuck" +
          (peer < 0 ? ""
                    : " (the kernel here waits for that of rank " + std::to_string(peer) + ")") +
@@ -241,19 +281,25 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
   group().fail(kind, culprit, reason);
-  if (upcalls_.let_pass) upcalls_.let_pass();
+  if (callbacks_.let_pass) {
+    callbacks_.let_pass();
+  }
 }
 
 void StreamWatch::stop_once() {
-  if (stopped_.exchange(true)) return;
+  if (stopped_.exchange(true)) {
+    return;
+  }
   try {
-    upcalls_.stop();
+    callbacks_.stop();
   } catch (const Error&) {  // the device itself is broken: nothing runs there any more
   }
 }
 
 void StreamWatch::close(int64_t deadline_ns) {
-  if (!thread_) return;
+  if (!thread_) {
+    return;
+  }
   if (group().endpoint().is_forked_copy()) {
     thread_.release();  // there is no such thread in this process
     return;
@@ -262,7 +308,9 @@ void StreamWatch::close(int64_t deadline_ns) {
     std::shared_ptr<StreamWork> oldest;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (in_flight_.empty()) break;
+      if (in_flight_.empty()) {
+        break;
+      }
       oldest = in_flight_.front();
     }
     if (now_ns() > deadline_ns && !group().failed()) {
@@ -271,7 +319,9 @@ void StreamWatch::close(int64_t deadline_ns) {
     look();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  if (group().failed()) stop_once();
+  if (group().failed()) {
+    stop_once();
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;

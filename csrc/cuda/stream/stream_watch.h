@@ -65,7 +65,7 @@ class StreamWatch {
     ErrorKind kind = ErrorKind::other;
     int culprit = -1;  // -1: this rank
   };
-  struct Upcalls {
+  struct Callbacks {
     std::function<Trouble()> trouble;
     // Ends what runs on the device, which nobody can complete any more. Called once.
     std::function<void()> stop;
@@ -77,7 +77,7 @@ class StreamWatch {
 
   // `black_box`: a communicator over the same ranks, for this watch alone.
   StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
-              Upcalls upcalls);
+              Callbacks callbacks);
   ~StreamWatch();
 
   Group& group() const { return black_box_->group(); }
@@ -102,7 +102,7 @@ class StreamWatch {
 
   std::shared_ptr<Communicator> black_box_;
   std::shared_ptr<Device> device_;
-  Upcalls upcalls_;
+  Callbacks callbacks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<StreamWork>> in_flight_;  // in the order of the stream

@@ -146,7 +146,7 @@ bool Gradient::settle(const at::Tensor* incoming, bool may_move) {
 }
 
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
-                   Collectives& collectives) {
+                   BucketCommunicator& communicator) {
   Bucket bucket;
   bucket.gradients = std::move(members);
   const at::Tensor& first = gradients[bucket.gradients.front()].parameter;
@@ -159,7 +159,7 @@ Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradi
     const auto own = static_cast<size_t>(gradients[i].parameter.numel());
     elements += (own + alignment - 1) / alignment * alignment;
   }
-  bucket.flat = collectives.allocate(elements, first.scalar_type(), first.device());
+  bucket.flat = communicator.allocate(elements, first.scalar_type(), first.device());
   Fnv layout;
   for (size_t at = 0; at < bucket.gradients.size(); ++at) {
     Gradient& gradient = gradients[bucket.gradients[at]];

@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 
@@ -89,7 +89,7 @@ void warn_of_graph(const at::Tensor& grad);
 
 // Allocates a bucket and gives its gradients their parts of it.
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
-                   Collectives& collectives);
+                   BucketCommunicator& communicator);
 
 // "bucket 3 (12 gradients, 25.0 MiB: layer4.weight, layer4.bias, ...)"
 std::string describe(size_t number, const Bucket& bucket, const std::vector<Gradient>& gradients);

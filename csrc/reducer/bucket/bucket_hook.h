@@ -1,16 +1,17 @@
-// What may stand in the place of a bucket's all-reduce: a hook in Python, for example.
+// What may run instead of a bucket's all-reduce: a hook in Python, for example.
 //
 // The reducer starts a hook when the schedule launches the bucket, and waits for it where it would
-// wait for the all-reduce; the result has to be in the bucket then. Threads: see collectives.h.
-// Memory of its own is the hook's; it lives as long as the reducer, and buckets_changed() tells it
-// that buckets have been planned anew. When a rank dies: wait() throws, like an all-reduce.
+// wait for the all-reduce; the result has to be in the bucket then. Threads: see
+// bucket_communicator.h. Memory of its own is the hook's; it lives as long as the reducer, and
+// buckets_changed() tells it that buckets have been planned anew. When a rank dies: wait() throws,
+// like an all-reduce.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 

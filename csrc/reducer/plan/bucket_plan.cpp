@@ -11,7 +11,7 @@ struct OpenBucket {
   std::vector<size_t> gradients;
   uint64_t bytes = 0;
   uint64_t cap = 0;
-  size_t last = 0;  // place of its last gradient in the order
+  size_t last = 0;  // position of its last gradient in the order
 };
 
 uint64_t padded(uint64_t bytes) {
@@ -25,8 +25,8 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
   std::map<uint32_t, OpenBucket> open;
   std::vector<OpenBucket> finished;
   size_t begun = 0;
-  for (size_t place = 0; place < order.size(); ++place) {
-    const PlannedGradient& gradient = gradients[order[place]];
+  for (size_t position = 0; position < order.size(); ++position) {
+    const PlannedGradient& gradient = gradients[order[position]];
     const uint64_t bytes = padded(gradient.bytes);
     OpenBucket& bucket = open[gradient.kind];
     if (!bucket.gradients.empty() && bucket.bytes + bytes > bucket.cap) {
@@ -36,9 +36,9 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
     if (bucket.gradients.empty()) {
       bucket.cap = caps[std::min(begun++, caps.size() - 1)];
     }
-    bucket.gradients.push_back(order[place]);
+    bucket.gradients.push_back(order[position]);
     bucket.bytes += bytes;
-    bucket.last = place;
+    bucket.last = position;
   }
   for (auto& [kind, bucket] : open) {
     finished.push_back(std::move(bucket));

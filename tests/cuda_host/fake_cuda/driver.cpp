@@ -27,7 +27,9 @@ CUresult make_context_current(CUcontext context) {
 }
 
 CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
-  if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  if (device < 0 || device >= device_count()) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
@@ -50,18 +52,30 @@ void wait_until(uint32_t* flag, uint32_t number) {
 CUresult stream_batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* items,
                       unsigned flags) {
   FAKE_DRIVER_CALL("cuStreamBatchMemOp");
-  if (current_device() < 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (count == 0 || count > kMostOperations || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!is_ours(stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (is_captured(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (current_device() < 0) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  if (count == 0 || count > kMostOperations || flags != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!is_ours(stream)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (is_captured(stream)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   for (unsigned i = 0; i < count; ++i) {
     const CUstreamBatchMemOpParams item = items[i];
     if (item.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32) {
-      if (item.waitValue.flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+      if (item.waitValue.flags != CU_STREAM_WAIT_VALUE_GEQ) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       auto* flag = reinterpret_cast<uint32_t*>(item.waitValue.address);
       enqueue(stream, [flag, item] { wait_until(flag, item.waitValue.value); });
     } else if (item.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
-      if (item.writeValue.flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+      if (item.writeValue.flags != CU_STREAM_WRITE_VALUE_DEFAULT) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       auto* flag = reinterpret_cast<uint32_t*>(item.writeValue.address);
       enqueue(stream, [flag, item] {
         std::atomic_ref<uint32_t>(*flag).store(item.writeValue.value, std::memory_order_release);
@@ -103,7 +117,9 @@ extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void**
                                                         unsigned version, unsigned long long flags,
                                                         cudaDriverEntryPointQueryResult* found) {
   FAKE_RUNTIME_CALL("cudaGetDriverEntryPointByVersion");
-  if (version < 12000 || flags != cudaEnableDefault) return answer(cudaErrorInvalidValue);
+  if (version < 12000 || flags != cudaEnableDefault) {
+    return answer(cudaErrorInvalidValue);
+  }
   const auto function = functions().find(name);
   *found = function == functions().end() ? cudaDriverEntryPointSymbolNotFound
                                          : cudaDriverEntryPointSuccess;

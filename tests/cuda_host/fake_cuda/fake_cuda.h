@@ -95,13 +95,15 @@ std::string streams_left();
 }  // namespace fake_cuda
 
 // The beginning of each call of the runtime.
-#define FAKE_RUNTIME_CALL(name)                                                  \
-  do {                                                                           \
-    const int wanted = fake_cuda::begin_call(name);                              \
-    if (wanted != 0) return fake_cuda::answer(static_cast<cudaError_t>(wanted)); \
+#define FAKE_RUNTIME_CALL(name)                                   \
+  do {                                                            \
+    const int wanted = fake_cuda::begin_call(name);               \
+    if (wanted != 0)                                              \
+      return fake_cuda::answer(static_cast<cudaError_t>(wanted)); \
   } while (false)
-#define FAKE_DRIVER_CALL(name)                             \
-  do {                                                     \
-    const int wanted = fake_cuda::begin_call(name);        \
-    if (wanted != 0) return static_cast<CUresult>(wanted); \
+#define FAKE_DRIVER_CALL(name)                      \
+  do {                                              \
+    const int wanted = fake_cuda::begin_call(name); \
+    if (wanted != 0)                                \
+      return static_cast<CUresult>(wanted);         \
   } while (false)

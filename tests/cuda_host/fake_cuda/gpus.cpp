@@ -4,11 +4,11 @@
 //
 //   gpus device             calls of Device, one by one
 //   gpus threads RANKS      of one process
-//   gpus processes RANKS    where RANKS are WORLD GPUS MEETING MEMORY
+//   gpus processes RANKS    where RANKS are WORLD GPUS BARRIER MEMORY
 //   gpus graph WORLD        a captured step, replayed
 //   gpus nccl WORLD         NCCL's stand-in ($DPCORE_NCCL_LIBRARY)
 //   gpus late               a kernel that waits in vain
-//   gpus killed MEETING     a process ends in the middle
+//   gpus killed BARRIER     a process ends in the middle
 //   gpus fallbacks          where memory goes if refused
 //
 // MEMORY may be "auto". Everything is asked for by what the program does, too: it writes and reads

@@ -24,7 +24,7 @@ using Comm = std::shared_ptr<MappedCommunicator>;
 class Tensor {
  public:
   Tensor(Device& device, size_t count) : device_(&device), count_(count) {
-    const CurrentDevice here(device);
+    const DeviceGuard here(device);
     own_ = device.allocate(count * sizeof(float));
     data_ = own_;
   }
@@ -33,8 +33,10 @@ class Tensor {
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
   ~Tensor() {
-    if (own_ == nullptr) return;
-    const CurrentDevice here(*device_);
+    if (own_ == nullptr) {
+      return;
+    }
+    const DeviceGuard here(*device_);
     device_->release(own_);
   }
   std::byte* data() const { return data_; }
@@ -57,9 +59,9 @@ class Tensor {
   std::byte* data_;
 };
 
-inline StreamCommunicator::Works all_reduce(MappedCommunicator& comm, const Tensor& tensor,
-                                            Device::Stream current,
-                                            const std::string& algorithm = "") {
+inline StreamCommunicator::Work all_reduce(MappedCommunicator& comm, const Tensor& tensor,
+                                           Device::Stream current,
+                                           const std::string& algorithm = "") {
   Request request;
   request.collective = Collective::all_reduce;
   request.dtype = DType::f32;
@@ -106,19 +108,22 @@ class Program {
 
  private:
   Device& device_;
-  CurrentDevice here_;
+  DeviceGuard here_;
   Device::Stream stream_;
 };
 
-// How ranks meet and hand over memory, or "auto": of communicators that are made from here on.
-inline void choose(const std::string& meeting, const std::string& memory) {
-  setenv("DPCORE_CUDA_SYNC", meeting == "auto" ? "" : meeting.c_str(), 1);
+// The barrier of the ranks and how they hand over memory, or "auto": of communicators that are made
+// from here on.
+inline void choose(const std::string& barrier, const std::string& memory) {
+  setenv("DPCORE_CUDA_SYNC", barrier == "auto" ? "" : barrier.c_str(), 1);
   setenv("DPCORE_CUDA_MEMORY", memory == "auto" ? "" : memory.c_str(), 1);
 }
 
 inline void nothing_is_left() {
   const std::string left = fake_cuda::left_behind();
-  if (!left.empty()) std::fprintf(stderr, "left behind:\n%s", left.c_str());
+  if (!left.empty()) {
+    std::fprintf(stderr, "left behind:\n%s", left.c_str());
+  }
   CHECK(left.empty());
 }
 
@@ -148,12 +153,12 @@ std::vector<int> statuses_of(int world, Rank run) {
 // ----------------------------------------------------------------------------------
 
 void one_device();
-void as_threads(const Job& job, const std::string& meeting, const std::string& memory);
-void as_processes(const Job& job, const std::string& meeting, const std::string& memory);
+void as_threads(const Job& job, const std::string& barrier, const std::string& memory);
+void as_processes(const Job& job, const std::string& barrier, const std::string& memory);
 void graphs(int world);
 void over_nccl(int world);
 void a_kernel_that_waits_in_vain();
-void a_process_is_killed(const std::string& meeting);
+void a_process_is_killed(const std::string& barrier);
 void fallbacks();
 
 }  // namespace dpcore::gpus

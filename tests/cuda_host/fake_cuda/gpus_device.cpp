@@ -14,10 +14,10 @@ void calls_leave_the_thread_as_it_was() {
   CHECK(fake_cuda::calls()["cudaFuncGetAttributes"] > 20);  // kernels are there before a launch
   CHECK(!fake_cuda::has_context());
   {
-    const CurrentDevice program(*first);
+    const DeviceGuard program(*first);
     int current = -1;
     {
-      const CurrentDevice here(*second);
+      const DeviceGuard here(*second);
       CHECK(cudaGetDevice(&current) == cudaSuccess && current == 1);
     }
     CHECK(cudaGetDevice(&current) == cudaSuccess && current == 0);
@@ -34,7 +34,7 @@ void calls_leave_the_thread_as_it_was() {
 
 void events_order_streams() {
   const auto device = cuda_device(0);
-  const CurrentDevice here(*device);
+  const DeviceGuard here(*device);
   const Device::Stream one = device->make_stream();
   const Device::Stream other = device->make_stream();
   const Device::Event event = device->make_event();
@@ -58,7 +58,9 @@ void events_order_streams() {
   device->record(end, one);
   device->synchronize(one);
   CHECK(device->elapsed_ns(begin, end) >= 0);
-  for (const Device::Event e : {event, begin, end}) device->destroy_event(e);
+  for (const Device::Event e : {event, begin, end}) {
+    device->destroy_event(e);
+  }
   device->destroy_stream(one);
   device->destroy_stream(other);
   CHECK(!fake_cuda::has_error());
@@ -67,7 +69,7 @@ void events_order_streams() {
 // Gradients of one launch, cast on the way.
 void parts_become_a_bucket() {
   const auto device = cuda_device(0);
-  const CurrentDevice here(*device);
+  const DeviceGuard here(*device);
   const Device::Stream stream = device->make_stream();
   Tensor small(*device, 7);
   Tensor large(*device, 20'001);
@@ -89,7 +91,7 @@ void parts_become_a_bucket() {
 
 void memory_goes_without_waiting_where_it_may() {
   const auto device = cuda_device(0);
-  const CurrentDevice here(*device);
+  const DeviceGuard here(*device);
   const auto waits = [] {
     const auto calls = fake_cuda::calls();
     const auto of = [&](const char* name) {

@@ -17,7 +17,9 @@ void a_kernel_that_waits_in_vain() {
   std::atomic<bool> is_over{false};
   std::thread stays_away([&] {
     Comm comm = join(job, 1);
-    while (!is_over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    while (!is_over) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     comm->close();
   });
   Comm comm = join(job, 0);
@@ -40,22 +42,26 @@ void a_kernel_that_waits_in_vain() {
 
 // Of three processes one is killed between two operations: the others say so, and the memory that
 // it has mapped, and its own that they have, does nobody any harm.
-void a_process_is_killed(const std::string& meeting) {
+void a_process_is_killed(const std::string& barrier) {
   constexpr int kDies = 2;
   fake_cuda::have_devices(3);
-  choose(meeting, "descriptor");
+  choose(barrier, "descriptor");
   const auto run = [&](int rank) {
     std::string said;
     {
-      Comm comm = join({"killed by " + meeting, 3, 3, false}, rank);
+      Comm comm = join({"killed by " + barrier, 3, 3, false}, rank);
       const Program program(comm->device());
       Tensor tensor(*comm, 300'000);
       tensor.fill(0.0F);
       try {
         for (int round = 0;; ++round) {
-          if (rank == kDies && round == 5) ::raise(SIGKILL);
+          if (rank == kDies && round == 5) {
+            ::raise(SIGKILL);
+          }
           const auto work = all_reduce(*comm, tensor, program.stream());
-          if (round % 2 == 0) comm->wait(work, 0, nullptr);
+          if (round % 2 == 0) {
+            comm->wait(work, 0, nullptr);
+          }
         }
       } catch (const PeerLost& problem) {
         said = problem.what();
@@ -87,7 +93,9 @@ void fallbacks() {
     CHECK(said.find("the ranks can't map memory of each other's devices") != std::string::npos);
     nothing_is_left();
   };
-  for (const int status : statuses_of(2, run)) CHECK(status == 0);
+  for (const int status : statuses_of(2, run)) {
+    CHECK(status == 0);
+  }
 }
 
 }  // namespace dpcore::gpus

@@ -115,7 +115,9 @@ void graphs(int world) {
         apart ? capture(job, rank, capturing) : capture_refused(job, rank, capturing);
       });
     }
-    for (std::thread& rank : ranks) rank.join();
+    for (std::thread& rank : ranks) {
+      rank.join();
+    }
     nothing_is_left();
   }
 }

@@ -8,8 +8,8 @@
 namespace dpcore::gpus {
 namespace {
 
-StreamCommunicator::Works average(StreamCommunicator& comm, const Tensor& tensor,
-                                  Device::Stream current, const std::string& algorithm = "") {
+StreamCommunicator::Work average(StreamCommunicator& comm, const Tensor& tensor,
+                                 Device::Stream current, const std::string& algorithm = "") {
   Request request;
   request.collective = Collective::all_reduce;
   request.op = ReduceOp::mean;
@@ -55,7 +55,7 @@ void a_graph(StreamCommunicator& comm, Device::Stream stream, std::barrier<>& al
     CHECK(cudaGraphLaunch(runs, static_cast<cudaStream_t>(stream)) == cudaSuccess);
     comm.device().synchronize(stream);
     CHECK(tensor.holds(static_cast<float>(comm.world() - 1) / 2 + static_cast<float>(i)));
-    all.arrive_and_wait();  // the stand-in knows its meetings by number
+    all.arrive_and_wait();  // the stand-in knows its barriers by number
   }
   CHECK(cudaGraphExecDestroy(runs) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
 }
@@ -85,7 +85,9 @@ void over_nccl(int world) {
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back([&, rank] { run_rank(world, rank, all, capturing); });
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   nothing_is_left();
 }
 

@@ -54,8 +54,9 @@ std::string made_between(const std::map<std::string, uint64_t>& before,
   std::string made;
   for (const auto& [name, count] : after) {
     const auto was = before.find(name);
-    if (count > (was == before.end() ? 0 : was->second) && !kWork.contains(name))
+    if (count > (was == before.end() ? 0 : was->second) && !kWork.contains(name)) {
       made += name + " ";
+    }
   }
   return made;
 }
@@ -79,7 +80,9 @@ void nothing_is_made_in_a_steady_state(MappedCommunicator& comm, Device::Stream 
     nothing_made |= made.empty();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  if (!nothing_made) std::fprintf(stderr, "in each round: %s\n", made.c_str());
+  if (!nothing_made) {
+    std::fprintf(stderr, "in each round: %s\n", made.c_str());
+  }
   CHECK(nothing_made);
 }
 
@@ -106,24 +109,32 @@ void trace(MappedCommunicator& comm, Device::Stream stream) {
   uint64_t dropped = 0;
   const auto events = comm.stop_trace(&dropped);
   CHECK(!events.empty() && dropped == 0);
-  for (const TraceEvent& event : events) CHECK(event.begin_ns <= event.end_ns);
+  for (const TraceEvent& event : events) {
+    CHECK(event.begin_ns <= event.end_ns);
+  }
 }
 
-void run_rank(const Job& job, int rank, const std::string& meeting, const std::string& memory) {
+void run_rank(const Job& job, int rank, const std::string& barrier, const std::string& memory) {
   CHECK(!fake_cuda::has_context());
   {
     Comm comm = join(job, rank);
     CHECK(!fake_cuda::has_context() && !fake_cuda::has_error());
     const std::string description = comm->describe();
-    if (meeting != "auto") CHECK(description.ends_with("meetings: " + meeting));
-    if (memory != "auto") CHECK(description.find("(" + memory + ")") != std::string::npos);
+    if (barrier != "auto") {
+      CHECK(description.ends_with("barrier: " + barrier));
+    }
+    if (memory != "auto") {
+      CHECK(description.find("(" + memory + ")") != std::string::npos);
+    }
     const Program program(comm->device());
     collectives(*comm, program.stream(), static_cast<unsigned>(job.world));
     messages(*comm, program.stream());
     all_have_freed(*comm);
     trace(*comm, program.stream());
     all_have_freed(*comm);
-    if (!job.threads) nothing_is_made_in_a_steady_state(*comm, program.stream());
+    if (!job.threads) {
+      nothing_is_made_in_a_steady_state(*comm, program.stream());
+    }
     const auto part = comm->split(rank % 2, rank);
     CHECK(part != nullptr);
     Tensor one(comm->device(), 10);
@@ -140,21 +151,25 @@ void run_rank(const Job& job, int rank, const std::string& meeting, const std::s
 
 }  // namespace
 
-void as_threads(const Job& job, const std::string& meeting, const std::string& memory) {
+void as_threads(const Job& job, const std::string& barrier, const std::string& memory) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < job.world; ++rank) {
-    ranks.emplace_back([&, rank] { run_rank(job, rank, meeting, memory); });
+    ranks.emplace_back([&, rank] { run_rank(job, rank, barrier, memory); });
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   nothing_is_left();
 }
 
-void as_processes(const Job& job, const std::string& meeting, const std::string& memory) {
+void as_processes(const Job& job, const std::string& barrier, const std::string& memory) {
   const auto run = [&](int rank) {
-    run_rank(job, rank, meeting, memory);
+    run_rank(job, rank, barrier, memory);
     nothing_is_left();
   };
-  for (const int status : statuses_of(job.world, run)) CHECK(status == 0);
+  for (const int status : statuses_of(job.world, run)) {
+    CHECK(status == 0);
+  }
 }
 
 }  // namespace dpcore::gpus

@@ -49,7 +49,9 @@ std::function<void()> reduction(const Launch& launch, void** arguments) {
   return [=] {
     for (unsigned b = 0; b < launch.grid.x; ++b) {
       dpcore::element::LoneBlock block(static_cast<int>(b), static_cast<int>(launch.grid.x));
-      if (!Policy::enter(sync, block)) continue;
+      if (!Policy::enter(sync, block)) {
+        continue;
+      }
       reduce_block<Reducer>(job, b, launch);
       Policy::leave(sync, block);
     }
@@ -98,8 +100,8 @@ struct Registered {
 
 Registered found(const std::string& name) {
   using namespace dpcore;
-  static const ReduceTable<int, Named<element::OrderedByStream>> ordered;
-  static const ReduceTable<int, Named<element::MeetsPeers>> meeting;
+  static const ReduceTable<int, Named<element::StreamOrder>> ordered;
+  static const ReduceTable<int, Named<element::InKernelBarrier>> barrier;
   const size_t opens = name.find("reduce_kernel<");
   if (opens != std::string::npos) {
     const size_t begin = opens + std::strlen("reduce_kernel<");
@@ -108,8 +110,12 @@ Registered found(const std::string& name) {
       return {kernel->second, sizeof(ReduceShares) + sizeof(ShareSync)};
     }
   }
-  if (name.find("copy_kernel(") != std::string::npos) return {&copy, sizeof(PartList)};
-  if (name.find("write_answer(") != std::string::npos) return {&write_answer, sizeof(int*)};
+  if (name.find("copy_kernel(") != std::string::npos) {
+    return {&copy, sizeof(PartList)};
+  }
+  if (name.find("write_answer(") != std::string::npos) {
+    return {&write_answer, sizeof(int*)};
+  }
   misuse("a kernel that this stand-in does not know: " + name);
 }
 
@@ -184,15 +190,21 @@ cudaError_t cudaLaunchKernel(const void* address, dim3 grid, dim3 block, void** 
   if (grid.x == 0 || block.x == 0 || block.x > 1024 || grid.y != 1 || grid.z != 1 || shared != 0) {
     return answer(cudaErrorInvalidConfiguration);
   }
-  if (!is_ours(stream)) return answer(cudaErrorInvalidResourceHandle);
+  if (!is_ours(stream)) {
+    return answer(cudaErrorInvalidResourceHandle);
+  }
   Registered kernel;
   {
     const std::lock_guard<std::mutex> lock(kernels().mutex);
     const auto known = kernels().by_address.find(address);
-    if (known == kernels().by_address.end()) return answer(cudaErrorInvalidDeviceFunction);
+    if (known == kernels().by_address.end()) {
+      return answer(cudaErrorInvalidDeviceFunction);
+    }
     kernel = known->second;
   }
-  if (kernel.arguments > kMostArgumentBytes) return answer(cudaErrorInvalidValue);
+  if (kernel.arguments > kMostArgumentBytes) {
+    return answer(cudaErrorInvalidValue);
+  }
   enqueue(stream, kernel.kernel({grid, block}, arguments));
   return cudaSuccess;
 }

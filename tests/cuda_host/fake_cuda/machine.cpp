@@ -81,7 +81,9 @@ int begin_call(const char* name) {
   const std::lock_guard<std::mutex> lock(machine().mutex);
   ++machine().calls[name];
   const auto wanted = machine().failures.find(name);
-  if (wanted == machine().failures.end()) return 0;
+  if (wanted == machine().failures.end()) {
+    return 0;
+  }
   const int error = wanted->second;
   machine().failures.erase(wanted);
   return error;
@@ -93,13 +95,17 @@ bool ipc_allowed() { return machine().ipc; }
 
 int current_device() { return t_device; }
 int current_device_or_first() {
-  if (t_device < 0) t_device = 0;
+  if (t_device < 0) {
+    t_device = 0;
+  }
   return t_device;
 }
 void make_current(int device) { t_device = device; }
 
 cudaError_t answer(cudaError_t error) {
-  if (error != cudaSuccess) t_error = error;
+  if (error != cudaSuccess) {
+    t_error = error;
+  }
   return error;
 }
 
@@ -107,12 +113,16 @@ void let_streams_touch(std::byte* memory, size_t bytes) {
   constexpr int kRights = PROT_READ | PROT_WRITE;
   const int failed = is_guarded() ? pkey_mprotect(memory, bytes, kRights, machine().key)
                                   : mprotect(memory, bytes, kRights);
-  if (failed != 0) misuse("mprotect: " + std::string(std::strerror(errno)));
+  if (failed != 0) {
+    misuse("mprotect: " + std::string(std::strerror(errno)));
+  }
 }
 
 // Threads begin without the right to touch what has a key.
 void let_this_thread_touch_devices() {
-  if (is_guarded()) pkey_set(machine().key, 0);
+  if (is_guarded()) {
+    pkey_set(machine().key, 0);
+  }
 }
 
 }  // namespace fake_cuda
@@ -164,20 +174,26 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaSetDevice(int device) {
   FAKE_RUNTIME_CALL("cudaSetDevice");
-  if (device < 0 || device >= device_count()) return answer(cudaErrorInvalidDevice);
+  if (device < 0 || device >= device_count()) {
+    return answer(cudaErrorInvalidDevice);
+  }
   make_current(device);
   return cudaSuccess;
 }
 // The header gives the name of the second version to it.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   FAKE_RUNTIME_CALL("cudaGetDeviceProperties");
-  if (device < 0 || device >= device_count()) return answer(cudaErrorInvalidDevice);
+  if (device < 0 || device >= device_count()) {
+    return answer(cudaErrorInvalidDevice);
+  }
   std::memset(properties, 0, sizeof(*properties));
   std::memset(properties->uuid.bytes, 0x10 + device, sizeof(properties->uuid.bytes));
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (device < 0 || device >= device_count()) return answer(cudaErrorInvalidDevice);
+  if (device < 0 || device >= device_count()) {
+    return answer(cudaErrorInvalidDevice);
+  }
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = 6;
@@ -194,7 +210,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 cudaError_t cudaDeviceSynchronize() {
   FAKE_RUNTIME_CALL("cudaDeviceSynchronize");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   wait_for_device(current_device_or_first());
   return cudaSuccess;
 }
@@ -203,10 +221,16 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   static std::mutex mutex;
   static bool enabled[kMostDevices][kMostDevices] = {};
   const int device = current_device_or_first();
-  if (peer == device || peer < 0 || peer >= device_count()) return answer(cudaErrorInvalidDevice);
-  if (flags != 0) return answer(cudaErrorInvalidValue);
+  if (peer == device || peer < 0 || peer >= device_count()) {
+    return answer(cudaErrorInvalidDevice);
+  }
+  if (flags != 0) {
+    return answer(cudaErrorInvalidValue);
+  }
   const std::lock_guard<std::mutex> lock(mutex);
-  if (enabled[device][peer]) return answer(cudaErrorPeerAccessAlreadyEnabled);
+  if (enabled[device][peer]) {
+    return answer(cudaErrorPeerAccessAlreadyEnabled);
+  }
   enabled[device][peer] = true;
   return cudaSuccess;
 }

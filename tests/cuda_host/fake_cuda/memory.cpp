@@ -57,7 +57,9 @@ void let_go(std::byte* pointer, const Allocation& allocation) {
 std::byte* alias_of([[maybe_unused]] void* pages, [[maybe_unused]] size_t bytes) {
 #if !defined(__SANITIZE_THREAD__)
   void* alias = mremap(pages, 0, bytes, MREMAP_MAYMOVE);
-  if (alias != MAP_FAILED) return static_cast<std::byte*>(alias);
+  if (alias != MAP_FAILED) {
+    return static_cast<std::byte*>(alias);
+  }
 #endif
   return static_cast<std::byte*>(pages);
 }
@@ -78,7 +80,9 @@ cudaError_t allocate(void** pointer, size_t bytes) {
 bool take(void* pointer, Allocation& allocation) {
   const std::lock_guard<std::mutex> lock(memory().mutex);
   const auto found = memory().allocated.find(static_cast<std::byte*>(pointer));
-  if (found == memory().allocated.end()) return false;
+  if (found == memory().allocated.end()) {
+    return false;
+  }
   allocation = found->second;
   memory().allocated.erase(found);
   return true;
@@ -97,7 +101,9 @@ int make_device_memory(size_t bytes) {
 std::byte* map_device_memory(int descriptor, size_t bytes, std::byte* at) {
   const int flags = MAP_SHARED | (at != nullptr ? MAP_FIXED : 0);
   void* mapped = mmap(at, bytes, PROT_NONE, flags, descriptor, 0);
-  if (mapped == MAP_FAILED) misuse("mmap: " + std::string(std::strerror(errno)));
+  if (mapped == MAP_FAILED) {
+    misuse("mmap: " + std::string(std::strerror(errno)));
+  }
   return static_cast<std::byte*>(mapped);
 }
 
@@ -117,10 +123,14 @@ std::string memory_left() {
 }
 
 void write(void* to, const void* from, size_t bytes) {
-  if (cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) != cudaSuccess) misuse("write");
+  if (cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) != cudaSuccess) {
+    misuse("write");
+  }
 }
 void read(void* to, const void* from, size_t bytes) {
-  if (cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess) misuse("read");
+  if (cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess) {
+    misuse("read");
+  }
 }
 
 // The driver's: where the allocation begins that an address lies in.
@@ -129,9 +139,13 @@ CUresult address_range(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   const std::lock_guard<std::mutex> lock(memory().mutex);
   auto* at = reinterpret_cast<std::byte*>(address);
   auto next = memory().allocated.upper_bound(at);
-  if (next == memory().allocated.begin()) return CUDA_ERROR_NOT_FOUND;
+  if (next == memory().allocated.begin()) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
   --next;
-  if (at >= next->first - kBefore + next->second.bytes) return CUDA_ERROR_NOT_FOUND;
+  if (at >= next->first - kBefore + next->second.bytes) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
   *base = reinterpret_cast<CUdeviceptr>(next->first - kBefore);
   *bytes = next->second.bytes;
   return CUDA_SUCCESS;
@@ -145,16 +159,24 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   FAKE_RUNTIME_CALL("cudaMalloc");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   return allocate(pointer, bytes);
 }
 // Waits for the device.
 cudaError_t cudaFree(void* pointer) {
   FAKE_RUNTIME_CALL("cudaFree");
-  if (pointer == nullptr) return cudaSuccess;
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (pointer == nullptr) {
+    return cudaSuccess;
+  }
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   Allocation allocation;
-  if (!take(pointer, allocation)) return answer(cudaErrorInvalidValue);
+  if (!take(pointer, allocation)) {
+    return answer(cudaErrorInvalidValue);
+  }
   wait_for_device(allocation.device);
   let_go(static_cast<std::byte*>(pointer), allocation);
   return cudaSuccess;
@@ -162,14 +184,18 @@ cudaError_t cudaFree(void* pointer) {
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaFreeAsync");
   Allocation allocation;
-  if (!take(pointer, allocation)) return answer(cudaErrorInvalidValue);
+  if (!take(pointer, allocation)) {
+    return answer(cudaErrorInvalidValue);
+  }
   enqueue(stream, [=] { let_go(static_cast<std::byte*>(pointer), allocation); });
   return cudaSuccess;
 }
 // From pageable memory or into it, both wait: that is how ordinary programs call it.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   FAKE_RUNTIME_CALL("cudaMemcpy");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   enqueue(nullptr, [=] { std::memcpy(to, from, bytes); });
   wait_for_stream(nullptr);
   return cudaSuccess;
@@ -177,14 +203,18 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaMemcpyAsync");
-  if (kind != cudaMemcpyDeviceToDevice) return answer(cudaErrorInvalidMemcpyDirection);
+  if (kind != cudaMemcpyDeviceToDevice) {
+    return answer(cudaErrorInvalidMemcpyDirection);
+  }
   enqueue(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void* pages, size_t bytes, unsigned flags) {
   FAKE_RUNTIME_CALL("cudaHostRegister");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   if ((flags & ~(cudaHostRegisterMapped | cudaHostRegisterPortable)) != 0 || bytes == 0) {
     return answer(cudaErrorInvalidValue);
   }
@@ -200,12 +230,20 @@ cudaError_t cudaHostRegister(void* pages, size_t bytes, unsigned flags) {
 }
 cudaError_t cudaHostUnregister(void* pages) {
   FAKE_RUNTIME_CALL("cudaHostUnregister");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
-  for (int device = 0; device < device_count(); ++device) wait_for_device(device);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
+  for (int device = 0; device < device_count(); ++device) {
+    wait_for_device(device);
+  }
   const std::lock_guard<std::mutex> lock(memory().mutex);
   const auto found = memory().registered.find(static_cast<std::byte*>(pages));
-  if (found == memory().registered.end()) return answer(cudaErrorHostMemoryNotRegistered);
-  if (found->second.alias != pages) munmap(found->second.alias, found->second.bytes);
+  if (found == memory().registered.end()) {
+    return answer(cudaErrorHostMemoryNotRegistered);
+  }
+  if (found->second.alias != pages) {
+    munmap(found->second.alias, found->second.bytes);
+  }
   memory().registered.erase(found);
   return cudaSuccess;
 }
@@ -213,17 +251,23 @@ cudaError_t cudaHostGetDevicePointer(void** pointer, void* pages, unsigned flags
   FAKE_RUNTIME_CALL("cudaHostGetDevicePointer");
   const std::lock_guard<std::mutex> lock(memory().mutex);
   const auto found = memory().registered.find(static_cast<std::byte*>(pages));
-  if (found == memory().registered.end() || flags != 0) return answer(cudaErrorInvalidValue);
+  if (found == memory().registered.end() || flags != 0) {
+    return answer(cudaErrorInvalidValue);
+  }
   *pointer = found->second.alias;
   return cudaSuccess;
 }
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   FAKE_RUNTIME_CALL("cudaIpcGetMemHandle");
-  if (!ipc_allowed()) return answer(cudaErrorNotSupported);
+  if (!ipc_allowed()) {
+    return answer(cudaErrorNotSupported);
+  }
   const std::lock_guard<std::mutex> lock(memory().mutex);
   const auto found = memory().allocated.find(static_cast<std::byte*>(pointer));
-  if (found == memory().allocated.end()) return answer(cudaErrorInvalidValue);
+  if (found == memory().allocated.end()) {
+    return answer(cudaErrorInvalidValue);
+  }
   const IpcHandle own{getpid(), found->second.descriptor, found->second.bytes};
   std::memcpy(handle, &own, sizeof(own));
   return cudaSuccess;
@@ -232,15 +276,21 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
   FAKE_RUNTIME_CALL("cudaIpcOpenMemHandle");
   IpcHandle of{};
   std::memcpy(&of, &handle, sizeof(of));
-  if (of.process == getpid()) return answer(cudaErrorDeviceUninitialized);
-  if (flags != cudaIpcMemLazyEnablePeerAccess) return answer(cudaErrorInvalidValue);
+  if (of.process == getpid()) {
+    return answer(cudaErrorDeviceUninitialized);
+  }
+  if (flags != cudaIpcMemLazyEnablePeerAccess) {
+    return answer(cudaErrorInvalidValue);
+  }
   const std::lock_guard<std::mutex> lock(memory().mutex);
   Opened& opened = memory().opened[{of.process, of.descriptor}];
   if (opened.users++ == 0) {
     const std::string path =
         "/proc/" + std::to_string(of.process) + "/fd/" + std::to_string(of.descriptor);
     const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (descriptor < 0) misuse(path + ": the owner has not kept its memory");
+    if (descriptor < 0) {
+      misuse(path + ": the owner has not kept its memory");
+    }
     opened.bytes = of.bytes;
     opened.base = map_device_memory(descriptor, of.bytes);
     close(descriptor);
@@ -253,7 +303,9 @@ cudaError_t cudaIpcCloseMemHandle(void* pointer) {
   FAKE_RUNTIME_CALL("cudaIpcCloseMemHandle");
   const std::lock_guard<std::mutex> lock(memory().mutex);
   for (auto it = memory().opened.begin(); it != memory().opened.end(); ++it) {
-    if (it->second.base != pointer) continue;
+    if (it->second.base != pointer) {
+      continue;
+    }
     if (--it->second.users == 0) {
       munmap(it->second.base, it->second.bytes);
       memory().opened.erase(it);

@@ -65,7 +65,9 @@ std::string physical_left() {
 CUresult granularity(size_t* unit, const CUmemAllocationProp* wanted,
                      CUmemAllocationGranularity_flags) {
   FAKE_DRIVER_CALL("cuMemGetAllocationGranularity");
-  if (!is_shared_memory_of_a_device(*wanted)) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_shared_memory_of_a_device(*wanted)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *unit = kGranularity;
   return CUDA_SUCCESS;
 }
@@ -78,7 +80,9 @@ CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes,
     return CUDA_ERROR_INVALID_VALUE;
   }
   const bool shared = wanted->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  if (shared && !descriptors_allowed()) return CUDA_ERROR_NOT_PERMITTED;
+  if (shared && !descriptors_allowed()) {
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
   const std::lock_guard<std::mutex> lock(tables().mutex);
   *handle = added({make_device_memory(bytes), bytes, shared});
   return CUDA_SUCCESS;
@@ -89,7 +93,9 @@ CUresult release(CUmemGenericAllocationHandle handle) {
   FAKE_DRIVER_CALL("cuMemRelease");
   const std::lock_guard<std::mutex> lock(tables().mutex);
   const auto found = tables().physical.find(handle);
-  if (found == tables().physical.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (found == tables().physical.end()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   close(found->second.descriptor);
   tables().physical.erase(found);
   return CUDA_SUCCESS;
@@ -102,7 +108,9 @@ CUresult reserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdevicep
     return CUDA_ERROR_INVALID_VALUE;
   }
   void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (range == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (range == MAP_FAILED) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   *address = reinterpret_cast<CUdeviceptr>(range);
   const std::lock_guard<std::mutex> lock(tables().mutex);
   tables().ranges[*address] = {bytes, false};
@@ -184,10 +192,14 @@ CUresult to_descriptor(void* descriptor, CUmemGenericAllocationHandle handle,
 CUresult from_descriptor(CUmemGenericAllocationHandle* handle, void* descriptor,
                          CUmemAllocationHandleType type) {
   FAKE_DRIVER_CALL("cuMemImportFromShareableHandle");
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const int from = static_cast<int>(reinterpret_cast<intptr_t>(descriptor));
   struct stat about{};
-  if (fstat(from, &about) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (fstat(from, &about) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const std::lock_guard<std::mutex> lock(tables().mutex);
   *handle = added({fcntl(from, F_DUPFD_CLOEXEC, 0), static_cast<size_t>(about.st_size), true});
   return CUDA_SUCCESS;

@@ -1,101 +1,41 @@
-// Streams, events, and graphs that are captured from them. A graph is its work in the order in
-// which it was given, which is one of the orders that its edges allow.
-#include <atomic>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <vector>
+// Streams and events.
+#include "streams.h"
 
 #include "comm/base/clock.h"
-#include "cuda/device/device_host.h"
-#include "fake_cuda.h"
-
-// A capture: what was put into the streams that take part in it.
-struct Capture {
-  std::vector<std::function<void()>> work;
-  cudaStream_t origin = nullptr;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  bool is_valid = true;
-};
-
-// A HostStream first of all: the stand-in for NCCL puts its work into those.
-struct CUstream_st final : dpcore::HostStream {
-  explicit CUstream_st(int on) : device(on) {
-    HostStream::add([] { fake_cuda::let_this_thread_touch_devices(); });
-  }
-  // A piece of work, or of the graph that it is captured into.
-  void add(std::function<void()> work) override;
-  // Beside the work, whatever is captured.
-  void mark(std::function<void()> call) { HostStream::add(std::move(call)); }
-
-  int device;
-  std::atomic<uint64_t> given{0};  // pieces of work
-  std::atomic<uint64_t> done{0};
-  std::shared_ptr<Capture> capture;  // while it takes part in one
-  size_t last = 0;                   // item of that which came into this stream
-  size_t joined = 0;                 // up to which item another stream of it has waited
-};
-
-namespace {
-
-struct Recordings {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0;
-  uint64_t happened = 0;
-  int64_t happened_ns = 0;
-};
-
-}  // namespace
-
-struct CUevent_st {
-  CUevent_st(int on, bool timed) : device(on), is_timed(timed) {}
-  int device;
-  bool is_timed;
-  std::shared_ptr<Recordings> recordings = std::make_shared<Recordings>();
-  std::shared_ptr<Capture> capture;  // it was recorded in last
-  CUstream_st* captured_in = nullptr;
-  size_t captured_at = 0;
-};
-
-struct CUgraph_st {
-  std::vector<std::function<void()>> work;
-};
 
 namespace fake_cuda {
-namespace {
-
-struct Streams {
-  std::mutex mutex;
-  std::set<CUstream_st*> alive;
-  std::vector<std::unique_ptr<CUstream_st>> ended;  // with work that is left
-  std::unique_ptr<CUstream_st> own[kMostDevices];   // what null means, by device
-  std::set<CUevent_st*> events;
-  std::shared_ptr<Capture> capture;  // one at a time
-};
 
 Streams& streams() {
   static auto* it = new Streams;
   return *it;
 }
 
-thread_local cudaStreamCaptureMode t_mode = cudaStreamCaptureModeGlobal;
+cudaStreamCaptureMode& capture_mode() {
+  static thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  return mode;
+}
 
-// With the lock.
 CUstream_st* found(cudaStream_t stream) {
   if (stream != nullptr) {
-    if (!streams().alive.contains(stream)) misuse("a stream that there is not (any more)");
+    if (!streams().alive.contains(stream)) {
+      misuse("a stream that there is not (any more)");
+    }
     return stream;
   }
   const int device = current_device_or_first();
   auto& own = streams().own[device];
-  if (!own) own = std::make_unique<CUstream_st>(device);
+  if (!own) {
+    own = std::make_unique<CUstream_st>(device);
+  }
   return own.get();
 }
 
+namespace {
+
 void check_event(cudaEvent_t event) {
-  if (!streams().events.contains(event)) misuse("an event that there is not (any more)");
+  if (!streams().events.contains(event)) {
+    misuse("an event that there is not (any more)");
+  }
 }
 
 void happens(const std::shared_ptr<Recordings>& of, uint64_t recording) {
@@ -129,8 +69,12 @@ bool is_captured(cudaStream_t stream) {
 bool may_disturb() {
   const std::lock_guard<std::mutex> lock(streams().mutex);
   const auto& capture = streams().capture;
-  if (!capture || capture->mode == cudaStreamCaptureModeRelaxed) return true;
-  if (t_mode == cudaStreamCaptureModeRelaxed) return true;
+  if (!capture || capture->mode == cudaStreamCaptureModeRelaxed) {
+    return true;
+  }
+  if (capture_mode() == cudaStreamCaptureModeRelaxed) {
+    return true;
+  }
   capture->is_valid = false;
   return false;
 }
@@ -150,13 +94,21 @@ void wait_for_device(int device) {
   {
     const std::lock_guard<std::mutex> lock(streams().mutex);
     const auto ask = [&](CUstream_st& stream) {
-      if (stream.device != device) return;
+      if (stream.device != device) {
+        return;
+      }
       all.push_back(std::make_shared<Recordings>());
       stream.mark([done = all.back()] { happens(done, 1); });
     };
-    for (CUstream_st* stream : streams().alive) ask(*stream);
-    for (const auto& stream : streams().ended) ask(*stream);
-    if (streams().own[device]) ask(*streams().own[device]);
+    for (CUstream_st* stream : streams().alive) {
+      ask(*stream);
+    }
+    for (const auto& stream : streams().ended) {
+      ask(*stream);
+    }
+    if (streams().own[device]) {
+      ask(*streams().own[device]);
+    }
   }
   for (const auto& done : all) {
     std::unique_lock<std::mutex> lock(done->mutex);
@@ -168,8 +120,12 @@ std::string streams_left() {
   const std::lock_guard<std::mutex> lock(streams().mutex);
   streams().ended.clear();  // waits for what is left in them
   std::string text;
-  if (!streams().alive.empty()) text += std::to_string(streams().alive.size()) + " streams\n";
-  if (!streams().events.empty()) text += std::to_string(streams().events.size()) + " events\n";
+  if (!streams().alive.empty()) {
+    text += std::to_string(streams().alive.size()) + " streams\n";
+  }
+  if (!streams().events.empty()) {
+    text += std::to_string(streams().events.size()) + " events\n";
+  }
   return text;
 }
 
@@ -216,7 +172,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 // Returns at once.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaStreamDestroy");
-  if (stream == nullptr) return answer(cudaErrorInvalidResourceHandle);
+  if (stream == nullptr) {
+    return answer(cudaErrorInvalidResourceHandle);
+  }
   const std::lock_guard<std::mutex> lock(streams().mutex);
   streams().alive.erase(found(stream));
   streams().ended.emplace_back(stream);
@@ -224,13 +182,17 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaStreamSynchronize");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   wait_for_stream(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaStreamQuery");
-  if (!may_disturb() || is_captured(stream)) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb() || is_captured(stream)) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   const std::lock_guard<std::mutex> lock(streams().mutex);
   const CUstream_st& asked = *found(stream);
   return answer(asked.done == asked.given ? cudaSuccess : cudaErrorNotReady);
@@ -259,11 +221,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const std::lock_guard<std::mutex> lock(streams().mutex);
     check_event(event);
     CUstream_st* in = found(stream);
-    if (in->device != event->device) return answer(cudaErrorInvalidResourceHandle);
+    if (in->device != event->device) {
+      return answer(cudaErrorInvalidResourceHandle);
+    }
     event->capture = in->capture;
     event->captured_in = in;
     event->captured_at = in->last;
-    if (in->capture) return cudaSuccess;  // an edge of the graph, and no moment
+    if (in->capture) {
+      return cudaSuccess;  // an edge of the graph, and no moment
+    }
     of = event->recordings;
     const std::lock_guard<std::mutex> recordings(of->mutex);
     recording = ++of->recorded;
@@ -273,7 +239,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   FAKE_RUNTIME_CALL("cudaStreamWaitEvent");
-  if (flags != 0) return answer(cudaErrorInvalidValue);
+  if (flags != 0) {
+    return answer(cudaErrorInvalidValue);
+  }
   std::shared_ptr<Recordings> of;
   uint64_t recording = 0;
   {
@@ -288,7 +256,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
       event->captured_in->joined = std::max(event->captured_in->joined, event->captured_at);
       return cudaSuccess;
     }
-    if (waits->capture) return answer(cudaErrorStreamCaptureIsolation);
+    if (waits->capture) {
+      return answer(cudaErrorStreamCaptureIsolation);
+    }
     of = event->recordings;
     const std::lock_guard<std::mutex> recordings(of->mutex);
     recording = of->recorded;
@@ -301,10 +271,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_RUNTIME_CALL("cudaEventQuery");
-  if (!may_disturb()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (!may_disturb()) {
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
   const std::lock_guard<std::mutex> lock(streams().mutex);
   check_event(event);
-  if (event->capture) return answer(cudaErrorCapturedEvent);
+  if (event->capture) {
+    return answer(cudaErrorCapturedEvent);
+  }
   const std::lock_guard<std::mutex> recordings(event->recordings->mutex);
   const bool is_over = event->recordings->happened >= event->recordings->recorded;
   return answer(is_over ? cudaSuccess : cudaErrorNotReady);
@@ -320,66 +294,12 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     if (!event->is_timed || event->recordings->recorded == 0) {
       return answer(cudaErrorInvalidResourceHandle);
     }
-    if (event->recordings->happened < event->recordings->recorded) return answer(cudaErrorNotReady);
+    if (event->recordings->happened < event->recordings->recorded) {
+      return answer(cudaErrorNotReady);
+    }
     at[i] = event->recordings->happened_ns;
   }
   *ms = static_cast<float>(static_cast<double>(at[1] - at[0]) / 1e6);
-  return cudaSuccess;
-}
-
-// ---- graphs
-// --------------------------------------------------------------------------------------
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, t_mode);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  FAKE_RUNTIME_CALL("cudaStreamIsCapturing");
-  *status = is_captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  const std::lock_guard<std::mutex> lock(streams().mutex);
-  if (stream == nullptr) return answer(cudaErrorStreamCaptureUnsupported);
-  if (streams().capture) misuse("two graphs are captured at once, which this stand-in can't");
-  streams().capture = std::make_shared<Capture>();
-  streams().capture->origin = stream;
-  streams().capture->mode = mode;
-  found(stream)->capture = streams().capture;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const std::lock_guard<std::mutex> lock(streams().mutex);
-  const std::shared_ptr<Capture> capture = std::move(streams().capture);
-  streams().capture.reset();
-  if (!capture || capture->origin != stream) misuse("the end of a capture that has not begun");
-  bool is_joined = true;
-  for (CUstream_st* part : streams().alive) {
-    if (part->capture != capture) continue;
-    if (part != stream && part->joined < part->last) is_joined = false;
-    part->capture.reset();
-    part->last = part->joined = 0;
-  }
-  if (!capture->is_valid) return answer(cudaErrorStreamCaptureInvalidated);
-  if (!is_joined) return answer(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{std::move(capture->work)};
-  return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* runs, cudaGraph_t graph, unsigned long long) {
-  *runs = reinterpret_cast<cudaGraphExec_t>(new CUgraph_st(*graph));
-  return cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t runs, cudaStream_t stream) {
-  for (const auto& work : reinterpret_cast<CUgraph_st*>(runs)->work) enqueue(stream, work);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t runs) {
-  delete reinterpret_cast<CUgraph_st*>(runs);
   return cudaSuccess;
 }
 

@@ -47,7 +47,9 @@ Plan bruck_all_to_all(int world, int) {
   for (int stride = 1; stride < world; stride *= 2, ++step) {
     for (int origin = 0; origin < world; ++origin) {
       for (int advance = 0; advance < world; ++advance) {
-        if ((advance & stride) == 0) continue;
+        if ((advance & stride) == 0) {
+          continue;
+        }
         const int src = wrapped(origin + advance % stride, world);
         const int dst = wrapped(src + stride, world);
         const int chunk = origin * world + wrapped(origin + advance, world);

@@ -26,7 +26,9 @@ template <typename Visit>
 void for_each_pair(int world, Visit visit) {
   for (int src = 0; src < world; ++src) {
     for (int dst = 0; dst < world; ++dst) {
-      if (src != dst) visit(src, dst);
+      if (src != dst) {
+        visit(src, dst);
+      }
     }
   }
 }
@@ -62,7 +64,9 @@ Plan direct_all_to_all(int world, int) {
 Plan direct_broadcast(int world, int root) {
   Plan plan{.chunks = 1, .moves = {}};
   for (int dst = 0; dst < world; ++dst) {
-    if (dst != root) plan.moves.push_back({0, root, dst, 0, false});
+    if (dst != root) {
+      plan.moves.push_back({0, root, dst, 0, false});
+    }
   }
   return plan;
 }
@@ -70,7 +74,9 @@ Plan direct_broadcast(int world, int root) {
 Plan direct_reduce(int world, int root) {
   Plan plan{.chunks = 1, .moves = {}};
   for (int src = 0; src < world; ++src) {
-    if (src != root) plan.moves.push_back({0, src, root, 0, true});
+    if (src != root) {
+      plan.moves.push_back({0, src, root, 0, true});
+    }
   }
   return plan;
 }
@@ -78,7 +84,9 @@ Plan direct_reduce(int world, int root) {
 Plan direct_gather(int world, int root) {
   Plan plan{.chunks = world, .moves = {}};
   for (int src = 0; src < world; ++src) {
-    if (src != root) plan.moves.push_back({0, src, root, src, false});
+    if (src != root) {
+      plan.moves.push_back({0, src, root, src, false});
+    }
   }
   return plan;
 }
@@ -86,7 +94,9 @@ Plan direct_gather(int world, int root) {
 Plan direct_scatter(int world, int root) {
   Plan plan{.chunks = world, .moves = {}};
   for (int dst = 0; dst < world; ++dst) {
-    if (dst != root) plan.moves.push_back({0, root, dst, dst, false});
+    if (dst != root) {
+      plan.moves.push_back({0, root, dst, dst, false});
+    }
   }
   return plan;
 }

@@ -41,13 +41,17 @@ int append_halving(Plan& plan, const Fold& fold) {
       plan.moves.push_back({step, fold.core + i, i, chunk, true});
     }
   }
-  if (fold.extra > 0) ++step;
+  if (fold.extra > 0) {
+    ++step;
+  }
   for (int distance = fold.core / 2; distance >= 1; distance /= 2, ++step) {
     for (int rank = 0; rank < fold.core; ++rank) {
       const int partner = rank ^ distance;
       for (int chunk = 0; chunk < plan.chunks; ++chunk) {
         const bool in_half_of_partner = fold.stand_in(chunk) / distance == partner / distance;
-        if (in_half_of_partner) plan.moves.push_back({step, rank, partner, chunk, true});
+        if (in_half_of_partner) {
+          plan.moves.push_back({step, rank, partner, chunk, true});
+        }
       }
     }
   }
@@ -64,7 +68,9 @@ Plan halving_doubling_all_reduce(int world, int) {
     for (int rank = 0; rank < fold.core; ++rank) {
       for (int chunk = 0; chunk < plan.chunks; ++chunk) {
         const bool in_block_of_rank = chunk / distance == rank / distance;
-        if (in_block_of_rank) plan.moves.push_back({step, rank, rank ^ distance, chunk, false});
+        if (in_block_of_rank) {
+          plan.moves.push_back({step, rank, rank ^ distance, chunk, false});
+        }
       }
     }
   }

@@ -29,14 +29,20 @@ Plan recursive_doubling_all_reduce(int world, int) {
   const Fold fold(world);
   Plan plan{.chunks = 1, .moves = {}};
   int step = 0;
-  for (int i = 0; i < fold.extra; ++i) plan.moves.push_back({step, fold.core + i, i, 0, true});
-  if (fold.extra > 0) ++step;
+  for (int i = 0; i < fold.extra; ++i) {
+    plan.moves.push_back({step, fold.core + i, i, 0, true});
+  }
+  if (fold.extra > 0) {
+    ++step;
+  }
   for (int distance = 1; distance < fold.core; distance *= 2, ++step) {
     for (int rank = 0; rank < fold.core; ++rank) {
       plan.moves.push_back({step, rank, rank ^ distance, 0, true});
     }
   }
-  for (int i = 0; i < fold.extra; ++i) plan.moves.push_back({step, i, fold.core + i, 0, false});
+  for (int i = 0; i < fold.extra; ++i) {
+    plan.moves.push_back({step, i, fold.core + i, 0, false});
+  }
   return plan;
 }
 
@@ -47,19 +53,25 @@ Plan recursive_doubling_all_gather(int world, int) {
   for (int i = 0; i < fold.extra; ++i) {
     plan.moves.push_back({step, fold.core + i, i, fold.core + i, false});
   }
-  if (fold.extra > 0) ++step;
+  if (fold.extra > 0) {
+    ++step;
+  }
   for (int distance = 1; distance < fold.core; distance *= 2, ++step) {
     for (int rank = 0; rank < fold.core; ++rank) {
       for (int chunk = 0; chunk < world; ++chunk) {
         const bool in_block_of_rank = fold.stand_in(chunk) / distance == rank / distance;
-        if (in_block_of_rank) plan.moves.push_back({step, rank, rank ^ distance, chunk, false});
+        if (in_block_of_rank) {
+          plan.moves.push_back({step, rank, rank ^ distance, chunk, false});
+        }
       }
     }
   }
   for (int i = 0; i < fold.extra; ++i) {
     for (int chunk = 0; chunk < world; ++chunk) {
       const int dst = fold.core + i;
-      if (chunk != dst) plan.moves.push_back({step, i, dst, chunk, false});
+      if (chunk != dst) {
+        plan.moves.push_back({step, i, dst, chunk, false});
+      }
     }
   }
   return plan;

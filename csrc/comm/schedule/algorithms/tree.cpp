@@ -62,7 +62,9 @@ std::vector<std::vector<Edge>> edges_upwards(int world) {
 template <typename Visit>
 void for_each_edge(const std::vector<std::vector<Edge>>& steps, Visit visit) {
   for (size_t step = 0; step < steps.size(); ++step) {
-    for (const Edge& edge : steps[step]) visit(static_cast<int>(step), edge);
+    for (const Edge& edge : steps[step]) {
+      visit(static_cast<int>(step), edge);
+    }
   }
 }
 

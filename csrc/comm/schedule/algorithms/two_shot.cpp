@@ -49,7 +49,9 @@ Plan two_shot_broadcast(int world, int root) {
   Plan plan = direct_scatter(world, root);
   for (const Move& move : direct_all_gather(world, root).moves) {
     // The root has had everything from the beginning.
-    if (move.dst != root) plan.moves.push_back({1, move.src, move.dst, move.chunk, false});
+    if (move.dst != root) {
+      plan.moves.push_back({1, move.src, move.dst, move.chunk, false});
+    }
   }
   return plan;
 }

@@ -1,8 +1,8 @@
 // How ranks find each other and hand over their arenas.
 //
-// A meeting has a name (the job and which of its communicators), a rank and a world. When it
-// returns, every rank holds every other rank's arena and a handle that tells its death. A
-// meeting ends as a RendezvousError that names the ranks that did not come.
+// A rendezvous has a name (the job and which of its communicators), a rank and a world. When it
+// returns, every rank holds every other rank's arena and a handle that tells its death. One that
+// fails throws a RendezvousError that names the ranks that did not come.
 //
 //   meet_inproc   ranks are threads of this process: arenas are passed by pointer
 //   meet_unix     ranks are processes of this host: rank 0 listens on an abstract Unix socket
@@ -21,25 +21,25 @@
 
 namespace dpcore {
 
-struct MeetingPlace {
+struct Rendezvous {
   std::string name;
   int rank = 0;
   int world = 1;
   int64_t deadline_ns = 0;
   std::function<void()> interrupted;  // called now and then; throws to give up (Ctrl-C)
   CostConstants costs = {};           // of this machine: all take those of rank 0
-  std::vector<int> members = {};      // ranks in the world, where not all of it meets here
+  std::vector<int> members = {};      // ranks in the world, where not all of it takes part
 
   std::string name_of(int r) const {
     return "rank " + std::to_string(members.empty() ? r : members[static_cast<size_t>(r)]);
   }
 };
 
-struct Presence {
+struct LocalPeer {
   int rank = 0;
   int32_t process = 0;
   uint64_t reserve = 0;
-  int memfd = -1;                // owned by whoever receives the presence
+  int memfd = -1;                // owned by whoever receives the peer
   int pidfd = -1;                // likewise; -1 for ranks of this process
   int wake_event = -1;           // likewise; of a rank that sleeps on a network as well
   std::shared_ptr<Arena> local;  // instead of memfd for ranks of this process
@@ -48,11 +48,12 @@ struct Presence {
 
 // Both return world entries; the own one is empty but for its rank and costs. `wake_event` (an
 // eventfd) goes to the others with the arena; -1: this rank has none, and so have the others.
-std::vector<Presence> meet_inproc(const MeetingPlace& place, std::shared_ptr<Arena> arena,
-                                  int wake_event = -1);
-std::vector<Presence> meet_unix(const MeetingPlace& place, const Arena& arena, int wake_event = -1);
+std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr<Arena> arena,
+                                   int wake_event = -1);
+std::vector<LocalPeer> meet_unix(const Rendezvous& rendezvous, const Arena& arena,
+                                 int wake_event = -1);
 
 // Closes the descriptors that nobody took over.
-void close_all(Presence& presence);
+void close_all(LocalPeer& peer);
 
 }  // namespace dpcore

@@ -1,6 +1,6 @@
 // What the reducer needs from a network: all-reduces of whole buckets, by slot.
 //
-// A slot is a place for one operation in flight; the reducer uses one per bucket, so that starting
+// A slot holds one operation in flight; the reducer uses one per bucket, so that starting
 // an operation takes no memory. Memory of buckets belongs to whoever implements this, because it
 // knows where an all-reduce is cheapest (an arena that the peers map, a device).
 //
@@ -44,9 +44,9 @@ struct GradientCopies {
   double factor = 1;
 };
 
-class Collectives {
+class BucketCommunicator {
  public:
-  virtual ~Collectives() = default;
+  virtual ~BucketCommunicator() = default;
   virtual int rank() const = 0;
   virtual int world() const = 0;
   // Throws the first error again when nothing can succeed any more.

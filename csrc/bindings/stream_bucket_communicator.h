@@ -1,4 +1,4 @@
-// The reducer's collectives over a communicator for devices. Here, because neither the reducer nor
+// The reducer's communicator over one for devices. Here, because neither the reducer nor
 // csrc/cuda knows the other.
 //
 // start() is ordered after the stream that backward runs in, so a bucket leaves when its gradients
@@ -7,24 +7,24 @@
 //
 // Memory: buckets are the communicator's where peers can reach those without a copy, otherwise
 // torch's, registered with the library where it wants to know them in advance.
-// Threads: see reducer/bucket/collectives.h; the GIL is not needed.
+// Threads: see reducer/bucket/bucket_communicator.h; the GIL is not needed.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "bindings/py_stream.h"
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 
-class StreamCollectives final : public Collectives {
+class StreamBucketCommunicator final : public BucketCommunicator {
  public:
   // `ordered`: only algorithms whose result does not depend on how gradients are put together.
-  StreamCollectives(std::shared_ptr<StreamCommunicator> communicator, std::string place,
-                    bool ordered);
+  StreamBucketCommunicator(std::shared_ptr<StreamCommunicator> communicator,
+                           std::string device_name, bool ordered);
   // As the last owner of the communicator it ends it, which may wait for threads that want Python.
-  ~StreamCollectives() override;
+  ~StreamBucketCommunicator() override;
 
   int rank() const override { return communicator_->rank(); }
   int world() const override { return communicator_->world(); }
@@ -46,9 +46,9 @@ class StreamCollectives final : public Collectives {
   std::shared_ptr<std::byte> allocate_shared(size_t bytes);
 
   std::shared_ptr<StreamCommunicator> communicator_;
-  std::string place_;
+  std::string device_name_;
   std::string algorithm_;
-  std::vector<StreamCommunicator::Works> works_;
+  std::vector<StreamCommunicator::Work> works_;
   std::vector<FlatPart> parts_;  // of one call; both keep their memory
   std::vector<PartList> lists_;
 };

@@ -113,8 +113,8 @@ class MpiStore:
                 _abandoned.append((request, message))
                 raise RendezvousError(
                     f"rank {self._world.Get_rank()}: the ranks of MPI did not all come to "
-                    "dpcore.init() before the deadline; set MASTER_ADDR and MASTER_PORT for a "
-                    "meeting without MPI"
+                    "dpcore.init() before the deadline; set MASTER_ADDR and MASTER_PORT to "
+                    "start without MPI"
                 )
             time.sleep(_LOOK_SECONDS)
 

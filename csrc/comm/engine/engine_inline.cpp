@@ -7,27 +7,27 @@
 
 namespace dpcore {
 
-bool Engine::try_sit_down() {
+bool Engine::try_begin_inline() {
   if (in_flight_.load(std::memory_order_relaxed) != 0 || !has_short_way_ ||
-      endpoint_->trace().recording() || !try_take_seat()) {
+      endpoint_->trace().recording() || !try_lock_progress()) {
     return false;
   }
   if (active_.empty()) {
     return true;
   }
-  release_seat();
+  unlock_progress();
   return false;
 }
 
-bool Engine::run_seated(const std::shared_ptr<Operation>& operation, int looks) {
-  Seat seat(*this, Seat::Taken{});
+bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) {
+  ProgressLock lock(*this, ProgressLock::Taken{});
   Operation& running = *operation;
   running.begun_ns = 0;
   running.blocked_since_ns = 0;
   running.in_background = false;
   running.counted = 0;
   running.status.store(Operation::pending, std::memory_order_relaxed);
-  for (int rounds = 0; rounds < looks && !is_seat_wanted();) {
+  for (int rounds = 0; rounds < looks && !is_progress_lock_wanted();) {
     const Operation::Progress progress = advance_or_fail(running);
     const bool failed = running.group().failed();
     if (failed || progress == Operation::Progress::finished) {

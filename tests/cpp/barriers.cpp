@@ -1,13 +1,13 @@
-// Kernels that meet (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with several
-// blocks of several workers, reduce into each other's memory round after round, with random delays.
-// Numbers begin shortly before 2^32.
+// Kernels with a barrier (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with
+// several blocks of several workers, reduce into each other's memory round after round, with random
+// delays. Numbers begin shortly before 2^32.
 //
-//   meetings WORLD SEED ROUNDS all     every round has the right sum on every rank
-//   meetings WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
-//   meetings WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
+//   barriers WORLD SEED ROUNDS all     every round has the right sum on every rank
+//   barriers WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
+//   barriers WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
 //
 // After the last two nobody's memory has been touched. Under the thread sanitizer: what a worker
-// reads without a meeting between it and who wrote it is a race here as it would be on a GPU.
+// reads without a barrier between it and who wrote it is a race here as it would be on a GPU.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -49,11 +49,15 @@ class ThreadsBlock {
   int index() const { return index_; }
   int blocks() const { return kBlocks; }
   bool all(bool says) {
-    if (!says) state_.somebody_says_no.store(true);
+    if (!says) {
+      state_.somebody_says_no.store(true);
+    }
     state_.barrier.arrive_and_wait();
     const bool result = !state_.somebody_says_no.load();
     state_.barrier.arrive_and_wait();
-    if (thread_ == 0) state_.somebody_says_no.store(false);
+    if (thread_ == 0) {
+      state_.somebody_says_no.store(false);
+    }
     state_.barrier.arrive_and_wait();
     return result;
   }
@@ -66,7 +70,7 @@ class ThreadsBlock {
 
 struct Rank {
   std::vector<int32_t> data = std::vector<int32_t>(kElements);
-  MeetingBoard board;
+  SignalPad pad;
   FlagPage page;
 };
 
@@ -75,15 +79,19 @@ struct World {
     for (auto& rank : ranks) {
       rank = std::make_unique<Rank>();
       prepare(rank->page);
-      for (auto& row : rank->board.arrived) std::fill(std::begin(row), std::end(row), kFirstNumber);
-      std::fill(std::begin(rank->board.rounds), std::end(rank->board.rounds), kFirstNumber);
+      for (auto& row : rank->pad.arrived) {
+        std::fill(std::begin(row), std::end(row), kFirstNumber);
+      }
+      std::fill(std::begin(rank->pad.rounds), std::end(rank->pad.rounds), kFirstNumber);
     }
   }
   std::vector<std::unique_ptr<Rank>> ranks;
 };
 
 void nap(std::mt19937& dice) {
-  if (dice() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(dice() % 300));
+  if (dice() % 3 == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(dice() % 300));
+  }
 }
 
 // The kernel of one rank, from its launch until all its blocks have ended.
@@ -100,7 +108,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
     Rank& other = *world.ranks[static_cast<size_t>(r)];
     in.push_back(other.data.data() + begin);
     out.push_back(other.data.data() + begin);
-    sync.boards[r] = &other.board;
+    sync.pads[r] = &other.pad;
   }
   Rank& own = *world.ranks[static_cast<size_t>(rank)];
   sync.given_up = &own.page.given_up.value;
@@ -116,19 +124,25 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   for (int index = 0; index < kBlocks; ++index) {
     for (int thread = 0; thread < kWorkers; ++thread) {
       workers.emplace_back([&, index, thread, dice = std::mt19937(seed + index)]() mutable {
-        if (thread == 0) nap(dice);
+        if (thread == 0) {
+          nap(dice);
+        }
         ThreadsBlock block(states[static_cast<size_t>(index)], index, thread);
-        element::run_share<Sums, element::MeetsPeers>(job.shares, sync, block);
+        element::run_share<Sums, element::InKernelBarrier>(job.shares, sync, block);
       });
     }
   }
-  for (std::thread& worker : workers) worker.join();
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
 }
 
 void fill(Rank& rank, int value) { std::fill(rank.data.begin(), rank.data.end(), value); }
 
 void check(const Rank& rank, int expected) {
-  for (const int32_t value : rank.data) CHECK(value == expected);
+  for (const int32_t value : rank.data) {
+    CHECK(value == expected);
+  }
 }
 
 void run_rank(World& world, int rank, unsigned seed, int rounds, const std::string& end) {
@@ -142,7 +156,9 @@ void run_rank(World& world, int rank, unsigned seed, int rounds, const std::stri
     check(own, n * round + n * (n - 1) / 2);
   }
   CHECK(own.page.late.value == 0);
-  if (end == "all" || rank == n - 1) return;
+  if (end == "all" || rank == n - 1) {
+    return;
+  }
   fill(own, -1);
   std::thread host;  // of the rank: it gives up when it knows that somebody is gone
   if (end == "stopped") {
@@ -153,7 +169,9 @@ void run_rank(World& world, int rank, unsigned seed, int rounds, const std::stri
   }
   run_kernel(world, rank, static_cast<unsigned>(dice()),
              end == "absent" ? kShortPatience : kLongPatience);
-  if (host.joinable()) host.join();
+  if (host.joinable()) {
+    host.join();
+  }
   check(own, -1);
   CHECK(own.page.given_up.value == 1);
   if (end == "stopped") {
@@ -179,7 +197,9 @@ int main(int argc, char** argv) {
   for (int rank = 0; rank < n; ++rank) {
     ranks.emplace_back([&, rank] { run_rank(world, rank, seed, rounds, end); });
   }
-  for (std::thread& rank : ranks) rank.join();
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
   std::printf("world %d, seed %u, %d rounds, %s: fine\n", n, seed, rounds, end.c_str());
   return 0;
 }

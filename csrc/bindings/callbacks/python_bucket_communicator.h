@@ -1,4 +1,4 @@
-// The reducer's collectives as calls into Python: for torch process groups, MPI, CuPy, or whatever
+// The reducer's communicator as calls into Python: for torch process groups, MPI, CuPy, or whatever
 // has `all_reduce(tensor, op, async_op=True)`. Each call takes the GIL; the native ones do not.
 #pragma once
 
@@ -6,15 +6,15 @@
 
 #include <vector>
 
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 
-class PythonCollectives final : public Collectives {
+class PythonBucketCommunicator final : public BucketCommunicator {
  public:
   // `group`: rank, world_size, all_reduce(tensor, op=..., async_op=True) -> object with wait().
-  explicit PythonCollectives(pybind11::object group);
-  ~PythonCollectives() override;
+  explicit PythonBucketCommunicator(pybind11::object group);
+  ~PythonBucketCommunicator() override;
 
   int rank() const override { return rank_; }
   int world() const override { return world_; }

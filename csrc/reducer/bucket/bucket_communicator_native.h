@@ -1,26 +1,26 @@
-// The reducer's collectives over the native core: buckets in the arena, all-reduces in place.
+// The reducer's communicator over the native core: buckets in the arena, all-reduces in place.
 //
 // Memory: buckets are blocks of this rank's arena, kept by the tensors over them. Threads: see
-// collectives.h; operations are driven by the progress thread or by whoever waits.
+// bucket_communicator.h; operations are driven by the progress thread or by whoever waits.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "reducer/bucket/collectives.h"
+#include "reducer/bucket/bucket_communicator.h"
 
 namespace dpcore {
 
 // What every communicator of ours is asked for: the bucket's mean or sum, in place.
 Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call);
 
-class NativeCollectives final : public Collectives {
+class NativeBucketCommunicator final : public BucketCommunicator {
  public:
   // `ordered`: only algorithms whose result does not depend on how gradients are put together,
   // whatever the communicator's own algorithm is.
-  NativeCollectives(std::shared_ptr<Communicator> communicator, bool ordered,
-                    Engine::Interrupt interrupt);
+  NativeBucketCommunicator(std::shared_ptr<Communicator> communicator, bool ordered,
+                           Engine::Interrupt interrupt);
 
   int rank() const override { return communicator_->rank(); }
   int world() const override { return communicator_->world(); }

@@ -1,5 +1,5 @@
-// See places.h.
-#include "comm/collective/places.h"
+// See chunk_memory.h.
+#include "comm/collective/chunk_memory.h"
 
 namespace dpcore {
 namespace {
@@ -77,12 +77,12 @@ uint64_t part_begin_of(const Request& request, const std::vector<uint64_t>& part
   return begin;
 }
 
-size_t place_chunks(const Request& request, const Program& program, bool prescales,
-                    std::byte* scratch, std::vector<ChunkPlace>& places) {
+size_t lay_out_chunks(const Request& request, const Program& program, bool prescales,
+                      std::byte* scratch, std::vector<ChunkMemory>& chunks) {
   const Schedule& schedule = program.schedule;
   const bool swaps_in_place =
       request.collective == Collective::all_to_all && request.input == request.output;
-  places.assign(schedule.chunks, {});
+  chunks.assign(schedule.chunks, {});
   size_t used = 0;
   for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
     const Location location = locate(request, schedule, program.rank, chunk);
@@ -91,12 +91,12 @@ size_t place_chunks(const Request& request, const Program& program, bool prescal
       continue;
     }
     const bool sent_only = location.output == nullptr && !program.receives(chunk) && !prescales;
-    ChunkPlace& place = places[chunk];
-    place = {location.input, location.output, location.elements};
+    ChunkMemory& chunk_memory = chunks[chunk];
+    chunk_memory = {location.input, location.output, location.elements};
     if (sent_only && !swaps_in_place) {
-      place.home = const_cast<std::byte*>(location.input);
+      chunk_memory.home = const_cast<std::byte*>(location.input);
     } else if (location.output == nullptr) {
-      place.home = scratch == nullptr ? nullptr : scratch + used;
+      chunk_memory.home = scratch == nullptr ? nullptr : scratch + used;
       const size_t bytes = location.elements * size_of(request.dtype);
       used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     }

@@ -1,5 +1,5 @@
-// See collectives_native.h: a bucket becomes one all_reduce request of the core.
-#include "reducer/bucket/collectives_native.h"
+// See bucket_communicator_native.h: a bucket becomes one all_reduce request of the core.
+#include "reducer/bucket/bucket_communicator_native.h"
 
 #include <algorithm>
 
@@ -8,14 +8,15 @@
 
 namespace dpcore {
 
-NativeCollectives::NativeCollectives(std::shared_ptr<Communicator> communicator, bool ordered,
-                                     Engine::Interrupt interrupt)
+NativeBucketCommunicator::NativeBucketCommunicator(std::shared_ptr<Communicator> communicator,
+                                                   bool ordered, Engine::Interrupt interrupt)
     : communicator_(std::move(communicator)),
       // What "auto" chooses among adds in rank order; an algorithm that was asked for may not.
       algorithm_(ordered ? "auto" : ""),
       interrupt_(std::move(interrupt)) {}
 
-at::Tensor NativeCollectives::allocate(size_t elements, at::ScalarType type, at::Device device) {
+at::Tensor NativeBucketCommunicator::allocate(size_t elements, at::ScalarType type,
+                                              at::Device device) {
   if (!device.is_cpu()) {
     throw Unsupported("the native communicator reduces gradients on the CPU, not on " +
                       device.str() + "; pass process_group= for this module");
@@ -39,16 +40,17 @@ Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
   return request;
 }
 
-void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
+                                     const BucketCall& call) {
   works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_, call.background);
 }
 
-void NativeCollectives::wait(size_t slot) {
+void NativeBucketCommunicator::wait(size_t slot) {
   communicator_->wait(*works_[slot], 0, interrupt_);
   works_[slot].reset();  // back to the pool
 }
 
-void NativeCollectives::abandon(size_t slot, const at::Tensor& bucket) {
+void NativeBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
   if (works_[slot] && !works_[slot]->is_complete()) {
     works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
   }

@@ -15,9 +15,9 @@ uint64_t part_begin_of(const Request& request, const std::vector<uint64_t>& part
 
 // Gives every chunk its home: the output when the chunk belongs there at the end, the input when it
 // only has to be sent, and otherwise memory from `scratch` on. Returns how many bytes of scratch
-// that takes; with `scratch` null the places only say so. `prescales`: the input is multiplied on
+// that takes; with `scratch` null the chunks only say so. `prescales`: the input is multiplied on
 // its way home, and may not be its own.
-size_t place_chunks(const Request& request, const Program& program, bool prescales,
-                    std::byte* scratch, std::vector<ChunkPlace>& places);
+size_t lay_out_chunks(const Request& request, const Program& program, bool prescales,
+                      std::byte* scratch, std::vector<ChunkMemory>& chunks);
 
 }  // namespace dpcore

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpcore.errors import RendezvousError
-from dpcore.launch import mpi_meeting, pmi
+from dpcore.launch import mpi_rendezvous, pmi
 
 _RANK_SETS = {
     "RANK and WORLD_SIZE (torchrun, plain)": ("RANK", "WORLD_SIZE"),
@@ -25,7 +25,7 @@ _RANK_SETS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Identity:
     """A rank, its world, and the name that all ranks of the job share."""
 
     rank: int
@@ -33,17 +33,17 @@ class Place:
     job: str
 
 
-def find_place(
+def find_identity(
     rank: int | None = None,
     world_size: int | None = None,
     init_method: str | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Place:
+) -> Identity:
     """Arguments first, then the environment, then a world of one.
 
-    >>> find_place(environment={})
-    Place(rank=0, world_size=1, job='alone')
-    >>> find_place(environment={"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}).rank
+    >>> find_identity(environment={})
+    Identity(rank=0, world_size=1, job='alone')
+    >>> find_identity(environment={"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}).rank
     1
     """
     env = os.environ if environment is None else environment
@@ -52,15 +52,15 @@ def find_place(
     if rank is None or world_size is None:
         found = _from_environment(env)
         if found is None:
-            return Place(0, 1, "alone")
+            return Identity(0, 1, "alone")
         rank, world_size = found
     if not 0 <= rank < world_size:
         raise RendezvousError(
             f"rank {rank} in a world of {world_size}: rank must be 0..{world_size - 1}"
         )
     if world_size == 1:
-        return Place(0, 1, "alone")
-    return Place(rank, world_size, _job_name(env, init_method, rank, world_size))
+        return Identity(0, 1, "alone")
+    return Identity(rank, world_size, _job_name(env, init_method, rank, world_size))
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -85,7 +85,7 @@ def spans_hosts(world_size: int, environment: Mapping[str, str] | None = None) -
 def may_span_hosts(
     world_size: int, init_method: str | None = None, environment: Mapping[str, str] | None = None
 ) -> bool:
-    """The same, and where no launcher says it, whether other hosts can reach the meeting place.
+    """The same, and where no launcher says it, whether other hosts can reach the rendezvous.
 
     >>> plain = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     >>> may_span_hosts(4, None, plain), may_span_hosts(4, "tcp://127.0.0.1:29500", plain)
@@ -160,7 +160,7 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
         ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
         parts += [env.get(name, "") for name in ids]
         if not any(parts):
-            if mpi := mpi_meeting.connect(rank, world_size):
+            if mpi := mpi_rendezvous.connect(rank, world_size):
                 parts.append(mpi.common_name())
             elif line := pmi.connect(env):
                 parts.append(line.name)

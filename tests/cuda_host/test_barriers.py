@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
 @pytest.fixture(scope="module")
 def program():
-    return programs.built("tsan/meetings")
+    return programs.built("tsan/barriers")
 
 
 @pytest.mark.parametrize("end", ["all", "absent", "stopped"])

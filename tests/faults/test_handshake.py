@@ -21,11 +21,11 @@ CHALLENGE = struct.Struct("<QII32s32s256s")
 VERDICT = struct.Struct("<I256s")
 
 
-class Meeting:
+class Rendezvous:
     """Rank 0 of two waits; the second comes when the strangers are done."""
 
     def __init__(self):
-        self.job = f"lobby-{uuid.uuid4().hex}"
+        self.job = f"handshake-{uuid.uuid4().hex}"
         self.listener = _C.TcpListener.at("127.0.0.1:0")
         self.address = self.listener.address
         self.results = {}
@@ -35,8 +35,8 @@ class Meeting:
 
     def rank(self, rank):
         listener = self.listener if rank == 0 else None
-        place = _C.TcpPlace(self.address, listener, "", SECRET, 1)
-        comm = session.connect(self.job, rank, 2, timeout=120, transport="inproc", tcp=place)
+        tcp = _C.TcpOptions(self.address, listener, "", SECRET, 1)
+        comm = session.connect(self.job, rank, 2, timeout=120, transport="inproc", tcp=tcp)
         tensor = torch.full((50_000,), rank + 1.0)
         comm.all_reduce(tensor)
         self.results[rank] = tensor.unique().tolist()
@@ -75,9 +75,9 @@ def genuine_greeting(job):
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
         def come():
-            place = _C.TcpPlace(address, None, "", SECRET, 1)
+            tcp = _C.TcpOptions(address, None, "", SECRET, 1)
             with contextlib.suppress(RendezvousError):
-                session.connect(job, 1, 2, timeout=0.2, transport="inproc", tcp=place)
+                session.connect(job, 1, 2, timeout=0.2, transport="inproc", tcp=tcp)
 
         rank = threading.Thread(target=come, daemon=True)
         rank.start()
@@ -88,8 +88,8 @@ def genuine_greeting(job):
 
 
 @pytest.fixture(scope="module")
-def meeting():
-    made = Meeting()
+def rendezvous():
+    made = Rendezvous()
     yield made
     made.end()  # the ranks that belong here still meet
 
@@ -104,8 +104,8 @@ numbers = st.integers(-(2**31), 2**31 - 1)
 
 @fuzzed
 @given(said=st.binary(max_size=2 * GREETING.size))
-def test_bytes_that_are_no_greeting_get_no_answer(meeting, said):
-    assert meeting.say((said, GREETING.size)) == [b""]
+def test_bytes_that_are_no_greeting_get_no_answer(rendezvous, said):
+    assert rendezvous.say((said, GREETING.size)) == [b""]
 
 
 @st.composite
@@ -122,11 +122,11 @@ def greetings(draw, truth):
 
 @fuzzed
 @given(data=st.data(), proof=st.binary(min_size=32, max_size=32))
-def test_greetings_of_strangers_are_refused_with_a_reason(meeting, data, proof):
-    greeting = data.draw(greetings(meeting.truth))
-    challenge, *verdict = meeting.say((greeting, GREETING.size), (proof, 32))
+def test_greetings_of_strangers_are_refused_with_a_reason(rendezvous, data, proof):
+    greeting = data.draw(greetings(rendezvous.truth))
+    challenge, *verdict = rendezvous.say((greeting, GREETING.size), (proof, 32))
     magic, refused, _, _, _, reason = CHALLENGE.unpack(challenge)
-    assert magic == meeting.truth[0]
+    assert magic == rendezvous.truth[0]
     if refused:
         assert reason.rstrip(b"\0").decode()
     else:  # it looked right: then the secret decides

@@ -1,12 +1,12 @@
-// How the ranks of a communicator meet in the order of their streams, so that one may read what
-// another has written: by the streams, or by the kernels themselves (share_sync.h).
+// The barrier of a communicator's ranks in the order of their streams, so that one may read what
+// another has written: in the streams, or in the kernels themselves (share_sync.h).
 //
 //   stream   every rank raises a flag for each other and waits for theirs by stream memory
 //            operations; kernels are short and never wait. Ranks may share a GPU.
-//   fused    a kernel meets its counterparts before and behind its work. For GPUs of their own: a
-//            kernel that waits keeps its GPU from the others.
+//   fused    a kernel waits for its counterparts before and behind its work. For GPUs of their
+//            own: a kernel that waits keeps its GPU from the others.
 //
-// Memory: pages of flags and boards belong to the communicator. Threads: whoever holds the
+// Memory: pages of flags and signal pads belong to the communicator. Threads: whoever holds the
 // communicator's lock; give_up, let_pass and what only asks by any.
 #pragma once
 
@@ -20,21 +20,21 @@
 
 namespace dpcore {
 
-class RankMeeting {
+class RankBarrier {
  public:
-  struct Around {  // a piece of work: whether others must have come before it, and behind it
+  struct Barriers {  // a piece of work: whether others must have come before it, and behind it
     bool enters = true;
     bool leaves = true;
   };
 
-  RankMeeting(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
+  RankBarrier(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
               std::vector<FlagPage*> pages_on_device)
       : device_(device),
         stream_(stream),
         rank_(rank),
         pages_(std::move(pages)),
         on_device_(std::move(pages_on_device)) {}
-  virtual ~RankMeeting() = default;
+  virtual ~RankBarrier() = default;
   virtual std::string name() const = 0;
   // Whether what it puts into the stream can run again.
   virtual bool can_be_captured() const = 0;
@@ -43,12 +43,12 @@ class RankMeeting {
   virtual void be_patient(double) {}
 
   // Into the stream: behind it all that ranks have put in before is done and visible.
-  virtual void meet() = 0;
+  virtual void wait() = 0;
   // A reduction over memory of several ranks. `largest_bytes`: of the rank that has most to do, the
   // same on all of them.
   virtual void reduce(const ReduceSpec& spec, std::span<const void* const> in,
                       std::span<void* const> out, size_t count, size_t largest_bytes,
-                      Around around) = 0;
+                      Barriers barriers) = 0;
 
   // From here on kernels touch nobody's memory and wait for nobody.
   void give_up();
@@ -74,15 +74,15 @@ class RankMeeting {
 
 // "stream" or "fused": `wish` (DPCORE_CUDA_SYNC, or empty), else by whether ranks share a GPU.
 // Throws Unsupported for any other wish.
-std::string choose_meeting(std::span<const std::string> uuids, const std::string& wish);
+std::string choose_barrier(std::span<const std::string> uuids, const std::string& wish);
 
-std::unique_ptr<RankMeeting> meeting_by_stream(Device& device, Device::Stream stream, int rank,
-                                               std::vector<FlagPage*> pages,
-                                               std::vector<FlagPage*> pages_on_device);
-// `boards`: of all ranks, as this device sees them; the own one is prepared.
-std::unique_ptr<RankMeeting> meeting_by_kernels(Device& device, Device::Stream stream, int rank,
-                                                std::vector<FlagPage*> pages,
-                                                std::vector<FlagPage*> pages_on_device,
-                                                std::vector<MeetingBoard*> boards);
+std::unique_ptr<RankBarrier> stream_barrier(Device& device, Device::Stream stream, int rank,
+                                            std::vector<FlagPage*> pages,
+                                            std::vector<FlagPage*> pages_on_device);
+// `pads`: of all ranks, as this device sees them; the own one is prepared.
+std::unique_ptr<RankBarrier> kernel_barrier(Device& device, Device::Stream stream, int rank,
+                                            std::vector<FlagPage*> pages,
+                                            std::vector<FlagPage*> pages_on_device,
+                                            std::vector<SignalPad*> pads);
 
 }  // namespace dpcore

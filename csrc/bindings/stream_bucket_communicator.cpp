@@ -1,0 +1,102 @@
+// See stream_bucket_communicator.h.
+#include "bindings/stream_bucket_communicator.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "comm/base/error.h"
+#include "reducer/bucket/bucket_communicator_native.h"
+#include "tensors/tensor_memory.h"
+#include "torch_backend/device_group.h"
+#include "torch_backend/python_lock.h"
+
+namespace dpcore {
+
+StreamBucketCommunicator::StreamBucketCommunicator(std::shared_ptr<StreamCommunicator> communicator,
+                                                   std::string device_name, bool ordered)
+    : communicator_(std::move(communicator)),
+      device_name_(std::move(device_name)),
+      algorithm_(!ordered                             ? ""
+                 : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
+                                                      : "two_shot") {}
+
+StreamBucketCommunicator::~StreamBucketCommunicator() {
+  const WithoutPythonLock unlocked;
+  works_.clear();
+  communicator_.reset();
+}
+
+// The other ranks have to come to it, and they may be threads that want the GIL.
+std::shared_ptr<std::byte> StreamBucketCommunicator::allocate_shared(size_t bytes) {
+  const WithoutPythonLock unlocked;
+  return communicator_->allocate_shared(bytes);
+}
+
+at::Tensor StreamBucketCommunicator::allocate(size_t elements, at::ScalarType type,
+                                              at::Device device) {
+  if (device_name_ == "cpu" ? !device.is_cpu() : device.str() != device_name_) {
+    throw Unsupported("the communicator works on " + device_name_ + ", the parameters are on " +
+                      device.str() + "; move the module with .to('" + device_name_ + "')");
+  }
+  const size_t bytes = elements * at::elementSize(type);
+  if (auto shared = bytes > 0 ? allocate_shared(bytes) : nullptr) {
+    at::Tensor bucket =
+        tensor_over(std::move(shared), {static_cast<int64_t>(elements)}, type, device);
+    return bucket.zero_();
+  }
+  return registered(*communicator_, at::zeros({static_cast<int64_t>(elements)},
+                                              at::TensorOptions().dtype(type).device(device)));
+}
+
+void StreamBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
+                                     const BucketCall& call) {
+  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_,
+                                       current_stream_of(device_name_));
+}
+
+void StreamBucketCommunicator::wait(size_t slot) {
+  communicator_->order(works_[slot], current_stream_of(device_name_));
+  works_[slot].reset();  // back to the pool
+}
+
+void StreamBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
+  if (works_[slot]) {
+    communicator_->keep(std::move(works_[slot]), std::make_shared<at::Tensor>(bucket));
+  }
+  works_[slot].reset();
+}
+
+bool StreamBucketCommunicator::copies_together(at::ScalarType gradients,
+                                               at::ScalarType flat) const {
+  return can_copy_parts(dtype_of(gradients, "gradient"), dtype_of(flat, "bucket"));
+}
+
+size_t StreamBucketCommunicator::copy_together(const GradientCopies& copies) {
+  parts_.clear();
+  for (const FlatGradient& gradient : copies.gradients) {
+    parts_.push_back({gradient.address, gradient.flat_bytes, gradient.elements});
+  }
+  fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"), copies.flat.mutable_data_ptr(),
+                  dtype_of(copies.flat.scalar_type(), "bucket"), copies.to_flat, copies.factor);
+  Device& device = communicator_->device();
+  const DeviceGuard here(device);
+  const Device::Stream current = current_stream_of(device_name_);
+  for (const PartList& list : lists_) {
+    device.copy_parts(current, list);
+  }
+  return lists_.size();
+}
+
+bool StreamBucketCommunicator::add_moment(const TraceEvent& event) {
+  communicator_->trace().moment(event, current_stream_of(device_name_));
+  return true;
+}
+
+uint64_t StreamBucketCommunicator::begin_span(const TraceEvent& event) {
+  return communicator_->trace().begin(event, current_stream_of(device_name_));
+}
+
+void StreamBucketCommunicator::end_span(uint64_t span) {
+  communicator_->trace().end(span, current_stream_of(device_name_));
+}
+
+}  // namespace dpcore

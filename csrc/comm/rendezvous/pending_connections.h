@@ -1,0 +1,67 @@
+// Connections that have not said yet who they are, heard side by side: one that is silent costs the
+// ranks that belong here a look, and is dropped after five seconds. Rank 0 hears them at its
+// abstract socket (meet_unix) and at its TCP port (handshake).
+//
+// Used by one thread, while ranks meet. Owns the connections until they are accepted.
+#pragma once
+
+#include <poll.h>
+
+#include <list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/base/clock.h"
+
+namespace dpcore {
+
+enum class ConnectionState { waiting, gone, accepted };
+
+template <class Socket, class State>  // what it has said so far
+class PendingConnections {
+ public:
+  struct Connection {
+    Socket socket;
+    State state;
+    int64_t leaves_at_ns = 0;
+  };
+
+  // Waits so long for something to happen. `accept` gives the next connection, or an empty one when
+  // there is none now; `advance` reads what a connection says, and says what it is. The first one
+  // that was accepted, if there is one.
+  template <class Accept, class ListenTo>
+  std::optional<Connection> next(int listener, int wait_ms, Accept accept, ListenTo advance) {
+    std::vector<pollfd> entries{{listener, POLLIN, 0}};
+    for (const Connection& connection : pending_) {
+      entries.push_back({connection.socket.fd(), POLLIN, 0});
+    }
+    poll(entries.data(), entries.size(), wait_ms);
+    for (auto connection = pending_.begin(); connection != pending_.end();) {
+      const ConnectionState what = advance(*connection);
+      if (what == ConnectionState::accepted) {
+        std::optional<Connection> accepted(std::move(*connection));
+        pending_.erase(connection);
+        return accepted;
+      }
+      const bool goes = what == ConnectionState::gone || now_ns() > connection->leaves_at_ns;
+      connection = goes ? pending_.erase(connection) : std::next(connection);
+    }
+    while (Socket socket = accept()) {
+      if (pending_.size() == kMost) {
+        pending_.pop_front();  // the one that has been silent longest
+      }
+      Connection& connection = pending_.emplace_back();
+      connection.socket = std::move(socket);
+      connection.leaves_at_ns = now_ns() + kPatienceNs;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr int64_t kPatienceNs = 5'000'000'000;
+  static constexpr size_t kMost = 256;
+  std::list<Connection> pending_;
+};
+
+}  // namespace dpcore
