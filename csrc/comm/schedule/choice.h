@@ -33,7 +33,8 @@ class AlgorithmChoice {
       : hosts_(std::move(hosts)), constants_(constants), deterministic_(deterministic) {}
 
   // For a buffer of so many bytes; of all ranks' parts together, where there is one per rank.
-  const std::string& choose(Collective collective, size_t bytes);
+  // `ordered`: as if the communicator were deterministic.
+  const std::string& choose(Collective collective, size_t bytes, bool ordered);
   const std::vector<Candidate>& candidates(Collective collective);
   const std::vector<int>& hosts() const { return hosts_; }
   const CostConstants& constants() const { return constants_; }

@@ -11,7 +11,7 @@ namespace dpcore {
 NativeCollectives::NativeCollectives(std::shared_ptr<Communicator> communicator, bool ordered,
                                      Engine::Interrupt interrupt)
     : communicator_(std::move(communicator)),
-      // What "auto" chooses among adds in rank order; an algorithm that was asked for may not.
+      ordered_(ordered),
       algorithm_(ordered ? "auto" : ""),
       interrupt_(std::move(interrupt)) {}
 
@@ -40,7 +40,9 @@ Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
 }
 
 void NativeCollectives::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
-  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_, call.background);
+  Request request = all_reduce_of(bucket, call);
+  request.ordered = ordered_;
+  works_[slot] = communicator_->submit(std::move(request), algorithm_, call.background);
 }
 
 void NativeCollectives::wait(size_t slot) {

@@ -11,12 +11,8 @@ struct OpenBucket {
   std::vector<size_t> gradients;
   uint64_t bytes = 0;
   uint64_t cap = 0;
-  size_t last = 0;  // place of its last gradient in the order
+  size_t last = 0;  // position of its last gradient in the order
 };
-
-uint64_t padded(uint64_t bytes) {
-  return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
-}
 
 }  // namespace
 
@@ -25,20 +21,19 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
   std::map<uint32_t, OpenBucket> open;
   std::vector<OpenBucket> finished;
   size_t begun = 0;
-  for (size_t place = 0; place < order.size(); ++place) {
-    const PlannedGradient& gradient = gradients[order[place]];
-    const uint64_t bytes = padded(gradient.bytes);
+  for (size_t position = 0; position < order.size(); ++position) {
+    const PlannedGradient& gradient = gradients[order[position]];
     OpenBucket& bucket = open[gradient.kind];
-    if (!bucket.gradients.empty() && bucket.bytes + bytes > bucket.cap) {
-      finished.push_back(std::move(bucket));
-      bucket = {};
-    }
     if (bucket.gradients.empty()) {
       bucket.cap = caps[std::min(begun++, caps.size() - 1)];
     }
-    bucket.gradients.push_back(order[place]);
-    bucket.bytes += bytes;
-    bucket.last = place;
+    bucket.gradients.push_back(order[position]);
+    bucket.bytes += gradient.bytes;
+    bucket.last = position;
+    if (bucket.bytes >= bucket.cap) {
+      finished.push_back(std::move(bucket));
+      open.erase(gradient.kind);
+    }
   }
   for (auto& [kind, bucket] : open) {
     finished.push_back(std::move(bucket));
