@@ -563,6 +563,13 @@ class Reducer:
         """Plans the buckets anew for gradients that arrive in this order, with these caps from now
         on, or none for those that were."""
 
+    def use_schedule(self, schedule: str, /) -> None:
+        """From the next forward on; one that cuts buckets as the one before."""
+
+    @property
+    def backward_ns(self) -> int:
+        """How long the last backward took, from its first gradient until all were final."""
+
     @property
     def wants_rebuild(self) -> bool:
         """Whether the first complete iteration is over and the buckets are still the first ones."""

@@ -267,6 +267,13 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("completed", &Reducer::completed_iterations)
       .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"),
            py::call_guard<py::gil_scoped_release>())
+      .def("use_schedule",
+           [](Reducer& reducer, const py::object& schedule) {
+             std::shared_ptr<LaunchSchedule> made = launch_schedule_of(schedule);
+             const py::gil_scoped_release no_gil;  // it may wait
+             reducer.use_schedule(std::move(made));
+           })
+      .def_property_readonly("backward_ns", &Reducer::backward_ns)
       .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
       .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)
       .def_property_readonly("arrival_order", &Reducer::arrival_order)

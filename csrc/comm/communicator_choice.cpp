@@ -50,8 +50,8 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     // A small operation over TCP needs no messages, unless a link is to hold them back.
     if (by_messages && (options_.link || !CollectiveOperation::is_small(request, world()))) {
       const size_t bytes = CollectiveOperation::bytes_of(request, world());
-      request.program =
-          programs_.of(choice_.choose(request.collective, bytes), request.collective, request.root);
+      request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
+                                     request.collective, request.root);
     }
     return;
   }
@@ -87,7 +87,7 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
   }
   const std::lock_guard<SpinLock> lock(submission_);
   why.candidates = choice_.candidates(collective);
-  why.algorithm = why.asked ? asked.name : choice_.choose(collective, bytes);
+  why.algorithm = why.asked ? asked.name : choice_.choose(collective, bytes, false);
   return why;
 }
 

@@ -172,6 +172,13 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
   rebuilt_ = true;
 }
 
+void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
+  wait_for_gradients();
+  schedule_ = std::move(schedule);
+  listens_ = schedule_->listens();
+  order_ = schedule_->order(buckets_.size());
+}
+
 void Reducer::begin_forward() {
   if (!listens(LaunchSchedule::forward_begin)) {
     wait_for_gradients();

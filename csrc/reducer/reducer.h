@@ -125,6 +125,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const std::vector<int64_t>& arrival_ns() const { return arrival_ns_; }
   // `caps`: other ones from now on; empty: as before.
   void rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps);
+  // From the next forward on. The buckets stay as they are: both cut them alike.
+  void use_schedule(std::shared_ptr<LaunchSchedule> schedule);
+  // How long the last complete iteration took, from its first gradient until all were final.
+  int64_t backward_ns() const { return backward_ns_; }
 
   // For traces: whether anybody records, and the two moments that only Python sees.
   bool is_recorded() const {
@@ -273,6 +277,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked
   bool graph_changed_ = false;
   int64_t first_gradient_ns_ = 0;
+  int64_t backward_ns_ = 0;
   Compute forward_;
   Compute backward_;
   StepTimes times_;

@@ -306,6 +306,7 @@ void Reducer::finish_iteration() {
     withheld_ = false;
     withhold_(false);
   }
+  backward_ns_ = now_ns() - first_gradient_ns_;
   times_.sample(completed_, first_gradient_ns_, buckets_);
   ++completed_;
 }

@@ -18,11 +18,12 @@ who is alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpcore.communicators.cupy_nccl import start_cupy
 from dpcore.communicators.native import Communicator
 from dpcore.communicators.nccl import wheel_libraries
+from dpcore.communicators.protocol import Capabilities
 from dpcore.communicators.work import Work
 from dpcore.errors import Unsupported
 
@@ -37,6 +38,7 @@ Message = tuple[Any, int]  # a tensor and the other rank
 class DeviceCommunicator(Communicator):
     """A group of ranks with a GPU each. Made by ``dpcore.init(backend=...)`` or ``split()``."""
 
+    _capabilities: ClassVar[Capabilities] = Communicator._capabilities._replace(on_processors=False)
     _native: _C.StreamCommunicator
 
     def __init__(self, native: _C.StreamCommunicator, transport: str) -> None:

@@ -71,7 +71,7 @@ class Capabilities(NamedTuple):
     traces: bool = False  # ``dpcore.trace()`` can record it
     own_memory: bool = False  # ``empty()`` gives memory on its device that needs no extra copy
     silent_in_profiler: bool = False  # somebody else has to tell torch's profiler what it runs
-    sequential_when_busy: bool = False  # docs/decisions/0011: no free processor, no background
+    on_processors: bool = False  # operations take time of the processors that compute
 
 
 class Pending(Protocol):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
 
 _MIB = 1024 * 1024
-_FIRST_BUCKET_MB = 1.0
-_BUCKET_MB = 25.0
+_FIRST_CAPS = [1 * _MIB, 25 * _MIB]
 
 
 def check_parameters(
@@ -64,9 +63,9 @@ def buffer_options(
 
 def bucket_caps(
     bucket_cap_mb: float | str | None, caps_mb: Sequence[float] | None, finds_unused: bool
-) -> tuple[list[int], bool]:
-    """Bytes of the first bucket, of the second, ...; the last one repeats. And whether others are
-    to be chosen after the first step."""
+) -> tuple[list[int], str]:
+    """Bytes of the first bucket, of the second, ...; the last one repeats. And whether they are
+    "given", chosen in any case ("auto"), or only where that costs no bit ("default")."""
     if isinstance(bucket_cap_mb, str):
         if bucket_cap_mb != "auto" or caps_mb or finds_unused:
             raise Unsupported(
@@ -74,26 +73,20 @@ def bucket_caps(
                 "buckets are rebuilt after the first step; not beside bucket_cap_mb_list, and not "
                 "with find_unused_parameters, with which buckets stay as they are"
             )
-        bucket_cap_mb, chooses = None, True
-    else:
-        chooses = False
+        return _FIRST_CAPS, "auto"
     if caps_mb:
-        sizes = list(caps_mb)
-    elif bucket_cap_mb is not None:
-        sizes = [bucket_cap_mb]
-    else:
-        sizes = [_FIRST_BUCKET_MB, _BUCKET_MB]
-    return [int(size * _MIB) for size in sizes], chooses
-
-
-def caps_in_words(caps: Sequence[int], chooses: bool) -> str:
-    return "auto" if chooses else ", ".join(f"{cap / _MIB:g}" for cap in caps)
+        return [int(size * _MIB) for size in caps_mb], "given"
+    if bucket_cap_mb is not None:
+        return [int(bucket_cap_mb * _MIB)], "given"
+    return _FIRST_CAPS, "default"
 
 
 def compared(model: Wrapped) -> dict[str, Any]:
     """Options that must agree on all ranks."""
     return {
-        "bucket_cap_mb": caps_in_words(model._caps, model._chooses_caps),
+        "bucket_cap_mb": ", ".join(f"{cap / _MIB:g}" for cap in model._caps)
+        if model._caps_are == "given"
+        else model._caps_are,
         "find_unused_parameters": model.find_unused_parameters,
         "static_graph": model.static_graph,
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,

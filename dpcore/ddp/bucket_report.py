@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -23,10 +24,17 @@ class BucketLine:
 class BucketReport(Sequence[BucketLine]):
     """The buckets in the order of their numbers."""
 
-    def __init__(self, lines: Sequence[dict[str, Any]], schedule: str, rebuilt: bool) -> None:
+    def __init__(
+        self,
+        lines: Sequence[dict[str, Any]],
+        schedule: str,
+        rebuilt: bool,
+        why: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._lines = [BucketLine(**line) for line in lines]
         self.schedule = schedule
         self.rebuilt = rebuilt
+        self.why = dict(why)  # of what was chosen in the first steps
 
     def __getitem__(self, index: Any) -> Any:
         return self._lines[index]
@@ -38,6 +46,7 @@ class BucketReport(Sequence[BucketLine]):
         order = "of arrival" if self.rebuilt else "of registration, reversed"
         text = [
             f"schedule {self.schedule}, {len(self)} buckets in the order {order}",
+            *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
             "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",
         ]
         for number, line in enumerate(self._lines):

@@ -30,7 +30,8 @@ from dpcore.ddp import arguments, completion, nesting, parameters
 from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
-from dpcore.ddp.launch_schedule import LaunchSchedule, automatic_schedule, checked
+from dpcore.ddp.first_steps import FirstSteps
+from dpcore.ddp.launch_schedule import LaunchSchedule, checked
 from dpcore.ddp.mixed_precision import MixedPrecision
 from dpcore.ddp.model_group import make_equal, profiled_as
 from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
@@ -54,17 +55,17 @@ class DataParallel(TorchSurface):
     ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
                         In the place of Gloo or MPI on one host, dpcore's communicator is used.
     ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
-    ``bucket_cap_mb``   gradients travel together up to this size; by default 25 MiB, the first
-                        bucket 1 MiB. "auto": chosen after the first step, by when its gradients
-                        came and how fast the ranks reach each other.
+    ``bucket_cap_mb``   gradients travel together until they are this large. By default, chosen
+                        after the first step, by when its gradients came and how fast the ranks
+                        reach each other, where that changes no bit; else 1, then 25 MiB.
     ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
     ``find_unused_parameters``  when forward does not always use all parameters.
     ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket; one that is kept over the
                         next backward gets a copy. False: memory of its own, for one more copy.
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
-                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto" is bucketed
-                        where a processor is free for it, else sequential.
+                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto": bucketed or
+                        sequential, whichever is faster in the first steps.
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 
     >>> import torch, dpcore
@@ -147,7 +148,7 @@ class DataParallel(TorchSurface):
         self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        caps, self._chooses_caps = arguments.bucket_caps(
+        caps, self._caps_are = arguments.bucket_caps(
             bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters and not static_graph
         )
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
@@ -181,20 +182,21 @@ class DataParallel(TorchSurface):
             group, self.module, self.parameters_to_ignore, self.device
         )
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
-        schedule = self._wanted_schedule
+        steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
+        self._first_steps = steps
         self._reducer = _C.Reducer(
             self._parameters_by_number,
             [name for name, _ in trained],
             parameters.comes_sparse(self.module, self._parameters_by_number),
             [numbers for _, numbers in modules],
             core_of(self.group),
-            automatic_schedule(self.group) if schedule == "auto" else schedule,
+            steps.schedule,
             self._caps,
             find_unused=self.find_unused_parameters and not self.static_graph,
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,
             static_graph=self.static_graph,
-            ordered=self._deterministic,
+            ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
             tag=group.tag,
@@ -265,8 +267,8 @@ class DataParallel(TorchSurface):
         if joins:
             _, active = join.count_active(self, is_active=True)
             join.take_part(self, active)
-        if synchronised and reducer.wants_rebuild:
-            self._rebuild_buckets()
+        if synchronised and not self._first_steps.is_settled:
+            self._first_steps.go_on(self)
         if self.device_ids:
             inputs, kwargs = arguments.moved(self, inputs, kwargs)
         if recorded := reducer.is_recorded:
@@ -311,7 +313,6 @@ class DataParallel(TorchSurface):
         return output
 
     def _rebuild_buckets(self) -> None:
-        """Buckets in the order in which gradients really came."""
         rebuild(self)
 
     @contextlib.contextmanager
@@ -348,16 +349,23 @@ class DataParallel(TorchSurface):
         return self._reducer.is_exact
 
     def stats(self) -> dict[str, Any]:
-        """How gradients were copied (docs/gpu.md), and the counters of the communicator, if any."""
+        """What the first steps chose and why, how gradients were copied (docs/gpu.md), and the
+        counters of the communicator, if any."""
         group: Any = self.group
         counters = group.stats() if capabilities_of(group).counts else {}
-        facts = {"backend": self.backend, "schedule": self.schedule}
-        return {**facts, "copies": self._reducer.copies(), **counters}
+        facts = {
+            "backend": self.backend,
+            "schedule": self.schedule,
+            "copies": self._reducer.copies(),
+        }
+        return {**facts, "chosen": dict(self._first_steps.why), **counters}
 
     def bucket_report(self) -> BucketReport:
         """Which gradients travel together, and when the last backward had, sent and received
         each bucket."""
-        return BucketReport(self._reducer.report(), self.schedule, self._reducer.has_rebuilt)
+        reducer = self._reducer
+        why = self._first_steps.why
+        return BucketReport(reducer.report(), self.schedule, reducer.has_rebuilt, why)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]

@@ -14,20 +14,15 @@ The schedules that come with dpcore do the same in C++ (csrc/reducer/launch/laun
 from __future__ import annotations
 
 import difflib
-import os
 import warnings
 from collections.abc import Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-import torch
-
-from dpcore.communicators.protocol import capabilities_of
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     from dpcore._C import LaunchControl
-    from dpcore.communicators.protocol import GradientGroup
 
 _EVENTS = ("gradient_ready", "bucket_ready", "backward_end", "forward_begin", "optimizer_step")
 
@@ -127,12 +122,3 @@ def _not_an_event(kind: str, name: str) -> str:
         + (f"; is it {meant[0]}? " if meant else ". ")
         + f"The events are {', '.join(_EVENTS)}; helper methods begin with an underscore"
     )
-
-
-def automatic_schedule(group: GradientGroup) -> str:
-    """Communication in the background of backward needs a processor. When each rank computes with
-    one thread and there is a rank for every processor, it would only take turns with backward, and
-    doing it at the end, on the thread that waits anyway, costs less (docs/decisions/0011)."""
-    processors = len(os.sched_getaffinity(0))
-    busy = torch.get_num_threads() == 1 and group.world_size >= processors
-    return "sequential" if busy and capabilities_of(group).sequential_when_busy else "bucketed"

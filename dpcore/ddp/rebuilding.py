@@ -1,7 +1,7 @@
-"""Buckets after the first step: in the order in which gradients came, and with "auto" cut by what
-was measured.
+"""Buckets after the first step: in the order in which gradients came and, unless their sizes were
+given, cut by what was measured.
 
-What "auto" knows: when each gradient was ready in the first step, on the rank that was last, and
+What is measured: when each gradient was ready in the first step, on the rank that was last, and
 what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
 the way between the ranks for its share and its bytes, one after the other, once its bucket is
 ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
 
 CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
-_LARGE, _FLIGHT = 1 << 20, 8  # bytes of a large operation, small ones in flight
+_MIB = 1 << 20
+_LARGE, _FLIGHT = _MIB, 8  # bytes of a large operation at most, small ones in flight
 _SLACK = 1.01
 
 
@@ -47,15 +48,23 @@ def rebuild(model: Wrapped) -> None:
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
         model._model_group.broadcast(order, 0)
     caps: list[int] = []
-    if model._chooses_caps:
+    if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
-        caps = _measured_caps(model, order.tolist(), came)
+        caps, why = _measured_caps(model, order.tolist(), came)
+        model._first_steps.why["buckets"] = why
         model._caps, model.bucket_bytes_cap = caps, caps[-1]
     reducer.rebuild(order.tolist(), caps)
 
 
-def _measured_caps(model: Wrapped, order: list[int], came_ns: dict[int, int]) -> list[int]:
+def _measured_caps(
+    model: Wrapped, order: list[int], came_ns: dict[int, int]
+) -> tuple[list[int], str]:
+    """The caps, and why these."""
     parameters = model._parameters_by_number
+    nbytes = [parameter.nbytes for parameter in parameters]
+    smallest = int(CAPS_MB[0] * _MIB)
+    if sum(nbytes) <= smallest:
+        return [smallest], "all gradients together are as small as the smallest bucket"
     begin = min(came_ns.values(), default=0)
     ready = torch.tensor(
         [(came_ns.get(number, begin) - begin) * 1e-9 for number in range(len(parameters))],
@@ -65,25 +74,31 @@ def _measured_caps(model: Wrapped, order: list[int], came_ns: dict[int, int]) ->
     model._model_group.all_reduce(ready, "max", async_op=False)
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
-    return best_caps(
-        [parameter.nbytes for parameter in parameters],
+    speed = measured_speed(model._model_group, model.device, min(sum(nbytes), _LARGE))
+    caps = best_caps(
+        nbytes,
         [types.index(kind) for kind in types],
         [number for number in order if not sparse[number]],
         ready.tolist(),
-        measured_speed(model._model_group, model.device),
+        speed,
+    )
+    return caps, (
+        f"{caps[-1] / _MIB:g} MiB each: an operation was measured to take "
+        f"{speed.latency * 1e6:.3g} us, one of many {speed.share * 1e6:.3g} us, and bytes "
+        f"{speed.bandwidth * 1e-6:.3g} MB/s"
     )
 
 
-def measured_speed(group: Any, device: torch.device) -> Speed:
+def measured_speed(group: Any, device: torch.device, large_bytes: int = _LARGE) -> Speed:
     """All ranks call it and get the same."""
     one = [torch.zeros(1, device=device)]
     flight = [torch.zeros(1, device=device) for _ in range(_FLIGHT)]
-    large = [torch.zeros(_LARGE // 4, device=device) for _ in range(2)]
+    large = [torch.zeros(large_bytes // 4, device=device)]
     seconds = [_seconds_of(group, tensors, device) for tensors in (one, flight, large)]
     agreed = torch.tensor(seconds, dtype=torch.float64, device=device)
     group.all_reduce(agreed, "max", async_op=False)
     latency, of_flight, of_large = agreed.tolist()
-    bandwidth = len(large) * _LARGE / max(of_large - latency, 1e-9)
+    bandwidth = large_bytes / max(of_large - latency, 1e-9)
     return Speed(latency, max(of_flight - latency, 0.0) / (_FLIGHT - 1), bandwidth)
 
 

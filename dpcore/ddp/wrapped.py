@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicators.protocol import GradientGroup
     from dpcore.ddp.delayed import DelayedGradients
+    from dpcore.ddp.first_steps import FirstSteps
     from dpcore.ddp.model_group import ModelGroup
 
 
@@ -50,7 +51,8 @@ class Wrapped(Protocol):
     forward_sync_buffers: bool
     bucket_bytes_cap: int
     _caps: list[int]
-    _chooses_caps: bool
+    _caps_are: str
+    _first_steps: FirstSteps
 
     # Gradients.
     _reducer: _C.Reducer

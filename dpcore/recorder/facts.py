@@ -27,6 +27,7 @@ class Traced(Protocol):
     _model_group: Any  # its name and number, see dpcore/ddp/model_group.py
     _parameters_by_number: list[nn.Parameter]
     _caps: list[int]
+    _first_steps: Any  # what they chose, see dpcore/ddp/first_steps.py
 
     @property
     def schedule(self) -> str: ...
@@ -59,9 +60,10 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     """Entries for ``otherData``: ``backend``, ``transport``, ``link`` and ``models``.
 
     ``link``: the words of an emulated one, else nothing.
-    ``models``: names and bytes of the parameters by number, the numbers in each bucket, and how
-              many bytes a bucket may have: the first, the second, ...; the last cap is for all
-              further; of models over ``comm`` and over groups split from it or beside it.
+    ``models``: names and bytes of the parameters by number, the numbers in each bucket, how many
+              bytes fill a bucket (the first, the second, ...; the last cap is for all further),
+              and what the first steps chose; of models over ``comm`` and over groups split from
+              it or beside it.
     """
     family = getattr(comm, "_family", comm)
     with _models_lock:
@@ -84,6 +86,7 @@ def _describe(model: Traced) -> dict[str, Any]:
         "number": model._model_group.traced_as,
         "name": model._model_group.name,
         "schedule": model.schedule,
+        "chosen": dict(model._first_steps.why),
         "bucket_caps": list(model._caps),
         "parameters": names,
         "parameter_bytes": [p.numel() * p.element_size() for p in trained],

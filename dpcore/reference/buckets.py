@@ -1,8 +1,8 @@
 """Which gradients travel together, in plain Python. The twin of csrc/reducer/plan/bucket_plan.
 
-Gradients fill a bucket in the order in which they are expected, until the next one would make it
-larger than its cap. One bucket per kind (dtype and device) is open at a time. Buckets are numbered
-by their last gradient: the moment at which they can be sent.
+Gradients fill a bucket in the order in which they are expected, until it holds as many bytes as its
+cap. One bucket per kind (dtype and device) is open at a time. Buckets are numbered by their last
+gradient: the moment at which they can be sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def plan_buckets(
     """The gradients of each bucket.
 
     ``caps``: bytes of the first bucket that is begun, of the second, ...; the last is for all
-    further. Only a gradient that is larger than the cap by itself makes a larger bucket.
+    further. A bucket that has reached its cap is closed, so the last gradient may exceed it.
 
     >>> plan_buckets([64, 64, 256, 64], [0, 0, 0, 1], order=[3, 2, 1, 0], caps=[64, 128])
     [[3], [2], [1, 0]]
@@ -28,12 +28,13 @@ def plan_buckets(
     buckets: list[list[int]] = []
     for gradient in order:
         kind = kinds[gradient]
-        size = -(-sizes[gradient] // ALIGNMENT) * ALIGNMENT
-        if kind not in open_buckets or size > room[kind]:
+        if kind not in open_buckets:
             open_buckets[kind] = []
             room[kind] = caps[min(len(buckets), len(caps) - 1)]
             buckets.append(open_buckets[kind])
         open_buckets[kind].append(gradient)
-        room[kind] -= size
+        room[kind] -= sizes[gradient]
+        if room[kind] <= 0:
+            del open_buckets[kind]
     place = {gradient: at for at, gradient in enumerate(order)}
     return sorted(buckets, key=lambda bucket: place[bucket[-1]])

@@ -91,8 +91,8 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
-  // Somebody gives messages priorities: from the first of these on, no connection is handed more
-  // than keeps it busy (tcp_flow.h). Any other program has the kernel keep as much as it likes.
+  // Somebody gives messages priorities: from the first of these on, connections are handed no more
+  // than keeps them busy until a look that comes early (tcp_flow.h).
   void expect_priorities() { has_priorities_ = true; }
   bool has_priorities() const { return has_priorities_; }
   // A message found no connection to the peer that could take a frame of it. Operations are asked

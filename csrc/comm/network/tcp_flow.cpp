@@ -12,29 +12,29 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kLeastBytes = size_t{32} << 10;
-constexpr double kUntilNextLookNs = 500'000;
+constexpr double kLeastBytes = 32 << 10;
 constexpr int64_t kMeasuredForNs = 1'000'000;
 constexpr int64_t kShortestPauseNs = 30'000;
 
 }  // namespace
 
-bool TcpFlow::has_room(int fd, int priority, int64_t now) {
+bool TcpFlow::has_room(int fd, int priority, int64_t until_next_look_ns, int64_t now) {
   if (now - measured_ns_ > kMeasuredForNs) {
     measured_ns_ = now;
     measure(fd);
   }
+  const double busy_ns = 2 * round_trip_ns_ + static_cast<double>(until_next_look_ns);
+  const double enough = std::max(kLeastBytes, bytes_per_ns_ * busy_ns);
   int on_the_way = 0;
-  if (bytes_per_ns_ == 0 || ioctl(fd, SIOCOUTQ, &on_the_way) != 0 ||
-      static_cast<size_t>(on_the_way) <= most_bytes_) {
+  if (bytes_per_ns_ == 0 || ioctl(fd, SIOCOUTQ, &on_the_way) != 0 || on_the_way <= enough) {
     priority_ = priority;
     return true;
   }
   if (priority > priority_) {
     return true;
   }
-  const auto too_many = static_cast<double>(static_cast<size_t>(on_the_way) - most_bytes_);
-  free_ns_ = now + std::max(kShortestPauseNs, static_cast<int64_t>(too_many / bytes_per_ns_));
+  const auto too_many_ns = static_cast<int64_t>((on_the_way - enough) / bytes_per_ns_);
+  free_ns_ = now + std::max(kShortestPauseNs, too_many_ns);
   return false;
 }
 
@@ -45,8 +45,7 @@ void TcpFlow::measure(int fd) {
     return;
   }
   bytes_per_ns_ = static_cast<double>(info.tcpi_delivery_rate) * 1e-9;
-  const double nanoseconds = 2e3 * info.tcpi_min_rtt + kUntilNextLookNs;
-  most_bytes_ = std::max(kLeastBytes, static_cast<size_t>(bytes_per_ns_ * nanoseconds));
+  round_trip_ns_ = 1e3 * info.tcpi_min_rtt;
 }
 
 }  // namespace dpcore

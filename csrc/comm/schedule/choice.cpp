@@ -31,16 +31,17 @@ const std::vector<AlgorithmChoice::Candidate>& AlgorithmChoice::candidates(Colle
   return list;
 }
 
-const std::string& AlgorithmChoice::choose(Collective collective, size_t bytes) {
+const std::string& AlgorithmChoice::choose(Collective collective, size_t bytes, bool ordered) {
   const Candidate* best = nullptr;
   double best_seconds = 0;
-  for (const bool ordered : {true, false}) {
+  for (const bool is_ordered_pass : {true, false}) {
     for (const Candidate& candidate : candidates(collective)) {
-      if (!candidate.allowed || candidate.ordered != ordered) {
+      const bool allowed = candidate.allowed && (candidate.ordered || !ordered);
+      if (!allowed || candidate.ordered != is_ordered_pass) {
         continue;
       }
       const double seconds = candidate.estimate.seconds(bytes);
-      const bool against_ordered = best != nullptr && best->ordered && !ordered;
+      const bool against_ordered = best != nullptr && best->ordered && !candidate.ordered;
       const double limit = best_seconds * (against_ordered ? kWorth : 1.0 - kNoise);
       if (best == nullptr || seconds < limit) {
         best = &candidate;

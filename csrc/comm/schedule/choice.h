@@ -32,8 +32,9 @@ class AlgorithmChoice {
   AlgorithmChoice(std::vector<int> hosts, const CostConstants& constants, bool deterministic)
       : hosts_(std::move(hosts)), constants_(constants), deterministic_(deterministic) {}
 
-  // `bytes` are those in the whole buffer, or in all ranks' parts together.
-  const std::string& choose(Collective collective, size_t bytes);
+  // `bytes` are those in the whole buffer, or in all ranks' parts together. `ordered`: as if the
+  // communicator were deterministic.
+  const std::string& choose(Collective collective, size_t bytes, bool ordered);
   const std::vector<Candidate>& candidates(Collective collective);
   const std::vector<int>& hosts() const { return hosts_; }
   const CostConstants& constants() const { return constants_; }

@@ -12,11 +12,13 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   if (priority != 0) {
     network.expect_priorities();
   }
-  if (!line.can_start() || !network.has_priorities()) {
-    return line.can_start();
+  if (!line.can_start()) {
+    return false;
   }
   const int64_t now = now_ns();
-  if (line.has_room(priority, now)) {
+  const int64_t until_next_look_ns =
+      network.has_priorities() ? TcpFlow::kEarlyLookNs : TcpFlow::kLateLookNs;
+  if (line.has_room(priority, until_next_look_ns, now)) {
     return true;
   }
   free_ns_ = now < free_ns_ ? std::min(free_ns_, line.free_ns()) : line.free_ns();

@@ -11,7 +11,7 @@ namespace dpcore {
 NativeBucketCommunicator::NativeBucketCommunicator(std::shared_ptr<Communicator> communicator,
                                                    bool ordered, Engine::Interrupt interrupt)
     : communicator_(std::move(communicator)),
-      // What "auto" chooses among adds in rank order; an algorithm that was asked for may not.
+      ordered_(ordered),
       algorithm_(ordered ? "auto" : ""),
       interrupt_(std::move(interrupt)) {}
 
@@ -42,7 +42,9 @@ Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
 
 void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
-  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_, call.background);
+  Request request = all_reduce_of(bucket, call);
+  request.ordered = ordered_;
+  works_[slot] = communicator_->submit(std::move(request), algorithm_, call.background);
 }
 
 void NativeBucketCommunicator::wait(size_t slot) {

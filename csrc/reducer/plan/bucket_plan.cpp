@@ -14,10 +14,6 @@ struct OpenBucket {
   size_t last = 0;  // position of its last gradient in the order
 };
 
-uint64_t padded(uint64_t bytes) {
-  return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
-}
-
 }  // namespace
 
 BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<const size_t> order,
@@ -27,18 +23,17 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
   size_t begun = 0;
   for (size_t position = 0; position < order.size(); ++position) {
     const PlannedGradient& gradient = gradients[order[position]];
-    const uint64_t bytes = padded(gradient.bytes);
     OpenBucket& bucket = open[gradient.kind];
-    if (!bucket.gradients.empty() && bucket.bytes + bytes > bucket.cap) {
-      finished.push_back(std::move(bucket));
-      bucket = {};
-    }
     if (bucket.gradients.empty()) {
       bucket.cap = caps[std::min(begun++, caps.size() - 1)];
     }
     bucket.gradients.push_back(order[position]);
-    bucket.bytes += bytes;
+    bucket.bytes += gradient.bytes;
     bucket.last = position;
+    if (bucket.bytes >= bucket.cap) {
+      finished.push_back(std::move(bucket));
+      open.erase(gradient.kind);
+    }
   }
   for (auto& [kind, bucket] : open) {
     finished.push_back(std::move(bucket));

@@ -1,10 +1,9 @@
 // Which gradients travel together: a pure function, with a twin in dpcore/reference/buckets.py.
 //
 // Gradients are taken in the order in which they are expected to arrive. Those of one kind (dtype
-// and device) fill a bucket until the next one would make it larger than its cap; a bucket is
-// never larger than its cap unless a single gradient is. Buckets are numbered by their last
-// gradient, which is the moment they can be sent: launching them by number makes no bucket wait
-// for one that is complete later.
+// and device) fill a bucket, which closes once it holds as many bytes as its cap: torch DDP cuts
+// at the same places. Buckets are numbered by their last gradient, which is the moment they can be
+// sent: launching them by number makes no bucket wait for one that is complete later.
 //
 // A gradient is never cut in two. It arrives as a whole, so its halves would be ready at the same
 // moment, and operations of the core let an urgent one overtake every 256 KiB anyway.

@@ -55,8 +55,7 @@ class ModelJoin(JoinHook):
         model.require_forward_param_sync = synchronised
         if synchronised:
             take_part(model, active)
-            if model._reducer.wants_rebuild:
-                model._rebuild_buckets()
+            model._first_steps.go_on(model)
             model._reducer.shadow_backward()
 
     def post_hook(self, is_last_joiner: bool) -> None:

@@ -24,6 +24,7 @@ _OF_THIS_PROCESS = (
     "reducer",
     "_buffers_of_module",
     "_delayed",
+    "_first_steps",
     "_futures_of_buffers",
     "_group_for_torch",
     "_hook_runner",

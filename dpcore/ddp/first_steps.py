@@ -1,0 +1,130 @@
+"""What the first steps decide: the order and size of buckets, and when they are sent.
+
+After the first synchronised step, buckets follow the order in which gradients came, cut by what was
+measured (rebuilding.py). With ``schedule="auto"`` the next steps take turns between two launch
+schedules, and the one with the shorter backward stays: whether a processor is free to communicate
+beside backward, whether there is a network to be waited for, and what both cost cannot be told
+from the outside (docs/decisions/0026).
+
+Neither changes a bit of the result: where sizes are measured, gradients are added in rank order
+whatever the buckets are. All ranks decide alike, on the longest of their times.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpcore.communicators.protocol import capabilities_of
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapped import Wrapped
+
+FIRST, SECOND = "bucketed", "sequential"  # the one to begin with, and the one to compare it with
+_ROUND = 4  # pairs of steps, after which ranks agree
+_MOST = 12
+_LARGE = 25 << 20  # bytes of a bucket, by default
+
+
+class Trial:
+    """Steps in turns: first and second, second and first, ..."""
+
+    def __init__(self) -> None:
+        self._completed = 0
+        self._order: list[str] = []  # of the steps of this round that have run or are running
+        self._seconds: list[float] = []  # of those that have run
+        self._pairs: list[tuple[float, float]] = []  # of all rounds, the same on all ranks
+
+    def before_forward(self, model: Wrapped) -> bool:
+        """All ranks call it before a synchronised forward. False when the trial is over."""
+        reducer = model._reducer
+        if reducer.completed == self._completed:
+            return True  # no backward since the last forward
+        self._completed = reducer.completed
+        if self._order:
+            self._seconds.append(reducer.backward_ns * 1e-9)
+        if len(self._seconds) == 2 * _ROUND:
+            self._agree(model)
+            if is_decided(self._pairs):
+                self._conclude(model)
+                return False
+        if len(self._seconds) == len(self._order):  # the first step in new buckets does not count
+            turn = len(self._order) % 4
+            self._order.append(FIRST if turn in (0, 3) else SECOND)
+            reducer.use_schedule(self._order[-1])
+        return True
+
+    def _agree(self, model: Wrapped) -> None:
+        longest = torch.tensor(self._seconds, dtype=torch.float64)
+        model._model_group.all_reduce(longest, "max", async_op=False)
+        times = longest.tolist()
+        for at in range(0, len(times), 2):
+            pair = dict(zip(self._order[at : at + 2], times[at : at + 2], strict=True))
+            self._pairs.append((pair[FIRST], pair[SECOND]))
+        self._order, self._seconds = [], []
+
+    def _conclude(self, model: Wrapped) -> None:
+        first, second = (statistics.median(times) for times in zip(*self._pairs, strict=True))
+        name = SECOND if median_ratio(self._pairs) < 1 else FIRST
+        model._reducer.use_schedule(name)
+        model._first_steps.why["schedule"] = (
+            f"{name} in {2 * len(self._pairs)} steps by turns: backward took "
+            f"{first * 1e3:.3g} ms {FIRST}, {second * 1e3:.3g} ms {SECOND}"
+        )
+
+
+def median_ratio(pairs: list[tuple[float, float]]) -> float:
+    """Of the second schedule's time to that of the first."""
+    return math.exp(statistics.median(math.log(second / first) for first, second in pairs))
+
+
+def is_decided(pairs: list[tuple[float, float]]) -> bool:
+    """Whether nearly all pairs say the same, or enough have been asked.
+
+    >>> is_decided([(1.0, 1.2)] * 4), is_decided([(1.0, 1.2)] * 3 + [(1.0, 0.9)])
+    (True, False)
+    """
+    against = sum(second < first for first, second in pairs)
+    return min(against, len(pairs) - against) <= len(pairs) // 8 or len(pairs) >= _MOST
+
+
+class FirstSteps:
+    """Of a model whose buckets are the first ones: what may be chosen, and what was."""
+
+    def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
+        """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""
+        alike = any_layout_adds_alike(group)
+        self.chooses_caps = caps_are == "auto" or (caps_are == "default" and alike)
+        self.adds_in_order = self.chooses_caps and alike
+        is_open = schedule == "auto"
+        can_try = group.world_size > 1 and capabilities_of(group).on_processors
+        self._trial = Trial() if is_open and can_try else None
+        self.schedule = FIRST if is_open else schedule
+        self.why: dict[str, str] = {}  # of each choice, for the program's user
+        self.is_settled = False
+
+    def go_on(self, model: Wrapped) -> None:
+        """All ranks call it before each synchronised forward, until the model is settled."""
+        reducer = model._reducer
+        if reducer.wants_rebuild:
+            model._rebuild_buckets()
+        elif reducer.completed > 0 and self._trial is not None:
+            if not self._trial.before_forward(model):
+                self._trial = None
+        elif reducer.completed > 0:
+            self.is_settled = True
+
+
+def any_layout_adds_alike(group: Any) -> bool:
+    """Whether the choice of buckets cannot change a bit: gradients are added in rank order whatever
+    the buckets are, and no other algorithm would be worth its bits for large ones."""
+    if not (capabilities_of(group).ordered and capabilities_of(group).on_processors):
+        return False
+    choice = group.explain(_LARGE)["all_reduce"]
+    if choice.algorithm in ("none", "memory"):
+        return True
+    is_ordered = {one.algorithm: one.ordered for one in choice.candidates}
+    return not choice.asked and is_ordered[choice.algorithm]
