@@ -75,7 +75,7 @@ def test_the_group_of_torch_itself(schedule):
         return model.stats()
 
     copies = {"launches": 0, "together": 0, "alone": 4 * 8}  # one per gradient and step
-    stats = {"backend": "torch gloo", "schedule": schedule, "copies": copies}
+    stats = {"backend": "torch gloo", "schedule": schedule, "chosen": {}, "copies": copies}
     assert over_gloo(body, 2) == [stats] * 2
 
 
