@@ -12,8 +12,7 @@ PLACE/MODEL/THREADS:
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
 processes, and the ratio default / contender is that of the same round; its 95% interval is made of
 order statistics. Contenders whose gradients don't fit in memory together take part in several runs,
-each with the default. The default has --warmup steps in which to settle; if its layout changes
-later, that is reported.
+each with the default. The default may settle first; if its layout changes later, that is reported.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
     """The records of one run."""
     job = Job(
         cell.model, [DEFAULT, *others], options.rounds, steps=1, folder="", world=cell.world,
-        seconds=options.seconds, warm_steps={DEFAULT: options.warmup}, optimizer=False,
-        threads=THREADS[cell.threads],
+        seconds=options.seconds, optimizer=False, threads=THREADS[cell.threads],
     )  # fmt: skip
     if cell.place in HOSTS:
         result = run_job(job, lambda _: None)
@@ -206,7 +204,6 @@ def main() -> int:
     add("--contenders", default=",".join((*OURS, *OF_TORCH)), help="of %(default)s")
     add("--rounds", type=int, default=15, help="in which all take turns (default: %(default)s)")
     add("--seconds", type=float, default=0.3, help="of the default in a round; at least one step")
-    add("--warmup", type=int, default=20, metavar="STEPS", help="of the default, %(default)s")
     add("--quick", action="store_true", help="3 short rounds of one small cell")
     add("--json", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
     add("--table", action="store_true", help="measure nothing: the table of what --json holds")
@@ -229,7 +226,7 @@ def main() -> int:
         print(f"defaults: cells between hosts are left out: {reason}", file=sys.stderr)
         cells = [cell for cell in cells if cell.place in HOSTS]
     os.environ.pop("OMP_NUM_THREADS", None)  # "all" means what torch does by itself
-    settings = {"rounds": options.rounds, "seconds": options.seconds, "warmup": options.warmup}
+    settings = {"rounds": options.rounds, "seconds": options.seconds}
     facts = run_facts({"": {"torch": torch.__version__}}, settings | {"burst": BURST})
     told: list[dict[str, Any]] = []
     for cell in cells:

@@ -5,6 +5,7 @@ or 10 Gbit/s. Real TCP, everybody over the same cards, in turn:
 
     alone       no communication
     torch       torch DDP over Gloo; "torch N" with buckets of N MiB
+    dpcore      without an argument, when it has settled
     dpcore ...  a schedule of launches, where it has buckets with their size in MiB
 
     bound = the first gradient has come, and all bytes at the goodput of one raw TCP stream;
@@ -27,7 +28,7 @@ from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, run_facts
 from benchmarks.harness.shaped import burst_of
 from benchmarks.harness.summary import of_slowest_rank
-from benchmarks.training.ranks import ALONE
+from benchmarks.training.ranks import ALONE, DEFAULT
 from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
 from benchmarks.training.worker import Job
 from dpcore.show import read_run, write_page, write_picture
@@ -35,11 +36,10 @@ from tests.faults import hosts as namespaces
 
 RATES = ("100mbit", "1gbit", "10gbit")
 CONTENDERS = (
-    ALONE, "torch", "torch 1", "torch 4", "dpcore bucketed 1", "dpcore bucketed 4",
-    "dpcore bucketed auto",
+    ALONE, "torch", "torch 1", "torch 4", DEFAULT, "dpcore bucketed 1", "dpcore bucketed 4",
     "dpcore per_parameter", "dpcore sequential", "dpcore oracle",
 )  # fmt: skip
-PICTURED = ("torch", "torch 1", "dpcore sequential", "dpcore bucketed 1")
+PICTURED = ("torch", "torch 1", "dpcore sequential", DEFAULT)
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:

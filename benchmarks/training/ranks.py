@@ -33,6 +33,7 @@ TORCH = "torch"
 TORCH_OVER_OURS = "torch over ours"  # where Gloo cannot go, as on a paced link
 TRACED = " traced"  # behind a contender's name: the same while a trace records
 WARM_STEPS = 3  # the first ones rebuild buckets and touch memory
+SETTLING_STEPS = 28  # the most until the default has chosen its schedule
 
 Times = dict[str, list[float]]
 
@@ -42,6 +43,11 @@ def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
     pattern = r"(.+?)(?: ([0-9.]+|(?<=bucketed )auto))?"
     kind, size = re.fullmatch(pattern, name.removesuffix(TRACED)).groups()
     return kind, {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
+
+
+def warm_steps(name: str) -> int:
+    """How many steps of a contender are not like the others."""
+    return SETTLING_STEPS if kind_and_cap(name)[0] == DEFAULT else WARM_STEPS
 
 
 def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
@@ -116,7 +122,7 @@ def measure(
         torch.manual_seed(comm.rank)
         steps = {name: step_of(name, model, comm) for name in contenders}
         for name in contenders:
-            for _ in range(WARM_STEPS):
+            for _ in range(warm_steps(name)):
                 steps[name]()
         count = steps_in(seconds, steps[contenders[0]], comm)
         times: Times = {name: [] for name in contenders}

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, wrapped
+from benchmarks.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, warm_steps, wrapped
 from benchmarks.training.text import Text, language_model, loss_of
 from benchmarks.training.torch_trace import TorchTrace
 
@@ -44,7 +44,6 @@ class Job:
     folder: str  # of the traces; "": none are made
     world: int = 2
     seconds: float = 0.0  # where given: as many steps in a round as the first contender makes in it
-    warm_steps: dict[str, int] = field(default_factory=dict)  # of contenders that need more than 2
     threads: int = 1  # of torch; 0: as many as torch takes by itself
     sequences: int = 8
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
@@ -143,10 +142,9 @@ def run(job: Job) -> dict[str, Any]:
     contenders: list[Contender] = []
     for name in job.contenders:
         contenders.append(Contender(job, name, comm, text, *contenders[:1]))
-    for contender in contenders:
-        for _ in range(
-            max(2, job.warm_steps.get(contender.name, 0))
-        ):  # the second rebuilds buckets
+    longest = max(map(warm_steps, job.contenders))
+    for contender in contenders:  # those that learn take the same steps, so that losses compare
+        for _ in range(longest if job.optimizer else warm_steps(contender.name)):
             contender.step()
     choices = {contender.name: [contender.choice()] for contender in contenders}
     steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps

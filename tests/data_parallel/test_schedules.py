@@ -1,6 +1,5 @@
 """When buckets are sent: seen in traces, for the built-in schedules and for ones in Python."""
 
-
 import pytest
 import torch
 from torch import nn
