@@ -1,11 +1,11 @@
 """The first thing to run: torch DDP and dpcore train the same model. `python -m benchmarks.demo`
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
-with dpcore in turn: within this machine, and over a link of 1 Gbit/s, between two network
-namespaces where the system lets us make them. Elsewhere the link is an emulated one, which Gloo
-knows nothing of: torch's buckets then travel over dpcore's communicator. Where there are GPUs, on
-them as well: over NCCL with two or more, else both ranks on the one. Then: do the losses coincide,
-how long does a step take, what of the communication is exposed.
+with dpcore in turn, both without arguments: within this machine, and over a link of 1 Gbit/s,
+between two network namespaces where the system lets us make them. Elsewhere the link is an emulated
+one, which Gloo knows nothing of: torch's buckets then travel over dpcore's communicator. Where
+there are GPUs, on them as well: over NCCL with two or more, else both ranks on the one. Then: what
+of the communication is exposed, how long does a step take, do the losses coincide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.training.ranks import TORCH_OVER_OURS
+from benchmarks.training.ranks import DEFAULT, TORCH_OVER_OURS
 from benchmarks.training.start import RankFailed, run_job, shaped_hosts
 from benchmarks.training.worker import Job
 from dpcore import _C
@@ -32,9 +32,8 @@ from dpcore.show.figures import short
 from tests.faults import hosts as namespaces
 
 RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
-SMALL_BUCKETS = "the last two with buckets of 1 MiB"
-CONTENDERS = ("torch", "torch 1", "dpcore bucketed 1")
-PACED_CONTENDERS = (TORCH_OVER_OURS, f"{TORCH_OVER_OURS} 1", "dpcore bucketed 1")
+CONTENDERS = ("torch", DEFAULT)  # each as it is without arguments
+PACED_CONTENDERS = (TORCH_OVER_OURS, DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,12 @@ class Scene:
 
 
 def scenes() -> list[Scene]:
-    near = Scene("machine", "within this machine", ("torch", "dpcore auto"))
+    near = Scene("machine", "within this machine", CONTENDERS)
     if namespaces.why_not():
-        title = f"over an emulated link of {EMULATED}; {SMALL_BUCKETS}"
+        title = f"over an emulated link of {EMULATED}"
         far = Scene("link", title, PACED_CONTENDERS, link=EMULATED)
     else:
-        title = f"between two network namespaces, 1 Gbit/s; {SMALL_BUCKETS}"
-        far = Scene("link", title, CONTENDERS, shaped=True)
+        far = Scene("link", "between two network namespaces, 1 Gbit/s", CONTENDERS, shaped=True)
     return [near, far, *gpu_scenes()]
 
 
@@ -74,7 +72,7 @@ def gpu_scenes() -> list[Scene]:
     if gpus == 0:
         return []
     title = "on two GPUs, over NCCL" if gpus > 1 else "both ranks on one GPU, torch DDP over Gloo"
-    return [Scene("gpu", title, ("torch", "dpcore bucketed"), device="cuda")]
+    return [Scene("gpu", title, CONTENDERS, device="cuda")]
 
 
 def train(scene: Scene, rounds: int, steps: int, folder: Path, console: Console) -> dict[str, Any]:
@@ -112,14 +110,12 @@ def tell(scene: Scene, result: dict[str, Any], folder: Path, console: Console) -
     # Of torch DDP on a GPU there is none.
     runs = {name: read_run(path) for name, path in paths.items() if path.exists()}
     table = Table(box=None)
-    for column in ("", "step ms", "exposed ms", "overlap", "loss at the end"):
+    for column in ("", "exposed ms", "step ms", "loss at the end"):
         table.add_column(column, justify="right" if column else "left")
     for name in scene.contenders:
-        figures = figures_of(runs[name]) if name in runs else None
-        exposed = "–" if figures is None else short(figures.shown_ms[0])
-        overlap = "–" if figures is None or figures.overlap is None else f"{figures.overlap:.0%}"
+        exposed = short(figures_of(runs[name]).shown_ms[0]) if name in runs else "–"
         last = statistics.mean(losses(result, name)[-10:])
-        table.add_row(name, short(step_ms(result, name)), exposed, overlap, f"{last:.3f}")
+        table.add_row(name, exposed, short(step_ms(result, name)), f"{last:.3f}")
     first, *others = (losses(result, name) for name in scene.contenders)
     apart = max(abs(a - b) for other in others for a, b in zip(first, other, strict=True))
     verdict = f"losses differ by at most {apart:.1g} in {len(first)} steps"

@@ -11,7 +11,7 @@ from dpcore.errors import Error
 from dpcore.files import write_whole
 from dpcore.recorder.file import Event
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
-from dpcore.show.figures import Step, exposed_of, figures_of, steps_of
+from dpcore.show.figures import RunFigures, Step, exposed_of, figures_of, short, steps_of
 from dpcore.show.reading import RankEvents, Run
 
 if TYPE_CHECKING:
@@ -38,16 +38,20 @@ def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None
         raise Error("a picture needs matplotlib: pip install matplotlib") from None
     windows = [_window(run, steps) for run in runs]
     width_ms = max(end - begin for begin, end in windows) * 1e-6
-    heights = [sum(_height(rank) for rank in run.ranks) for run in runs]
+    lanes = [
+        [_buckets_within(run, rank, window) for rank in run.ranks]
+        for run, window in zip(runs, windows, strict=True)
+    ]
+    heights = [sum(map(_height, of_ranks)) for of_ranks in lanes]  # so that bars are equally high
     figure = Figure(
         figsize=(11, 1.0 * len(runs) + 0.24 * sum(heights)), dpi=150, layout="constrained",
         facecolor="white",
     )  # fmt: skip
     axes = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for run, window, place in zip(runs, windows, axes, strict=True):
-        _draw(place, run, window)
+    for run, window, of_ranks, place in zip(runs, windows, lanes, axes, strict=True):
+        _draw(place, run, window, of_ranks)
         place.set_xlim(-0.01 * width_ms, 1.01 * width_ms)
-    axes[-1].set_xlabel("ms after the begin of the step")
+    axes[-1].set_xlabel("ms since the step began")
     _legend(figure)
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix.lstrip(".") or "png")
@@ -66,18 +70,18 @@ def _window(run: Run, steps: tuple[int, int] | None) -> Step:
     return known[first - 1][0], known[last - 1][1]
 
 
-def _height(rank: RankEvents) -> float:
-    rows = len(set(rank.operation_lanes))
-    return _COMPUTE + _EXPOSED + _BUCKET * max(rows, 1) + _GAP
+def _height(lanes: Sequence[Any]) -> float:
+    return _COMPUTE + _EXPOSED + _BUCKET * max(1, len(lanes)) + _GAP
 
 
-def _draw(axes: Axes, run: Run, window: Step) -> None:
+def _draw(
+    axes: Axes, run: Run, window: Step, lanes_of_ranks: Sequence[list[list[BucketSpan]]]
+) -> None:
     begin, end = window
     top = 0.0
     ticks, names = [], []
-    for rank in run.ranks:
-        lanes = _buckets_within(run, rank, window)
-        bottom = top - _COMPUTE - _EXPOSED - _BUCKET * max(1, len(lanes))
+    for rank, lanes in zip(run.ranks, lanes_of_ranks, strict=True):
+        bottom = top + _GAP - _height(lanes)
         for left, right in zip(exposed_of(rank).begins, exposed_of(rank).ends, strict=True):
             if right > begin and left < end:
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
@@ -101,7 +105,14 @@ def _draw(axes: Axes, run: Run, window: Step) -> None:
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(f"{run.name}: {figures_of(run).headline}", loc="left", fontsize=10.5)
+    axes.set_title(f"{run.name}: {_title(figures_of(run))}", loc="left", fontsize=10.5)
+
+
+def _title(figures: RunFigures) -> str:
+    if figures.step_ms is None or figures.overlap is None:
+        return figures.headline
+    exposed, _ = figures.shown_ms
+    return f"{short(exposed)} ms of communication exposed in a step of {short(figures.step_ms)} ms"
 
 
 def _buckets_within(run: Run, rank: RankEvents, window: Step) -> list[list[BucketSpan]]:

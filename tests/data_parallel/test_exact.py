@@ -22,7 +22,7 @@ CAPS_MB = (0.0, 0.005, 0.02, 100.0)
 @pytest.mark.parametrize("world", (1, 2, 3, 4))
 def test_training_is_that_of_one_process(world, optimizer):
     def body(comm):
-        model = train(comm, OPTIMIZERS[optimizer], bucket_cap_mb=0.002)
+        model = train(comm, OPTIMIZERS[optimizer], bucket_cap_mb=0.0005)
         assert_same_values(model.module, train_alone(OPTIMIZERS[optimizer]))
         assert model.bucket_report().rebuilt
         return len(model.bucket_report())

@@ -75,7 +75,7 @@ def test_the_simulator_finds_the_buckets_of_the_run_in_its_file(tmp_path):
     path = tmp_path / "run.json"
 
     def body(comm):
-        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.002)
+        model = dpcore.DataParallel(Small(), comm=comm, bucket_cap_mb=0.0005)
         for _ in range(2):
             model.zero_grad()
             one_step(comm, model)
