@@ -2,7 +2,7 @@
 
     alone       no communication, all ranks computing at once: what is subtracted
     torch       torch DDP over Gloo, gradients as views of buckets; "torch 100" with 100 MiB buckets
-    dpcore ...  dpcore.DataParallel with a schedule
+    dpcore      dpcore.DataParallel without an argument; "dpcore ..." with a schedule
 
 The figure is the overhead: a contender's step minus that of `alone`, of the slowest rank, medians
 over rounds in which all take turns. It is compared with the best of torch. With --memory the
@@ -23,9 +23,9 @@ from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.memory import peak
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import ALONE, Times, measure, of_slowest, overheads, spawn
+from benchmarks.training.ranks import ALONE, DEFAULT, Times, measure, of_slowest, overheads, spawn
 
-CONTENDERS = (ALONE, "torch", "torch 100", "dpcore bucketed", "dpcore sequential")
+CONTENDERS = (ALONE, "torch", "torch 100", DEFAULT, "dpcore bucketed", "dpcore sequential")
 TARGETS = {"mlp": 0.3, "transformer": 0.5, "many": 0.3}  # of torch's overhead, 2 ranks
 
 

@@ -86,16 +86,16 @@ def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
 def table_of_ddp_step(records: list[dict[str, Any]], world: int = 2) -> str:
     """What data parallel training adds to a step, a row a model."""
     lines = [
-        f"| a step of {world} ranks | computing alone | torch DDP adds | dpcore adds: "
-        "`bucketed` | `sequential` |",
-        "|---|---:|---:|---:|---:|",
+        f"| a step of {world} ranks | computing alone | torch DDP adds | dpcore adds | with "
+        "`bucketed` | with `sequential` |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for model, title in MODELS.items():
         cell = {r["contender"]: r for r in records if (r["model"], r["world"]) == (model, world)}
         if not cell:
             continue
         torch = min((r for n, r in cell.items() if n.startswith("torch")), key=overhead)
-        ours = [cell["dpcore bucketed"], cell["dpcore sequential"]]
+        ours = [cell["dpcore"], cell["dpcore bucketed"], cell["dpcore sequential"]]
         added = [time_text(overhead(r)) if overhead(r) > 0 else "< 0" for r in (torch, *ours)]
         alone = time_text(cell["alone"]["step_s"])
         lines.append(f"| {title} | {alone} | {' | '.join(added)} |")

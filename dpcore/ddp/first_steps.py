@@ -67,12 +67,13 @@ class Trial:
         self._order, self._seconds = [], []
 
     def _conclude(self, model: Wrapped) -> None:
-        first, second = (statistics.median(times) for times in zip(*self._pairs, strict=True))
-        name = SECOND if median_ratio(self._pairs) < 1 else FIRST
+        first = statistics.median(pair[0] for pair in self._pairs)
+        ratio = median_ratio(self._pairs)
+        name = SECOND if ratio < 1 else FIRST
         model._reducer.use_schedule(name)
         model._first_steps.why["schedule"] = (
-            f"{name} in {2 * len(self._pairs)} steps by turns: backward took "
-            f"{first * 1e3:.3g} ms {FIRST}, {second * 1e3:.3g} ms {SECOND}"
+            f"{name}; in {2 * len(self._pairs)} steps by turns, backward took {first * 1e3:.3g} ms "
+            f"{FIRST} and {ratio:.2f} times as long {SECOND}"
         )
 
 
