@@ -12,8 +12,8 @@ PLACE/MODEL/THREADS:
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
 processes, and the ratio default / contender is that of the same round; its 95% interval is made of
 order statistics. Contenders whose gradients don't fit in memory together take part in several runs,
-each with the default. The default has --warmup steps in which to settle; if its layout changes
-later, that is reported.
+each with the default. The default and "auto" have --warmup steps to settle; if the layout of the
+default changes later, that is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
+from benchmarks.harness.beside_default import AUTO, DEFAULT, OF_TORCH, OURS, details, summary
 from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, load, run_facts
@@ -120,8 +120,8 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
     """The records of one run."""
     job = Job(
         cell.model, [DEFAULT, *others], options.rounds, steps=1, folder="", world=cell.world,
-        seconds=options.seconds, warm_steps={DEFAULT: options.warmup}, optimizer=False,
-        threads=THREADS[cell.threads],
+        seconds=options.seconds, warm_steps=dict.fromkeys((DEFAULT, AUTO), options.warmup),
+        optimizer=False, threads=THREADS[cell.threads],
     )  # fmt: skip
     if cell.place in HOSTS:
         result = run_job(job, lambda _: None)
@@ -140,7 +140,7 @@ def main() -> int:
     add("--contenders", default=",".join((*OURS, *OF_TORCH)), help="of %(default)s")
     add("--rounds", type=int, default=15, help="in which all take turns (default: %(default)s)")
     add("--seconds", type=float, default=0.3, help="of the default in a round; at least one step")
-    add("--warmup", type=int, default=20, metavar="STEPS", help="of the default, %(default)s")
+    add("--warmup", type=int, default=20, metavar="STEPS", help="of who measures itself")
     add("--quick", action="store_true", help="3 short rounds of one small cell")
     add("--json", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
     add("--table", action="store_true", help="measure nothing: the table of what --json holds")
