@@ -29,29 +29,22 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
 from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, load, run_facts
 from benchmarks.harness.summary import of_slowest_rank, paired
 from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import DEFAULT, TORCH
 from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
 from benchmarks.training.worker import Job
 from tests.faults import hosts as namespaces
 
-OURS = (
-    "dpcore sequential", "dpcore bucketed 0.5", "dpcore bucketed 1", "dpcore bucketed 4",
-    "dpcore bucketed 25", "dpcore bucketed auto", "dpcore per_parameter",
-)  # fmt: skip
-OF_TORCH = (TORCH, "torch 0.5", "torch 1", "torch 4", "torch 25")
 HOSTS = {"host2": 2, "host4": 4}
 RATES = ("100mbit", "1gbit", "10gbit")
 THREADS = {"1": 1, "all": 0}
 CELLS = tuple("/".join(parts) for parts in product((*HOSTS, *RATES), MODELS, THREADS))
 USUAL = "host*,*bit/transformer/*,*bit/many/1"
 BURST = "16kb"
-OF_OURS_AT_MOST = 1.03  # the upper end of the interval of the ratio
-OF_TORCH_BELOW = 1.0  # of torch's default
 MEMORY_SHARE = 0.6  # of what is free, for gradients
 
 
@@ -137,65 +130,6 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
     return list(records(cell, result, result["steps"]))
 
 
-def missed(line: dict[str, Any]) -> bool:
-    """Whether a target is: there is none for other sizes of torch's buckets."""
-    if "ratio" not in line or line["contender"] in OF_TORCH[1:]:
-        return False
-    high = float(line["ratio"]["high"])
-    return high >= OF_TORCH_BELOW if line["contender"] == TORCH else high > OF_OURS_AT_MOST
-
-
-def details(cell: Cell, lines: Sequence[dict[str, Any]]) -> str:
-    text = [f"{cell.name:30}{'step ms':>10}{'default / it':>14}{'95%':>16}"]
-    for line in lines:
-        row = f"  {line['contender']:28}{line['step_s'] * 1e3:>10.2f}"
-        if ratio := line.get("ratio"):
-            interval = f"{ratio['low']:.3f} - {ratio['high']:.3f}"
-            row += f"{ratio['median']:>14.3f}{interval:>16}{' missed' if missed(line) else ''}"
-        elif not line["settled"]:
-            row += "  not settled: its layout changed after the warm-up"
-        text.append(row)
-    return "\n".join(text)
-
-
-def newest(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By cell and contender the last record: a cell that is measured again replaces the old one."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for line in lines:
-        found.setdefault(line["cell"], {})[line["contender"]] = line
-    return {name: found[name] for name in CELLS if name in found}
-
-
-def best_of_torch(cell: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The one that comes nearest to the default, or is furthest ahead of it."""
-    known = [cell[name] for name in OF_TORCH if name in cell]
-    return max(known, key=lambda line: line["ratio"]["median"], default=None)
-
-
-def summary(lines: Sequence[dict[str, Any]]) -> str:
-    """A row a cell: upper ends of intervals, so that nothing above the targets is good."""
-    names = [name.removeprefix("dpcore ").replace("bucketed ", "") for name in OURS]
-    heads = [name.replace("sequential", "seq").replace("per_parameter", "per p") for name in names]
-    text = [
-        f"upper end of the 95% interval of default / contender; * misses the target: at most "
-        f"{OF_OURS_AT_MOST} of ours, below {OF_TORCH_BELOW:g} of torch",
-        f"{'cell':24}{'ms':>9}" + "".join(f"{head:>7}" for head in heads)
-        + f"{'torch':>8}{'best of torch':>15}",
-    ]  # fmt: skip
-    misses = 0
-    for cell, of_cell in newest(lines).items():
-        row = f"{cell:24}{of_cell[DEFAULT]['step_s'] * 1e3:>9.1f}"
-        for name in (*OURS, TORCH):
-            line = of_cell.get(name)
-            misses += bool(line and missed(line))
-            mark = "*" if line and missed(line) else " "
-            row += f"{line['ratio']['high']:>6.2f}{mark}" if line else f"{'-':>6} "
-        if best := best_of_torch(of_cell):
-            row += f"{best['ratio']['high']:>9.2f} {best['contender']}"
-        text.append(row)
-    return "\n".join([*text, f"{misses} of the targets missed"])
-
-
 def main() -> int:
     made = script_parser(__doc__)
     add = made.add_argument
@@ -232,7 +166,7 @@ def main() -> int:
     for cell in cells:
         for portion in portions(others, that_fit(cell)):
             lines = measured(cell, portion, options)
-            print(details(cell, lines), "\n", flush=True)
+            print(details(cell.name, lines), "\n", flush=True)
             keep(options.json, facts, lines)
             told += lines
     print(summary(told))

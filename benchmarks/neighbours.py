@@ -42,6 +42,7 @@ from benchmarks.training.ranks import (
     ALONE,
     DEFAULT,
     TORCH,
+    SETTLING_STEPS,
     WARM_STEPS,
     gloo,
     spawn,
@@ -54,7 +55,6 @@ OURS, PEER = "dpcore", "Gloo"
 MODEL = "transformer"
 OF_GLOO_AT_MOST = 1.0  # when loaded
 OF_FAIR_SHARE_AT_MOST = 1.3
-WARM_UP = 20  # steps of the default, which measures itself
 
 Key = tuple[str, str]  # what is done, and by whom
 Calls = dict[Key, Callable[[], Any]]
@@ -110,7 +110,7 @@ def measure(
         made = calls(comm, questions, sizes)
         counts = {}
         for key, call in made.items():
-            for _ in range(WARM_UP if key == ("DataParallel", OURS) else WARM_STEPS):
+            for _ in range(SETTLING_STEPS if key == ("DataParallel", OURS) else WARM_STEPS):
                 call()
             counts[key] = steps_in(seconds, call, comm)
         for number in range(rounds):

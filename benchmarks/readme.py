@@ -13,6 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.beside_default import (
+    DEFAULT,
+    OURS,
+    TORCH,
+    best_of_torch,
+    missed,
+    newest,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
@@ -230,6 +239,42 @@ def table_of_priorities(records: list[dict[str, Any]]) -> str:
     load = max(record["load"] for record in records)
     lines += ["", source("priorities", records[0], "../")]
     lines += [f"Milliseconds; the load of the machine was up to {load:.0f}."]
+    return "\n".join(lines) + "\n"
+
+
+def table_of_defaults(records: list[dict[str, Any]]) -> str:
+    """Upper ends of intervals of default / contender, a row a cell; misses are bold."""
+    shown = (*OURS, TORCH)
+    heads = [f"`{name.removeprefix('dpcore ').removeprefix('bucketed ')}`" for name in shown]
+    lines = ["| | default | " + " | ".join(heads) + " | best of torch |"]
+    lines += ["|---|---:|" + "---:|" * (len(heads) + 1)]
+    for name, cell in newest(records).items():
+        texts = ["–" if one not in cell else upper_end(cell[one]) for one in shown]
+        best = best_of_torch(cell)
+        texts.append("–" if best is None else f"{upper_end(best)} ({best['contender']})")
+        lines.append(f"| {name} | {cell[DEFAULT]['step_s'] * 1e3:.1f} ms | {' | '.join(texts)} |")
+    lines += ["", source("defaults", records[-1], "../", "Intervals of 95%, of runs")]
+    return "\n".join(lines) + "\n"
+
+
+def upper_end(record: dict[str, Any]) -> str:
+    text = f"{record['ratio']['high']:.2f}"
+    return f"**{text}**" if missed(record) else text
+
+
+def table_of_neighbours(records: list[dict[str, Any]]) -> str:
+    """Times quiet and loaded, and ratios with their intervals, a row an operation of ours."""
+    lines = [
+        "| | quiet | loaded | quiet, of Gloo's | loaded, of Gloo's | of the fair share |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    ours = {r["what"]: r for r in records if r["contender"] == "dpcore"}  # the last of each
+    for r in ours.values():
+        ratios = [r[name] for name in ("quiet_of_gloo", "loaded_of_gloo", "of_fair_share")]
+        texts = [f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in ratios]
+        times = [time_text(r[name]) for name in ("quiet_s", "loaded_s")]
+        lines.append(f"| {r['what']} | {' | '.join((*times, *texts))} |")
+    lines += ["", source("neighbours", records[-1], "../")]
     return "\n".join(lines) + "\n"
 
 

@@ -20,16 +20,15 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
+from benchmarks.harness.beside_default import DEFAULT, TORCH
 from benchmarks.harness.summary import of_slowest_rank
 from benchmarks.training.models import MODELS
 from dpcore._autoload import register
 from dpcore.reference.ladder import LADDER
 
-DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
 OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
-TORCH = "torch"
 TORCH_OVER_OURS = "torch over ours"  # where Gloo cannot go, as on a paced link
 TRACED = " traced"  # behind a contender's name: the same while a trace records
 WARM_STEPS = 3  # the first ones rebuild buckets and touch memory

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks import defaults
+from benchmarks import defaults, readme
+from benchmarks.harness import beside_default
 from benchmarks.harness.summary import paired
 from benchmarks.training.worker import in_turn
 from tests.faults.hosts import why_not
@@ -51,20 +52,29 @@ def test_a_layout_that_changes_after_the_warm_up_is_reported():
     made["choices"]["dpcore"][1] = {"schedule": "bucketed", "bucket_bytes": [4, 4], "said": "a"}
     lines = list(defaults.records(CELL, made, 2))
     assert not lines[0]["settled"]
-    assert "not settled" in defaults.details(CELL, lines)
+    assert "not settled" in beside_default.details(CELL.name, lines)
 
 
 def test_targets_and_the_table():
     default = {"cell": "host2/many/1", "contender": "dpcore", "step_s": 0.01, "settled": True}
     lines = [default, line("dpcore sequential", 0.9, 1.03), line("dpcore bucketed 1", 1.0, 1.04)]
     lines += [line("torch", 0.9, 1.0), line("torch 1", 1.1, 1.2), line("torch 4", 0.8, 0.9)]
-    assert [defaults.missed(one) for one in lines] == [False, False, True, True, False, False]
-    text = defaults.summary(lines)
+    assert [beside_default.missed(one) for one in lines] == [False, False, True, True, False, False]
+    text = beside_default.summary(lines)
     assert "1.04*" in text
     assert "1.20 torch 1" in text
     assert text.endswith("2 of the targets missed")
+    facts = {
+        "machine": {"cores": 2, "cpu": "any"},
+        "date": "2026-11-23",
+        "commit": "abc",
+        "load": 1,
+    }
+    markdown = readme.table_of_defaults([facts | one for one in lines])
+    assert "| host2/many/1 | 10.0 ms | 1.03 | – | **1.04** |" in markdown
+    assert "| **1.00** | 1.20 (torch 1) |" in markdown
     again = [*lines, line("dpcore bucketed 1", 0.9, 1.0)]  # measured once more
-    assert defaults.summary(again).endswith("1 of the targets missed")
+    assert beside_default.summary(again).endswith("1 of the targets missed")
 
 
 def test_cells_are_chosen_by_patterns():

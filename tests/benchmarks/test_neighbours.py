@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import neighbours as benchmark
+from benchmarks import readme
 from benchmarks.harness.neighbours import Neighbours, neighbours
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -73,6 +74,9 @@ def test_ratios():
     text = benchmark.table(lines)
     assert text.count("1.50 (1.50-1.50)*") == 2
     assert "takes 2.00 times as long" in text
+    facts = {"machine": {"cores": 2, "cpu": "any"}, "date": "2026-11-23", "commit": "abc"}
+    row = "| FSDP2 | 1000.0 ms | 3000.0 ms | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |"
+    assert row in readme.table_of_neighbours([facts | line for line in lines])
 
 
 @pytest.mark.alone

@@ -18,6 +18,8 @@ namespace {
 constexpr int kLooksAtNetwork = 80;
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
+constexpr int64_t kLongYieldNs = 500'000;
+constexpr int64_t kRestAfterYield = 20;  // so long yields take a twentieth of the time
 constexpr int kRoundsPerLook = 256;
 
 }  // namespace
@@ -93,19 +95,18 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         ++idle_rounds;
-        const bool patient = crowded ? idle_rounds < kYieldsWhenCrowded : idle_rounds < looks_;
-        if (patient) {
+        if (crowded ? idle_rounds < kYieldsWhenCrowded && may_yield() : idle_rounds < looks_) {
           lock.release_quietly();
           if (crowded) {
-            sched_yield();
+            yield();
           } else {
             pause_briefly();
           }
           continue;
         }
         sleep_on_bell(lock, now_ns() + kSliceNs);
-      } else if (++idle_rounds < looks_) {
-        sched_yield();  // another thread is within a segment: it will see that we want the lock
+      } else if (++idle_rounds < looks_ && may_yield()) {
+        yield();  // another thread is within a segment: it will see that we want the lock
       } else {
         const ScopedCount asleep(sleepers_);
         const uint32_t seen = endpoint_->bell().rings.load(std::memory_order_seq_cst);
@@ -128,6 +129,21 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
   }
   leave_rest_to_progress_thread();
   return in_time;
+}
+
+// A yield gives the processor to another thread until that waits, or has had its time slice: some
+// milliseconds, where something on this machine only computes.
+void Engine::yield() {
+  const int64_t begin = now_ns();
+  sched_yield();
+  const int64_t end = now_ns();
+  if (end - begin > kLongYieldNs) {
+    yields_again_ns_.store(end + kRestAfterYield * (end - begin), std::memory_order_relaxed);
+  }
+}
+
+bool Engine::may_yield() const {
+  return now_ns() >= yields_again_ns_.load(std::memory_order_relaxed);
 }
 
 // Whoever waited has driven everything in flight; now somebody else has to.

@@ -10,7 +10,8 @@
 // Sleeping: all threads of the endpoint sleep on its doorbell (rung by peers, by submissions
 // and by completions); the progress thread without anything to do sleeps on a word of its own.
 // No thread holds the progress lock while it sleeps. A sleeper looks every kSliceNs at deadlines,
-// at the death of peers, and for signals.
+// at the death of peers, and for signals. Before they sleep, threads look for a while, or yield
+// where ranks outnumber processors.
 #pragma once
 
 #include <atomic>
@@ -122,6 +123,8 @@ class Engine {
   bool step(size_t index);
   static Operation::Progress advance_or_fail(Operation& operation);
   static void pause_between_looks();
+  void yield();
+  bool may_yield() const;  // not for a while after a yield that took long: then threads sleep
   void count_in_flight(Operation& operation);
   bool is_progress_lock_wanted() const {
     return waiters_.load(std::memory_order_relaxed) > 0 ||
@@ -149,6 +152,7 @@ class Engine {
   std::atomic<uint32_t> waiters_{0};     // threads that want the progress lock
   std::atomic<uint32_t> sleepers_{0};    // threads of this process on the doorbell
   std::atomic<uint32_t> background_{0};  // operations that nobody may wait for
+  std::atomic<int64_t> yields_again_ns_{0};
   alignas(64) std::atomic<uint32_t> progress_word_{0};
   std::atomic<bool> progress_idle_{false};
   std::atomic<bool> stopping_{false};
