@@ -18,7 +18,7 @@ namespace {
 constexpr int kLooksAtNetwork = 80;
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
-constexpr int64_t kLongYieldNs = 500'000;
+constexpr int64_t kLongYieldNs = 1'000'000;
 constexpr int64_t kRestAfterYield = 20;  // so long yields take a twentieth of the time
 constexpr int kRoundsPerLook = 256;
 
