@@ -265,7 +265,7 @@ void MappedCommunicator::check_captured(const Request& request) const {
       "backend='cuda' can't capture this into a graph: " +
       std::string(barrier_->can_be_captured()
                       ? "messages and lists of moves go by numbers that the host gives"
-                      : "the host numbers the barriers of ranks that share a GPU") +
+                      : "ranks that share a GPU have barriers that the host numbers") +
       "; capture all_reduce, reduce_scatter, all_gather and broadcast with a GPU per rank");
 }
 
