@@ -7,7 +7,7 @@ PLACE/MODEL/THREADS:
     host2/mlp/1              two ranks of this host, each with one thread of torch
     host4/gpt2/all           four ranks, each with as many threads as torch takes by itself
     1gbit/transformer/all    two hosts (network namespaces) with one rank each; the kernel shapes
-                             what leaves them, 16 KiB at once at the most. Needs root.
+                             what leaves them. Needs root.
 
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
 processes, and the ratio default / contender is that of the same round; its 95% interval is made of
@@ -33,6 +33,7 @@ from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, 
 from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.records import keep, load, run_facts
+from benchmarks.harness.shaped import burst_of
 from benchmarks.harness.summary import of_slowest_rank, paired
 from benchmarks.training.models import MODELS
 from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
@@ -44,7 +45,6 @@ RATES = ("100mbit", "1gbit", "10gbit")
 THREADS = {"1": 1, "all": 0}
 CELLS = tuple("/".join(parts) for parts in product((*HOSTS, *RATES), MODELS, THREADS))
 USUAL = "host*,*bit/transformer/*,*bit/many/1"
-BURST = "16kb"
 MEMORY_SHARE = 0.6  # of what is free, for gradients
 
 
@@ -125,7 +125,7 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
         result = run_job(job, lambda _: None)
     else:
         job.init["transport"] = "tcp"
-        with shaped_hosts(cell.place, BURST) as hosts:
+        with shaped_hosts(cell.place, burst_of(cell.place)) as hosts:
             result = run_job(Job(**{**asdict(job), "raw_port": RAW_PORT}), lambda _: None, hosts)
     return list(records(cell, result, result["steps"]))
 
@@ -161,7 +161,7 @@ def main() -> int:
         cells = [cell for cell in cells if cell.place in HOSTS]
     os.environ.pop("OMP_NUM_THREADS", None)  # "all" means what torch does by itself
     settings = {"rounds": options.rounds, "seconds": options.seconds}
-    facts = run_facts({"": {"torch": torch.__version__}}, settings | {"burst": BURST})
+    facts = run_facts({"": {"torch": torch.__version__}}, settings)
     told: list[dict[str, Any]] = []
     for cell in cells:
         for portion in portions(others, that_fit(cell)):
