@@ -41,8 +41,8 @@ from benchmarks.training.models import MODELS
 from benchmarks.training.ranks import (
     ALONE,
     DEFAULT,
-    TORCH,
     SETTLING_STEPS,
+    TORCH,
     WARM_STEPS,
     gloo,
     spawn,

@@ -23,7 +23,7 @@ class TcpFlow {
   bool has_room(int fd, int priority, int64_t until_next_look_ns, int64_t now);
   int64_t free_ns() const { return free_ns_; }
 
-  static constexpr int64_t kLateLookNs = 5'000'000;
+  static constexpr int64_t kLateLookNs = 10'000'000;
   static constexpr int64_t kEarlyLookNs = 500'000;  // where messages have priorities
 
  private:
