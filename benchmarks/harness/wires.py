@@ -16,6 +16,7 @@ from pathlib import Path
 
 AGENT = Path(__file__).resolve().parent / "agent.sh"
 PORT = 29546  # of dpcore's meeting; nobody else is in these namespaces
+BURST = "16kb"  # what a link lets through at once: a larger one has no rate for small messages
 
 
 class NoWireError(Exception):
@@ -87,7 +88,7 @@ def wire(name: str, world: int) -> Iterator[Wire]:
         raise NoWireError(f"a shaped link {reason}")
     with namespaces.hosts(world) as made:
         try:
-            made.shape(name)
+            made.shape(name, BURST)
         except subprocess.CalledProcessError as problem:
             said = problem.stderr.decode(errors="replace").strip()
             raise NoWireError(f"a link of {name!r} can't be made: {said}") from None

@@ -59,6 +59,7 @@ class Scenario:
     patience: float = 0.0  # unless operation FATAL has another
     wakes_by: signal.Signals = signal.SIGKILL  # what ends a stop, after the survivors' errors
     transport: str = "auto"
+    on_one_host: bool = False  # has no counterpart over TCP
 
     def __str__(self) -> str:
         suffix = "" if self.transport == "auto" else f"-{self.transport}"
@@ -148,6 +149,24 @@ def reduce_ordinary_memory(comm, scenario, stamp):
     reduce_one(comm, scenario, stamp, torch.zeros(1 << 18))
 
 
+def read_ordinary_memory(comm, scenario, stamp):
+    """The root keeps its memory until the others have read it, or until it has told them."""
+    for number in range(FATAL + 3):
+        parts = torch.ones(comm.world_size, 1 << 20) if comm.rank == 0 else None
+        mine = torch.zeros(1 << 20)
+        if number == FATAL and comm.rank == scenario.victim:
+            mark(stamp)
+        entered = time.monotonic()
+        try:
+            comm.scatter(mine, parts, root=0)
+        except dp.Error as error:
+            error.entered = entered
+            if parts is not None:
+                parts.fill_(-1.0)  # whoever has not read its part has to raise as well
+            raise
+        assert mine.eq(1.0).all()
+
+
 def in_flight(comm, scenario, stamp):
     tensors = [comm.empty(5000).zero_() for _ in range(FATAL + 3)]
     if comm.rank == scenario.victim:
@@ -226,6 +245,12 @@ def deaths():
             yield Scenario(
                 1, f"killed-{name}", world, 1, "PeerLost", steps,
                 f"kill:rank1:op{FATAL}:middle", DIED, exit_code=-9,
+            )  # fmt: skip
+    for world in (2, 4):
+        for victim in (0, 1):
+            yield Scenario(
+                1, "killed-while-memory-is-read", world, victim, "PeerLost", read_ordinary_memory,
+                f"kill:rank{victim}:op{FATAL}:middle", DIED[:1], exit_code=-9,
             )  # fmt: skip
     yield Scenario(
         1, "killed-while-all-compute", 3, 0, "PeerLost", while_all_compute, says=DIED,
@@ -309,6 +334,13 @@ def late():
         f"stop:rank1:op{FATAL}:entry", (after + "2 s", not_entered), "Timeout",
         wakes_by=signal.SIGCONT, **of_the_communicator,
     )  # fmt: skip
+    # The memory of a root that is stopped can be read all the same: the next operation waits.
+    for victim, says in ((0, "rank {victim} has not entered it"), (1, middle[1])):
+        yield Scenario(
+            2, "woken-while-memory-is-read", 3, victim, "Timeout", read_ordinary_memory,
+            f"stop:rank{victim}:op{FATAL}:middle", (says,), "Timeout",
+            wakes_by=signal.SIGCONT, on_one_host=True, **of_the_communicator,
+        )  # fmt: skip
     yield Scenario(2, "never-calls", 3, 1, "Timeout", never_calls, says=entry, **bounds)
     yield Scenario(
         8, "slow-but-in-time", 3, 1, "", reduce_again_and_again,

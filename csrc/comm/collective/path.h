@@ -2,6 +2,7 @@
 // when each is taken.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "comm/base/types.h"
@@ -14,13 +15,14 @@ enum class Path : uint8_t {
   barrier,
   two_shot_push,
   pull,
+  read,
   push,
   shared,
   stage,
   two_shot_stage,
   moves,
 };
-inline constexpr int kPathCount = 10;
+inline constexpr int kPathCount = 11;
 
 // What statistics and traces call a path: the schedule that it implements, and how it reaches the
 // data. Every path of every communicator is here, those on devices too.
@@ -34,6 +36,7 @@ inline constexpr char kOneShotStage[] = "one_shot/stage";
 inline constexpr char kTwoShotPush[] = "two_shot/push";
 inline constexpr char kTwoShotStage[] = "two_shot/stage";
 inline constexpr char kDirectPull[] = "direct/pull";
+inline constexpr char kDirectRead[] = "direct/read";
 inline constexpr char kDirectPush[] = "direct/push";
 inline constexpr char kDirectShared[] = "direct/shared";
 inline constexpr char kDirectStage[] = "direct/stage";
@@ -43,5 +46,9 @@ inline constexpr char kNccl[] = "nccl";               // NCCL does not say which
 }  // namespace path_name
 
 const char* name_of(Path path, Collective collective);
+
+// Whether ordinary memory is copied faster when takers read it out of their peers' processes than
+// through the stage: `bytes` are those of the whole operation.
+bool is_faster_read(Collective collective, size_t bytes, int world);
 
 }  // namespace dpcore

@@ -4,9 +4,13 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "comm/base/error.h"
@@ -47,6 +51,10 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   header->process = getpid();
   header->root_control_offset =
       static_cast<uint64_t>(self->control_block_.get() - self->arena_->base());
+  header->address = reinterpret_cast<uint64_t>(header);
+  if (getrandom(&header->token, sizeof(header->token), 0) != sizeof(header->token)) {
+    header->token = 0;  // then nobody reads this rank's memory
+  }
 
   fault::reach(fault::Point::init, rendezvous.rank, 0);
   std::vector<LocalPeer> present;
@@ -70,7 +78,28 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
     std::for_each(present.begin(), present.end(), close_all);
     throw;
   }
+  self->reads_local_peers_ = self->try_to_read_local_peers();
   return self;
+}
+
+// Threads of one process go by the stage, like processes that may not read each other.
+bool Endpoint::try_to_read_local_peers() {
+  const char* wanted = std::getenv("DPCORE_READ_PEERS");
+  if (shares_process_ || (wanted != nullptr && std::string_view(wanted) == "0")) {
+    return false;
+  }
+  for (int r = 0; r < world(); ++r) {
+    if (r == rank_ || is_remote(r)) {
+      continue;
+    }
+    const auto& header = *reinterpret_cast<const ArenaHeader*>(peers_[r].base);
+    peers_[r].readable = {process_of(r), header.address + offsetof(ArenaHeader, token),
+                          header.token};
+    if (!can_read(peers_[r].readable)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,

@@ -22,6 +22,7 @@
 #include "comm/group/trace.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
+#include "comm/memory/peer_memory.h"
 #include "comm/network/network.h"
 #include "comm/rendezvous/meet_tcp.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -59,6 +60,10 @@ class Endpoint {
   // More ranks on this host than processors that they may use: never spin.
   bool shares_process() const { return shares_process_; }  // ranks are threads
   bool oversubscribed() const { return oversubscribed_; }
+
+  // Whether this rank may read the ordinary memory of all its local peers, and how.
+  bool reads_local_peers() const { return reads_local_peers_; }
+  const ReadableProcess& readable(int r) const { return peers_[r].readable; }
 
   // nullptr when every rank is reached through memory.
   Network* network() const { return network_.get(); }
@@ -104,6 +109,7 @@ class Endpoint {
  private:
   Endpoint() = default;
   void take_in(int r, LocalPeer& present);
+  bool try_to_read_local_peers();
   void connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
                std::vector<LocalPeer>& present);
 
@@ -114,6 +120,7 @@ class Endpoint {
     Descriptor pidfd;
     Descriptor wake_event;
     int32_t process = 0;
+    ReadableProcess readable;
     int host = 0;
     std::atomic<bool> dead{false};
   };
@@ -121,6 +128,7 @@ class Endpoint {
   int rank_ = 0;
   bool oversubscribed_ = false;
   bool shares_process_ = false;
+  bool reads_local_peers_ = false;
   CostConstants costs_;
   uint64_t fork_generation_ = 0;
   std::shared_ptr<Arena> arena_;

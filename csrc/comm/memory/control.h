@@ -19,7 +19,7 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 5;
+inline constexpr uint32_t kLayoutVersion = 6;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -60,7 +60,8 @@ struct alignas(128) OperationSlot {
   Fingerprint fingerprint;
   alignas(8) std::byte tiny[kTinyBytes];  // the data, if there is no more of it
 
-  uint64_t input_offset;  // in this rank's arena, or Arena::kNowhere
+  uint64_t input_offset;   // in this rank's arena, or Arena::kNowhere
+  uint64_t input_address;  // in this rank's process (peer_memory.h); kNowhere: nobody is to read it
   uint64_t output_offset;
   uint64_t stage_offset;
   double prescale;
@@ -146,6 +147,8 @@ struct alignas(64) ArenaHeader {
   uint32_t header_bytes;
   int32_t process;
   uint64_t root_control_offset;  // control block of the communicator made by init()
+  uint64_t address;              // of this header in its owner's process
+  uint64_t token;                // random: a peer that finds it there reads the right process
   Doorbell bell;
 };
 

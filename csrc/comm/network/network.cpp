@@ -193,7 +193,8 @@ void Network::poll() {
       const auto peer_rank = static_cast<int>(name >> kLineBits);
       Peer& peer = *peers_[peer_rank];
       const size_t line = name & ((1u << kLineBits) - 1);
-      const bool in = (what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+      const bool ends = (what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+      const bool in = ends || (what & EPOLLIN) != 0;
       const bool out = (what & EPOLLOUT) != 0;
       if (line > 0) {
         peer.data[line - 1].readable |= in;
@@ -205,21 +206,27 @@ void Network::poll() {
         flush(peer_rank);
       }
       if (in) {
-        read_control(peer_rank);
+        read_control(peer_rank, ends);
       }
     }
   } while (count == kEvents);
 }
 
-void Network::read_control(int from) {
+// Less than there is room for is all there was: what comes later is another event. Only where the
+// connection `ends` is the end asked for, since it has been announced.
+void Network::read_control(int from, bool ends) {
   Peer& peer = *peers_[from];
   while (!peer.lost.load(std::memory_order_relaxed)) {
-    const ssize_t received = recv(peer.control.fd(), peer.in.data() + peer.in_bytes,
-                                  peer.in.size() - peer.in_bytes, MSG_DONTWAIT);
+    const size_t room = peer.in.size() - peer.in_bytes;
+    const ssize_t received =
+        recv(peer.control.fd(), peer.in.data() + peer.in_bytes, room, MSG_DONTWAIT);
     if (received > 0) {
       peer.in_bytes += static_cast<size_t>(received);
       if (!parse_control(from)) {
         lose(from, "it sent what is no frame");
+      }
+      if (!ends && static_cast<size_t>(received) < room) {
+        return;
       }
     } else if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       return;
@@ -271,7 +278,7 @@ void Network::look_for_broken_lines() {
     }
     for (const TcpLine& line : peers_[r]->data) {
       if (!line.problem().empty()) {
-        read_control(r);
+        read_control(r, true);
         if (!is_lost(r)) {
           lose(r, "a connection for data: " + line.problem());
         }

@@ -154,7 +154,7 @@ class Network {
   };
 
   void watch(int fd, uint64_t name);
-  void read_control(int peer);
+  void read_control(int peer, bool ends);
   bool parse_control(int peer);
   void lose(int peer, const std::string& problem);
   void send_queued(Peer& peer);

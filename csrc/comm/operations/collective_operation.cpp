@@ -7,6 +7,7 @@
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fault.h"
+#include "comm/memory/peer_memory.h"
 
 namespace dpcore {
 
@@ -32,6 +33,18 @@ bool is_gathered(Collective collective) {
 
 bool announces_parts(const Request& request) {
   return request.collective == Collective::all_to_all && !request.input_parts.empty();
+}
+
+// What arrives would overwrite what has not left yet, unless it goes by the stage.
+bool swaps_in_place(const Request& request) {
+  return request.collective == Collective::all_to_all && request.input == request.output;
+}
+
+// Where the others may read the input, if this rank may read theirs.
+uint64_t address_for_peers(const Endpoint& endpoint, const Request& request, size_t bytes) {
+  const bool reads = endpoint.reads_local_peers() && !swaps_in_place(request) &&
+                     (bytes == 0 || can_be_read(request.input));
+  return reads ? reinterpret_cast<uint64_t>(request.input) : Arena::kNowhere;
 }
 
 }  // namespace
@@ -152,8 +165,10 @@ void CollectiveOperation::post() {
     }
     slot.input_offset = offset_of(request_.input, input_bytes);
     slot.output_offset = offset_of(request_.output, output_bytes);
-    if (request_.collective == Collective::all_to_all && request_.input == request_.output) {
-      // What arrives would overwrite what has not left yet, unless it goes by the stage.
+    const bool may_be_read = !reduces() && is_faster_read(request_.collective, bytes_, world());
+    slot.input_address = may_be_read ? address_for_peers(group_->endpoint(), request_, input_bytes)
+                                     : Arena::kNowhere;
+    if (swaps_in_place(request_)) {
       slot.input_offset = slot.output_offset = Arena::kNowhere;
     }
   }
@@ -209,9 +224,11 @@ Path CollectiveOperation::choose_path() const {
   }
   bool inputs_mapped = true;
   bool outputs_mapped = true;
+  bool inputs_in_reach = true;
   for (int r = 0; r < world(); ++r) {
     inputs_mapped &= !publishes(r) || slot(r).input_offset != Arena::kNowhere;
     outputs_mapped &= !consumes(r) || slot(r).output_offset != Arena::kNowhere;
+    inputs_in_reach &= slot(r).input_address != Arena::kNowhere;
   }
   const Path wanted = request_.force;
   if (wanted == Path::stage) {
@@ -231,7 +248,10 @@ Path CollectiveOperation::choose_path() const {
   if (inputs_mapped) {
     return Path::pull;
   }
-  return outputs_mapped && !reduces() ? Path::push : Path::stage;
+  if (outputs_mapped && !reduces()) {
+    return Path::push;
+  }
+  return inputs_in_reach ? Path::read : Path::stage;
 }
 
 void CollectiveOperation::start_body() {
@@ -252,6 +272,9 @@ void CollectiveOperation::start_body() {
     case Path::push:
     case Path::shared:
       body_ = run_copies();
+      break;
+    case Path::read:
+      body_ = run_read();
       break;
     case Path::two_shot_stage:
       body_ = run_two_shot_stage();

@@ -11,6 +11,7 @@
 //   two_shot/push  all_reduce, every buffer in an arena: each rank reduces its slice straight
 //                  from all inputs into all outputs. 2*S bytes per rank, the floor.
 //   direct/pull    every input that is read lies in an arena: read it there
+//   direct/read    ordinary memory that the others may read, where that is faster than the stage
 //   direct/push    every output that is written lies in an arena: write it there
 //   direct/shared  both, one root and many bytes: the root copies a part, the others the rest
 //   one_shot/stage, direct/stage      small, or ordinary memory: copied into the stage chunk by
@@ -177,6 +178,7 @@ class CollectiveOperation final : public Operation {
   Steps run_two_shot_push();
   Steps run_reducing_pull();
   Steps run_copies();
+  Steps run_read();
   Steps run_stage();
   Steps run_two_shot_stage();
   Steps run_moves();

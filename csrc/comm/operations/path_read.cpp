@@ -1,0 +1,62 @@
+// The body for ordinary memory that is only copied and that peers may read: each taker copies what
+// it needs out of its owner's memory (memory/peer_memory.h). Schedule "direct", one copy, where the
+// stage takes two.
+//
+// Who waits for whom: a taker for nobody once all have entered; an owner until all takers have
+// finished, since its memory goes back to the program then. An owner that gives up goes back at
+// once: its failure is published before that, so a taker that finds none after its last byte has
+// read what was meant, and one that finds a failure, or no owner any more, never finishes. The
+// engine's next look fails the operation for it, as any other that waits for a rank that is gone.
+#include <algorithm>
+
+#include "comm/memory/peer_memory.h"
+#include "comm/operations/collective_operation.h"
+
+namespace dpcore {
+namespace {
+
+// Whether the owner still keeps its input for those who read it.
+bool keeps_its_input(const Group& group, int owner) {
+  return !group.has_left(owner) &&
+         group.control(owner).abort.state.load(std::memory_order_acquire) == AbortRecord::none;
+}
+
+}  // namespace
+
+CollectiveOperation::Steps CollectiveOperation::run_read() {
+  size_t read = 0;
+  copy_own_piece();
+  for (int i = 1; i < world() && consumes(); ++i) {
+    const int owner = (me() + i) % world();  // not everybody at the same one at once
+    const Piece piece = incoming(owner);
+    const size_t offset = piece.theirs * element_;
+    const size_t bytes = piece.elements * element_;
+    std::byte* to = request_.output + piece.mine * element_;
+    const bool is_mapped = slot(owner).input_offset != Arena::kNowhere;
+    const ReadableProcess& process = group_->endpoint().readable(group_->member(owner));
+    bool is_whole = true;
+    for (size_t at = 0; at < bytes && is_whole; at += kSegmentBytes) {
+      const size_t segment = std::min(kSegmentBytes, bytes - at);
+      if (is_mapped) {
+        copy_bytes(to + at, input_of(owner) + offset + at, segment, bytes_ >= kStreamingBytes);
+      } else {
+        is_whole =
+            read_memory_of(process, to + at, slot(owner).input_address + offset + at, segment);
+      }
+      co_await pause();
+    }
+    if (bytes > 0 && !is_mapped && !(is_whole && keeps_its_input(*group_, owner))) {
+      awaited_ = {
+          "a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
+      co_await Until{*this};
+    }
+    read += bytes;
+  }
+  count_traffic(read, 0);
+  finish();
+  if (publishes()) {
+    co_await until_all("every rank to have read", &OperationSlot::finished, number_ + 1);
+  }
+}
+
+}  // namespace dpcore
