@@ -335,9 +335,9 @@ def late():
         wakes_by=signal.SIGCONT, **of_the_communicator,
     )  # fmt: skip
     # The memory of a root that is stopped can be read all the same: the next operation waits.
-    for victim, says in ((0, "rank {victim} has not entered it"), (1, middle[1])):
+    for world, victim, says in ((3, 0, "rank {victim} has not entered it"), (2, 1, middle[1])):
         yield Scenario(
-            2, "woken-while-memory-is-read", 3, victim, "Timeout", read_ordinary_memory,
+            2, "woken-while-memory-is-read", world, victim, "Timeout", read_ordinary_memory,
             f"stop:rank{victim}:op{FATAL}:middle", (says,), "Timeout",
             wakes_by=signal.SIGCONT, on_one_host=True, **of_the_communicator,
         )  # fmt: skip
