@@ -30,7 +30,7 @@ struct Request {
   uint64_t layout = 0;
   std::shared_ptr<const Program> program;  // run this list of moves instead of a fused path
   uint64_t algorithm = 0;                  // for the fingerprint: hash of name or moves
-  bool ordered = false;  // "auto" takes only algorithms that add in rank order
+  bool ordered = false;                    // "auto" takes only algorithms that add in rank order
   Path force = Path::automatic;
   int priority = 0;
   double timeout_s = 0;  // 0: the communicator's

@@ -6,10 +6,6 @@
 #include <sys/uio.h>
 
 #include <cerrno>
-#include <cstring>
-#include <string>
-
-#include "comm/base/error.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22  // Linux 5.14; older ones say that they do not know it
@@ -39,20 +35,18 @@ bool can_read(const ReadableProcess& owner) {
   return owner.token != 0 && read_some(owner, &byte, owner.token_address, 1) == 1;
 }
 
-bool read_memory_of(const ReadableProcess& owner, std::byte* to, uint64_t address, size_t bytes) {
+int read_memory_of(const ReadableProcess& owner, std::byte* to, uint64_t address, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const ssize_t more = read_some(owner, to + done, address + done, bytes - done);
     if (more > 0) {
       done += static_cast<size_t>(more);
-    } else if (more < 0 && errno == ESRCH) {
-      return false;
-    } else if (more == 0 || errno != EINTR) {
-      throw Error("the memory of process " + std::to_string(owner.process) + " cannot be read: " +
-                  (more == 0 ? "it has no bytes there" : std::strerror(errno)) +
-                  ". Set DPCORE_READ_PEERS=0, and all ranks copy through shared memory instead");
+    } else if (more == 0) {
+      return EFAULT;  // the token was read, and not a byte of the data
+    } else if (errno != EINTR) {
+      return errno;
     }
   }
-  return true;
+  return 0;
 }
 
 bool can_be_read(const std::byte* at) {

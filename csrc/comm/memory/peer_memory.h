@@ -27,8 +27,8 @@ struct ReadableProcess {
 
 bool can_read(const ReadableProcess& owner);
 
-// False when the process has ended. Throws Error when it lives and the kernel refuses.
-bool read_memory_of(const ReadableProcess& owner, std::byte* to, uint64_t address, size_t bytes);
+// 0, or the kernel's reason (errno) why not all of it was read: ESRCH when the process has ended.
+int read_memory_of(const ReadableProcess& owner, std::byte* to, uint64_t address, size_t bytes);
 
 // Whether peers could read what begins here: memory of a device, mapped here, belongs to its
 // driver.

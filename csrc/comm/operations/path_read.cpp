@@ -8,7 +8,11 @@
 // read what was meant, and one that finds a failure, or no owner any more, never finishes. The
 // engine's next look fails the operation for it, as any other that waits for a rank that is gone.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
 
+#include "comm/base/error.h"
 #include "comm/memory/peer_memory.h"
 #include "comm/operations/collective_operation.h"
 
@@ -34,18 +38,26 @@ CollectiveOperation::Steps CollectiveOperation::run_read() {
     std::byte* to = request_.output + piece.mine * element_;
     const bool is_mapped = slot(owner).input_offset != Arena::kNowhere;
     const ReadableProcess& process = group_->endpoint().readable(group_->member(owner));
-    bool is_whole = true;
-    for (size_t at = 0; at < bytes && is_whole; at += kSegmentBytes) {
+    int problem = 0;
+    for (size_t at = 0; at < bytes && problem == 0; at += kSegmentBytes) {
       const size_t segment = std::min(kSegmentBytes, bytes - at);
       if (is_mapped) {
         copy_bytes(to + at, input_of(owner) + offset + at, segment, bytes_ >= kStreamingBytes);
       } else {
-        is_whole =
+        problem =
             read_memory_of(process, to + at, slot(owner).input_address + offset + at, segment);
       }
       co_await pause();
     }
-    if (bytes > 0 && !is_mapped && !(is_whole && keeps_its_input(*group_, owner))) {
+    const bool counts = bytes == 0 || is_mapped || keeps_its_input(*group_, owner);
+    if (problem != 0 && problem != ESRCH && counts) {
+      throw Error(
+          "the memory of rank " + std::to_string(owner) +
+          " cannot be read: " + std::strerror(problem) +
+          ". Keep tensors until the call is over, or set DPCORE_READ_PEERS=0, and all ranks "
+          "copy through shared memory instead");
+    }
+    if (problem != 0 || !counts) {
       awaited_ = {
           "a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
       co_await Until{*this};
