@@ -46,7 +46,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
   // first iteration already.
   std::vector<size_t> order(gradients_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  make_buckets(order);
+  make_buckets(order, false);
   const at::Device device =  // of none when all parameters are somebody else's
       gradients_.empty() ? at::Device(at::kCPU) : gradients_.front().parameter.device();
   used_.resize(gradients_.size());
@@ -78,7 +78,7 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::make_buckets(const std::vector<size_t>& order) {
+void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
   std::map<std::pair<at::ScalarType, std::string>, uint32_t> kinds;
   std::vector<PlannedGradient> planned(gradients_.size());
   std::vector<size_t> dense;
@@ -90,7 +90,9 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
   }
   std::copy_if(order.begin(), order.end(), std::back_inserter(dense),
                [&](size_t i) { return !gradients_[i].is_sparse; });
-  BucketPlan plan = plan_buckets(planned, dense, settings_.caps);
+  const bool as_torch_begins = !rebuilding && settings_.caps.size() == 1;
+  BucketPlan plan = as_torch_begins ? plan_buckets_from_end(planned, dense, settings_.caps)
+                                    : plan_buckets(planned, dense, settings_.caps);
   const auto has_members = [](const Bucket& bucket, const std::vector<size_t>& members) {
     return bucket.gradients == members;
   };
@@ -168,7 +170,7 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
   if (!caps.empty()) {
     settings_.caps = schedule_->caps(std::move(caps));
   }
-  make_buckets(order);
+  make_buckets(order, true);
   rebuilt_ = true;
 }
 

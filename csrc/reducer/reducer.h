@@ -178,7 +178,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void wait(size_t b) override;
   void wait_for_all() override;
 
-  void make_buckets(const std::vector<size_t>& order);
+  void make_buckets(const std::vector<size_t>& order, bool rebuilding);
   void choose_copies(Bucket& bucket);
   void come_to_this_stream(Bucket& bucket);
   void leave_part_to_holders(Gradient& gradient);

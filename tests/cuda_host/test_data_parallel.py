@@ -31,7 +31,7 @@ def train(comm, **options):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
-    model = dpcore.DataParallel(module, comm=comm, bucket_cap_mb=0.001, **options)
+    model = dpcore.DataParallel(module, comm=comm, bucket_cap_mb=0.0005, **options)
     for step in range(3):
         model.zero_grad()
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + comm.rank))
@@ -48,7 +48,8 @@ def test_one_operation_per_bucket_and_registered_memory(fake):
     buckets = on_devices(body, 2)[0]
     own = calls(fake)
     averages = [call for call in own if call.startswith("AllReduce") and call.endswith("op 4")]
-    assert buckets > 1 and len(averages) == 3 * buckets
+    # Three in the first step, which cuts in the order of registration (bucket_plan.h).
+    assert buckets == 2 and len(averages) == 3 + 2 * buckets
     registered = [call for call in own if call.startswith("CommRegister")]
     assert len(registered) == sum(call == "CommDeregister" for call in own) >= buckets
 

@@ -38,8 +38,8 @@ def train(wrap, share):
 
 
 WRAPS = {
-    "torch": partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=0.002),
-    "dpcore": partial(dpcore.DataParallel, bucket_cap_mb=0.002),
+    "torch": partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=0.0005),
+    "dpcore": partial(dpcore.DataParallel, bucket_cap_mb=0.0005),
 }
 
 

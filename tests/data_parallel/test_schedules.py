@@ -227,7 +227,7 @@ class Raises(dpcore.LaunchSchedule):
     ("schedule", "kind", "message"),
     (
         (Forgetful, dpcore.Error, r"'Forgetful' has not launched bucket 11 \(1 gradients"),
-        (Hasty, dpcore.Error, r"'Hasty': launch of bucket 0 .* 3 gradients are missing"),
+        (Hasty, dpcore.Error, r"'Hasty': launch of bucket 1 .* 3 gradients are missing"),
         (WaitsFirst, dpcore.Error, r"'WaitsFirst': wait for bucket 0 .* not launched"),
         (Twice, dpcore.Unsupported, r"order\(\d+\) must name every bucket"),
         (Raises, KeyError, "mine"),

@@ -47,4 +47,20 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
   return plan;
 }
 
+BucketPlan plan_buckets_from_end(std::span<const PlannedGradient> gradients,
+                                 std::span<const size_t> order, std::span<const uint64_t> caps) {
+  std::vector<size_t> position(gradients.size());
+  for (size_t at = 0; at < order.size(); ++at) {
+    position[order[at]] = at;
+  }
+  const std::vector<size_t> backwards(order.rbegin(), order.rend());
+  BucketPlan plan = plan_buckets(gradients, backwards, caps);
+  for (std::vector<size_t>& bucket : plan) {
+    std::reverse(bucket.begin(), bucket.end());
+  }
+  std::sort(plan.begin(), plan.end(),
+            [&](const auto& a, const auto& b) { return position[a.back()] < position[b.back()]; });
+  return plan;
+}
+
 }  // namespace dpcore

@@ -32,5 +32,9 @@ using BucketPlan = std::vector<std::vector<size_t>>;  // bucket -> its gradients
 // further. A cap of 0 gives every gradient a bucket of its own.
 BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<const size_t> order,
                         std::span<const uint64_t> caps);
+// The same, but filled from the end of the order: as torch DDP cuts by a cap that it was given,
+// until it knows in which order gradients come.
+BucketPlan plan_buckets_from_end(std::span<const PlannedGradient> gradients,
+                                 std::span<const size_t> order, std::span<const uint64_t> caps);
 
 }  // namespace dpcore
