@@ -11,7 +11,6 @@ from typing import Any
 
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 TORCH = "torch"
-AUTO = "dpcore bucketed auto"
 OURS = (
     "dpcore sequential", "dpcore bucketed 0.5", "dpcore bucketed 1", "dpcore bucketed 4",
     "dpcore bucketed 25", "dpcore bucketed auto", "dpcore per_parameter",

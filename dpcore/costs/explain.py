@@ -37,7 +37,6 @@ class Choice:
     algorithm: str
     why: str
     candidates: tuple[Candidate, ...]
-    asked: bool = False  # for this algorithm, so nothing was chosen
 
     def __str__(self) -> str:
         lines = [f"{self.collective}: {self.algorithm}, {self.why}"]
@@ -101,7 +100,7 @@ def explain(native: _C.Communicator, nbytes: int, source: str) -> Explanation:
 def _choice(collective: str, found: dict[str, Any]) -> Choice:
     candidates = sorted((Candidate(**entry) for entry in found["candidates"]), key=_seconds)
     algorithm, why = _reason(found, candidates)
-    return Choice(collective, algorithm, why, tuple(candidates), found["asked"])
+    return Choice(collective, algorithm, why, tuple(candidates))
 
 
 def _reason(found: dict[str, Any], candidates: list[Candidate]) -> tuple[str, str]:

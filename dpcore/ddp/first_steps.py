@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpcore.communicators.protocol import capabilities_of
+from dpcore.communicators.protocol import capabilities_of, core_of
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
@@ -97,7 +97,7 @@ class FirstSteps:
 
     def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
         """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""
-        alike = any_layout_adds_alike(group)
+        alike = caps_are != "given" and any_layout_adds_alike(group)
         self.chooses_caps = caps_are == "auto" or (caps_are == "default" and alike)
         self.adds_in_order = self.chooses_caps and alike
         is_open = schedule == "auto"
@@ -124,8 +124,10 @@ def any_layout_adds_alike(group: Any) -> bool:
     the buckets are, and no other algorithm would be worth its bits for large ones."""
     if not (capabilities_of(group).ordered and capabilities_of(group).on_processors):
         return False
-    choice = group.explain(_LARGE)["all_reduce"]
-    if choice.algorithm in ("none", "memory"):
+    choice = core_of(group).explain("all_reduce", _LARGE)
+    if choice["way"] == "alone":
         return True
-    is_ordered = {one.algorithm: one.ordered for one in choice.candidates}
-    return not choice.asked and is_ordered[choice.algorithm]
+    if choice["asked"]:
+        return False
+    is_ordered = {one["algorithm"]: one["ordered"] for one in choice["candidates"]}
+    return bool(choice["way"] == "memory" or is_ordered[choice["algorithm"]])
