@@ -418,30 +418,49 @@ def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
 # ---- data parallel training ------------------------------------------------------------------
 
 class LaunchControl:
-    """What a LaunchSchedule may ask for. It is valid during the event that it came with."""
+    """What the methods of a LaunchSchedule get: a dpcore.LaunchControl, which explains it."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
 
     @property
     def buckets(self) -> int:
-        """How many buckets there are; they are numbered in the order in which they get complete."""
+        """How many there are."""
 
-    def bucket_of(self, gradient: int) -> int | None:
-        """The bucket that a gradient travels in; None for sparse ones."""
+    @property
+    def in_flight(self) -> int:
+        """Operations that are not complete."""
 
-    def gradients_of_module(self, module: int) -> list[int]:
-        """The gradients of a module's own parameters, its children's left out."""
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the first gradient came."""
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The largest of all ranks' values."""
+
+    def bytes(self, bucket: int) -> int:
+        """Of the gradients of a bucket."""
 
     def is_complete(self, bucket: int) -> bool:
         """Whether all gradients of the bucket are there."""
 
-    def launch(self, bucket: int, priority: int = 0, background: bool = True) -> None:
-        """Sends a complete bucket, after those before it in order(). Higher priorities overtake;
-        without `background` only the thread that waits drives it."""
+    def bucket_of(self, gradient: int) -> int | None:
+        """The bucket of a gradient; None for sparse ones."""
+
+    def gradients_of_module(self, module: int) -> list[int]:
+        """Of a module's own parameters."""
+
+    def launch(
+        self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
+    ) -> None:
+        """Sends a bucket, or neighbours as one."""
 
     def skip(self, bucket: int) -> None:
-        """Leaves the bucket as it is: no communication, and wrong results."""
+        """Leaves the bucket as it is."""
 
     def wait(self, bucket: int) -> None:
-        """Returns when the bucket's gradients are averages."""
+        """Until the bucket's gradients are averages."""
 
     def wait_for_all(self) -> None:
         """wait() for every bucket."""

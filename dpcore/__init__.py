@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
     from dpcore.communicators.work import Work
     from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.launch_control import LaunchControl
     from dpcore.ddp.launch_schedule import LaunchSchedule
-    from dpcore.ddp.overlap import measure_overlap
+    from dpcore.ddp.overlap import Overlap, measure_overlap
     from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks
     from dpcore.functions import (
         all_gather,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
-    from dpcore.recorder.recording import trace
+    from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
     "all_gather",
@@ -77,7 +78,10 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
     "Communicator": "dpcore.communicators.native",
     "DataParallel": "dpcore.ddp.data_parallel",
+    "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
+    "Overlap": "dpcore.ddp.overlap",
+    "Trace": "dpcore.recorder.recording",
     "Work": "dpcore.communicators.work",
     "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
     "measure_overlap": "dpcore.ddp.overlap",
@@ -89,12 +93,15 @@ __all__ = [
     "Communicator",
     "DataParallel",
     "Error",
+    "LaunchControl",
     "LaunchSchedule",
     "Mismatch",
+    "Overlap",
     "PeerLost",
     "RendezvousError",
     "Schedule",
     "Timeout",
+    "Trace",
     "Unsupported",
     "Work",
     "__version__",

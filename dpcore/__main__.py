@@ -64,6 +64,7 @@ examples:
   dpcore simulate run.json --link 1gbit,50us
   dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
   dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed,mine.py:MySchedule
   dpcore simulate gradients.json --link 100mbit,1ms --json
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
@@ -212,7 +213,8 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--schedule",
         default="bucketed,sequential,per_parameter,flat",
         metavar="NAMES",
-        help="of launches, with commas; oracle is computing alone (default: %(default)s)",
+        help="of launches, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your own, "
+        "oracle is computing alone (default: %(default)s)",
     )
     simulate.add_argument(
         "--bucket-cap-mb", default="", metavar="MB", help="one or several with commas"

@@ -53,6 +53,15 @@ def test_overlap(tmp_path):
     assert len(steps) == 2 * 5
 
 
+def test_launch_schedules():
+    header, _, *lines = run_example("launch_schedules.py").splitlines()
+    assert "1 Gbit/s" in header
+    sent = {line.split()[0]: int(line.split()[1]) for line in lines}
+    assert list(sent) == ["sequential", "bucketed", "Window", "Adaptive", "Merging"]
+    assert sent["bucketed"] == sent["Window"] == 24
+    assert 1 < sent["Merging"] < 24
+
+
 def test_see_overlap(tmp_path):
     run_example("see_overlap.py", str(tmp_path))
     for schedule in ("bucketed", "sequential"):

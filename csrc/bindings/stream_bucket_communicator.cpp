@@ -58,6 +58,8 @@ void StreamBucketCommunicator::wait(size_t slot) {
   works_[slot].reset();  // back to the pool
 }
 
+bool StreamBucketCommunicator::is_done(size_t slot) { return works_[slot]->is_complete(); }
+
 void StreamBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
   if (works_[slot]) {
     communicator_->keep(std::move(works_[slot]), std::make_shared<at::Tensor>(bucket));

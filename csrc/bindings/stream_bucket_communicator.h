@@ -34,6 +34,7 @@ class StreamBucketCommunicator final : public BucketCommunicator {
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;
+  bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
   bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override;
   size_t copy_together(const GradientCopies& copies) override;

@@ -10,6 +10,7 @@
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
+#include "reducer/bucket/joined.h"
 
 namespace dpcore {
 namespace {
@@ -68,11 +69,12 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
 Reducer::~Reducer() {
   hooks_.reset();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (buckets_[b].state == Bucket::launched && !buckets_[b].skipped) {
+    const Bucket& bucket = buckets_[b];
+    if (bucket.state == Bucket::launched && !bucket.skipped) {
       if (hook_) {
         hook_->abandon(b);
-      } else {
-        communicator_->abandon(b, buckets_[b].travelling());
+      } else if (bucket.first_joined == b) {
+        communicator_->abandon(b, bucket.joined_count > 1 ? bucket.joined : bucket.travelling());
       }
     }
   }
@@ -114,9 +116,16 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
     gradient.part.reset();
   }
   buckets_.clear();
-  for (std::vector<size_t>& members : plan) {
-    buckets_.push_back(
-        make_bucket(buckets_.size(), std::move(members), gradients_, *communicator_));
+  std::vector<size_t> sizes;
+  std::vector<at::Tensor> like;
+  for (const std::vector<size_t>& members : plan) {
+    sizes.push_back(flat_elements(members, gradients_));
+    like.push_back(gradients_[members.front()].parameter);
+  }
+  std::vector<at::Tensor> flats =
+      allocate_flats(sizes, like, schedule_->may_join(), *communicator_);
+  for (size_t b = 0; b < plan.size(); ++b) {
+    buckets_.push_back(make_bucket(b, std::move(plan[b]), gradients_, std::move(flats[b])));
     Bucket& bucket = buckets_.back();
     bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
     choose_copies(bucket);
@@ -257,10 +266,13 @@ void Reducer::open(bool again) {
   undefined_.clear();
   sparse_.clear();
   next_launch_ = 0;
+  oldest_launched_ = 0;
   unfinished_ = buckets_.size();
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
+    bucket.first_joined = static_cast<size_t>(&bucket - buckets_.data());
+    bucket.joined_count = 1;
     bucket.filled = false;
     bucket.has_own = false;
     bucket.stream.reset();

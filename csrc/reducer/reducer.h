@@ -172,8 +172,14 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const std::vector<size_t>& gradients_of_module(size_t module) const override {
     return modules_.at(module);
   }
+  uint64_t bytes(size_t b) const override { return buckets_.at(b).bytes; }
   bool is_complete(size_t b) const override { return buckets_.at(b).missing == 0; }
-  void launch(size_t b, Launch how) override;
+  int rank() const override { return communicator_->rank(); }
+  double elapsed_ms() const override;
+  size_t in_flight() const override;
+  std::vector<double> max_over_ranks(std::vector<double> values) override;
+  using LaunchControl::launch;
+  void launch(std::span<const size_t> buckets, Launch how) override;
   void skip(size_t b) override;
   void wait(size_t b) override;
   void wait_for_all() override;
@@ -203,7 +209,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void queue_end_of_backward();
   void end_of_backward();
   void finish_iteration();
+  void check_launch(std::span<const size_t> buckets) const;
   void launch_in_order();
+  void send(std::span<Bucket> buckets, Launch how);
+  std::span<Bucket> sent_with(const Bucket& bucket);
+  bool is_done(const Bucket& bucket) const;
+  void notice_complete();
   void finish_bucket(Bucket& bucket);
   void agree_on_unused();
   void leave_out(size_t b);
@@ -268,6 +279,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<size_t> sparse_;       // arrived as sparse tensors
   std::vector<std::optional<Launch>> requested_;
   size_t next_launch_ = 0;            // index in order_
+  size_t oldest_launched_ = 0;        // the same: all before it are complete
   size_t unfinished_ = 0;             // buckets that are not complete
   std::vector<uint8_t> accumulated_;  // since the last synchronised backward, by others
   std::vector<int32_t> used_;         // per gradient: whether this rank, then how many ranks had it

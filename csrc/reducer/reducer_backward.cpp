@@ -75,6 +75,9 @@ void Reducer::arrive(size_t i) {
     note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
+  if (listens(LaunchSchedule::bucket_complete)) {
+    notice_complete();
+  }
   if (listens(LaunchSchedule::gradient_ready)) {
     schedule_->on_gradient_ready(*this, i);
   }

@@ -1,55 +1,185 @@
-// The way of a bucket: a schedule asks for it, it is sent in the order that all ranks have, somebody
-// waits for it, and its gradients are handed out.
+// The way of a bucket: a schedule asks for it, it is sent in the order that all ranks have,
+// somebody waits for it, and its gradients are handed out.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "reducer/bucket/joined.h"
 #include "reducer/reducer.h"
 
 namespace dpcore {
 
-void Reducer::launch(size_t b, Launch how) {
-  Bucket& bucket = buckets_.at(b);
-  if (bucket.missing > 0) {
-    throw Error("schedule '" + schedule_->name() + "': launch of " +
-                describe(b, bucket, gradients_) + ", of which " + std::to_string(bucket.missing) +
-                " gradients are missing; launch it after bucket_ready, or ask is_complete()");
+double Reducer::elapsed_ms() const {
+  return static_cast<double>(now_ns() - first_gradient_ns_) * 1e-6;
+}
+
+void Reducer::launch(std::span<const size_t> buckets, Launch how) {
+  check_launch(buckets);
+  size_t requested = 0;
+  for (const size_t b : buckets) {
+    requested += requested_[b] || buckets_[b].skipped ? 1 : 0;
   }
-  if (!requested_[b] && !bucket.skipped) {
+  if (requested == buckets.size()) {
+    return;
+  }
+  if (requested > 0) {
+    throw Error("schedule '" + schedule_->name() + "': launch of buckets " +
+                std::to_string(buckets.front()) + " to " + std::to_string(buckets.back()) +
+                " as one, of which some are launched already");
+  }
+  for (const size_t b : buckets) {
     requested_[b] = how;
-    launch_in_order();
+    buckets_[b].first_joined = hook_ ? b : buckets.front();  // a hook gets each bucket by itself
+  }
+  buckets_[buckets.front()].joined_count = hook_ ? 1 : buckets.size();
+  launch_in_order();
+}
+
+// Throws what a schedule did wrong.
+void Reducer::check_launch(std::span<const size_t> buckets) const {
+  const std::string who = "schedule '" + schedule_->name() + "': launch of ";
+  for (const size_t b : buckets) {
+    if (const Bucket& bucket = buckets_.at(b); bucket.missing > 0) {
+      throw Error(who + describe(b, bucket, gradients_) + ", of which " +
+                  std::to_string(bucket.missing) +
+                  " gradients are missing; launch it after bucket_ready, or ask is_complete()");
+    }
+  }
+  if (buckets.size() == 1) {
+    return;
+  }
+  const auto refuse = [&](const std::string& why) {
+    std::string list;
+    for (const size_t b : buckets) {
+      list += (list.empty() ? "" : ", ") + std::to_string(b);
+    }
+    throw Error(who + "[" + list + "] as one operation: " + why);
+  };
+  if (buckets.empty()) {
+    refuse("the list is empty");
+  }
+  for (size_t i = 1; i < buckets.size(); ++i) {
+    if (buckets[i] != buckets[i - 1] + 1) {
+      refuse("only neighbours can go as one, such as [3, 4, 5]");
+    }
+    const at::Tensor& one = buckets_[buckets[i - 1]].flat;
+    const at::Tensor& other = buckets_[buckets[i]].flat;
+    if (one.scalar_type() != other.scalar_type() || one.device() != other.device()) {
+      refuse("they hold gradients of different types or devices");
+    }
+  }
+  const auto begin =
+      std::find_first_of(order_.begin(), order_.end(), buckets.begin(), buckets.end());
+  const auto count = static_cast<ptrdiff_t>(buckets.size());
+  if (order_.end() - begin < count ||
+      std::any_of(
+          begin, begin + count,
+          [&](size_t b) { return b < buckets.front() || b > buckets.back(); })) {
+    refuse("in order(), others come between them");
   }
 }
 
 void Reducer::launch_in_order() {
   while (next_launch_ < order_.size()) {
     const size_t b = order_[next_launch_];
-    Bucket& bucket = buckets_[b];
-    if (!bucket.skipped) {
-      if (!requested_[b]) {
-        return;
-      }
-      BucketCall call;
-      call.layout = bucket.layout;
-      call.priority = requested_[b]->priority;
-      call.background = requested_[b]->background;
-      bucket.launched_ns = now_ns();
-      note_moment("bucket launch", EventKind::launch, b, bucket.bytes, bucket.launched_ns);
-      bucket.state = Bucket::launched;
-      bucket.profiled = profiled_bucket();
-      try {
-        come_to_this_stream(bucket);
-        fill_narrow(bucket);
-        if (hook_) {
-          hook_->start(b, bucket.flat, call);
-        } else {
-          communicator_->start(b, bucket.travelling(), call);
-        }
-      } catch (...) {
-        raise_with_bucket(b);
-      }
+    if (buckets_[b].skipped) {
+      ++next_launch_;
+      continue;
     }
-    ++next_launch_;
+    if (!requested_[b]) {
+      return;
+    }
+    const std::span<Bucket> together = sent_with(buckets_[b]);
+    next_launch_ += together.size();
+    send(together, *requested_[b]);
+  }
+}
+
+// All buckets that travel in the same operation.
+std::span<Bucket> Reducer::sent_with(const Bucket& bucket) {
+  return std::span(buckets_).subspan(bucket.first_joined,
+                                     buckets_[bucket.first_joined].joined_count);
+}
+
+void Reducer::send(std::span<Bucket> together, Launch how) {
+  const size_t first = together.front().first_joined;
+  BucketCall call;
+  call.layout = together.size() == 1 ? together.front().layout : joined_layout(together);
+  call.priority = how.priority;
+  call.background = how.background;
+  const int64_t now = now_ns();
+  for (size_t i = 0; i < together.size(); ++i) {
+    Bucket& bucket = together[i];
+    bucket.launched_ns = now;
+    note_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
+    bucket.state = Bucket::launched;
+    bucket.profiled = profiled_bucket();
+  }
+  try {
+    for (Bucket& bucket : together) {
+      come_to_this_stream(bucket);
+      fill_narrow(bucket);
+    }
+    if (hook_) {
+      hook_->start(first, together.front().flat, call);
+    } else {
+      communicator_->start(
+          first,
+          together.size() == 1 ? together.front().travelling() : join(together, *communicator_),
+          call);
+    }
+  } catch (...) {
+    raise_with_bucket(first);
+  }
+}
+
+bool Reducer::is_done(const Bucket& bucket) const {
+  return !hook_ && communicator_->is_done(bucket.first_joined);
+}
+
+size_t Reducer::in_flight() const {
+  size_t count = 0;
+  for (size_t at = oldest_launched_; at < next_launch_; ++at) {
+    const Bucket& bucket = buckets_[order_[at]];
+    const bool is_first = bucket.first_joined == order_[at];
+    count += bucket.state == Bucket::launched && is_first && !is_done(bucket) ? 1 : 0;
+  }
+  return count;
+}
+
+// In the slot that no bucket has.
+std::vector<double> Reducer::max_over_ranks(std::vector<double> values) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor here =
+      at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  const at::Tensor everywhere =
+      communicator_->allocate(values.size(), at::kDouble, used_anywhere_.device());
+  everywhere.copy_(here);
+  const size_t slot = buckets_.size();
+  try {
+    communicator_->start(slot, everywhere,
+                         {.op = ReduceOp::max, .layout = settings_.tag, .background = false});
+    communicator_->wait(slot);
+  } catch (...) {
+    raise_about("max_over_ranks of schedule '" + schedule_->name() + "'");
+  }
+  here.copy_(everywhere);
+  return values;
+}
+
+// Tells the schedule of buckets that have become averages while backward went on.
+void Reducer::notice_complete() {
+  for (size_t at = oldest_launched_; at < next_launch_; ++at) {
+    const size_t b = order_[at];
+    if (buckets_[b].state == Bucket::launched && is_done(buckets_[b])) {
+      wait(b);
+    }
+    if (buckets_[b].state == Bucket::complete && at == oldest_launched_) {
+      ++oldest_launched_;
+    }
   }
 }
 
@@ -84,18 +214,30 @@ void Reducer::wait(size_t b) {
                 describe(b, bucket, gradients_) +
                 ", which is not launched, or comes after one in order() that is not");
   }
+  const std::span<Bucket> together = sent_with(bucket);
+  const size_t first = bucket.first_joined;
   try {
     if (hook_) {
       hook_->wait(b, bucket.flat);
     } else {
-      communicator_->wait(b);
+      communicator_->wait(first);
+      if (together.size() > 1) {
+        take_apart(together);
+      }
     }
   } catch (...) {
-    raise_with_bucket(b);
+    raise_with_bucket(first);
   }
-  finish_bucket(bucket);
+  for (Bucket& member : together) {
+    finish_bucket(member);
+  }
   if (!open_ && unfinished_ == 0) {
     finish_iteration();
+  }
+  if (listens(LaunchSchedule::bucket_complete)) {
+    for (size_t i = 0; i < together.size(); ++i) {
+      schedule_->on_bucket_complete(*this, first + i);
+    }
   }
 }
 

@@ -22,9 +22,16 @@ from typing import TYPE_CHECKING
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
-    from dpcore._C import LaunchControl
+    from dpcore.ddp.launch_control import LaunchControl
 
-_EVENTS = ("gradient_ready", "bucket_ready", "backward_end", "forward_begin", "optimizer_step")
+_EVENTS = (
+    "gradient_ready",
+    "bucket_ready",
+    "bucket_complete",
+    "backward_end",
+    "forward_begin",
+    "optimizer_step",
+)
 
 
 class LaunchSchedule:
@@ -36,7 +43,7 @@ class LaunchSchedule:
     optimizer of the model steps, and a program that uses a gradient earlier waits for all of them
     there. Waiting in ``forward_begin`` alone is an ``Error``: the optimizer has stepped by then.
 
-    Buckets are numbered in the order in which they get complete. Methods of your own need a leading
+    Buckets are numbered in the order in which they get ready. Methods of your own need a leading
     underscore, so that an event with a misspelt name is not taken for one of them.
     """
 
@@ -59,6 +66,10 @@ class LaunchSchedule:
 
     def bucket_ready(self, control: LaunchControl, bucket: int) -> None:
         """The last gradient of a bucket is there."""
+
+    def bucket_complete(self, control: LaunchControl, bucket: int) -> None:
+        """The gradients of a bucket are averages. Noticed when a gradient arrives and in waits; at
+        other times ranks differ, so launch only what comes next in ``order()``."""
 
     def backward_end(self, control: LaunchControl) -> None:
         """All gradients are there."""

@@ -9,8 +9,9 @@ of another size than the described bucket belongs to the older plan, and only it
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from dpcore.recorder.file import Event
@@ -51,8 +52,7 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
     operations = _Operations(rank.operations, gradients)
     sent_before: dict[tuple[int, int], int] = {}
     spans = []
-    for launch in rank.launches:
-        operation = operations.take(launch)
+    for launch, operation in _launched_with(rank.launches, operations):
         bucket = launch.model, launch.operation
         since = sent_before.get(bucket, 0)
         described = described_model(run, launch.model)
@@ -71,6 +71,17 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
             )
         )
     return sorted(spans, key=lambda span: span.first_ready_ns)
+
+
+def _launched_with(
+    launches: Sequence[Event], operations: _Operations
+) -> Iterator[tuple[Event, Event | None]]:
+    """Each with its operation. Buckets of one moment went as one."""
+    for (begin, _), together in groupby(launches, lambda launch: (launch.begin_ns, launch.model)):
+        members = list(together)
+        operation = operations.take(begin, sum(launch.bytes for launch in members))
+        for launch in members:
+            yield launch, operation
 
 
 def parameters_of(run: Run, bucket: int, nbytes: int, model: int = 0) -> str:
@@ -151,11 +162,11 @@ class _Operations:
         self._taken: set[int] = set()
         self._padding = ALIGNMENT * gradients
 
-    def take(self, launch: Event) -> Event | None:
-        at = bisect.bisect_left(self._begins, launch.begin_ns)
+    def take(self, launched_ns: int, nbytes: int) -> Event | None:
+        at = bisect.bisect_left(self._begins, launched_ns)
         for narrower in (1, 2, 4):
             for index in range(at, min(at + _LOOKED_AT, len(self._left))):
-                more = self._left[index].bytes * narrower - launch.bytes
+                more = self._left[index].bytes * narrower - nbytes
                 if index not in self._taken and 0 <= more <= self._padding:
                     self._taken.add(index)
                     return self._left[index]

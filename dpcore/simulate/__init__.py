@@ -1,14 +1,17 @@
 """``dpcore simulate``: how long would a step take over another link, with another schedule?
 
     network    operations over paced links: the executor and ``link.h`` in plain Python
+    gradients  what a step computes, from a trace or a description
     training   gradients become ready, a schedule sends them, somebody waits
+    rehearsal  the same with a ``LaunchSchedule`` of one's own
     command    ``dpcore simulate``
 
 It needs no compiled core. What it leaves out is told in ``training``; a test and a committed table
 hold it against runs over emulated links.
 """
 
+from dpcore.simulate.gradients import Gradients, gradients_of
 from dpcore.simulate.network import Network, NetworkOperation
-from dpcore.simulate.training import Gradients, Prediction, gradients_of, predict
+from dpcore.simulate.training import Prediction, predict
 
 __all__ = ["Gradients", "Network", "NetworkOperation", "Prediction", "gradients_of", "predict"]

@@ -12,7 +12,9 @@ from dpcore.costs.link import parse_speed
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.show.figures import short
-from dpcore.simulate.training import CAPPED, Prediction, gradients_of, sweep
+from dpcore.simulate.gradients import gradients_of
+from dpcore.simulate.own_schedule import named_or_own
+from dpcore.simulate.training import CAPPED, SCHEDULES, Prediction, sweep
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
         else [None]
     )
     link = parse_speed(options.link)
-    predictions = sweep(work, link, options.schedule.split(","), caps, algorithms)
+    schedules = [named_or_own(name) for name in options.schedule.split(",")]
+    predictions = sweep(work, link, schedules, caps, algorithms)
     if options.json:
         json.dump([asdict(prediction) for prediction in predictions], sys.stdout, indent=1)
         print()
@@ -68,6 +71,6 @@ def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> Non
 
 
 def _caps_of(line: Prediction, caps_of_the_run: str) -> str:
-    if line.schedule not in CAPPED:
+    if line.schedule in SCHEDULES and line.schedule not in CAPPED:
         return "–"
     return caps_of_the_run if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}"

@@ -45,12 +45,29 @@ def lanes_of(algorithm: str, collective: str, world: int) -> list[Lanes]:
 
 @dataclass
 class NetworkOperation:
-    """One collective. ``launched``: when each rank calls it; ``finished``: when it is through."""
+    """One collective. ``launched``: when each rank calls it, where that is known beforehand;
+    ``finished``: when it is through, by rank."""
 
     nbytes: int
     launched: list[float]
     priority: int = 0
     finished: list[float] = field(default_factory=list)
+    _callers: int = 0
+    _over: set[int] = field(default_factory=set)
+    _waiting: dict[int, Callable[[float], None]] = field(default_factory=dict)
+
+    def is_finished(self, rank: int) -> bool:
+        return rank in self._over
+
+    def when_finished(self, rank: int, act: Callable[[float], None]) -> None:
+        """Calls ``act`` with the moment at which this rank is through, which lies ahead."""
+        self._waiting[rank] = act
+
+    def _finish(self, rank: int, now: float) -> None:
+        self.finished[rank] = now
+        self._over.add(rank)
+        if rank in self._waiting:
+            self._waiting.pop(rank)(now)
 
 
 @dataclass
@@ -78,7 +95,8 @@ class _Card:
 
 
 class Network:
-    """All ranks' cards. ``run`` takes the operations of one step and fills in when they end."""
+    """All ranks' cards. ``run`` takes the operations of one step and fills in when they end; where
+    ranks launch as they go, ``at`` lets them act, ``launch`` is what they do, ``go_on`` runs it."""
 
     def __init__(self, world: int, link: Speed, algorithm: str = "two_shot") -> None:
         self.world = world
@@ -90,13 +108,30 @@ class Network:
 
     def run(self, operations: Sequence[NetworkOperation]) -> None:
         for operation in operations:
-            everybody = max(operation.launched) + self.link.latency
-            operation.finished = [everybody] * self.world
-            if self.world == 1:
-                continue
-            running = _Running(self, operation)
-            for rank in range(self.world):
-                self._at(everybody, operation.priority, partial(running.begin, rank))
+            for rank, moment in enumerate(operation.launched):
+                self.at(moment, partial(self.launch, operation, rank))
+        self.go_on()
+
+    def launch(self, operation: NetworkOperation, rank: int, now: float) -> None:
+        """A rank calls it. It begins a latency after the last one has."""
+        operation._callers += 1
+        if operation._callers < self.world:
+            return
+        begin = now + self.link.latency
+        operation.finished = [begin] * self.world
+        if self.world == 1:
+            self.at(begin, partial(operation._finish, rank))
+            return
+        running = _Running(self, operation)
+        for each in range(self.world):
+            self._at(begin, operation.priority, partial(running.begin, each))
+
+    def at(self, moment: float, act: Callable[[float], None]) -> None:
+        """Calls ``act`` with the moment when it has come."""
+        self._at(moment, 0, act)
+
+    def go_on(self) -> None:
+        """Until nothing is left to happen."""
         now = 0.0
         while True:
             if not self._queue or self._queue[0][0] > now:  # all that is ready now is known
@@ -169,10 +204,13 @@ class _Running:
         self._window = max(
             _LEAST_WINDOW, _WINDOW_PER_CHUNK * chunks, int(on_the_way / SEGMENT_BYTES)
         )
+        self._left = [len(jobs) for jobs in self._waiting]
         self._arrived: set[tuple[int, int, int, int, int]] = set()
         self._expecting: dict[tuple[int, int, int, int, int], tuple[int, _Job]] = {}
 
     def begin(self, rank: int, now: float) -> None:
+        if not self._left[rank]:
+            self._operation._finish(rank, now)
         for _ in range(min(self._window, len(self._waiting[rank]))):
             self._step(rank, self._waiting[rank].pop(), now)
 
@@ -209,9 +247,11 @@ class _Running:
         if job.at < len(self._lanes[rank][job.chunk]):
             self._step(rank, job, now)
             return
-        self._operation.finished[rank] = max(self._operation.finished[rank], now)
         if self._waiting[rank]:
             self._step(rank, self._waiting[rank].pop(), now)
+        self._left[rank] -= 1
+        if self._left[rank] == 0:
+            self._operation._finish(rank, now)
 
 
 def _segments(nbytes: float) -> list[float]:

@@ -46,6 +46,12 @@ void PythonBucketCommunicator::wait(size_t slot) {
   works_[slot] = {};
 }
 
+bool PythonBucketCommunicator::is_done(size_t slot) {
+  const py::gil_scoped_acquire gil;
+  return py::hasattr(works_[slot], "is_completed") &&
+         works_[slot].attr("is_completed")().cast<bool>();
+}
+
 void PythonBucketCommunicator::abandon(size_t slot, const at::Tensor&) {
   const py::gil_scoped_acquire gil;
   works_[slot] = {};  // the operation of a group holds its tensors itself

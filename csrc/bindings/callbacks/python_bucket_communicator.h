@@ -22,6 +22,7 @@ class PythonBucketCommunicator final : public BucketCommunicator {
   void reserve(size_t slots) override;
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;
+  bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
 
  private:

@@ -20,9 +20,10 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 5> kEvents = {{
+constexpr std::array<std::pair<const char*, LaunchSchedule::Event>, 6> kEvents = {{
     {"gradient_ready", LaunchSchedule::gradient_ready},
     {"bucket_ready", LaunchSchedule::bucket_ready},
+    {"bucket_complete", LaunchSchedule::bucket_complete},
     {"backward_end", LaunchSchedule::backward_end},
     {"forward_begin", LaunchSchedule::forward_begin},
     {"optimizer_step", LaunchSchedule::optimizer_step},
@@ -61,6 +62,7 @@ class PythonSchedule final : public LaunchSchedule {
 
   std::string name() const override { return name_; }
   uint32_t listens() const override { return listens_; }
+  bool may_join() const override { return true; }
   bool is_exact() const override {
     const py::gil_scoped_acquire gil;
     return schedule_.attr("is_exact")().cast<bool>();
@@ -79,6 +81,9 @@ class PythonSchedule final : public LaunchSchedule {
   }
   void on_bucket_ready(LaunchControl& control, size_t bucket) override {
     call("bucket_ready", control, bucket);
+  }
+  void on_bucket_complete(LaunchControl& control, size_t bucket) override {
+    call("bucket_complete", control, bucket);
   }
   void on_backward_end(LaunchControl& control) override { call("backward_end", control); }
   void on_forward_begin(LaunchControl& control, size_t module) override {
@@ -134,6 +139,22 @@ void register_launch_control(py::module_& m) {
            [](const LentControl& control, size_t module) {
              return control.get().gradients_of_module(module);
            })
+      .def_property_readonly("rank",
+                             [](const LentControl& control) { return control.get().rank(); })
+      .def_property_readonly("elapsed_ms",
+                             [](const LentControl& control) { return control.get().elapsed_ms(); })
+      .def_property_readonly("in_flight",
+                             [](const LentControl& control) {
+                               const py::gil_scoped_release no_gil;
+                               return control.get().in_flight();
+                             })
+      .def("max_over_ranks",
+           [](LentControl& control, std::vector<double> values) {
+             const py::gil_scoped_release no_gil;
+             return control.get().max_over_ranks(std::move(values));
+           })
+      .def("bytes",
+           [](const LentControl& control, size_t bucket) { return control.get().bytes(bucket); })
       .def("is_complete", [](const LentControl& control,
                              size_t bucket) { return control.get().is_complete(bucket); })
       .def(
@@ -141,6 +162,14 @@ void register_launch_control(py::module_& m) {
           [](LentControl& control, size_t bucket, int priority, bool background) {
             const py::gil_scoped_release no_gil;
             control.get().launch(bucket, {priority, background});
+          },
+          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
+      .def(
+          "launch",
+          [](LentControl& control, const std::vector<size_t>& buckets, int priority,
+             bool background) {
+            const py::gil_scoped_release no_gil;
+            control.get().launch(buckets, {priority, background});
           },
           py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
       .def("skip",

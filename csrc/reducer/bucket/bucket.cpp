@@ -69,6 +69,11 @@ bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
   return owners_of(grad.storage()) == accounted_for;
 }
 
+size_t aligned_elements(const Gradient& gradient) {
+  const size_t alignment = kGradientAlignment / gradient.parameter.element_size();
+  return (static_cast<size_t>(gradient.parameter.numel()) + alignment - 1) / alignment * alignment;
+}
+
 }  // namespace
 
 bool Gradient::is_in_place() const {
@@ -145,30 +150,31 @@ bool Gradient::settle(const at::Tensor* incoming, bool may_move) {
   return true;
 }
 
+size_t flat_elements(const std::vector<size_t>& members, const std::vector<Gradient>& gradients) {
+  size_t elements = 0;
+  for (const size_t i : members) {
+    elements += aligned_elements(gradients[i]);
+  }
+  return elements;
+}
+
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
-                   BucketCommunicator& communicator) {
+                   at::Tensor flat) {
   Bucket bucket;
   bucket.gradients = std::move(members);
-  const at::Tensor& first = gradients[bucket.gradients.front()].parameter;
-  const size_t element = first.element_size();
-  const size_t alignment = kGradientAlignment / element;
-  std::vector<size_t> begins;
-  size_t elements = 0;
-  for (const size_t i : bucket.gradients) {
-    begins.push_back(elements);
-    const auto own = static_cast<size_t>(gradients[i].parameter.numel());
-    elements += (own + alignment - 1) / alignment * alignment;
-  }
-  bucket.flat = communicator.allocate(elements, first.scalar_type(), first.device());
+  bucket.flat = std::move(flat);
+  bucket.first_joined = number;
   Fnv layout;
-  for (size_t at = 0; at < bucket.gradients.size(); ++at) {
-    Gradient& gradient = gradients[bucket.gradients[at]];
+  size_t begin = 0;
+  for (const size_t i : bucket.gradients) {
+    Gradient& gradient = gradients[i];
     gradient.bucket = number;
-    gradient.first_element = begins[at];
+    gradient.first_element = begin;
     gradient.make_part(bucket.flat);
-    gradient.bytes = static_cast<size_t>(gradient.parameter.numel()) * element;
+    gradient.bytes = gradient.parameter.nbytes();
     bucket.bytes += gradient.bytes;
     add_layout(layout, gradient);
+    begin += aligned_elements(gradient);
   }
   bucket.layout = layout.value();
   return bucket;

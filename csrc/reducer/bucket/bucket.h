@@ -70,8 +70,14 @@ struct Bucket {
   enum State : uint8_t { filling, launched, complete };
   State state = filling;
   bool skipped = false;
-  bool filled = false;  // what travels has all gradients of this iteration
-  size_t missing = 0;   // gradients of this iteration that are not there yet
+  // With which neighbours it was launched as one operation: itself and the next ones, of the first
+  // bucket; the others name that one. See joined.h.
+  size_t first_joined = 0;
+  size_t joined_count = 1;
+  at::Tensor joined;            // of the first: what travels for all
+  bool joined_is_copy = false;  // and not their own memory
+  bool filled = false;          // what travels has all gradients of this iteration
+  size_t missing = 0;           // gradients of this iteration that are not there yet
   // On a device: where the last work on the bucket was put, and whether it was always the same.
   std::optional<c10::Stream> stream;
   bool has_one_stream = true;
@@ -87,9 +93,11 @@ struct Bucket {
 // Says once that derivatives of averaged gradients end there, when somebody wants them.
 void warn_of_graph(const at::Tensor& grad);
 
-// Allocates a bucket and gives its gradients their parts of it.
+// Of the flat memory for these gradients, with what aligns each.
+size_t flat_elements(const std::vector<size_t>& members, const std::vector<Gradient>& gradients);
+// A bucket over flat memory, of which its gradients get their parts.
 Bucket make_bucket(size_t number, std::vector<size_t> members, std::vector<Gradient>& gradients,
-                   BucketCommunicator& communicator);
+                   at::Tensor flat);
 
 // "bucket 3 (12 gradients, 25.0 MiB: layer4.weight, layer4.bias, ...)"
 std::string describe(size_t number, const Bucket& bucket, const std::vector<Gradient>& gradients);

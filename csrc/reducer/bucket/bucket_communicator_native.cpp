@@ -52,6 +52,8 @@ void NativeBucketCommunicator::wait(size_t slot) {
   works_[slot].reset();  // back to the pool
 }
 
+bool NativeBucketCommunicator::is_done(size_t slot) { return works_[slot]->is_complete(); }
+
 void NativeBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
   if (works_[slot] && !works_[slot]->is_complete()) {
     works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });

@@ -29,6 +29,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;
+  bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
   TraceRecorder* trace() override { return &communicator_->endpoint().trace(); }
 

@@ -1,12 +1,12 @@
 // When buckets are sent, and who waits for them where: the part of data parallel training that
 // people want to replace.
 //
-// The reducer tells a schedule what happens (a gradient is there, a bucket is complete, backward
-// has ended, a module's forward begins, an optimizer is about to step); the schedule answers by
-// calls on LaunchControl. It decides how buckets are made, in which order they are launched, with
-// which priority, which thread drives them, and where to wait. It moves no byte itself. What it
-// leaves in flight at the end of backward is waited for there, or, when it listens to
-// optimizer_step, by the next optimizer or whoever uses a gradient before.
+// The reducer tells a schedule what happens (a gradient is there, a bucket is ready, a bucket is
+// averaged, backward has ended, a module's forward begins, an optimizer is about to step); the
+// schedule answers by calls on LaunchControl. It decides how buckets are made, in which order they
+// are launched, with which priority, which thread drives them, and where to wait. It moves no byte
+// itself. What it leaves in flight at the end of backward is waited for there, or, when it listens
+// to optimizer_step, by the next optimizer or whoever uses a gradient before.
 //
 // Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
 // predecessors in order() have not been launched yet is remembered and done after them.
@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,18 @@ class LaunchControl {
   virtual size_t bucket_of(size_t gradient) const = 0;  // kNoBucket for sparse ones
   // Of the module with this number, without its children: see DataParallel.
   virtual const std::vector<size_t>& gradients_of_module(size_t module) const = 0;
+  virtual uint64_t bytes(size_t bucket) const = 0;    // of its gradients
   virtual bool is_complete(size_t bucket) const = 0;  // all its gradients are there
-  virtual void launch(size_t bucket, Launch how) = 0;
+  virtual int rank() const = 0;
+  virtual double elapsed_ms() const = 0;  // since the first gradient of this backward came
+  virtual size_t in_flight() const = 0;   // operations that were sent and are not complete
+  // The largest of all ranks' values, place by place, so that ranks may decide alike by what they
+  // measured. All ranks call it, each after the same launches.
+  virtual std::vector<double> max_over_ranks(std::vector<double> values) = 0;
+  // Neighbours go as one operation: numbers without a gap, which also follow each other in order().
+  // Which ones must be the same on all ranks.
+  virtual void launch(std::span<const size_t> buckets, Launch how) = 0;
+  void launch(size_t bucket, Launch how) { launch(std::span<const size_t>(&bucket, 1), how); }
   // Leaves the bucket as it is: no communication, wrong results. For bounds.
   virtual void skip(size_t bucket) = 0;
   // The bucket must have been launched. Returns when its gradients are final.
@@ -57,6 +68,7 @@ class LaunchSchedule {
     backward_end = 4,
     forward_begin = 8,
     optimizer_step = 16,
+    bucket_complete = 32,
   };
 
   virtual ~LaunchSchedule() = default;
@@ -71,11 +83,15 @@ class LaunchSchedule {
     std::iota(all.begin(), all.end(), size_t{0});
     return all;
   }
+  // Whether it may launch several buckets as one: their memory is then one piece.
+  virtual bool may_join() const { return false; }
   // Which events it wants, as a sum of Event. The others cost nothing.
   virtual uint32_t listens() const = 0;
 
   virtual void on_gradient_ready(LaunchControl&, size_t) {}
   virtual void on_bucket_ready(LaunchControl&, size_t) {}
+  // Noticed when a gradient comes, and in waits: no other thread calls a schedule.
+  virtual void on_bucket_complete(LaunchControl&, size_t) {}
   virtual void on_backward_end(LaunchControl&) {}
   virtual void on_forward_begin(LaunchControl&, size_t) {}
   virtual void on_optimizer_step(LaunchControl&) {}

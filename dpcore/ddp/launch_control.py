@@ -1,0 +1,60 @@
+"""``LaunchControl``: what a launch schedule may ask for, in a step and in ``dpcore simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class LaunchControl(Protocol):
+    """Comes with each event of a ``LaunchSchedule``, and is valid during that event only."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are; they are numbered in the order in which they get ready."""
+
+    @property
+    def in_flight(self) -> int:
+        """Operations that this rank has sent and that are not complete."""
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the first gradient of this backward came. Ranks differ in it."""
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The largest value of any rank, place by place, so that ranks may decide alike by what
+        each has measured. All ranks have to call it, each after the same launches: at
+        ``backward_end``, say, and not in ``bucket_ready``."""
+
+    def bytes(self, bucket: int) -> int:
+        """Of the bucket's gradients. Alike on all ranks."""
+
+    def is_complete(self, bucket: int) -> bool:
+        """Whether all gradients of the bucket are there, so that it may be launched."""
+
+    def bucket_of(self, gradient: int) -> int | None:
+        """The bucket that a gradient travels in; None for sparse ones."""
+
+    def gradients_of_module(self, module: int) -> list[int]:
+        """The gradients of a module's own parameters, its children's left out."""
+
+    def launch(
+        self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
+    ) -> None:
+        """Sends a bucket whose gradients are there, after those before it in ``order()``. Several
+        neighbours, such as ``[3, 4]``, go as one operation; which ones must be the same on all
+        ranks. Higher priorities overtake; without ``background`` only the thread that waits drives
+        it."""
+
+    def skip(self, bucket: int) -> None:
+        """Leaves the bucket as it is: no communication, and wrong results."""
+
+    def wait(self, bucket: int) -> None:
+        """Returns when the bucket's gradients are averages."""
+
+    def wait_for_all(self) -> None:
+        """``wait()`` for every bucket."""
