@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
     from dpcore.communicators.work import Work
     from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.data_parallel import DataParallel as DistributedDataParallel
     from dpcore.ddp.launch_schedule import LaunchSchedule
     from dpcore.ddp.overlap import measure_overlap
     from dpcore.ddp.torch_face.comm_hooks import compose_comm_hooks
@@ -61,6 +62,9 @@ _COLLECTIVES = (
     "send",
 )
 
+# Under torch's name as well, so that the import is all that a script for torch DDP changes.
+_OTHER_NAMES = {"DistributedDataParallel": "DataParallel"}
+
 # Where each public name lives. Read by __getattr__ at first use.
 _HOME = {
     **dict.fromkeys(
@@ -88,6 +92,7 @@ _HOME = {
 __all__ = [
     "Communicator",
     "DataParallel",
+    "DistributedDataParallel",
     "Error",
     "LaunchSchedule",
     "Mismatch",
@@ -124,15 +129,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None and name != "_C":
+    known_as = _OTHER_NAMES.get(name, name)
+    home = "dpcore._C" if name == "_C" else _HOME.get(known_as)
+    if home is None:
         raise AttributeError(f"module 'dpcore' has no attribute {name!r}")
-    if home is None or home == "dpcore._C":
+    if home == "dpcore._C":
         import torch  # noqa: F401  (the compiled module needs its libraries)
-
-        home = "dpcore._C"
     module = importlib.import_module(home)
-    value = module if name == "_C" else getattr(module, name)
+    value = module if name == "_C" else getattr(module, known_as)
     globals()[name] = value
     return value
 
