@@ -134,9 +134,14 @@ def __getattr__(name: str) -> Any:
     home = "dpcore._C" if name == "_C" else _HOME.get(known_as)
     if home is None:
         raise AttributeError(f"module 'dpcore' has no attribute {name!r}")
-    if home == "dpcore._C":
-        import torch  # noqa: F401  (the compiled module needs its libraries)
-    module = importlib.import_module(home)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        from dpcore._core_choice import NoCore, without_torch
+
+        raise NoCore(without_torch()) from None
     value = module if name == "_C" else getattr(module, known_as)
     globals()[name] = value
     return value

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore import __version__
+from dpcore._core_choice import NoCore, without_torch
 from dpcore.errors import Error
 
 _BENCH_EXAMPLES = """\
@@ -101,18 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         status: int = options.run(options)
-    except (Error, OSError, ValueError) as problem:
+    except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as missing:
-        if not missing.name or missing.name.partition(".")[0] == "dpcore":
+        package = (missing.name or "dpcore").partition(".")[0]
+        if package == "dpcore":
             raise
-        package = missing.name.partition(".")[0]
-        print(
-            f"dpcore {options.command}: {package} is not installed for {sys.executable}: "
-            f"pip install {package}",
-            file=sys.stderr,
-        )
+        says = f"{package} is not installed for {sys.executable}: pip install {package}"
+        says = without_torch() if package == "torch" else says
+        print(f"dpcore {options.command}: {says}", file=sys.stderr)
         return 1
     return status
 

@@ -169,8 +169,6 @@ def connect(
     deterministic: bool = False,
 ) -> Communicator:
     """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
-    import torch  # noqa: F401  (the compiled module needs its libraries)
-
     from dpcore import _C
     from dpcore.communicators.native import Communicator
 
