@@ -1,7 +1,7 @@
 """Makes what a package index takes: the wheel for any system, wheels with the core, the sdist.
 
     python tools/wheels.py               # with the cores that are built in this checkout
-    python tools/wheels.py --matrix      # every Python 3.10 to 3.13, a core for each torch since 2.11
+    python tools/wheels.py --matrix      # each Python 3.10 to 3.13, a core for each torch
     python tools/wheels.py --matrix --list          # says what it would do and how long, and ends
     python tools/wheels.py --matrix --python 3.11,3.12 --torch 2.13,2.14
 
@@ -10,8 +10,8 @@ A wheel with the core is the wheel for any system plus a compiled module per ver
 has to be installed: its headers are enough, a few percent of its wheel (compile_matrix.py fetches
 them). Of each Python, an interpreter with its headers has to be here.
 
-The tag of a wheel (manylinux_2_34_x86_64, say) is what auditwheel finds that the module needs of the
-system that it was compiled on; torch's libraries come from torch.
+The tag of a wheel (manylinux_2_34_x86_64, say) is what auditwheel finds that the module needs of
+the system; torch's libraries come from torch.
 """
 
 from __future__ import annotations
@@ -213,9 +213,7 @@ def main() -> None:
     )
     parser.add_argument("--python", default=",".join(PYTHONS), metavar="3.X,...")
     parser.add_argument("--torch", metavar="2.X,...", help="default: all that pip finds since 2.11")
-    parser.add_argument(
-        "--list", action="store_true", help="with --matrix: only say what and how long"
-    )
+    parser.add_argument("--list", action="store_true", help="only say what --matrix would do")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", metavar="FOLDER")
     parser.add_argument(
         "--auditwheel", type=Path, metavar="FILE",
@@ -253,8 +251,8 @@ def write(cores: Sequence[Core], dist: Path, auditwheel: Path | None) -> list[Pa
     """All files for the package index, into ``dist``."""
     if not os.environ.get("DPCORE_URL"):
         print(
-            "DPCORE_URL is not set: on a package index the README's pictures and links lead nowhere."
-            "\nTo publish: DPCORE_URL=https://HOST/OWNER/dpcore make wheels"
+            "DPCORE_URL is not set: on a package index, pictures and links of the README lead "
+            "nowhere.\nTo publish: DPCORE_URL=https://HOST/OWNER/dpcore make wheels"
         )
     dist.mkdir(parents=True, exist_ok=True)
     pure = pure_wheel(dist)
