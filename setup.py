@@ -10,9 +10,15 @@ The metadata is in pyproject.toml; only what needs a program is here. Three thin
   of torch, while ours uses no CUDA header of torch and runs under any build.
 * Objects are kept in ``build/objects`` also for ``pip install -e .``, which would use a temporary
   directory: an edit of one file recompiles one file.
+* A module fits one minor version of torch and one of Python. Its path says both,
+  ``dpcore/_cores/torch2_13/_C.cpython-311-x86_64-linux-gnu.so``, so that several can lie side by
+  side; ``dpcore/_C.py`` loads the one that fits.
 
 Environment: DPCORE_CUDA=0|1 (never | must), DPCORE_CUDA_ARCHS="90;100", DPCORE_DEBUG=1,
 DPCORE_CXXFLAGS="...", MAX_JOBS=N, CXX=...
+For wheels (tools/wheels.py): DPCORE_PURE=1 leaves the module out; DPCORE_URL=https://HOST/OWNER/dpcore
+is where the repository can be read; DPCORE_TARGET_TORCH=FOLDER (of headers) and
+DPCORE_TARGET_PYTHON=INTERPRETER compile for others than those that run this.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +44,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 MINIMUM_TORCH = (2, 11)
+TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 MINIMUM_CUDA = (12, 5)  # see csrc/cuda/kernels/driver.cuh
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
 # pip asks for metadata several times per install; importing torch for each would cost seconds.
@@ -79,13 +87,62 @@ def make_torch_importable() -> None:
 def check_torch() -> Any:
     import torch
 
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < MINIMUM_TORCH:
+    if minor_of(torch.__version__) < MINIMUM_TORCH:
         stop(
             f"torch {torch.__version__} is installed, dpcore needs 2.11 or newer. Type:\n\n"
             '    pip install --upgrade "torch>=2.11"\n'
         )
     return torch
+
+
+def minor_of(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+@dataclass
+class Target:
+    """What the module is compiled for: a torch, and a Python."""
+
+    torch: str
+    torch_includes: list[str]
+    torch_libraries: str
+    python_include: str
+    suffix: str  # of the module's file, as in ".cpython-311-x86_64-linux-gnu.so"
+    cache_tag: str
+
+    @property
+    def module(self) -> str:
+        return "dpcore._cores.torch{}_{}._C".format(*minor_of(self.torch))
+
+
+def find_target(torch: Any) -> Target:
+    """The torch and the Python that run this, unless the environment names others."""
+    from torch.utils import cpp_extension
+
+    python = os.environ.get("DPCORE_TARGET_PYTHON", sys.executable)
+    query = "import json, sys, sysconfig as s; print(json.dumps([s.get_path('include'), "
+    query += "s.get_config_var('EXT_SUFFIX'), sys.implementation.cache_tag]))"
+    of_python = json.loads(subprocess.check_output([python, "-c", query]))
+    if folder := os.environ.get("DPCORE_TARGET_TORCH"):
+        version = (Path(folder) / "complete").read_text().strip()
+        include = Path(folder).resolve() / "torch" / "include"
+        includes = [str(include), str(include / "torch" / "csrc" / "api" / "include")]
+        return Target(version, includes, str(stand_ins(Path(folder))), *of_python)
+    (libraries,) = cpp_extension.library_paths()[:1]
+    return Target(torch.__version__, cpp_extension.include_paths(), libraries, *of_python)
+
+
+def stand_ins(folder: Path) -> Path:
+    """Empty libraries with the names of torch's, which are enough to link against: torch has loaded
+    its own before the module is, and what the module takes from them is looked up then."""
+    libraries = folder.resolve() / "torch" / "lib"
+    libraries.mkdir(parents=True, exist_ok=True)
+    for name in TORCH_LIBRARIES:
+        file = libraries / f"lib{name}.so"
+        if not file.exists():
+            command = [os.environ.get("CXX", "g++"), "-shared", f"-Wl,-soname,{file.name}"]
+            subprocess.run([*command, "-x", "c++", os.devnull, "-o", str(file)], check=True)
+    return libraries
 
 
 # ---- compilers -------------------------------------------------------------------------------
@@ -265,7 +322,11 @@ def exclusive(directory: Path) -> Any:
 def extension_arguments() -> dict[str, Any]:
     """What setup() needs to compile; imports torch."""
     if platform.system() != "Linux":
-        stop("the native core is for Linux. dpcore/reference works on any system, uninstalled.")
+        stop(
+            "the compiled core is for Linux. What works without it (dpcore show, simulate, "
+            "dpcore.reference) can be installed on any system:\n\n"
+            "    DPCORE_PURE=1 pip install .\n"
+        )
     make_torch_importable()
     # Of a dpcore that is visible but not importable, such as another clone's, torch would not load.
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -273,16 +334,20 @@ def extension_arguments() -> dict[str, Any]:
     torch = check_torch()
     from torch.utils import cpp_extension
 
+    target = find_target(torch)
+    is_native = not {"DPCORE_TARGET_TORCH", "DPCORE_TARGET_PYTHON"} & os.environ.keys()
     # One directory per combination that makes objects incompatible.
     nvcc = find_nvcc()
     flavour = "debug" if os.environ.get("DPCORE_DEBUG") == "1" else "release"
     flavour += "-cuda" if nvcc else ""
     objects = ROOT / "build" / "objects"
-    tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-{flavour}"
-    torch_includes = cpp_extension.include_paths()
+    tag = f"{target.cache_tag}-{platform.machine()}-torch{target.torch}-{flavour}"
     sources = sorted((ROOT / "csrc").rglob("*.cpp"))
     kernels = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
-    link_flags = ["-Wl,--exclude-libs,ALL"]  # keeps the static CUDA runtime's symbols to ourselves
+    # Keeps the static CUDA runtime's symbols to ourselves; and torch's libraries are named, however
+    # little the linker finds in them.
+    link_flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", f"-L{target.torch_libraries}"]
+    link_flags += [f"-l{name}" for name in TORCH_LIBRARIES]
     if nvcc:
         check_nvcc(nvcc)
         link_flags += [
@@ -292,19 +357,33 @@ def extension_arguments() -> dict[str, Any]:
             "-ldl",
             "-lpthread",
         ]
-    extension = cpp_extension.CppExtension(
-        "dpcore._C",
+    extension = setuptools.Extension(
+        target.module,
         # Relative: setuptools puts objects where the source's path leads from the build directory.
         [str(path.relative_to(ROOT)) for path in sources],
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args=cxx_flags(torch_includes, with_cuda=nvcc is not None),
+        extra_compile_args=cxx_flags(target.torch_includes, with_cuda=nvcc is not None),
         extra_link_args=link_flags,
+        language="c++",
     )
 
     class Build(cpp_extension.BuildExtension):  # type: ignore[misc, name-defined]
         def finalize_options(self) -> None:
             super().finalize_options()
             self.build_temp = str(objects / tag)
+            self.include_dirs = [target.python_include]
+
+        def get_ext_filename(self, name: str) -> str:
+            return os.path.join(*name.split(".")) + target.suffix
+
+        def run(self) -> None:
+            if self.inplace:
+                (ROOT / "dpcore" / "_cores" / target.module.split(".")[2]).mkdir(
+                    parents=True, exist_ok=True
+                )
+                for outdated in ROOT.glob("dpcore/_C.*.so"):  # Python would take it for _C.py
+                    outdated.unlink()
+            super().run()
 
         def build_extensions(self) -> None:
             os.environ.setdefault("MAX_JOBS", str(available_jobs()))
@@ -312,12 +391,39 @@ def extension_arguments() -> dict[str, Any]:
                 if nvcc:
                     # Before CXX becomes the ccache wrapper: nvcc calls it in ways ccache rejects.
                     host = shutil.which(os.environ.get("CXX", ""))
-                    cuda = compile_cuda(nvcc, host, kernels, Path(self.build_temp) / "cuda")
+                    # For wheels, once for all versions of torch and Python, which they do not know.
+                    folder = Path(self.build_temp) if is_native else objects / f"kernels-{flavour}"
+                    cuda = compile_cuda(nvcc, host, kernels, folder / "cuda")
                     self.extensions[0].extra_objects = cuda
                 use_ccache(objects / "ccache")
                 super().build_extensions()
 
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
+
+
+def readme_elsewhere() -> str:
+    """The README as a package index shows it, which has no files beside it: links and pictures lead
+    to the repository, where DPCORE_URL says where that is."""
+    text = (ROOT / "README.md").read_text()
+    base = os.environ.get("DPCORE_URL", "").rstrip("/")
+    if not base:
+        return text
+    version = re.search(r'"(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
+    assert version
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1] == "!" else "blob"
+        return f"{link[1]}[{link[2]}]({base}/{kind}/v{version[1]}/{link[3]})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
+
+
+def links() -> dict[str, str]:
+    base = os.environ.get("DPCORE_URL", "").rstrip("/")
+    if not base:
+        return {}
+    pages = {"Documentation": "/tree/main/docs", "Changelog": "/blob/main/CHANGELOG.md"}
+    return {"Source": base, **{name: base + path for name, path in pages.items()}}
 
 
 def main() -> None:
@@ -327,12 +433,18 @@ def main() -> None:
             f"setuptools {setuptools.__version__} is too old to read pyproject.toml. Type:\n\n"
             '    pip install --upgrade "setuptools>=77"\n'
         )
-    arguments: dict[str, Any] = {}
-    if not COMMANDS_WITHOUT_COMPILER & set(sys.argv[1:]):
-        arguments = extension_arguments()
+    arguments: dict[str, Any] = {
+        "long_description": readme_elsewhere(),
+        "long_description_content_type": "text/markdown",
+        "project_urls": links(),
+    }
+    if os.environ.get("DPCORE_PURE") == "1":
+        pass
+    elif not COMMANDS_WITHOUT_COMPILER & set(sys.argv[1:]):
+        arguments |= extension_arguments()
     elif "dist_info" in sys.argv:
-        # The first thing pip asks for: stop before it downloads gigabytes of torch as a dependency
-        # and only then finds that the wheel cannot be compiled.
+        # The first thing pip asks for: stop before it fetches anything for a wheel that cannot be
+        # compiled.
         make_torch_importable()
     setup(**arguments)
 

@@ -11,6 +11,7 @@ Importing this package loads neither torch nor the compiled core; both come with
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from dpcore._version import __version__
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
     from dpcore.communicators.work import Work
     from dpcore.ddp.data_parallel import DataParallel
+    from dpcore.ddp.data_parallel import DataParallel as DistributedDataParallel
     from dpcore.ddp.launch_control import LaunchControl
     from dpcore.ddp.launch_schedule import LaunchSchedule
     from dpcore.ddp.overlap import Overlap, measure_overlap
@@ -62,6 +64,9 @@ _COLLECTIVES = (
     "send",
 )
 
+# Under torch's name as well, so that the import is all that a script for torch DDP changes.
+_OTHER_NAMES = {"DistributedDataParallel": "DataParallel"}
+
 # Where each public name lives. Read by __getattr__ at first use.
 _HOME = {
     **dict.fromkeys(
@@ -92,6 +97,7 @@ _HOME = {
 __all__ = [
     "Communicator",
     "DataParallel",
+    "DistributedDataParallel",
     "Error",
     "LaunchControl",
     "LaunchSchedule",
@@ -131,18 +137,26 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None and name != "_C":
+    known_as = _OTHER_NAMES.get(name, name)
+    home = "dpcore._C" if name == "_C" else _HOME.get(known_as)
+    if home is None:
         raise AttributeError(f"module 'dpcore' has no attribute {name!r}")
-    if home is None or home == "dpcore._C":
-        import torch  # noqa: F401  (the compiled module needs its libraries)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        from dpcore._core_choice import NoCore, without_torch
 
-        home = "dpcore._C"
-    module = importlib.import_module(home)
-    value = module if name == "_C" else getattr(module, name)
+        raise NoCore(without_torch()) from None
+    value = module if name == "_C" else getattr(module, known_as)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if os.environ.get("DPCORE_TRACE"):
+    importlib.import_module("dpcore.recorder.automatic").install()

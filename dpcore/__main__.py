@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore import __version__
+from dpcore._core_choice import NoCore, without_torch
 from dpcore.errors import Error
 
 _BENCH_EXAMPLES = """\
@@ -75,13 +76,43 @@ not predicted.
 """
 
 
+_BEGIN = f"""\
+dpcore {__version__}: collective communication and data parallel training that you can read and see.
+
+Where to begin:
+  see a training run    change one import of a script for torch DDP,
+                            from dpcore import DistributedDataParallel
+                        and let it write what each rank did and waited for:
+                            DPCORE_TRACE=run.json torchrun --nproc-per-node 2 train.py
+                            dpcore show --open run.json
+  over another network  DPCORE_LINK=1gbit,50us in front of the same command, or a prediction:
+                            dpcore simulate run.json --link 1gbit,50us
+  this machine          dpcore doctor     what it has, what is missing, what to do about it
+                        dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
+  a rank that hangs     dpcore inspect PID
+
+`dpcore --help` lists the commands, `dpcore COMMAND --help` has examples of each.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     options = _parser().parse_args(arguments)
+    if options.command is None:
+        print(_BEGIN, end="")
+        return 0
     try:
         status: int = options.run(options)
-    except (Error, OSError, ValueError) as problem:
+    except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "dpcore").partition(".")[0]
+        if package == "dpcore":
+            raise
+        says = f"{package} is not installed for {sys.executable}: pip install {package}"
+        says = without_torch() if package == "torch" else says
+        print(f"dpcore {options.command}: {says}", file=sys.stderr)
         return 1
     return status
 
@@ -91,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="dpcore", description="Collective communication that you can read and see."
     )
     parser.add_argument("--version", action="version", version=f"dpcore {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="command")
     _add_bench(commands)
     _add_inspect(commands)
     _add_show(commands)
@@ -173,8 +204,6 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.show.command import step_range
-
     show = _command(
         commands,
         "show",
@@ -188,7 +217,7 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",
-        type=step_range,
+        type=_step_range,
         metavar="A:B",
         help="steps of the picture (default: a usual one)",
     )
@@ -196,6 +225,12 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     show.add_argument(
         "--json", action="store_true", help="the figures as JSON; no page unless --out asks for it"
     )
+
+
+def _step_range(text: str) -> Any:
+    from dpcore.show.command import step_range  # needs numpy, which --help does without
+
+    return step_range(text)
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

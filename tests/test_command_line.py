@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore.__main__ import main
+from dpcore.__main__ import _parser, main
 from dpcore.commands import inspect as black_box
 from dpcore.commands.bench import Plan, parse_sizes
 from dpcore.commands.bench import rows as bench_rows
 from dpcore.commands.bench_cases import CASES
 from tests.ranks import python
 
+COMMANDS = list(_parser()._subparsers._group_actions[0].choices)
 COLUMNS = "size count type redop root algorithm time algbw busbw #wrong"
 
 
@@ -31,9 +33,7 @@ def bench(*arguments, **options):
     return [json.loads(line) for line in out.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["bench"], ["inspect"], ["show"], ["simulate"], ["doctor"]]
-)
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=str)
 def test_help(command):
     out = dpcore(*command, "--help")
     assert out.returncode == 0
@@ -48,10 +48,58 @@ def test_version_needs_nothing_heavy():
     assert (out.returncode, out.stdout) == (0, f"dpcore {dp.__version__}\n"), out.stderr
 
 
-def test_no_command_is_a_mistake_that_shows_the_usage():
+def test_no_command_says_where_to_begin():
     out = dpcore()
+    assert (out.returncode, out.stderr) == (0, "")
+    assert "Where to begin" in out.stdout
+    named = set(re.findall(r"(?<!from )dpcore ([a-z]+)\b", out.stdout))
+    assert {"show", "doctor", "bench"} <= named
+    for command in named:
+        assert dpcore(command, "--help").returncode == 0, command
+    assert max(map(len, out.stdout.splitlines())) <= 100
+
+
+def test_a_command_that_does_not_exist_shows_the_usage():
+    out = dpcore("train")
     assert out.returncode == 2
     assert "usage: dpcore" in out.stderr
+
+
+BARE = """
+import importlib.abc, sys
+
+class Bare(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy", "rich", "cloudpickle", "matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Bare())
+from dpcore.__main__ import _parser, main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def in_a_bare_python(*arguments):
+    """As in an environment that has Python alone."""
+    command = [sys.executable, "-c", BARE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=str
+)
+def test_help_needs_nothing_but_python(arguments):
+    out = in_a_bare_python(*arguments)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert "dpcore" in out.stdout
+
+
+def test_a_package_that_is_missing_is_named(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    out = in_a_bare_python("show", str(tmp_path / "run.json"))
+    assert out.returncode == 1
+    assert out.stderr.startswith("dpcore show: numpy is not installed for ")
+    assert out.stderr.endswith("pip install numpy\n")
 
 
 def test_bench_prints_the_columns_of_nccl_tests():

@@ -97,6 +97,8 @@ def surface():
         value = getattr(dp, name)
         if getattr(value, "__module__", None) == "dpcore._C":
             lines += stub_lines(name)
+        elif inspect.isclass(value) and value.__name__ != name:
+            lines.append(f"{name} = {value.__name__}")
         elif inspect.isclass(value):
             lines += class_lines(value)
         elif callable(value):
@@ -125,6 +127,14 @@ def test_every_name_is_there_and_listed():
     assert dir(dp) == sorted(set(dp.__all__)) == sorted(dp.__all__)
     with pytest.raises(AttributeError, match="all_reduce_everything"):
         _ = dp.all_reduce_everything
+
+
+def test_torchs_name_leads_to_ours_whichever_is_asked_for_first():
+    """Not to torch's class, which the module imports as well."""
+    code = "from dpcore import DistributedDataParallel as one, DataParallel as other\n"
+    code += "assert one is other and one.__module__.startswith('dpcore.')"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
 
 
 def test_every_public_name_says_what_it_is_for():
@@ -193,6 +203,7 @@ for name, call in calls.items():
     except dp.Unsupported as refusal:
         assert name == "measure_overlap" and "one rank" in str(refusal)
 names = {kind.__name__ for kind in kinds} | set(calls)
+names |= {"DistributedDataParallel"}  # DataParallel once more
 assert names | {"__version__", "init", "recv", "schedule", "send", "trace"} == set(dp.__all__)
 """
 

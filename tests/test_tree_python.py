@@ -18,6 +18,7 @@ DPCORE = (
     "reference",
     "_version",
     "errors",
+    "_core_choice",
     "_C",
     "files",
     "machine",

@@ -14,6 +14,7 @@ import struct
 import subprocess
 from pathlib import Path
 
+from dpcore._core_choice import NoCore
 from dpcore.commands.doctor_gpu import nccl
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
 
@@ -26,9 +27,9 @@ _PATIENCE = 3.0  # seconds for a program
 def compiled_core() -> Finding:
     """Can the compiled module be loaded, and with which torch?"""
     try:
-        import torch
-
         from dpcore import _C
+    except NoCore as problem:
+        return Finding("core", "trouble", "there is none that fits", str(problem))
     except ImportError as problem:
         return Finding(
             "core",
@@ -37,7 +38,9 @@ def compiled_core() -> Finding:
             f"build it against this torch: {BUILD_AGAIN} (dpcore show, simulate and "
             "dpcore.reference work without it)",
         )
-    where = Path(_C.__file__).name
+    import torch
+
+    where = "/".join(Path(_C.__file__).parts[-2:])
     return Finding("core", "ok", f"{where}, with torch {torch.__version__}")
 
 

@@ -7,10 +7,13 @@
     file:links.txt                       a line per pair of ranks, the last that fits wins
 
 A line of the file is ``from -> to: words``, with ``*`` for every rank; ``#`` begins a comment.
+
+Where a program gives none, DPCORE_LINK does.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +104,28 @@ def make_link(text: str, rank: int, world_size: int) -> _C.Link:
     ingress = max(towards) if towards and all(towards) else 0.0
     own = [(to.bytes_per_second, to.latency, to.jitter, to.loss) for to in table[rank]]
     return _C.Link(rank, own, ingress, table[rank][rank].seed)
+
+
+def link_or_variable(given: str | None, world_size: int) -> str | None:
+    """The words that the program gives, else those of DPCORE_LINK, else None."""
+    words = os.environ.get("DPCORE_LINK", "")
+    if given is not None or not words:
+        return given
+    try:
+        speeds(words, world_size)
+    except Unsupported as problem:
+        raise Unsupported(f"DPCORE_LINK={words}: {problem}") from None
+    return words
+
+
+def check_no_link(what: str) -> None:
+    """DPCORE_LINK must not be without effect: times would be taken for those of that link."""
+    words = os.environ.get("DPCORE_LINK", "")
+    if words:
+        raise Unsupported(
+            f"DPCORE_LINK={words}: only dpcore's own communicator on the CPU emulates a link, and "
+            f"not {what}; unset the variable, or use the CPU and the ranks of one host"
+        )
 
 
 def _ranks(word: str, world_size: int) -> list[int]:

@@ -64,8 +64,8 @@ class DataParallel(TorchSurface):
     ``gradient_as_bucket_view``  ``.grad`` is memory of the bucket; one that is kept over the
                         next backward gets a copy. False: memory of its own, for one more copy.
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
-                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto": bucketed or
-                        sequential, whichever is faster in the first steps.
+                        "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto":
+                        DPCORE_SCHEDULE, else bucketed or sequential, as the first steps tell.
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 
     >>> import torch, dpcore

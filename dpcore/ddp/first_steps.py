@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.communicators.protocol import capabilities_of, core_of
+from dpcore.recorder import facts as trace_facts
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
@@ -112,11 +113,13 @@ class FirstSteps:
         reducer = model._reducer
         if reducer.wants_rebuild:
             model._rebuild_buckets()
+            trace_facts.note(model)
         elif reducer.completed > 0 and self._trial is not None:
             if not self._trial.before_forward(model):
                 self._trial = None
         elif reducer.completed > 0:
             self.is_settled = True
+            trace_facts.note(model)
 
 
 def any_layout_adds_alike(group: Any) -> bool:

@@ -17,6 +17,7 @@ from dpcore.communicators.mpi import MpiGroup
 from dpcore.communicators.native import Communicator
 from dpcore.communicators.protocol import GradientGroup
 from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
+from dpcore.costs.link import check_no_link
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import session
 from dpcore.launch.group_store import job_and_hosts
@@ -87,6 +88,7 @@ def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     if communicator is None or communicator.closed or communicator._native.failed:
         communicator = _make_own(group, device)
         if communicator is None:
+            check_no_link(f"the process group {dist.get_backend(group)}")
             return TorchGroup(group)
         own[device] = communicator
     return communicator

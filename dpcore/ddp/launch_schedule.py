@@ -14,6 +14,7 @@ The schedules that come with dpcore do the same in C++ (csrc/reducer/launch/laun
 from __future__ import annotations
 
 import difflib
+import os
 import warnings
 from collections.abc import Sequence
 from types import FunctionType
@@ -24,6 +25,7 @@ from dpcore.errors import Unsupported
 if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
 
+NAMES = ("auto", "bucketed", "sequential", "per_parameter", "flat", "oracle")
 _EVENTS = (
     "gradient_ready",
     "bucket_ready",
@@ -93,7 +95,12 @@ class LaunchSchedule:
 
 
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
-    """``schedule`` itself, unless it is none; a warning for the one that averages nothing."""
+    """``schedule`` itself, unless it is none; a warning for the one that averages nothing.
+    "auto" is what DPCORE_SCHEDULE says, if anything."""
+    if schedule == "auto":
+        schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
+        if schedule not in NAMES:
+            raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
     if isinstance(schedule, str):
         is_exact = schedule != "oracle"
         name = schedule

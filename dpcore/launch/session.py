@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dpcore.costs import constants as costs
-from dpcore.costs.link import make_link, speeds
+from dpcore.costs.link import check_no_link, link_or_variable, make_link, speeds
 from dpcore.errors import Error, Unsupported
 from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
 from dpcore.launch.rendezvous import tcp_options
@@ -29,6 +29,7 @@ _instances = InstanceCounter()
 _all: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _of_process: Communicator | None = None
 _of_thread = threading.local()  # for ranks that are threads
+_after_connect: list[Callable[[Communicator, str], None]] = []
 _before_finalize: list[Callable[[Communicator], None]] = []
 
 
@@ -66,7 +67,8 @@ def init(
     ``timeout``   seconds after which a wait for another rank (also here) raises; ``float("inf")``
                   waits for ever.
     ``link``      be as slow as a network: "10gbit,50us" (bandwidth, latency), see
-                  ``dpcore.costs.link``. Any transport; all data then travels as messages.
+                  ``dpcore.costs.link``. Any transport; all data then travels as messages. None is
+                  what DPCORE_LINK says.
     ``algorithm``  the default of all collectives, see ``dpcore.algorithms_of("all_reduce")``.
                   "auto" is what DPCORE_ALGORITHM says, or else chosen for each size by expected
                   time, see ``Communicator.explain``.
@@ -87,6 +89,8 @@ def init(
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
     if not timeout > 0:
         raise Unsupported(f"timeout {timeout!r}: a wait for another rank needs more than 0 seconds")
+    if backend != "native" and link is None:
+        check_no_link(f"backend={backend!r}")
     current_one = _current()
     if current_one is not None and not current_one.closed:
         raise Error(
@@ -132,6 +136,7 @@ def init(
             deterministic=deterministic,
         )
         _all.add(communicator)
+        _announce(communicator, job)
     _set_current(communicator, transport == "inproc")
     return communicator
 
@@ -164,11 +169,10 @@ def connect(
     deterministic: bool = False,
 ) -> Communicator:
     """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
-    import torch  # noqa: F401  (the compiled module needs its libraries)
-
     from dpcore import _C
     from dpcore.communicators.native import Communicator
 
+    link = link_or_variable(link, world_size)
     known = _costs(rank, world_size, tcp, link)
     native = _C.start(
         job,
@@ -187,7 +191,23 @@ def connect(
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()
+    _announce(communicator, job)
     return communicator
+
+
+def call_after_connect(hook: Callable[[Communicator, str], None]) -> None:
+    """Every new communicator (but those of ``split``) is shown to this, with the name that its
+    ranks have met under."""
+    _after_connect.append(hook)
+
+
+def _announce(communicator: Communicator, job: str) -> None:
+    try:
+        for hook in _after_connect:
+            hook(communicator, job)
+    except BaseException:
+        communicator.close()
+        raise
 
 
 def _costs(rank: int, world_size: int, tcp: _C.TcpOptions | None, link: str | None) -> costs.Costs:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from dpcore._core_choice import NoCore, without_torch
 from dpcore.errors import Error, PeerLost, Unsupported
 
 # What the fork server imports once for all ranks. Tests add to it what their ranks import.
@@ -78,6 +80,8 @@ def spawn(
         raise Unsupported(f"mode {mode!r} does not exist; choose 'processes' or 'threads'")
     if world_size < 1:
         raise Unsupported(f"world_size {world_size}: at least one rank is needed")
+    if importlib.util.find_spec("torch") is None:
+        raise NoCore(without_torch())  # here, rather than on every rank
     run = run_processes if mode == "processes" else run_threads
     outcomes = run(fn, world_size, args, timeout=timeout, options=options)
     failed = [outcome for outcome in outcomes if outcome.error is not None]

@@ -35,6 +35,10 @@ class Traced(Protocol):
     def bucket_report(self) -> Iterable[Any]: ...
 
 
+# Descriptions of models that may be gone when a trace of the whole program ends, by whom they are
+# averaged with and by number; None: nobody asks for them.
+_noted: dict[Any, dict[int, dict[str, Any]]] | None = None
+
 _models: weakref.WeakSet[Traced] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
 
@@ -43,6 +47,30 @@ def know(model: Traced) -> None:
     """Traces that end while the model lives describe its parameters and buckets."""
     with _models_lock:
         _models.add(model)
+    note(model)
+
+
+def note(model: Traced) -> None:
+    """Remembers what ``model`` is now, where a trace may end after its life."""
+    if _noted is not None:
+        of_family = _noted.setdefault(_family_of(model.group), {})
+        of_family[model._model_group.traced_as] = _describe(model)
+
+
+def outlive_models() -> None:
+    """From now on traces also describe models that are gone when they end."""
+    global _noted
+    if _noted is None:
+        _noted = {}
+
+
+def is_any_model_known() -> bool:
+    """Whether a model was wrapped, whatever its gradients travel over."""
+    return bool(_noted)
+
+
+def _family_of(group: Any) -> Any:
+    return getattr(group, "_family", group)
 
 
 def groups_of_models() -> list[Communicator]:
@@ -65,15 +93,16 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
               and what the first steps chose; of models over ``comm`` and over groups split from
               it or beside it.
     """
-    family = getattr(comm, "_family", comm)
+    family = _family_of(comm)
     with _models_lock:
-        mine = [m for m in _models if getattr(m.group, "_family", m.group) is family]
-    mine.sort(key=lambda model: model._model_group.traced_as)
+        mine = [model for model in _models if _family_of(model.group) is family]
+    described = dict((_noted or {}).get(family, {}))
+    described.update({model._model_group.traced_as: _describe(model) for model in mine})
     return {
         "backend": comm.backend,
         "transport": comm.transport,
         "link": comm._link,
-        "models": [_describe(model) for model in mine],
+        "models": [described[number] for number in sorted(described)],
     }
 
 

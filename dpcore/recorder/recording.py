@@ -108,7 +108,7 @@ class Trace:
         if self._comm.closed:
             raise Error("trace: this communicator was finalized; call dpcore.init() for a new one")
         self._key = _key_of(self._comm)
-        if self._key in _recording:
+        if self._key in _recording and not _recording[self._key]._gives_way_to(self):
             raise Error(
                 "a trace is recording already: there is one ring per rank, shared by all its "
                 "communicators. Use span() of the outer trace to mark a part of it"
@@ -143,6 +143,10 @@ class Trace:
             records = [RankRecord.from_bytes(part) for part in parts]
             trace_file.write(self._path, records, self._comm.world_size, facts)
             self.path = self._path
+
+    def _gives_way_to(self, other: Trace) -> bool:
+        """Whether this trace has ended, so that ``other`` can record."""
+        return False
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:

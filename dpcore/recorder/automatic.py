@@ -1,0 +1,213 @@
+"""``DPCORE_TRACE=run.json``: a trace of a whole run, for scripts that nobody edits.
+
+It records what ``dpcore.trace`` does, of the first communicator that the program makes, from then
+until ``finalize()`` or the end of the program: by itself, by an uncaught exception, by
+``sys.exit``, or by the SIGTERM that a launcher sends to the ranks that are left when one has
+failed. After ``finalize()`` the next ``init()`` begins the next file (``run.2.json``).
+
+Ranks end at different times, and some because something is wrong, so at the end nobody may wait for
+anybody. Each rank that ends adds itself to the file (joining.py); the last one completes it. A rank
+that is killed by SIGKILL is missing in it. A ``with dpcore.trace(...)`` of the program goes first:
+it ends this recording.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dpcore.errors import Unsupported
+from dpcore.launch import session
+from dpcore.recorder import facts as trace_facts
+from dpcore.recorder import file as trace_file
+from dpcore.recorder import joining
+from dpcore.recorder.recording import Trace, _key_of, _recording
+
+if TYPE_CHECKING:
+    from dpcore.communicators.native import Communicator
+
+_VARIABLE = "DPCORE_TRACE"
+_CAPACITY = 65536  # as dpcore.trace()
+# Before the ranks of a run meet, and so before the end of any of them.
+_IMPORTED_NS = time.time_ns()
+
+_begun: dict[tuple[int, int], int] = {}  # recordings, by who records
+_running: list[Automatic] = []
+_is_installed = _has_warned = False
+
+
+def install() -> None:
+    """Records the program that this process runs. Calling it again does nothing."""
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    trace_facts.outlive_models()
+    session.call_after_connect(begin)
+    session.call_before_finalize(_end_with)
+    atexit.register(_end_all)  # before session's own: what it knows is asked of open communicators
+    os.register_at_fork(after_in_child=_forget)
+
+
+class Automatic(Trace):
+    """A recording that ends when the program does, or gives way to one of its own."""
+
+    def __init__(self, comm: Communicator, job: str, target: Path) -> None:
+        super().__init__(None, comm, _CAPACITY)
+        self.comm = comm
+        self._run = hashlib.sha256(job.encode()).hexdigest()[:16]
+        self._target = target
+
+    def end(self, problem: BaseException | None) -> None:
+        """Adds this rank to the file."""
+        if self._state != "recording":
+            return
+        self.__exit__(None, None, None)
+        _running.remove(self)
+        facts = {"backend": self.comm.backend, "link": self.comm._link, "models": []}
+        with contextlib.suppress(Exception):  # of a communicator that has failed or was destroyed
+            facts = trace_facts.facts_of(self.comm)
+        if problem is not None:
+            facts["error"] = f"rank {self.comm.rank}: {type(problem).__name__}: {problem}"
+        world_size = self.comm.world_size
+        part = trace_file.chrome_trace([self._ended()], world_size, facts)
+        try:
+            ranks = joining.add(self._target, part, self._run, _IMPORTED_NS)
+        except OSError as failure:
+            print(f"{_VARIABLE}: the trace could not be written: {failure}", file=sys.stderr)
+            return
+        if len(ranks) == world_size:
+            print(
+                f"{_VARIABLE}: {self._target} shows {_number_of_ranks(world_size)}; look at it "
+                f"with: dpcore show {self._target}",
+                file=sys.stderr,
+            )
+
+    def discard(self) -> None:
+        self.__exit__(None, None, None)
+        _running.remove(self)
+
+    def _gives_way_to(self, other: Trace) -> bool:
+        self.discard()
+        _warn_once(
+            f"{_VARIABLE} is left aside: the program records itself with dpcore.trace"
+            + (f", into {other._path}" if other._path else "")
+        )
+        return True
+
+
+def begin(comm: Communicator, job: str) -> None:
+    """Called with every new communicator: records the first."""
+    key = _key_of(comm)
+    other = _recording.get(key)
+    if isinstance(other, Automatic) and getattr(comm, "_on_host", None) is other.comm:
+        other.discard()  # the same ranks, and now their GPUs as well
+        _begun[key] -= 1
+    elif other is not None and other._comm.closed and isinstance(other, Automatic):
+        other.end(None)  # its group was destroyed
+    elif other is not None:
+        _warn_once(
+            f"{_VARIABLE}: the file shows the first communicator of this program, of "
+            f"{_number_of_ranks(other._comm.world_size)}, and not the one of "
+            f"{_number_of_ranks(comm.world_size)} that was made now"
+        )
+        return
+    number = _begun.get(key, 0) + 1
+    recording = Automatic(comm, job, _target(number))
+    _begun[key] = number
+    recording.__enter__()
+    _running.append(recording)
+    _end_with_process()
+
+
+def _target(number: int) -> Path:
+    """The file of the n-th recording. Raises what is wrong with the variable."""
+    text = os.environ.get(_VARIABLE, "")
+    path = Path(text).absolute()
+    if not path.parent.is_dir():
+        raise Unsupported(
+            f"{_VARIABLE}={text}: there is no folder {path.parent}; name the file that the trace "
+            "is written to, such as run.json, in a folder that exists"
+        )
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise Unsupported(
+            f"{_VARIABLE}={text}: {path} is {kind}; name the file that the trace is written to, "
+            "such as run.json"
+        )
+    return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
+def _number_of_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _warn_once(text: str) -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(text, stacklevel=4)
+
+
+# ---- the end ---------------------------------------------------------------------------------
+
+
+def _end_with(comm: Communicator) -> None:
+    """Of the communicator that ``finalize`` closes."""
+    recording = _recording.get(_key_of(comm))
+    if isinstance(recording, Automatic):
+        recording.end(_problem())
+
+
+def _end_all() -> None:
+    for recording in list(_running):
+        recording.end(_problem())
+    if not _begun and trace_facts.is_any_model_known():
+        print(
+            f"{_VARIABLE}: nothing was recorded: the gradients of this program did not travel over "
+            "a communicator of dpcore, but over a group of torch or of MPI",
+            file=sys.stderr,
+        )
+
+
+def _problem() -> BaseException | None:
+    """Of what the program dies, if of anything."""
+    problem = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    is_success = isinstance(problem, SystemExit) and not problem.code
+    return None if is_success else problem
+
+
+def _end_with_process() -> None:
+    """Also where ``atexit`` is not asked: processes of multiprocessing, and SIGTERM."""
+    import multiprocessing.util
+
+    multiprocessing.util.Finalize(None, _end_all, exitpriority=0)
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end_by_signal)
+
+
+def _end_by_signal(number: int, _frame: FrameType | None) -> None:
+    for recording in list(_running):
+        recording.end(SystemExit(f"ended by {signal.Signals(number).name}"))
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _forget() -> None:
+    """A forked child records nothing of its parent's."""
+    for recording in _running:
+        _recording.pop(recording._key, None)
+    _running.clear()
+    _begun.clear()
