@@ -1,7 +1,6 @@
 """``dpcore show``: a trace as a page, a picture and tables.
 
     reading    the file of ``dpcore.trace`` back into events, per rank
-    intervals  unions and intersections of spans of time
     figures    the numbers: exposed, in flight, overlap, steps, operations, waits
     buckets    when a bucket filled, waited and travelled
     columns    the events of a lane as compact columns for the page

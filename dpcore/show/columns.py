@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dpcore.recorder.file import Event
+from dpcore.recorder.intervals import Intervals
 from dpcore.show.buckets import (
     BucketSpan,
     bucket_spans,
@@ -29,7 +30,6 @@ from dpcore.show.buckets import (
     parameters_of,
 )
 from dpcore.show.figures import communication_of, exposed_of
-from dpcore.show.intervals import Intervals
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.schedules import DrawnSchedules, kind_of
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpcore.recorder.file import Event
-from dpcore.show.intervals import Intervals, union_of
+from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.show.reading import RankEvents, Run
 
 Step = tuple[int, int]  # begin and end in nanoseconds
