@@ -67,7 +67,7 @@ def profile_of(content: Mapping[str, Any]) -> Profile:
 
 def _spans(entries: list[Any], base_ns: int) -> Iterator[Span]:
     for entry in entries:
-        if entry.get("ph") != "X" or entry.get("cat") in _IGNORED:
+        if not isinstance(entry, dict) or entry.get("ph") != "X" or entry.get("cat") in _IGNORED:
             continue
         begin, took = entry.get("ts"), entry.get("dur", 0)
         if not isinstance(begin, int | float) or not isinstance(took, int | float):
@@ -76,4 +76,6 @@ def _spans(entries: list[Any], base_ns: int) -> Iterator[Span]:
         args = entry.get("args") or {}
         category = str(entry.get("cat", "")).lower()  # "Kernel" in files of earlier versions
         end_ns = begin_ns + max(0, round(took * 1000))
-        yield Span(str(entry["name"]), category, entry.get("tid", 0), begin_ns, end_ns, args)
+        yield Span(
+            str(entry.get("name", "")), category, entry.get("tid", 0), begin_ns, end_ns, args
+        )

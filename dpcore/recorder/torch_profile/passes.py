@@ -52,7 +52,7 @@ def steps_of(profile: Profile) -> list[Step]:
 
 
 def backwards_of(profile: Profile) -> list[Backward]:
-    """In order of time. One that accumulates no gradient is none of training's."""
+    """In order of time."""
     found: list[Backward] = []
     threads: list[Counter[int | str]] = []
     is_open = False
@@ -72,7 +72,7 @@ def backwards_of(profile: Profile) -> list[Backward]:
         if of_gradients:
             backward.thread = of_gradients.most_common(1)[0][0]
         backward.gradients.sort(key=lambda s: s.end_ns)
-    return [backward for backward in found if backward.gradients]
+    return found
 
 
 def _on_host(span: Span) -> bool:
