@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from dpcore.show.rows import COLUMNS
 
 from .profiles import GLOO
 from .traces import write_trace
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows_of(path):
@@ -56,8 +59,10 @@ def test_the_columns_are_documented_where_they_are_asked_for(capsys):
     with pytest.raises(SystemExit):
         main(["show", "--help"])
     out = capsys.readouterr().out
+    page = (ROOT / "docs" / "show.md").read_text()
     for name, meaning in COLUMNS.items():
         assert f"  {name:<16} {meaning}\n" in out
+        assert f"| `{name}` | {meaning} |\n" in page
 
 
 # ---- kineto --------------------------------------------------------------------------------------

@@ -41,6 +41,12 @@ class Lane {
     return this.covered[next - 1] + Math.min(time, this.end[next - 1]) - this.begin[next - 1];
   }
 
+  // Whether anything happens in a span of time. Events of a row follow each other.
+  isBusy(begin, end) {
+    const next = this.after(end);
+    return next > 0 && this.end[next - 1] >= begin;
+  }
+
   between(begin, end) { return this.coveredUntil(end) - this.coveredUntil(begin); }
 }
 
