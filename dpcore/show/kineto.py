@@ -24,6 +24,9 @@ from dpcore.show.figures import communication_of, exposed_of, steps_of
 from dpcore.show.reading import RankEvents, Run
 
 _HOST_THREAD = 1
+# Large, as a GPU's are: HTA gives the column the narrowest type that holds them, and then puts the
+# numbers of rows into it.
+_FIRST_CORRELATION = 1_000_000
 _COMPUTE_STREAM, _FIRST_STREAM = 7, 20
 _KERNELS = {
     "all_reduce": "AllReduce",
@@ -43,7 +46,8 @@ def export(run: Run, folder: Path) -> list[Path]:
     written = []
     for rank in run.ranks:
         path = folder / f"rank{rank.rank}.pt.trace.json"
-        write_whole(path, json.dumps(kineto_of(run, rank), separators=(",", ":")))
+        # With json's default separators: HTA looks for the text '"rank": 0', with the space.
+        write_whole(path, json.dumps(kineto_of(run, rank)))
         written.append(path)
     return written
 
@@ -105,7 +109,7 @@ def _entries(run: Run, rank: RankEvents) -> Iterator[dict[str, Any]]:
         else:
             name, category = event.name, "user_annotation"
         yield _span(name, category, pid, _HOST_THREAD, event.begin_ns, event.end_ns, {})
-    correlation = 0
+    correlation = _FIRST_CORRELATION
     for name, begin, end in computed_pieces(rank):
         correlation += 1
         yield from _kernel(pid, name, _COMPUTE_STREAM, correlation, begin, end, {})

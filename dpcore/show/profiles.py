@@ -14,13 +14,12 @@ from pathlib import Path
 from dpcore.errors import Error
 from dpcore.recorder.file import Event, assign_lanes
 from dpcore.recorder.torch_profile import RankProfile, align
-from dpcore.recorder.torch_profile.clocks import matched
+from dpcore.recorder.torch_profile.clocks import wait_for_the_last
 from dpcore.recorder.torch_profile.events import described
 from dpcore.show.reading import RankEvents, Run, rank_events
 
 _ENDING = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$")
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
-_TO_ENTER = "every rank to enter"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def _run_of(files: Sequence[ProfileFile]) -> Run:
     moved = [_moved(rank, -first) for rank in moved]
     world = max([len(ranks), *(rank.world_size for rank in ranks)])
     if len(ranks) == world:
-        moved = _with_waits(moved)
+        moved = wait_for_the_last(moved)
     models = max(moved, key=lambda rank: len(rank.layouts))
     library = next((rank.library for rank in moved if rank.library), "torch")
     hosts = sorted({rank.host for rank in ranks if rank.host})
@@ -101,7 +100,7 @@ def _run_of(files: Sequence[ProfileFile]) -> Run:
         error="",
         paths={},
         schedules={},
-        models=described(models.layouts, models.shapes),
+        models=described(models.layouts, models.gradients),
         ranks=[_rank(rank) for rank in moved],
         title=_title([file.path for file in ordered]),
         about=", ".join(filter(None, ["torch.profiler", on, missing, clocks.sentence])),
@@ -125,29 +124,6 @@ def _moved(profile: RankProfile, shift: int) -> RankProfile:
         for step in profile.steps
     ]
     return replace(profile, events=[later(event) for event in profile.events], steps=steps)
-
-
-def _with_waits(ranks: Sequence[RankProfile]) -> list[RankProfile]:
-    """A collective stands still until the last rank has entered it, which no rank's own file can
-    say."""
-    added: list[list[Event]] = [[] for _ in ranks]
-    for operations in matched(ranks):
-        last = max(operations, key=lambda event: event.begin_ns)
-        for index, mine in enumerate(operations):
-            if mine.begin_ns < last.begin_ns < mine.end_ns:
-                peer = ranks[operations.index(last)].rank
-                wait = mine._replace(
-                    name=_TO_ENTER, kind="wait", peer=peer, end_ns=last.begin_ns, path="", world=0
-                )
-                added[index].append(wait)
-    return [
-        replace(rank, events=sorted([*rank.events, *more], key=_in_order))
-        for rank, more in zip(ranks, added, strict=True)
-    ]
-
-
-def _in_order(event: Event) -> tuple[int, int]:
-    return event.begin_ns, -event.end_ns
 
 
 def _title(paths: Sequence[Path]) -> str:

@@ -100,9 +100,11 @@ def _without_collector() -> Iterator[None]:
 
 
 def read_run(path: Path) -> Run:
-    """The run that a file of ``dpcore.trace`` has recorded."""
-    with _without_collector():
-        return _of_dpcore(path, _content(path))
+    """The run that a file, or a folder of torch's profiler's files, has recorded."""
+    runs = read_runs([path])
+    if len(runs) != 1:
+        raise Error(f"{path} holds {len(runs)} runs; name the files of one")
+    return runs[0]
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

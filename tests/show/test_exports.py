@@ -77,6 +77,7 @@ def test_a_file_per_rank_with_correlated_launches(tmp_path):
     files = exported(write_trace(tmp_path / "run.json", steps=3))
     assert [file.name for file in files] == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
     for rank, file in enumerate(files):
+        assert f'"rank": {rank},' in file.read_text()  # a text that HTA looks for
         content = json.loads(file.read_text())
         info = {"backend": "nccl", "rank": rank, "world_size": 2}
         assert content["distributedInfo"] == info
@@ -85,7 +86,7 @@ def test_a_file_per_rank_with_correlated_launches(tmp_path):
         launches = [e for e in events if e["cat"] == "cuda_runtime"]
         numbers = [e["args"]["correlation"] for e in kernels]
         assert numbers == [e["args"]["correlation"] for e in launches]
-        assert len(set(numbers)) == len(numbers)
+        assert len(set(numbers)) == len(numbers) and min(numbers) > 1 << 16
         sent = [e for e in kernels if e["name"] == "ncclDevKernel_AllReduce"]
         assert len(sent) == 6 and not {e["args"]["stream"] for e in sent} & {7}
         assert {e["args"]["stream"] for e in kernels} - {7} == {e["args"]["stream"] for e in sent}

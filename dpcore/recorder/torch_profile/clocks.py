@@ -13,12 +13,13 @@ import bisect
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpcore.recorder.file import Event
 from dpcore.recorder.torch_profile.events import RankProfile
 
 _TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+_TO_ENTER = "every rank to enter"
 _SOME = 0.05  # of the collectives may contradict a clock
 _SLACK_NS = 100_000  # clocks of one host that are this close are one clock
 
@@ -63,12 +64,26 @@ def align(ranks: Sequence[RankProfile]) -> Shifts:
     return Shifts(shifts, len(common), len(hosts))
 
 
-def matched(ranks: Sequence[RankProfile]) -> Iterable[list[Event]]:
-    """The collectives that all ranks have in common: of each its operation on every rank."""
+def wait_for_the_last(ranks: Sequence[RankProfile]) -> list[RankProfile]:
+    """The same ranks with one more wait: a collective stands still until the last rank has entered
+    it, which no rank's own file can say."""
     keyed = [_keyed(rank) for rank in ranks]
+    added: list[list[Event]] = [[] for _ in ranks]
     for key in keyed[0]:
-        if all(key in found for found in keyed):
-            yield [found[key] for found in keyed]
+        if not all(key in found for found in keyed):
+            continue
+        operations = [found[key] for found in keyed]
+        last = max(operations, key=lambda event: event.begin_ns)
+        for index, mine in enumerate(operations):
+            if mine.begin_ns < last.begin_ns < mine.end_ns:
+                peer = ranks[operations.index(last)].rank
+                until = last.begin_ns
+                wait = mine._replace(name=_TO_ENTER, kind="wait", peer=peer, end_ns=until, path="")
+                added[index].append(wait)
+    return [
+        replace(rank, events=sorted([*rank.events, *more], key=lambda e: (e.begin_ns, -e.end_ns)))
+        for rank, more in zip(ranks, added, strict=True)
+    ]
 
 
 def _shift(

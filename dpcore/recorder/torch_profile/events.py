@@ -1,8 +1,9 @@
 """A profile of one rank as events of ``dpcore.trace``, and what a trace file says of its model.
 
-The profiler gives gradients no names: they are numbered as they come, and a bucket holds what came
-since the bucket before it was sent. A run that DDP regroups after its first step has two layouts,
-which are described like two models.
+The profiler gives gradients no names. Those of a model whose layers run one after the other come in
+the reverse order of its parameters, so the last one to come is number 0, and a bucket holds what
+came since the bucket before it was sent. A run that DDP regroups after its first step has two
+layouts, which are described like two models.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Layout = tuple[tuple[int, int], ...]  # of each bucket: gradients, bytes
 @dataclass
 class RankProfile:
     """What one rank did, at Unix times. ``layouts``: how gradients lie in buckets, in the order of
-    the numbers that events give as their model."""
+    the numbers that events give as their model. ``gradients``: name and bytes, by number."""
 
     rank: int
     world_size: int
@@ -51,7 +52,7 @@ class RankProfile:
     events: list[Event]
     steps: list[Step]
     layouts: list[Layout]
-    shapes: dict[int, str]
+    gradients: list[tuple[str, int]]
 
     @property
     def operations(self) -> list[Event]:
@@ -95,7 +96,8 @@ def rank_profile(profile: Profile) -> RankProfile:
         )
     if not on_gpu and not layouts:
         events += _gradients(backwards, 0)
-    shapes = {n: _shape(s.args) for b in backwards[-1:] for n, s in enumerate(b.gradients)}
+    last = backwards[-1].gradients[::-1] if backwards else []
+    named = [(f"gradient {n}{_shape(g.args)}", bytes_of(g.args)) for n, g in enumerate(last)]
     return RankProfile(
         rank=profile.rank,
         world_size=profile.world_size,
@@ -104,28 +106,32 @@ def rank_profile(profile: Profile) -> RankProfile:
         events=sorted(events, key=lambda event: (event.begin_ns, -event.end_ns)),
         steps=[] if by_device else steps,
         layouts=layouts,
-        shapes=shapes,
+        gradients=named,
     )
 
 
-def described(layouts: Sequence[Layout], shapes: dict[int, str]) -> list[Mapping[str, Any]]:
+def described(
+    layouts: Sequence[Layout], gradients: Sequence[tuple[str, int]]
+) -> list[Mapping[str, Any]]:
     """Entries for ``otherData.models`` of a trace file."""
     models: list[Mapping[str, Any]] = []
     for number, layout in enumerate(layouts, 1):
-        gradients = sum(count for count, _ in layout)
-        firsts = [sum(count for count, _ in layout[:i]) for i in range(len(layout))]
+        count = sum(many for many, _ in layout)
+        lasts = [count - sum(many for many, _ in layout[:i]) for i in range(len(layout))]
+        known = list(gradients)
+        if len(known) != count:
+            known = [(f"gradient {n}", 0) for n in range(count)]
         models.append(
             {
                 "number": number,
                 "name": f"layout {number}",
                 "schedule": "torch DDP",
-                "chosen": {},
-                "bucket_caps": [],
-                "parameters": [f"gradient {n}{shapes.get(n, '')}" for n in range(gradients)],
-                "parameter_bytes": [0] * gradients,
+                "parameters": [name for name, _ in known]
+                or [f"gradient {n}" for n in range(count)],
+                "parameter_bytes": [size for _, size in known],
                 "buckets": [
-                    {"gradients": list(range(first, first + count)), "bytes": size, "dtype": ""}
-                    for first, (count, size) in zip(firsts, layout, strict=True)
+                    {"gradients": list(range(last - many, last)), "bytes": size, "dtype": ""}
+                    for last, (many, size) in zip(lasts, layout, strict=True)
                 ],
             }
         )
@@ -190,7 +196,7 @@ class _Buckets:
 def _gradients(backwards: Sequence[Backward], model: int) -> list[Event]:
     events = []
     for backward in backwards:
-        for number, span in enumerate(backward.gradients):
+        for number, span in enumerate(reversed(backward.gradients)):
             what = -1, _number(span.thread), number, bytes_of(span.args), span.end_ns, span.end_ns
             events.append(Event("gradient ready", "ready", *what, model=model))
     return events
