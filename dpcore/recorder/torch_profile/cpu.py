@@ -26,6 +26,7 @@ _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
 # What DDP does first after it has waited for a bucket: it copies it back, or makes views of it.
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
 _AHEAD_NS = 300_000
+_AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
 _NAMES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -135,11 +136,11 @@ def _waits_for_buckets(
     seen = False
     for begin, following in activity.idle_from(since):
         is_of_ddp = following is not None and following.name in _AFTER_WAIT
-        if begin >= last or (seen and not is_of_ddp):
+        if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (seen and not is_of_ddp):
             return
         seen = True
         end = following.begin_ns if following is not None and is_of_ddp else last
-        yield begin, end, next(op for op in sent if op.end_ns > begin)
+        yield begin, end, next((op for op in sent if op.end_ns > begin), sent[-1])
         if not is_of_ddp:
             return
 
