@@ -101,9 +101,10 @@ class ProfilerTrace(Trace):
             world_size=self._comm.world_size,
             host=os.uname().nodename,
         )
+        to_monotonic = -_unix_minus_monotonic()
         own = {event.name for event in self._own}  # the program's own "forward" is the one it means
         found = [
-            _moved(event, -_unix_minus_monotonic())
+            _moved(event, to_monotonic)
             for event in profile.events
             if event.kind != "compute" or event.name not in own
         ]

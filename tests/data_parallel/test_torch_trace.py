@@ -86,6 +86,7 @@ def test_a_run_of_torch_ddp_over_gloo(tmp_path):
         assert ours[:-1] == pytest.approx(waited[1:], rel=0.05, abs=0.2)
     spans = bucket_spans(run, run.ranks[0])
     assert len(spans) == STEPS * len({span.bucket for span in spans})
+    assert all(span.launch_ns == span.sent_by.begin_ns for span in spans)
     names = parameters_of(run, 0, spans[0].bytes, spans[0].model)
     assert names == "1.weight, 1.bias, 2.weight and 1 more"
 

@@ -26,6 +26,7 @@ _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
 # What DDP does first after it has waited for a bucket: it copies it back, or makes views of it.
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
 _AHEAD_NS = 300_000
+_BETWEEN_NS = 10_000  # DDP takes from one view or copy to the next
 _AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
 _NAMES = {
     "allreduce": "all_reduce",
@@ -140,7 +141,8 @@ def _waits_for_buckets(
             return
         seen = True
         end = following.begin_ns if following is not None and is_of_ddp else last
-        yield begin, end, next((op for op in sent if op.end_ns > begin), sent[-1])
+        if end - begin > _BETWEEN_NS:
+            yield begin, end, next((op for op in sent if op.end_ns > begin), sent[-1])
         if not is_of_ddp:
             return
 
