@@ -76,7 +76,8 @@ def test_two_ranks_run_it(block, tmp_path):
         for run in (read_run(tmp_path / "run.json"), *of_profiler):
             figures = figures_of(run)
             assert (figures.world_size, figures.steps, run.transport) == (2, 5, "gloo")
-            assert 0 < figures.exposed_ms < figures.communication_ms
+            # All that this model sends is exposed, and the time until its thread has woken up.
+            assert 0 < figures.exposed_ms < 1.5 * figures.communication_ms
     if block[0] == "network.md":
         assert all(float(output.split()[2]) > 7.9 for output in outputs)  # 1 MB at 125 MB/s
 
