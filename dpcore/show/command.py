@@ -81,6 +81,8 @@ def _print_tables(
         console.width = 120
     for trace, numbers in zip(runs, figures, strict=True):
         console.print(f"{trace.name}: {numbers.headline}", style="bold", soft_wrap=True)
+        if trace.about:
+            console.print(trace.about, markup=False, soft_wrap=True)
         if trace.error:
             console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
         console.print()

@@ -20,6 +20,7 @@ from dpcore.show.reading import RankEvents, Run, rank_events
 
 _ENDING = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$")
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
+_BLIND = "exposed time is not known, since calls of torch.distributed were not recorded"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def _run_of(files: Sequence[ProfileFile]) -> Run:
     library = next((rank.library for rank in moved if rank.library), "torch")
     hosts = sorted({rank.host for rank in ranks if rank.host})
     missing = f"only {len(ranks)} of {world} ranks" if len(ranks) < world else ""
+    blind = "" if all(rank.knows_calls for rank in ranks) else _BLIND
     on = f"{', '.join(hosts[:3])}{' ...' if len(hosts) > 3 else ''}"
     return Run(
         path=ordered[0].path,
@@ -103,7 +105,7 @@ def _run_of(files: Sequence[ProfileFile]) -> Run:
         models=described(models.layouts, models.gradients),
         ranks=[_rank(rank) for rank in moved],
         title=_title([file.path for file in ordered]),
-        about=", ".join(filter(None, ["torch.profiler", on, missing, clocks.sentence])),
+        about=", ".join(filter(None, ["torch.profiler", on, missing, blind, clocks.sentence])),
     )
 
 

@@ -62,6 +62,13 @@ def test_figures_of_gloo():
     assert 0 < figures.overlap < 1
 
 
+def test_without_calls_nothing_is_said_of_exposed_time(tmp_path, capsys):
+    """Files that somebody has filtered."""
+    path = write(tmp_path / "rank0.json", [span("gloo:all_reduce", "user_annotation", 7, 0, 5)])
+    assert main(["show", str(path)]) == 0
+    assert "exposed time is not known" in capsys.readouterr().out
+
+
 # ---- NCCL ----------------------------------------------------------------------------------------
 
 

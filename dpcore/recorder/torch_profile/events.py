@@ -43,7 +43,8 @@ Layout = tuple[tuple[int, int], ...]  # of each bucket: gradients, bytes
 @dataclass
 class RankProfile:
     """What one rank did, at Unix times. ``layouts``: how gradients lie in buckets, in the order of
-    the numbers that events give as their model. ``gradients``: name and bytes, by number."""
+    the numbers that events give as their model. ``gradients``: name and bytes, by number.
+    ``knows_calls``: who called what is in the file; otherwise nothing is known of exposed time."""
 
     rank: int
     world_size: int
@@ -53,6 +54,7 @@ class RankProfile:
     steps: list[Step]
     layouts: list[Layout]
     gradients: list[tuple[str, int]]
+    knows_calls: bool = True
 
     @property
     def operations(self) -> list[Event]:
@@ -107,6 +109,7 @@ def rank_profile(profile: Profile) -> RankProfile:
         steps=[] if by_device else steps,
         layouts=layouts,
         gradients=named,
+        knows_calls=on_gpu or any(op.launch_ns < op.begin_ns for op in operations),
     )
 
 
