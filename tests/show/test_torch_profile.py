@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -177,6 +179,14 @@ def test_the_command_makes_one_page_of_all_ranks(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "exposed" in out and "rank 1" in out and "a thread of gloo" in out
     assert (tmp_path / "gloo.html").stat().st_size > 20_000
+
+
+def test_it_needs_neither_torch_nor_the_core(tmp_path):
+    code = "import sys; from dpcore.__main__ import main; assert main(sys.argv[1:]) == 0; "
+    code += "assert not {'torch', 'dpcore._C'} & set(sys.modules)"
+    given = ["show", *map(str, GLOO), "--out", str(tmp_path / "page.html")]
+    subprocess.run([sys.executable, "-c", code, *given], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 class Lane {
   constructor(head, tick, columns) {
     Object.assign(this, head);
-    const [begins, spans, labels, numbers, ready, launch] = columns;
+    const [begins, spans, labels, numbers, ready, launch, exposed] = columns;
     this.length = head.count;
     this.begin = new Float64Array(this.length);
     this.end = new Float64Array(this.length);
@@ -21,6 +21,7 @@ class Lane {
     if (ready) {
       this.ready = Float64Array.from(ready, (value, i) => this.begin[i] + value * tick);
       this.launch = Float64Array.from(launch, (value, i) => this.begin[i] + value * tick);
+      this.exposed = Float64Array.from(exposed, (value) => value * tick);
     }
   }
 

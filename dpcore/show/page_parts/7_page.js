@@ -151,6 +151,7 @@ function describe(timeline, { band, lane, index }) {
   if (lane.kind === "bucket") {
     lines.push(`filling ${timeText(lane.ready[index] - begin)}, waiting to be sent ${timeText(lane.launch[index] - lane.ready[index])}, ` +
       `in flight ${timeText(end - lane.launch[index])}`);
+    lines.push(`exposed ${timeText(lane.exposed[index])}`);
   }
   if (label.b) lines.push(bytesText(label.b) + (lane.kind === "operation" || lane.kind === "bucket" ? rate(label.b, end - (lane.launch ? lane.launch[index] : begin)) : ""));
   if (label.of) lines.push(label.of);
