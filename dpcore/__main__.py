@@ -45,10 +45,38 @@ examples:
   dpcore show bucketed.json sequential.json     two runs under each other, step by step
   dpcore show run.json --png run.png --steps 3:5
   dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
+  dpcore show log/*.pt.trace.json               torch DDP: what torch.profiler wrote, all ranks
+  dpcore show before/ after/                    two such folders under each other
+  dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
+  dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
 
-The file is written by `with dpcore.trace("run.json"):` around the steps of interest. The page is
+The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
+torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)
+hold a rank each: those of one folder are one run, and a folder stands for its files. The page is
 one file without any other; it needs neither dpcore nor a network to be looked at. In the JSON,
 names that end with _per_step are of a step; exposed_ms and communication_ms are of the whole trace.
+
+columns of --csv:
+  run              name of the run
+  step             number of the step in the trace, from 1; empty before the first
+  rank             rank
+  bucket           number of the bucket in the step, 0 is sent first
+  model            name of the model, where the run has several
+  bytes            size of the bucket; empty where the trace does not say
+  schedule         launch schedule of the model
+  cap_mb           bucket cap in MiB that applied to this bucket
+  link             words of an emulated link, empty for the real one
+  transport        what carried the bytes: shm, tcp, gloo, nccl, ...
+  world            number of ranks
+  commit           commit of the program that was traced, where it ran in a git working tree
+  begin_ms         from the begin of the step to the bucket's first gradient
+  filling_ms       from its first gradient to its last
+  not_sent_ms      from its last gradient to its launch
+  in_flight_ms     from its launch to its completion
+  exposed_ms       time the program waited while this bucket was the first one in flight
+  step_ms          length of the step
+  step_exposed_ms  exposed time of the whole step
+  parameters       the first parameters in the bucket
 """
 
 _DOCTOR_EXAMPLES = """\
@@ -209,10 +237,16 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "show",
         _show,
         help="make a page, a picture and tables of a trace",
-        description="Shows what dpcore.trace has recorded: lanes per rank, exposed time, overlap.",
+        description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
+        "exposed time, overlap.",
         epilog=_SHOW_EXAMPLES,
     )
-    show.add_argument("trace", type=Path, nargs="+", help="file of dpcore.trace; several compare")
+    show.add_argument(
+        "trace",
+        type=Path,
+        nargs="+",
+        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs compare",
+    )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
@@ -220,6 +254,14 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         type=_step_range,
         metavar="A:B",
         help="steps of the picture (default: a usual one)",
+    )
+    show.add_argument(
+        "--csv", type=Path, metavar="FILE", help="a row per bucket ('-': print them); no page"
+    )
+    show.add_argument(
+        "--export",
+        choices=["kineto"],
+        help="a file per rank in the format of torch.profiler; no page",
     )
     show.add_argument("--open", action="store_true", help="open the page in the browser")
     show.add_argument(

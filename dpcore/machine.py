@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 
@@ -21,3 +22,31 @@ def machine() -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that the git working tree around a folder is at, or nothing. Read from git's own
+    files: a program that communicates had better start no other."""
+    try:
+        for place in (folder, *folder.parents):
+            git = place / ".git"
+            if git.is_file():  # of a worktree
+                git = place / git.read_text().partition("gitdir:")[2].strip()
+            if (git / "HEAD").is_file():
+                return _head(git)
+    except OSError:
+        pass
+    return ""
+
+
+def _head(git: Path) -> str:
+    name = (git / "HEAD").read_text().strip()
+    if not name.startswith("ref: "):
+        return name
+    name = name.removeprefix("ref: ")
+    common = git / "commondir"  # where a worktree's branches are
+    shared = git / common.read_text().strip() if common.is_file() else git
+    if (shared / name).is_file():
+        return (shared / name).read_text().strip()
+    packed = (shared / "packed-refs").read_text().splitlines()
+    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "")

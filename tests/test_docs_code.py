@@ -16,6 +16,7 @@ import pytest
 import dpcore as dp
 from dpcore.costs.link import parse_speed
 from dpcore.show import figures_of, read_run
+from dpcore.show.reading import read_runs
 from dpcore.torch_backend import Options
 from tests.ranks import python
 
@@ -25,6 +26,7 @@ SHOWN = re.compile(r"<!-- code: .*?<!-- end -->", re.DOTALL)
 
 RUN = {  # what each rank prints
     ("performance.md", 0): r"",
+    ("show.md", 0): r"",
     ("network.md", 0): r"2 after [\d.]+ ms\n",
     ("torch_distributed.md", 0): r"dpcore 2\.0\n",
     ("torch_distributed.md", 1): r"",
@@ -69,6 +71,13 @@ def test_two_ranks_run_it(block, tmp_path):
     if block[0] == "performance.md":
         figures = figures_of(read_run(tmp_path / "run.json"))
         assert (figures.world_size, figures.steps) == (2, 5)
+    if block[0] == "show.md":
+        of_profiler = read_runs([tmp_path / "rank0.json", tmp_path / "rank1.json"])
+        for run in (read_run(tmp_path / "run.json"), *of_profiler):
+            figures = figures_of(run)
+            assert (figures.world_size, figures.steps, run.transport) == (2, 5, "gloo")
+            # All that this model sends is exposed, and the time until its thread has woken up.
+            assert 0 < figures.exposed_ms < 1.5 * figures.communication_ms
     if block[0] == "network.md":
         assert all(float(output.split()[2]) > 7.9 for output in outputs)  # 1 MB at 125 MB/s
 

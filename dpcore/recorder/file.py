@@ -14,6 +14,7 @@ files, and operations of which it is not known, say none of it.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from dpcore._version import __version__
 from dpcore.files import write_whole
-from dpcore.machine import machine
+from dpcore.machine import commit_of, machine
 
 # Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
@@ -149,12 +150,19 @@ def chrome_trace(
             "program": "dpcore",
             "version": __version__,
             "machine": machine(),
+            "commit": commit_of(_program_folder()),
             "dropped": {str(record.rank): record.dropped for record in records},
             "monotonicBaseNanoseconds": base_ns,
             "schedules": {k: v for record in records for k, v in record.schedules.items()},
             **facts,
         },
     }
+
+
+def _program_folder() -> Path:
+    """Where the program lies that is traced; of one without a file, where it runs."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file).absolute().parent if file else Path.cwd()
 
 
 def _entries(record: RankRecord, base_ns: int) -> Iterator[dict[str, Any]]:

@@ -59,8 +59,10 @@ def trace(
                   writes its own file instead (``run.rank1.json``). None: no file, and no rank
                   needs another one. A FIFO, a device or a link at ``path`` stays and is written to.
     ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
-                  else the one that the program's models are averaged over. Operations of groups
-                  split from the same ``init()`` are recorded as well.
+                  else the one that the program's models are averaged over, else torch's default
+                  group: then torch's profiler records what torch's own DDP does. A process group
+                  or a DDP of torch will do, too. Operations of groups split from the same
+                  ``init()`` are recorded as well.
     ``capacity``  events that are kept per rank; older ones are dropped and counted.
 
     Operations that are still in flight at the end are not recorded: wait for them inside.
@@ -75,12 +77,18 @@ def trace(
     """
     if comm is None:
         comm = _default_communicator()
+    target = None if path is None else Path(path)
     if not capabilities_of(comm).traces:
+        from dpcore.recorder import torch_trace
+
+        group: Any = torch_trace.group_of(comm)
+        if group is not None:
+            return torch_trace.ProfilerTrace(target, group, capacity)
         raise Unsupported(
             f"trace: {getattr(comm, 'backend', type(comm).__name__)} does not record what it does; "
             "pass comm= a communicator of dpcore.init()"
         )
-    return Trace(None if path is None else Path(path), comm, capacity)
+    return Trace(target, comm, capacity)
 
 
 class Trace:
@@ -113,9 +121,9 @@ class Trace:
                 "a trace is recording already: there is one ring per rank, shared by all its "
                 "communicators. Use span() of the outer trace to mark a part of it"
             )
+        self._start()
         _recording[self._key] = self
         self._state = "recording"
-        self._comm._native.start_trace(self._capacity)
         return self
 
     def __exit__(
@@ -130,17 +138,16 @@ class Trace:
         self._state = "ended"
         if self._path is None:
             return
-        if problem is not None or self._comm._native.failed or self._comm.closed:
+        if problem is not None or self._has_failed():
             self._write_alone(problem)
             return
         facts = self._facts()  # before the exchange, whose operations would be counted
         try:
-            parts = _gather(self._comm._on_host, self._record.to_bytes())
+            records = self._exchange()
         except BaseException as failure:
             self._write_alone(failure)
             raise
-        if parts:
-            records = [RankRecord.from_bytes(part) for part in parts]
+        if records:
             trace_file.write(self._path, records, self._comm.world_size, facts)
             self.path = self._path
 
@@ -171,6 +178,17 @@ class Trace:
     def _add(self, name: str, kind: str, begin: int, end: int) -> None:
         self._own_count += 1
         self._own.append(Event(name, kind, -1, threading.get_native_id(), 0, 0, begin, end))
+
+    def _start(self) -> None:
+        self._comm._native.start_trace(self._capacity)
+
+    def _has_failed(self) -> bool:
+        return self._comm._native.failed or self._comm.closed
+
+    def _exchange(self) -> list[RankRecord]:
+        """Everybody's record on rank 0, nothing on the others."""
+        parts = _gather(self._comm._on_host, self._ended().to_bytes())
+        return [RankRecord.from_bytes(part) for part in parts]
 
     def _stop(self) -> RankRecord:
         found, dropped, schedules = self._comm._native.stop_trace()
@@ -264,7 +282,7 @@ class Trace:
         )
 
 
-def _default_communicator() -> Communicator:
+def _default_communicator() -> Any:
     """That of ``dpcore.init()``, else the one of the models that were wrapped without it."""
     from dpcore.launch import session
 
@@ -277,6 +295,11 @@ def _default_communicator() -> Communicator:
             f"trace: the models of this program have {len(groups)} communicators, and a trace "
             "shows the ranks of one: pass comm=model.group of the model that it is about"
         )
+    if not groups:
+        from dpcore.recorder import torch_trace
+
+        if torch_trace.is_initialised():
+            return torch_trace.TorchGroup()
     return groups[0] if groups else session.current()
 
 

@@ -1,7 +1,7 @@
 """``dpcore show``: a trace as a page, a picture and tables.
 
     reading    the file of ``dpcore.trace`` back into events, per rank
-    intervals  unions and intersections of spans of time
+    profiles   files of torch's profiler, one per rank, as runs
     figures    the numbers: exposed, in flight, overlap, steps, operations, waits
     buckets    when a bucket filled, waited and travelled
     columns    the events of a lane as compact columns for the page
@@ -9,6 +9,8 @@
     page       one self-contained HTML file of all that
     picture    the same lanes as a PNG
     tables     the same numbers in the terminal
+    rows       the same numbers as CSV, a row per bucket
+    kineto     a run as files of torch's profiler, for other tools
     command    ``dpcore show``
 
 Nothing here needs the compiled core, torch or Linux: a trace can be looked at anywhere.

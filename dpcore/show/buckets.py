@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from dpcore.recorder.file import Event
+from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.reference.buckets import ALIGNMENT
 from dpcore.show.reading import RankEvents, Run
 
@@ -26,7 +27,9 @@ _LOOKED_AT = 256  # operations that may begin between the launch of a bucket and
 @dataclass(frozen=True)
 class BucketSpan:
     """One bucket in one step, in nanoseconds: its first gradient came, its last one, it was sent,
-    it was complete. ``sent_by``: the operation, where the communicator recorded it."""
+    it was complete. ``sent_by``: the operation, where the communicator recorded it.
+    ``exposed_ns``: how long the program sat waiting while this was the first of the buckets that
+    were on their way."""
 
     bucket: int
     bytes: int
@@ -36,6 +39,7 @@ class BucketSpan:
     end_ns: int
     sent_by: Event | None
     model: int = 0
+    exposed_ns: int = 0
 
     @property
     def operation(self) -> int:
@@ -70,6 +74,7 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
                 model=launch.model,
             )
         )
+    spans = _with_exposed(spans, union_of(rank.exposed))
     return sorted(spans, key=lambda span: span.first_ready_ns)
 
 
@@ -82,6 +87,18 @@ def _launched_with(
         operation = operations.take(begin, sum(launch.bytes for launch in members))
         for launch in members:
             yield launch, operation
+
+
+def _with_exposed(spans: Sequence[BucketSpan], exposed: Intervals) -> list[BucketSpan]:
+    """Exposed time belongs to the bucket that was sent first among those that are on their way: DDP
+    waits for them in this order. So the parts of the buckets add up to the whole."""
+    reached = 0
+    result = []
+    for span in sorted(spans, key=lambda span: span.launch_ns):
+        begin, end = max(span.launch_ns, reached), max(span.end_ns, reached)
+        reached = end
+        result.append(replace(span, exposed_ns=exposed.between(begin, end)))
+    return result
 
 
 def parameters_of(run: Run, bucket: int, nbytes: int, model: int = 0) -> str:

@@ -1,9 +1,10 @@
 """The lanes of a run as columns of whole numbers, which a page can hold by the million.
 
-An event of the page is a row of up to six numbers: begin, duration, label, number and, of buckets,
-when it was full and when it was sent. Begins are stored as differences; the bytes of a column lie
-plane by plane, all lowest bytes first, since then they compress to a tenth. Texts repeat in every
-step: an event holds the number of its label, and each label is there once.
+An event of the page is a row of up to seven numbers: begin, duration, label, number and, of a
+bucket, when it was full, when it was sent and how much of it was exposed. Begins are stored as
+differences; the bytes of a column lie plane by plane, all lowest bytes first, since then they
+compress to a tenth. Texts repeat in every step: an event holds the number of its label, and each
+label is there once.
 
 Times are ticks of 1, 10, 100, ... ns, the finest in which the whole run fits 32 bits.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpcore.recorder.file import Event
+from dpcore.recorder.intervals import Intervals
 from dpcore.show.buckets import (
     BucketSpan,
     bucket_spans,
@@ -29,7 +31,6 @@ from dpcore.show.buckets import (
     parameters_of,
 )
 from dpcore.show.figures import communication_of, exposed_of
-from dpcore.show.intervals import Intervals
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.schedules import DrawnSchedules, kind_of
 
@@ -200,6 +201,7 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
             [span.operation for span in mine],
             [span.last_ready_ns - span.first_ready_ns for span in mine],
             [span.launch_ns - span.first_ready_ns for span in mine],
+            [span.exposed_ns for span in mine],
         )
 
 

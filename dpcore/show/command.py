@@ -8,34 +8,49 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcore.errors import Error
 from dpcore.show.figures import RunFigures, figures_of
+from dpcore.show.kineto import export
 from dpcore.show.page import write_page
 from dpcore.show.picture import write_picture
-from dpcore.show.reading import Run, read_run
+from dpcore.show.reading import Run, read_runs
+from dpcore.show.rows import csv_text, write_csv
 from dpcore.show.tables import print_tables
 
 
 def run(options: argparse.Namespace) -> int:
     """Does what the command line asks for; the exit status."""
-    runs = [read_run(path) for path in options.trace]
-    if len(runs) > 1 and len({trace.path.resolve() for trace in runs}) < len(runs):
-        raise Error(f"{options.trace[0]} is there twice; name two different traces to compare")
+    runs = read_runs(options.trace)
     figures = [figures_of(trace) for trace in runs]
-    page = options.out or (None if options.json else options.trace[0].with_suffix(".html"))
+    only_data = options.json or options.csv is not None or options.export is not None
+    page = options.out or (None if only_data else beside(runs[0], ".html"))
+    written = [path for path in (page, options.png) if path is not None]
     if page is not None:
         write_page(page, runs)
     if options.png is not None:
         write_picture(options.png, runs, options.steps)
-    if options.json:
+    if options.export is not None:
+        written += [path for run in runs for path in export(run, beside(run, ".kineto"))]
+    if options.csv is not None and options.csv != Path("-"):
+        write_csv(options.csv, runs)
+        written.append(options.csv)
+    if options.csv == Path("-"):
+        sys.stdout.write(csv_text(runs))
+    elif options.json:
         _print_json(figures)
+    elif only_data:
+        print(*(f"wrote {path}" for path in written), sep="\n")
     else:
-        _print_tables(runs, figures, [path for path in (page, options.png) if path is not None])
+        _print_tables(runs, figures, written)
     if options.open and page is not None:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
     return 0
+
+
+def beside(run: Run, ending: str) -> Path:
+    """Where something made of a run lies if nobody says: beside its trace."""
+    return run.path.with_name(run.name + ending)
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -66,6 +81,8 @@ def _print_tables(
         console.width = 120
     for trace, numbers in zip(runs, figures, strict=True):
         console.print(f"{trace.name}: {numbers.headline}", style="bold", soft_wrap=True)
+        if trace.about:
+            console.print(trace.about, markup=False, soft_wrap=True)
         if trace.error:
             console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
         console.print()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpcore.recorder.file import Event
-from dpcore.show.intervals import Intervals, union_of
+from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.show.reading import RankEvents, Run
 
 Step = tuple[int, int]  # begin and end in nanoseconds
@@ -111,7 +111,10 @@ def short(value: float) -> str:
 
 
 def steps_of(rank: RankEvents) -> list[Step]:
-    """From each forward to the next; the last ends with whatever ends last."""
+    """Those that the file names; else from each forward to the next, and the last ends with
+    whatever ends last."""
+    if rank.steps:
+        return rank.steps
     forwards = [e for e in rank.compute if e.name == "forward"]
     if not any(e.name == "backward" for e in rank.compute):
         return []

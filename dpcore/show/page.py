@@ -63,7 +63,8 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
         "step_count": figures.steps,
         "world_size": run.world_size,
         "network": (run.transport or run.backend) + (f" as slow as {run.link}" if run.link else ""),
-        "about": f"{machine.get('processors', '?')} processors, {machine.get('processor', '?')}",
+        "about": run.about
+        or f"{machine.get('processors', '?')} processors, {machine.get('processor', '?')}",
         "error": run.error,
         "dropped": sum(rank.dropped for rank in run.ranks),
         "ranks": [rank.rank for rank in run.ranks],

@@ -30,12 +30,13 @@ _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
 
 
 def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None = None) -> None:
-    """Draws one step of each run under each other, or the steps from the first to the last number
-    (counted from 1). A run without steps is drawn whole."""
+    """Draws the same step of each run under each other, a usual one, or the steps from the first to
+    the last number (counted from 1). A run without steps is drawn whole."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise Error("a picture needs matplotlib: pip install matplotlib") from None
+    steps = steps or _usual_step(runs)
     windows = [_window(run, steps) for run in runs]
     width_ms = max(end - begin for begin, end in windows) * 1e-6
     lanes = [
@@ -58,12 +59,23 @@ def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None
     write_whole(path, image.getvalue())
 
 
-def _window(run: Run, steps: tuple[int, int] | None) -> Step:
-    known = next((found for rank in run.ranks if (found := steps_of(rank))), [])
+def _known_steps(run: Run) -> list[Step]:
+    return next((found for rank in run.ranks if (found := steps_of(rank))), [])
+
+
+def _usual_step(runs: Sequence[Run]) -> tuple[int, int]:
+    """Of the first run the one that takes the median time, among those that all runs have."""
+    counts = [len(steps) for run in runs if (steps := _known_steps(run))]
+    known = _known_steps(runs[0])[: min(counts, default=0)]
+    order = sorted(range(len(known)), key=lambda number: known[number][1] - known[number][0])
+    number = order[len(order) // 2] + 1 if order else 1
+    return number, number
+
+
+def _window(run: Run, steps: tuple[int, int]) -> Step:
+    known = _known_steps(run)
     if not known:
         return 0, run.end_ns
-    if steps is None:
-        return sorted(known, key=lambda step: step[1] - step[0])[len(known) // 2]
     first, last = steps
     if not 1 <= first <= last <= len(known):
         raise Error(f"--steps {first}:{last}: {run.path} has the steps 1 to {len(known)}")

@@ -1,20 +1,25 @@
-"""Reads a file of ``dpcore.trace`` back into events, sorted by rank and kind.
+"""Reads files of ``dpcore.trace`` and of torch's profiler into events, sorted by rank and kind.
 
-Times are nanoseconds after the first event of the file, the same clock for all ranks.
+Times are nanoseconds after the first event of the run, the same clock for all ranks. A file of
+``dpcore.trace`` is a run; files of torch's profiler hold a rank each (``profiles`` puts them
+together).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dpcore.errors import Error
+from dpcore.recorder import torch_profile
 from dpcore.recorder.file import Event
 
 _SPANS = ("operation", "wait", "exposed", "compute")
@@ -25,7 +30,8 @@ _WAIT = "wait for "
 @dataclass
 class RankEvents:
     """The events of one rank, each list in order of time. ``operation_lanes``, ``wait_lanes``: the
-    lane in which the file draws each operation and each wait."""
+    lane in which the file draws each operation and each wait. ``steps``: begin and end of each,
+    where the file says more than its forwards do."""
 
     rank: int
     compute: list[Event] = field(default_factory=list)
@@ -37,6 +43,7 @@ class RankEvents:
     marks: list[Event] = field(default_factory=list)
     operation_lanes: list[int] = field(default_factory=list)
     wait_lanes: list[int] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
     dropped: int = 0
 
     @property
@@ -49,7 +56,7 @@ class RankEvents:
 
 @dataclass
 class Run:
-    """One trace file."""
+    """One trace file, or the files of all ranks."""
 
     path: Path
     world_size: int
@@ -64,11 +71,14 @@ class Run:
     schedules: Mapping[str, Mapping[str, Any]]  # lists of moves, by the number that events give
     models: list[Mapping[str, Any]]
     ranks: list[RankEvents]
+    title: str = ""  # of a run whose file is not called like it
+    about: str = ""  # in place of the machine
+    commit: str = ""  # of the program that was traced
 
     @property
     def name(self) -> str:
         """What the run is called beside another one."""
-        return self.path.stem
+        return self.title or self.path.stem
 
     @cached_property
     def end_ns(self) -> int:
@@ -90,27 +100,84 @@ def _without_collector() -> Iterator[None]:
 
 
 def read_run(path: Path) -> Run:
-    """The run that a file of ``dpcore.trace`` has recorded."""
+    """The run that a file, or a folder of torch's profiler's files, has recorded."""
+    runs = read_runs([path])
+    if len(runs) != 1:
+        raise Error(f"{path} holds {len(runs)} runs; name the files of one")
+    return runs[0]
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs that these files have recorded, of ``dpcore.trace`` or of torch's profiler. A folder
+    stands for the traces in it."""
+    from dpcore.show import profiles
+
+    runs: list[Run] = []
+    of_torch: list[profiles.ProfileFile] = []
+    place = 0
     with _without_collector():
-        return _read(path)
+        files = list(_files(paths))
+        for path in files:
+            if sum(path.samefile(other) for other in files if other.exists()) > 1:
+                raise Error(f"{path} is there twice; name two different traces to compare")
+            content = _content(path)
+            if not torch_profile.is_profile(content):
+                runs.append(_of_dpcore(path, content))
+                continue
+            if not of_torch:
+                place = len(runs)
+            profile = torch_profile.rank_profile(torch_profile.profile_of(content))
+            if not profile.operations:
+                raise profiles.refuse(path)
+            of_torch.append(profiles.ProfileFile(path, profile))
+        runs[place:place] = profiles.runs_of(of_torch)
+    return runs
 
 
-def _read(path: Path) -> Run:
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not found:
+            raise Error(f"{path} has no traces: no file in it ends with .json or .json.gz")
+        yield from found
+
+
+def _content(path: Path) -> Any:
+    """The JSON of a file, which may be compressed."""
     try:
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise Error(
             f"there is no file {path}. A trace is written by `with dpcore.trace({path.name!r}):`; "
             "after an error each rank writes its own, such as "
             f"{path.stem}.rank0{path.suffix or '.json'}"
         ) from None
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
         raise Error(f"{path} is no trace: {problem}") from problem
+    if not data:
+        raise Error(f"{path} is no trace: it is empty; its program ended before it was written")
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        text = data.decode(errors="replace")
+        return json.loads(text, strict=False)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise Error(f"{path} is no trace: it was cut off or damaged ({problem})") from problem
+    except json.JSONDecodeError as problem:
+        is_cut = text.lstrip()[:1] in ("{", "[") and problem.pos >= len(text.rstrip()) - 200
+        why = "it was cut off, its last bytes are missing" if is_cut else str(problem)
+        raise Error(f"{path} is no trace: {why}") from problem
+
+
+def _of_dpcore(path: Path, content: Any) -> Run:
     other = content.get("otherData", {}) if isinstance(content, dict) else {}
     if other.get("program") != "dpcore":
         raise Error(
-            f"{path} was not written by dpcore.trace; traces of other programs can be opened with "
-            "https://ui.perfetto.dev"
+            f"{path} was not written by dpcore.trace nor by torch.profiler; traces of other "
+            "programs can be opened with https://ui.perfetto.dev"
         )
     info = content.get("distributedInfo", {})
     ranks = _ranks(content["traceEvents"])
@@ -131,39 +198,42 @@ def _read(path: Path) -> Run:
         schedules=other.get("schedules", {}),
         models=list(other.get("models", [])),
         ranks=ranks,
+        commit=str(other.get("commit", "")),
     )
 
 
 def _ranks(entries: Iterable[Mapping[str, Any]]) -> list[RankEvents]:
-    by_rank: dict[int, RankEvents] = {}
-    lanes: dict[tuple[int, int], int] = {}  # the tracks of operations, numbered per rank
     spans: dict[int, list[tuple[Event, int]]] = {}
     for entry in entries:
         rank, kind = entry["pid"], entry.get("cat", "")
         if kind not in _SPANS and kind not in _MOMENTS:
             continue
         spans.setdefault(rank, []).append((_event(entry, kind), entry["tid"]))
-    for rank, found in sorted(spans.items()):
-        found.sort(key=lambda pair: pair[0].begin_ns)
-        tracks = sorted({track for event, track in found if event.kind in ("operation", "wait")})
-        lanes.update({(rank, track): lane for lane, track in enumerate(tracks)})
-        events = by_rank[rank] = RankEvents(rank)
-        lists = {
-            "compute": events.compute,
-            "exposed": events.exposed,
-            "operation": events.operations,
-            "wait": events.waits,
-            "ready": events.ready,
-            "launch": events.launches,
-            "mark": events.marks,
-        }
-        for event, track in found:
-            lists[event.kind].append(event)
-            if event.kind == "operation":
-                events.operation_lanes.append(lanes[rank, track])
-            elif event.kind == "wait":
-                events.wait_lanes.append(lanes[rank, track])
-    return list(by_rank.values())
+    return [rank_events(rank, found) for rank, found in sorted(spans.items())]
+
+
+def rank_events(rank: int, found: Sequence[tuple[Event, int]]) -> RankEvents:
+    """A rank with these events; beside each, the track that it is drawn in."""
+    ordered = sorted(found, key=lambda pair: pair[0].begin_ns)
+    tracks = sorted({track for event, track in ordered if event.kind in ("operation", "wait")})
+    lanes = {track: lane for lane, track in enumerate(tracks)}  # numbered per rank
+    events = RankEvents(rank)
+    lists = {
+        "compute": events.compute,
+        "exposed": events.exposed,
+        "operation": events.operations,
+        "wait": events.waits,
+        "ready": events.ready,
+        "launch": events.launches,
+        "mark": events.marks,
+    }
+    for event, track in ordered:
+        lists[event.kind].append(event)
+        if event.kind == "operation":
+            events.operation_lanes.append(lanes[track])
+        elif event.kind == "wait":
+            events.wait_lanes.append(lanes[track])
+    return events
 
 
 def _event(entry: Mapping[str, Any], kind: str) -> Event:

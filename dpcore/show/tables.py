@@ -72,7 +72,7 @@ def _operations(figures: RunFigures) -> Table:
         [
             line.name,
             str(line.count),
-            short(line.bytes / 2**20),
+            short(line.bytes / 2**20) if line.bytes else "–",
             short(line.in_flight_ms),
             short(line.exposed_ms),
             ", ".join(f"{path} {count}" for path, count in line.paths.items()) or "–",
@@ -99,19 +99,21 @@ def _buckets(run: Run) -> Table:
             span.last_ready_ns - span.first_ready_ns,
             span.launch_ns - span.last_ready_ns,
             span.end_ns - span.launch_ns,
+            span.exposed_ns,
         )
         by_bucket.setdefault((span.model, span.bucket, span.bytes), []).append(times)
     rows = [
         [
             f"{bucket} of {name}" if (name := model_name(run, model)) else str(bucket),
-            short(nbytes / 2**20),
+            short(nbytes / 2**20) if nbytes else "–",
             str(len(times)),
             *(short(_mean(column) * 1e-6) for column in zip(*times, strict=True)),
             parameters_of(run, bucket, nbytes, model) or "–",
         ]
         for (model, bucket, nbytes), times in sorted(by_bucket.items())[:_MOST_ROWS]
     ]
-    columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms", "parameters"]
+    columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms"]
+    columns += ["exposed ms", "parameters"]
     return Table(f"Buckets of rank {run.ranks[0].rank}, means", columns, rows)
 
 

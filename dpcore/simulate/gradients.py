@@ -93,6 +93,11 @@ def _of_trace(path: Path) -> Gradients:
             "record a block in which one model is trained"
         )
     (model,) = found
+    if not any(model["parameter_bytes"]):
+        raise Error(
+            f"{path} does not say how large gradients are: record it with "
+            "torch.profiler.profile(record_shapes=True), or with dpcore.trace"
+        )
     count = len(model["parameters"])
     kinds = [0] * count
     types = sorted({bucket["dtype"] for bucket in model["buckets"]})

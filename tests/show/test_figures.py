@@ -10,9 +10,9 @@ import dpcore as dp
 from dpcore.__main__ import main
 from dpcore.errors import Error
 from dpcore.recorder.file import covered_ms
+from dpcore.recorder.intervals import union_of_spans
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
-from dpcore.show.intervals import union_of_spans
 
 from .traces import MS, model_of, says_nothing, write_trace
 

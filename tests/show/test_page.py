@@ -62,6 +62,7 @@ def test_what_is_pointed_at_is_told(browser, tmp_path):
     tip = browser.text("#tip")
     assert "bucket 0" in tip
     assert "filling 2.000 ms, waiting to be sent 0 ns, in flight 5.000 ms" in tip
+    assert "exposed 1.000 ms" in tip
     assert "1.0 KiB" in tip
     assert "layer0.weight, layer0.bias" in tip
     assert "path ring/moves" in tip

@@ -4,7 +4,7 @@
 class Lane {
   constructor(head, tick, columns) {
     Object.assign(this, head);
-    const [begins, spans, labels, numbers, ready, launch] = columns;
+    const [begins, spans, labels, numbers, ready, launch, exposed] = columns;
     this.length = head.count;
     this.begin = new Float64Array(this.length);
     this.end = new Float64Array(this.length);
@@ -21,6 +21,7 @@ class Lane {
     if (ready) {
       this.ready = Float64Array.from(ready, (value, i) => this.begin[i] + value * tick);
       this.launch = Float64Array.from(launch, (value, i) => this.begin[i] + value * tick);
+      this.exposed = Float64Array.from(exposed, (value) => value * tick);
     }
   }
 
@@ -39,6 +40,12 @@ class Lane {
     const next = this.after(time);
     if (next === 0) return 0;
     return this.covered[next - 1] + Math.min(time, this.end[next - 1]) - this.begin[next - 1];
+  }
+
+  // Whether anything happens in a span of time. Events of a row follow each other.
+  isBusy(begin, end) {
+    const next = this.after(end);
+    return next > 0 && this.end[next - 1] >= begin;
   }
 
   between(begin, end) { return this.coveredUntil(end) - this.coveredUntil(begin); }

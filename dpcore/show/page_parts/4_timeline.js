@@ -4,9 +4,10 @@
 class Timeline {
   constructor(run, view, page) {
     Object.assign(this, { run, view, page });
-    this.layout = layOut(run);
     this.steps = stepsOf(run);
-    this.step = usualStep(this.steps);
+    this.step = 0;
+    this.shown = lanesWithin(run, 0, run.end_ns);
+    this.layout = layOut(run, this.shown);
     this.selected = null;
     this.readout = element("p");
     this.overview = element("canvas", { className: "overview" });
@@ -37,6 +38,18 @@ class Timeline {
     if (width <= 0) return;
     this.painter.resize(width, this.layout.height);
     this.small.resize(width, 30);
+  }
+
+  // Makes room for the rows of what is in view. Rows that have become empty go when `anew` (another
+  // step, another zoom by a button), and stay while somebody drags, under whose hand nothing may jump.
+  arrange(anew) {
+    const { begin, end } = this.scale;
+    const wanted = lanesWithin(this.run, begin, end);
+    if (!anew) for (const lane of this.shown) wanted.add(lane);
+    if (wanted.size === this.shown.size && [...wanted].every((lane) => this.shown.has(lane))) return;
+    this.shown = wanted;
+    this.layout = layOut(this.run, wanted);
+    this.resize();
   }
 
   // ---- drawing ----------------------------------------------------------------------------------
@@ -99,7 +112,8 @@ class Timeline {
 
   drawSelection(scale) {
     if (!this.selected) return;
-    const { band, lane, index } = this.selected;
+    const { lane, index } = this.selected, band = this.bandOf(this.selected);
+    if (!band) return;
     const x = this.painter.toX(scale, lane.begin[index]), right = this.painter.toX(scale, lane.end[index]);
     if (right < scale.left || x > scale.right) return;
     const left = Math.max(scale.left, x);
@@ -149,6 +163,9 @@ class Timeline {
     return null;
   }
 
+  // Where the row of what was found lies now.
+  bandOf(found) { return this.layout.bands.find((band) => band.lane === found.band.lane); }
+
   select(found) {
     this.selected = found;
     this.page.describe(this, found);
@@ -163,7 +180,7 @@ class Timeline {
 
   moveLane(by) {
     const bands = this.layout.bands;
-    const at = this.selected ? bands.indexOf(this.selected.band) : by > 0 ? -1 : bands.length;
+    const at = this.selected ? bands.indexOf(this.bandOf(this.selected)) : by > 0 ? -1 : bands.length;
     const band = bands[Math.min(bands.length - 1, Math.max(0, at + by))];
     const middle = this.selected ? this.selected.lane.begin[this.selected.index] : this.origin + (this.view.begin + this.view.end) / 2;
     const index = Math.max(0, Math.min(band.lane.length - 1, band.lane.after(middle) - 1));

@@ -15,6 +15,8 @@ class Page {
     document.getElementById("runs").append(...this.timelines.map((timeline) => timeline.root));
     for (const timeline of this.timelines) listenTo(timeline, this);
     this.listen();
+    const first = this.timelines[0].steps, counts = this.timelines.map((timeline) => timeline.steps.length);
+    this.goToStep(usualStep(first, Math.max(1, Math.min(...counts))));
     this.oneStep();
     this.resize();
   }
@@ -53,12 +55,13 @@ class Page {
 
   get longest() { return Math.max(...this.timelines.map((timeline) => timeline.run.end_ns)); }
 
-  look(begin, end) {
+  look(begin, end, anew = false) {
     const span = Math.min(1.1 * this.longest, Math.max(200, end - begin));
     this.view.begin = begin;
     this.view.end = begin + span;
-    const steps = this.timelines[0].steps;
-    document.getElementById("step").textContent = steps.length ? `${this.timelines[0].step + 1} of ${steps.length}` : "no steps";
+    const count = this.stepCount;
+    document.getElementById("step").textContent = count ? `${this.step + 1} of ${count}` : "no steps";
+    for (const timeline of this.timelines) timeline.arrange(anew);
     this.draw();
   }
 
@@ -79,19 +82,27 @@ class Page {
   everything() {
     const first = Math.min(...this.timelines.map((timeline) => -timeline.origin));
     const last = Math.max(...this.timelines.map((timeline) => timeline.run.end_ns - timeline.origin));
-    this.look(first - (last - first) * 0.01, last + (last - first) * 0.01);
+    this.look(first - (last - first) * 0.01, last + (last - first) * 0.01, true);
   }
 
   oneStep() {
     const span = Math.max(...this.timelines.map((timeline) => timeline.stepLength));
-    this.look(-0.02 * span, 1.04 * span);
+    this.look(-0.02 * span, 1.04 * span, true);
+  }
+
+  get stepCount() { return Math.max(...this.timelines.map((timeline) => timeline.steps.length)); }
+
+  // All runs at the same step; one that has fewer stays at its last.
+  goToStep(number) {
+    this.step = Math.max(0, Math.min(this.stepCount - 1, number));
+    for (const timeline of this.timelines) {
+      timeline.step = Math.max(0, Math.min(timeline.steps.length - 1, this.step));
+    }
   }
 
   otherStep(by) {
-    for (const timeline of this.timelines) {
-      timeline.step = Math.min(timeline.steps.length - 1, Math.max(0, timeline.step + by));
-    }
-    this.look(this.view.begin, this.view.end);
+    this.goToStep(this.step + by);
+    this.look(this.view.begin, this.view.end, true);
   }
 
   // ---- one event ------------------------------------------------------------------------------------
@@ -140,6 +151,7 @@ function describe(timeline, { band, lane, index }) {
   if (lane.kind === "bucket") {
     lines.push(`filling ${timeText(lane.ready[index] - begin)}, waiting to be sent ${timeText(lane.launch[index] - lane.ready[index])}, ` +
       `in flight ${timeText(end - lane.launch[index])}`);
+    lines.push(`exposed ${timeText(lane.exposed[index])}`);
   }
   if (label.b) lines.push(bytesText(label.b) + (lane.kind === "operation" || lane.kind === "bucket" ? rate(label.b, end - (lane.launch ? lane.launch[index] : begin)) : ""));
   if (label.of) lines.push(label.of);

@@ -1,0 +1,195 @@
+"""``dpcore.trace`` of torch's own DDP: what torch's profiler sees of it, in dpcore's file.
+
+    with dpcore.trace("run.json"):  # torch.distributed is initialised, nobody called dpcore.init()
+        for batch in batches:
+            train_step(batch)
+
+DDP has one place for a communication hook, which belongs to the program, and a hook would change
+the rounding. The profiler changes nothing: it records operators of torch, calls of
+torch.distributed and, on GPUs, kernels, some microseconds each. ``torch_profile`` makes events of
+them. Which parameter a gradient is of comes from DDP's log of the order in which they were ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpcore.errors import Error
+from dpcore.recorder.file import Event, RankRecord
+from dpcore.recorder.recording import Trace, _thread_names
+from dpcore.recorder.torch_profile import RankProfile, align, profile_of, rank_profile
+from dpcore.recorder.torch_profile.clocks import wait_for_the_last
+from dpcore.recorder.torch_profile.events import described
+
+_ORDER = "prev_iteration_grad_ready_order_indices"
+
+
+class TorchGroup:
+    """What a trace asks of a communicator, of torch's process group."""
+
+    closed = False
+
+    def __init__(self, group: Any = None) -> None:
+        import torch.distributed as dist
+
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self.group)
+        self.world_size = dist.get_world_size(self.group)
+        self.transport = self.backend = str(dist.get_backend(self.group))
+
+
+def is_initialised() -> bool:
+    """Whether the program uses torch.distributed. Importing it for this would take seconds."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def group_of(given: Any) -> TorchGroup | None:
+    """The group of a process group or a DDP of torch; None of anything else."""
+    if isinstance(given, TorchGroup):
+        return given
+    if not is_initialised():
+        return None
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(given, DistributedDataParallel) and hasattr(given, "process_group"):
+        given = given.process_group
+    return TorchGroup(given) if isinstance(given, dist.ProcessGroup) else None
+
+
+class ProfilerTrace(Trace):
+    """A trace that torch's profiler records."""
+
+    _comm: Any  # a TorchGroup
+    _profile: RankProfile
+
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if torch.autograd.profiler._is_profiler_enabled:
+            raise Error(
+                "trace: torch's profiler is recording already, and there is one per process; "
+                "`dpcore show` reads the files that it writes"
+            )
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+
+    def _stop(self) -> RankRecord:
+        self._profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rank.json"
+            self._profiler.export_chrome_trace(str(path))
+            content = json.loads(path.read_bytes(), strict=False)
+        profile = rank_profile(profile_of(content))
+        self._profile = replace(
+            profile,
+            rank=self._comm.rank,
+            world_size=self._comm.world_size,
+            host=os.uname().nodename,
+        )
+        to_monotonic = -_unix_minus_monotonic()
+        own = {event.name for event in self._own}  # the program's own "forward" is the one it means
+        found = [
+            _moved(event, to_monotonic)
+            for event in profile.events
+            if event.kind != "compute" or event.name not in own
+        ]
+        merged = sorted([*found, *self._own], key=lambda event: event.begin_ns)
+        kept = merged[-self._capacity :]
+        return RankRecord(
+            rank=self._comm.rank,
+            process=os.getpid(),
+            threads=_thread_names({e.thread for e in kept}, self._comm),
+            dropped=len(merged) - len(kept) + self._own_count - len(self._own),
+            events=kept,
+        )
+
+    def _has_failed(self) -> bool:
+        return not is_initialised()
+
+    def _facts(self) -> dict[str, Any]:
+        gradients = self._profile.gradients
+        names = _names_by_number()
+        if len(names) == len(gradients):
+            gradients = [(name, size) for name, (_, size) in zip(names, gradients, strict=True)]
+        return {
+            "backend": self._comm.backend,
+            "transport": self._comm.transport,
+            "link": "",
+            "models": described(self._profile.layouts, gradients),
+        }
+
+    def _exchange(self) -> list[RankRecord]:
+        """Everybody's events on rank 0, on its clock."""
+        import torch.distributed as dist
+
+        is_first = self._comm.rank == 0
+        parts: list[Any] | None = [None] * self._comm.world_size if is_first else None
+        mine = (self._profile.host, _unix_minus_monotonic(), self._ended().to_bytes())
+        first = dist.get_global_rank(self._comm.group, 0)
+        dist.gather_object(mine, parts, dst=first, group=self._comm.group)
+        return _on_one_clock(parts, self._profile) if parts is not None else []
+
+
+def _on_one_clock(parts: Sequence[tuple[str, int, bytes]], like: RankProfile) -> list[RankRecord]:
+    records = [RankRecord.from_bytes(data) for _, _, data in parts]
+    profiles = [
+        replace(
+            like, rank=record.rank, host=host, steps=[],
+            events=[_moved(event, offset) for event in record.events],
+        )
+        for record, (host, offset, _) in zip(records, parts, strict=True)
+    ]  # fmt: skip
+    base = _unix_minus_monotonic()
+    shifts = align(profiles).shifts
+    shifted = [
+        replace(profile, events=[_moved(event, shift - base) for event in profile.events])
+        for profile, shift in zip(profiles, shifts, strict=True)
+    ]
+    for record, profile in zip(records, wait_for_the_last(shifted), strict=True):
+        record.events = profile.events
+    return records
+
+
+def _names_by_number() -> list[str]:
+    """The names of the parameters from the one whose gradient comes last to the first; nothing
+    where the process has no DDP or several, or DDP has not looked at an iteration yet."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = (x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel))
+    wrapped: list[Any] = [model for model in found if hasattr(model, "reducer")]
+    if len(wrapped) != 1:
+        return []
+    order = str(wrapped[0]._get_ddp_logging_data().get(_ORDER, ""))
+    ignored: set[str] = getattr(wrapped[0], "parameters_to_ignore", set())
+    names = [
+        name
+        for name, parameter in wrapped[0].module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+    numbers = [int(number) for number in order.replace(",", " ").split()]
+    if sorted(numbers) != list(range(len(names))):
+        return []
+    return [names[number] for number in reversed(numbers)]
+
+
+def _moved(event: Event, by_ns: int) -> Event:
+    return event._replace(begin_ns=event.begin_ns + by_ns, end_ns=event.end_ns + by_ns)
+
+
+def _unix_minus_monotonic() -> int:
+    return time.time_ns() - time.monotonic_ns()

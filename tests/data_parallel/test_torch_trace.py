@@ -1,0 +1,144 @@
+"""dp.trace around torch's own DDP: what it says, and that it changes nothing."""
+
+import gc
+import itertools
+import json
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import dpcore as dp
+from dpcore.show import figures_of, read_run
+from dpcore.show.buckets import bucket_spans, parameters_of
+from dpcore.show.figures import steps_of
+from dpcore.show.reading import read_runs
+from tests.ranks.groups import in_group
+
+STEPS = 4
+MS = 1e6
+
+
+def wrapped(views=True):
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    layers = [torch.nn.Linear(600, 600) for _ in range(3)]
+    return DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=1.5, gradient_as_bucket_view=views
+    )
+
+
+def train(model, steps):
+    """Some steps; of each, what DDP measured from the end of its computation to the end of its
+    communication. It says so in the step after."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    waited = []
+    for step in range(steps):
+        torch.manual_seed(step + 100 * dist.get_rank())
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(64, 600)).square().mean().backward()
+        optimizer.step()
+        log = model._get_ddp_logging_data()
+        ends = (log.get(f"backward_{what}_time_end", 0) for what in ("comm", "compute"))
+        waited.append((next(ends) - next(ends)) / MS)
+    return waited
+
+
+def bits(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def traced(path):
+    alone = wrapped()
+    train(alone, 2)
+    train(alone, STEPS)
+    expected = bits(alone)
+    del alone
+    gc.collect()  # of one model alone the parameters' names are known
+    model = wrapped()
+    train(model, 2)
+    with dp.trace(path) as t:
+        waited = train(model, STEPS)
+    same = all(torch.equal(a, b) for a, b in zip(expected, bits(model), strict=True))
+    return waited, t.exposed_ms, t.communication_ms, sorted(t.by_operation()), same
+
+
+def test_a_run_of_torch_ddp_over_gloo(tmp_path):
+    path = tmp_path / "run.json"
+    said = in_group(traced, 2, path, backend="gloo")
+    run = read_run(path)
+    assert (run.world_size, run.transport, len(run.ranks)) == (2, "gloo", 2)
+    figures = figures_of(run)
+    assert figures.steps == STEPS
+    for rank, (waited, exposed_ms, communication_ms, names, same) in zip(
+        run.ranks, said, strict=True
+    ):
+        assert same, "the trace changed the parameters"
+        assert names == ["all_reduce"]
+        mine = figures.ranks[rank.rank]
+        assert mine.exposed_ms == pytest.approx(exposed_ms, abs=1e-3)
+        assert mine.communication_ms == pytest.approx(communication_ms, abs=1e-3)
+        steps = steps_of(rank)
+        ours = [sum(e.ms for e in rank.exposed if b <= e.begin_ns < end) for b, end in steps]
+        # DDP's numbers are those of the step before; the views that it makes are in them.
+        assert ours[:-1] == pytest.approx(waited[1:], rel=0.05, abs=0.2)
+    spans = bucket_spans(run, run.ranks[0])
+    assert len(spans) == STEPS * len({span.bucket for span in spans})
+    assert all(span.launch_ns == span.sent_by.begin_ns for span in spans)
+    names = parameters_of(run, 0, spans[0].bytes, spans[0].model)
+    assert names == "1.weight, 1.bias, 2.weight and 1 more"
+
+
+def profiled(folder):
+    model = wrapped(views=False)
+    train(model, 2)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        waited = train(model, STEPS)
+    profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json"))
+    return waited
+
+
+def copies_ms(path):
+    """Of each step, the time of the copies out of the buckets, which is no waiting."""
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X"]
+    forwards = sorted(e["ts"] for e in events if e["name"] == "DistributedDataParallel.forward")
+    copies = [e for e in events if "copy_bucket_to_grad" in e["name"]]
+    steps = itertools.pairwise([*forwards, math.inf])
+    return [sum(e["dur"] for e in copies if b <= e["ts"] < end) / 1000 for b, end in steps]
+
+
+def test_files_of_the_profiler_of_a_script_that_knows_nothing_of_us(tmp_path):
+    said = in_group(profiled, 2, tmp_path, backend="gloo")
+    (run,) = read_runs([tmp_path])
+    assert figures_of(run).steps == STEPS
+    for rank, waited in zip(run.ranks, said, strict=True):
+        copied = copies_ms(tmp_path / f"rank{rank.rank}.json")
+        for n, (begin, end) in enumerate(steps_of(rank)[:-1]):
+            exposed_ms = sum(e.ms for e in rank.exposed if begin <= e.begin_ns < end)
+            assert exposed_ms == pytest.approx(waited[n + 1] - copied[n], rel=0.05, abs=0.2)
+
+
+def beside_a_profiler():
+    with torch.profiler.profile(), pytest.raises(dp.Error, match="profiler is recording already"):
+        dp.trace().__enter__()
+    with dp.trace(comm=wrapped()) as t, t.span("mine"):
+        dist.all_reduce(torch.ones(10))
+    return t.by_operation()["all_reduce"]["count"], [e.name for e in t.events if e.name == "mine"]
+
+
+def test_one_profiler_at_a_time_and_no_file(tmp_path):
+    assert in_group(beside_a_profiler, 2, backend="gloo") == 2 * [(1, ["mine"])]
+
+
+def failing(path):
+    with pytest.raises(ZeroDivisionError), dp.trace(path):
+        dist.all_reduce(torch.ones(10))
+        1 / 0  # noqa: B018
+
+
+def test_every_rank_writes_its_own_file_after_an_error(tmp_path):
+    in_group(failing, 2, tmp_path / "run.json", backend="gloo")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.rank0.json", "run.rank1.json"]
+    assert "ZeroDivisionError" in read_run(tmp_path / "run.rank1.json").error

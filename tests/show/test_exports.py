@@ -1,0 +1,120 @@
+"""dpcore show --csv and --export kineto: what other programs read."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from dpcore.__main__ import main
+from dpcore.show import figures_of, read_run
+from dpcore.show.reading import read_runs
+from dpcore.show.rows import COLUMNS
+
+from .profiles import GLOO
+from .traces import write_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows_of(path):
+    with path.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_row_per_step_rank_and_bucket(tmp_path):
+    told = {"link": "1gbit,50us", "commit": "abc123"}
+    path = write_trace(tmp_path / "run.json", steps=3, **told)
+    assert main(["show", str(path), "--csv", str(tmp_path / "rows.csv")]) == 0
+    rows = rows_of(tmp_path / "rows.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    keys = [(row["rank"], row["step"], row["bucket"]) for row in rows]
+    assert keys == [(r, s, b) for r in "01" for s in "123" for b in "01"]
+    first, second = rows[:2]
+    same = ("run", "schedule", "link", "transport", "world", "commit")
+    assert [first[name] for name in same] == [
+        "run", "bucketed", "1gbit,50us", "tcp", "2", "abc123"
+    ]  # fmt: skip
+    times = ("begin_ms", "filling_ms", "not_sent_ms", "in_flight_ms", "exposed_ms", "step_ms")
+    assert [float(first[name]) for name in times] == pytest.approx([8, 2, 0, 5, 1, 20])
+    assert float(second["exposed_ms"]) == pytest.approx(3)
+    assert float(first["step_exposed_ms"]) == pytest.approx(4)
+    assert first["parameters"] == "layer0.weight, layer0.bias"
+    assert not (tmp_path / "run.html").exists()
+
+
+def test_rows_of_several_runs_and_of_torch(tmp_path, capsys):
+    path = write_trace(tmp_path / "run.json", steps=2)
+    assert main(["show", str(path), *map(str, GLOO), "--csv", "-"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {row["run"] for row in rows} == {"run", "gloo"}
+    of_torch = [row for row in rows if row["run"] == "gloo"]
+    assert len(of_torch) == 2 * 3 * 3
+    assert {row["transport"] for row in of_torch} == {"gloo"}
+    for row in of_torch:
+        assert float(row["exposed_ms"]) <= float(row["step_exposed_ms"]) < float(row["step_ms"])
+
+
+def test_the_columns_are_documented_where_they_are_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        main(["show", "--help"])
+    out = capsys.readouterr().out
+    page = (ROOT / "docs" / "show.md").read_text()
+    for name, meaning in COLUMNS.items():
+        assert f"  {name:<16} {meaning}\n" in out
+        assert f"| `{name}` | {meaning} |\n" in page
+
+
+# ---- kineto --------------------------------------------------------------------------------------
+
+
+def exported(path):
+    assert main(["show", str(path), "--export", "kineto"]) == 0
+    return sorted(path.with_suffix(".kineto").iterdir())
+
+
+def test_a_file_per_rank_with_correlated_launches(tmp_path):
+    files = exported(write_trace(tmp_path / "run.json", steps=3))
+    assert [file.name for file in files] == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+    for rank, file in enumerate(files):
+        assert f'"rank": {rank},' in file.read_text()  # a text that HTA looks for
+        content = json.loads(file.read_text())
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        assert content["distributedInfo"] == info
+        events = [e for e in content["traceEvents"] if e["ph"] == "X"]
+        kernels = [e for e in events if e["cat"] == "kernel"]
+        launches = [e for e in events if e["cat"] == "cuda_runtime"]
+        numbers = [e["args"]["correlation"] for e in kernels]
+        assert numbers == [e["args"]["correlation"] for e in launches]
+        assert len(set(numbers)) == len(numbers) and min(numbers) > 1 << 16
+        sent = [e for e in kernels if e["name"] == "ncclDevKernel_AllReduce"]
+        assert len(sent) == 6 and not {e["args"]["stream"] for e in sent} & {7}
+        assert {e["args"]["stream"] for e in kernels} - {7} == {e["args"]["stream"] for e in sent}
+        steps = [e["name"] for e in events if e["name"].startswith("ProfilerStep#")]
+        assert steps == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
+
+
+@pytest.mark.parametrize("make", ["ours", "torch"])
+def test_overlap_survives(tmp_path, make):
+    """What is read back is on streams of a GPU, and has the overlap that was written."""
+    if make == "ours":
+        path = write_trace(tmp_path / "run.json", late=1.0)
+        run, files = read_run(path), exported(path)
+    else:
+        (run,) = read_runs(GLOO)
+        from dpcore.show.kineto import export
+
+        files = export(run, tmp_path / "gloo.kineto")
+    (again,) = read_runs(files)
+    before, after = figures_of(run), figures_of(again)
+    for one, other in zip(before.ranks, after.ranks, strict=True):
+        assert other.overlap == pytest.approx(one.overlap, abs=0.001)
+        assert other.communication_ms == pytest.approx(one.communication_ms, rel=0.001)
+
+
+def test_a_file_where_the_folder_would_be(tmp_path, capsys):
+    path = write_trace(tmp_path / "run.json")
+    (tmp_path / "run.kineto").write_text("mine")
+    assert main(["show", str(path), "--export", "kineto"]) == 1
+    assert "is in the way" in capsys.readouterr().err
+    assert (tmp_path / "run.kineto").read_text() == "mine"
