@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness.contenders import ROOT
+from dpcore.compare.collectives.contenders import ROOT
 
 PORT, RAW_PORT = 29547, 29548
 RAW_SECONDS = 1.0
@@ -34,7 +34,7 @@ def on_hosts(
     body: Callable[..., Any], world: int, rate: str, bytes_per_second: float, **arguments: Any
 ) -> tuple[list[Any], float]:
     """``body(comm, **arguments)`` returns something that JSON can hold."""
-    from tests.faults import hosts as namespaces
+    from dpcore.compare import hosts as namespaces
 
     with namespaces.hosts(world) as made:
         made.shape(rate, burst_of(rate), both_ways=True)

@@ -23,4 +23,4 @@ def _popen(command, **options):
 @pytest.fixture(autouse=True)
 def _ranks_that_train_are_forked(monkeypatch):
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": _popen})
-    monkeypatch.setattr("benchmarks.training.start.subprocess", replaced)
+    monkeypatch.setattr("dpcore.compare.training.start.subprocess", replaced)

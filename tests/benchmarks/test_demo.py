@@ -8,9 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import demo
-from benchmarks.training import worker
-from benchmarks.training.worker import Job
+from dpcore.compare import demo
+from dpcore.compare.training import worker
+from dpcore.compare.training.worker import Job
 from dpcore.show import read_run
 from dpcore.show.buckets import bucket_spans
 from tests.show.traces import write_trace

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import numpy as np
 import torch
 
-from benchmarks.harness.workers.backend import (
+from dpcore.compare.collectives.workers.backend import (
     Backend,
     Place,
     Prepared,

@@ -8,14 +8,14 @@ from typing import Any
 import mpi4py
 import numpy as np
 
-from benchmarks.harness.workers.backend import (
+from dpcore.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
     Place,
     UnsupportedError,
     ordinary_memory,
 )
-from benchmarks.harness.workers.layout import ROOT, FloatArray, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT, FloatArray, pingpong_partner
 
 # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes every call take locks.
 mpi4py.rc.thread_level = "funneled"

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.cells import TYPE
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.interleave import Measurement
-from benchmarks.harness.summary import summarise
+from dpcore.compare.collectives.cells import TYPE
+from dpcore.compare.collectives.contenders import ROOT
+from dpcore.compare.collectives.interleave import Measurement
+from dpcore.compare.collectives.summary import summarise
 
 SCHEMA = 1
 

@@ -82,7 +82,7 @@ def wire(name: str, world: int) -> Iterator[Wire]:
     if name == "loopback":
         yield LOOPBACK
         return
-    from tests.faults import hosts as namespaces
+    from dpcore.compare import hosts as namespaces
 
     if reason := namespaces.why_not():
         raise NoWireError(f"a shaped link {reason}")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 def main() -> None:
     del sys.path[0]  # this folder: its file names would shadow packages
-    sys.path.append(str(Path(__file__).resolve().parents[3]))
-    from benchmarks.harness.workers.backend import Place
-    from benchmarks.harness.workers.serve import serve
+    sys.path.append(str(Path(__file__).resolve().parents[4]))
+    from dpcore.compare.collectives.workers.backend import Place
+    from dpcore.compare.collectives.workers.serve import serve
 
     group, job, world, rank = sys.argv[1:5]
     serve(Place(group=group, rank=int(rank), world=int(world), job=job))

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.cells import size_text
-from benchmarks.harness.interleave import Measurement
-from benchmarks.harness.records import machine
-from benchmarks.harness.session import Run
-from benchmarks.harness.summary import Figures, summarise
-from benchmarks.harness.table import microseconds
+from dpcore.compare.collectives.cells import size_text
+from dpcore.compare.collectives.interleave import Measurement
+from dpcore.compare.collectives.session import Run
+from dpcore.compare.collectives.summary import Figures, summarise
+from dpcore.compare.collectives.table import microseconds
+from dpcore.compare.records import machine
 
 
 def draw_all(path: Path | None, runs: Sequence[Run]) -> list[Path]:
@@ -19,7 +19,7 @@ def draw_all(path: Path | None, runs: Sequence[Run]) -> list[Path]:
     if path is None:
         return []
     # matplotlib takes half a second to import: only who wants a picture pays.
-    from benchmarks.harness.plot import draw
+    from dpcore.compare.collectives.plot import draw
 
     def kind(run: Run) -> tuple[int, str]:
         return run[0].cell.world, run[0].cell.collective

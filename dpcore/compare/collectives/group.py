@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import contenders
-from benchmarks.harness.wires import LOOPBACK, Wire
+from dpcore.compare.collectives import contenders
+from dpcore.compare.collectives.wires import LOOPBACK, Wire
 
 START_SECONDS = 90.0
 QUIT_SECONDS = 10.0

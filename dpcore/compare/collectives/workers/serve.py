@@ -16,8 +16,8 @@ import socket
 import threading
 from typing import Any
 
-from benchmarks.harness.leftovers import remove_own_files
-from benchmarks.harness.workers.backend import Backend, Place, Prepared, UnsupportedError
+from dpcore.compare.collectives.leftovers import remove_own_files
+from dpcore.compare.collectives.workers.backend import Backend, Place, Prepared, UnsupportedError
 
 PR_SET_PDEATHSIG = 1
 
@@ -77,22 +77,22 @@ def _obey(command: dict[str, Any], backend: Backend, cells: dict[str, Prepared])
 def load(place: Place) -> Backend:
     """Imports what the group needs and nothing else: an MPI environment has no torch."""
     if place.group in ("dpcore", "dpcore-tcp"):
-        from benchmarks.harness.workers.native import DpcoreBackend
+        from dpcore.compare.collectives.workers.native import DpcoreBackend
 
         return DpcoreBackend(place, "tcp" if place.group == "dpcore-tcp" else "auto")
     if place.group == "gloo":
-        from benchmarks.harness.workers.gloo import GlooBackend
+        from dpcore.compare.collectives.workers.gloo import GlooBackend
 
         return GlooBackend(place)
     if place.group == "bounds":
-        from benchmarks.harness.workers.bounds import BoundsBackend
+        from dpcore.compare.collectives.workers.bounds import BoundsBackend
 
         return BoundsBackend(place)
     if place.group == "stream":
-        from benchmarks.harness.workers.stream import StreamBackend
+        from dpcore.compare.collectives.workers.stream import StreamBackend
 
         return StreamBackend(place)
-    from benchmarks.harness.workers.mpi import MpiBackend
+    from dpcore.compare.collectives.workers.mpi import MpiBackend
 
     return MpiBackend(place)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.workers.backend import (
+from dpcore.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
     Place,
@@ -16,7 +16,7 @@ from benchmarks.harness.workers.backend import (
     UnsupportedError,
     ordinary_memory,
 )
-from benchmarks.harness.workers.layout import ROOT, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT, pingpong_partner
 
 try:
     import dpcore

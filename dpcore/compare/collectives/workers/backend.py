@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.workers.layout import FloatArray, count_wrong, fill, layout
+from dpcore.compare.collectives.workers.layout import FloatArray, count_wrong, fill, layout
 
 Operation = Callable[[], object]
 CACHE_LINE = 64

@@ -8,9 +8,9 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.harness.cells import TYPE, Cell, size_text
-from benchmarks.harness.interleave import Measurement
-from benchmarks.harness.summary import Figures, summarise
+from dpcore.compare.collectives.cells import TYPE, Cell, size_text
+from dpcore.compare.collectives.interleave import Measurement
+from dpcore.compare.collectives.summary import Figures, summarise
 
 _COLUMNS = (
     ("size", 10, "B"),

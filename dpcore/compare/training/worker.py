@@ -1,6 +1,7 @@
-"""One rank of a training benchmark, as a process of its own: so it can live in a namespace.
+r"""One rank of a training benchmark, as a process of its own: so it can live in a namespace.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m benchmarks.training.worker JSON
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... \
+        python -m dpcore.compare.training.worker JSON
 
 Rank 0 prints a line of JSON per step, then one with everything. All contenders exist at once and
 take turns, a few steps each. Both use torch's rendezvous; dpcore connects through its store.
@@ -23,10 +24,10 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
-from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, warm_steps, wrapped
-from benchmarks.training.text import Text, language_model, loss_of
-from benchmarks.training.torch_trace import TorchTrace
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, warm_steps, wrapped
+from dpcore.compare.training.text import Text, language_model, loss_of
+from dpcore.compare.training.torch_trace import TorchTrace
 
 _RAW_BYTES = 16 << 20
 _TRACED_STEPS = 4

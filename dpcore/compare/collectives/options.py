@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.cells import parse_sizes
-from benchmarks.harness.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
-from benchmarks.harness.interleave import Pace
+from dpcore.compare.collectives.cells import parse_sizes
+from dpcore.compare.collectives.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
+from dpcore.compare.collectives.interleave import Pace
 
 
 @dataclass(frozen=True)

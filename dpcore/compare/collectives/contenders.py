@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.wires import LOOPBACK, Wire
+from dpcore.compare.collectives.wires import LOOPBACK, Wire
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 START = Path(__file__).resolve().parent / "workers" / "start.py"
 PEERS = ("gloo", "openmpi", "mpich")
 TUNING = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_", "DPCORE_")  # kept, and recorded

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.harness.interleave import Measurement
+from dpcore.compare.collectives.interleave import Measurement
 from dpcore.ddp.overlap import median_interval
 
 # Below, the bound measures its own call from Python and not memory: no ratio is shown.

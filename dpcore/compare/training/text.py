@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.training.models import Language
+from dpcore.compare.training.models import Language
 
 LENGTH = 64
 _FILE = Path(__file__).with_name("alice.txt")

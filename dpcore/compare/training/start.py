@@ -1,4 +1,4 @@
-"""Starts the ranks of `benchmarks.training.worker`: on this host, or each in its own namespace.
+"""Starts the ranks of `dpcore.compare.training.worker`: on this host, or each in its own namespace.
 
 Within a namespace ranks have a network card with an address, and what leaves it is shaped by the
 kernel: the same TCP, congestion control and queues as between two machines.
@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.harness.contenders import ROOT
-from benchmarks.training.worker import Job
-from tests.faults import hosts as namespaces
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.collectives.contenders import ROOT
+from dpcore.compare.training.worker import Job
 
 PORT = 29541  # within a namespace, which has nobody else; on this host one that is free
 RAW_PORT = 29542
@@ -49,7 +49,7 @@ def run_job(
         environment |= {"GLOO_SOCKET_IFNAME": "eth0"}
     else:
         environment |= {"MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-m", "benchmarks.training.worker", job.to_json()]
+    command = [sys.executable, "-m", "dpcore.compare.training.worker", job.to_json()]
     result: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as complaints:
         ranks = [

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from benchmarks.harness import table
-from benchmarks.harness.cells import Cell, cells_of, size_text
-from benchmarks.harness.contenders import Contender
-from benchmarks.harness.interleave import Field, Measurement
-from benchmarks.harness.leftovers import private_folder
-from benchmarks.harness.options import Options
-from benchmarks.harness.records import append, records, run_facts
-from benchmarks.harness.summary import total_wrong
-from benchmarks.harness.wires import LOOPBACK, wire
+from dpcore.compare.collectives import table
+from dpcore.compare.collectives.cells import Cell, cells_of, size_text
+from dpcore.compare.collectives.contenders import Contender
+from dpcore.compare.collectives.interleave import Field, Measurement
+from dpcore.compare.collectives.leftovers import private_folder
+from dpcore.compare.collectives.options import Options
+from dpcore.compare.collectives.summary import total_wrong
+from dpcore.compare.collectives.wires import LOOPBACK, wire
+from dpcore.compare.records import append, records, run_facts
 
 Run = list[Measurement]  # one cell, all contenders
 AWAKE_LIMIT = 0.05  # cores; more means that an idle group disturbed the others

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
-from benchmarks.harness.workers.backend import Backend, Place, Prepared, UnsupportedError
+from dpcore.compare.collectives.workers.backend import Backend, Place, Prepared, UnsupportedError
 from dpcore.files import write_whole
 
 PIECE = 256 << 10

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.cells import Cell
-from benchmarks.harness.contenders import Contender, NotInstalledError
-from benchmarks.harness.group import GroupError, RankGroup
-from benchmarks.harness.wires import LOOPBACK, Wire
+from dpcore.compare.collectives.cells import Cell
+from dpcore.compare.collectives.contenders import Contender, NotInstalledError
+from dpcore.compare.collectives.group import GroupError, RankGroup
+from dpcore.compare.collectives.wires import LOOPBACK, Wire
 
 MOST_STARTS = 3  # of one group: a library that breaks in one cell may still do the others
 SLOWEST_BYTES_PER_SECOND = 50e6  # what is slower than this counts as hung

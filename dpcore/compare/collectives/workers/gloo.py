@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness.workers.backend import (
+from dpcore.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
     Place,
     UnsupportedError,
     ordinary_memory,
 )
-from benchmarks.harness.workers.layout import ROOT, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT, pingpong_partner
 
 
 class GlooBackend(CollectiveBackend):

@@ -1,4 +1,4 @@
-"""The first thing to run: torch DDP and dpcore train the same model. `python -m benchmarks.demo`
+"""The first thing to run: torch DDP and dpcore train the same model. `make demo`
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
 with dpcore in turn, both without arguments: within this machine, and over a link of 1 Gbit/s,
@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.training.ranks import DEFAULT, TORCH_OVER_OURS
-from benchmarks.training.start import RankFailed, run_job, shaped_hosts
-from benchmarks.training.worker import Job
 from dpcore import _C
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.training.ranks import DEFAULT, TORCH_OVER_OURS
+from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
+from dpcore.compare.training.worker import Job
 from dpcore.show import figures_of, read_run, write_page, write_picture
 from dpcore.show.figures import short
-from tests.faults import hosts as namespaces
 
 RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
 CONTENDERS = ("torch", DEFAULT)  # each as it is without arguments

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
-from benchmarks.harness.beside_default import DEFAULT, TORCH
-from benchmarks.harness.summary import of_slowest_rank
-from benchmarks.training.models import MODELS
 from dpcore._autoload import register
+from dpcore.compare.collectives.summary import of_slowest_rank
+from dpcore.compare.training.models import MODELS
 from dpcore.reference.ladder import LADDER
 
+DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
+TORCH = "torch"
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
 OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from benchmarks.harness.cells import size_text
-from benchmarks.harness.interleave import Measurement
-from benchmarks.harness.summary import Figures, summarise
+from dpcore.compare.collectives.cells import size_text
+from dpcore.compare.collectives.interleave import Measurement
+from dpcore.compare.collectives.summary import Figures, summarise
 
 SMALL_BYTES = 64 << 10  # up to here the time matters ...
 WIDE_BYTES = 4 << 10  # ... and from here on the bandwidth
