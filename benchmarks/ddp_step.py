@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.training.memory import peak
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.records import keep, run_facts
+from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (
     ALONE,

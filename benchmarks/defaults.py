@@ -30,12 +30,11 @@ from typing import Any
 import torch
 
 from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
-from benchmarks.harness.shaped import burst_of
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.collectives.summary import of_slowest_rank, paired
-from dpcore.compare.records import keep, load, run_facts
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.ratios import of_slowest_rank, paired
+from dpcore.compare.records import ROOT, keep, load, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job

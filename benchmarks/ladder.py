@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.records import keep, run_facts
+from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (
     ALONE,

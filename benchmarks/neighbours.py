@@ -33,10 +33,9 @@ from torch.distributed.fsdp import fully_shard
 
 from benchmarks.harness.neighbours import neighbours
 from dpcore.compare.collectives.cells import parse_sizes, size_text
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.collectives.summary import Ratio, of_slowest_rank, paired
-from dpcore.compare.records import keep, run_facts
+from dpcore.compare.ratios import Ratio, of_slowest_rank, paired
+from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (
     ALONE,

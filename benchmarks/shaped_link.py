@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.shaped import burst_of
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.collectives.summary import of_slowest_rank
-from dpcore.compare.records import keep, run_facts
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.ranks import ALONE, DEFAULT
 from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job

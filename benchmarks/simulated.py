@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.compare.collectives.contenders import ROOT
 from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.records import keep, run_facts
+from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.costs.link import parse_speed
 from dpcore.simulate import gradients_of, predict

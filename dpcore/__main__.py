@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_simulate(commands)
     _add_doctor(commands)
+    _add_compare(commands)
     return parser
 
 
@@ -237,6 +238,20 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 
 
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.compare.arguments import EXAMPLES, add_arguments
+
+    compare = _command(
+        commands,
+        "compare",
+        _compare,
+        help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
+        description="Measures contenders in turns, in one run, and says what can be concluded.",
+        epilog=EXAMPLES,
+    )
+    add_arguments(compare)
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore.commands import bench, calibrate
 
@@ -277,6 +292,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from dpcore.commands import doctor
 
     return doctor.show(as_json=options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from dpcore.compare import command
+
+    return command.run(options)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dpcore.compare.collectives.contenders import ROOT
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.records import ROOT
 
 PORT, RAW_PORT = 29547, 29548
 RAW_SECONDS = 1.0
-_BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
-_OTHER_BURST = "64kb"
-
-
-def burst_of(rate: str) -> str:
-    """What a card of this rate may send at once: see Hosts.shape."""
-    return _BURSTS.get(rate, _OTHER_BURST)
 
 
 def on_hosts(

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from dpcore import _C
 from dpcore.compare import hosts as namespaces
+from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.training.ranks import DEFAULT, TORCH_OVER_OURS
 from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job
@@ -97,7 +98,7 @@ def train(scene: Scene, rounds: int, steps: int, folder: Path, console: Console)
 
 def step_ms(result: dict[str, Any], name: str) -> float:
     """The median of the slowest rank's steps."""
-    return statistics.median(map(max, zip(*result["seconds"][name], strict=True))) * 1e3
+    return statistics.median(of_slowest_rank(result["seconds"][name])) * 1e3
 
 
 def losses(result: dict[str, Any], name: str) -> list[float]:

@@ -33,6 +33,15 @@ def why_not() -> str:
     return ""
 
 
+_BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
+_OTHER_BURST = "64kb"
+
+
+def burst_of(rate: str) -> str:
+    """What a card of this rate may send at once: see Hosts.shape."""
+    return _BURSTS.get(rate, _OTHER_BURST)
+
+
 class Hosts:
     def __init__(self, names: list[str], switch: str) -> None:
         self.names = names

@@ -1,4 +1,4 @@
-"""One JSON line per cell and contender, complete enough to be judged without the machine."""
+"""On which machine, commit and day something was measured; files with one JSON line each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcore.compare.collectives.cells import TYPE
-from dpcore.compare.collectives.contenders import ROOT
-from dpcore.compare.collectives.interleave import Measurement
-from dpcore.compare.collectives.summary import summarise
+from dpcore import __version__
 
 SCHEMA = 1
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, or what dpcore is installed in
 
 
 def run_facts(versions: dict[str, dict[str, str]], settings: dict[str, Any]) -> dict[str, Any]:
@@ -33,34 +31,6 @@ def run_facts(versions: dict[str, dict[str, str]], settings: dict[str, Any]) -> 
         "versions": versions,
         "settings": settings,
     }
-
-
-def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[str, Any]]:
-    lines = []
-    for result, figures in zip(results, summarise(results), strict=True):
-        cell = result.cell
-        line = facts | {
-            "load": os.getloadavg()[0],
-            "collective": cell.collective,
-            "world": cell.world,
-            "bytes": cell.bytes,
-            "count": cell.elements,
-            "type": TYPE,
-            "redop": cell.kind.redop,
-            "contender": result.contender.name,
-            "role": result.contender.role,
-            "iterations": result.iterations,
-            "rounds_s": result.rounds,
-            "wrong": result.wrong,
-        }
-        if figures is not None:
-            line |= vars(figures)
-        if result.missing:
-            line["missing"] = result.missing
-        if result.facts:
-            line["facts"] = result.facts
-        lines.append(line)
-    return lines
 
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
@@ -91,7 +61,10 @@ def command_line() -> str:
 
 
 def commit() -> str:
-    """The commit measured, with `+` where the working tree differs from it."""
+    """The commit measured, with `+` where the working tree differs from it; of an installed package
+    its version."""
+    if not (ROOT / ".git").exists():
+        return f"of version {__version__}"
     try:
         name = _git("rev-parse", "--short=12", "HEAD")
         return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import defaults, readme
 from benchmarks.harness import beside_default
-from dpcore.compare.collectives.summary import paired
+from dpcore.compare.ratios import paired
 from dpcore.compare.training.worker import in_turn
 from tests.faults.hosts import why_not
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcore.compare.collectives.wires import LOOPBACK, Wire
+from dpcore.compare.records import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 START = Path(__file__).resolve().parent / "workers" / "start.py"
 PEERS = ("gloo", "openmpi", "mpich")
 TUNING = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_", "DPCORE_")  # kept, and recorded
@@ -68,10 +68,8 @@ def commands(group: str, world: int, job: str, wire: Wire = LOOPBACK) -> list[li
 
 def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
     library, _, tcp = group.partition("-")
-    venv = ROOT / f".venv-{library}"
+    venv = _environment_of(library)
     mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
-    if not (mpiexec.exists() and python.exists()):
-        raise NotInstalledError(f"no {venv.name}: `make bench` installs it")
     options = _OPENMPI_OPTIONS if library == "openmpi" else []
     if library == "openmpi" and world > _cores():
         options = [*options, "--oversubscribe"]
@@ -81,6 +79,17 @@ def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
         return [*command, *rank]
     more = wire.openmpi() if library == "openmpi" else wire.mpich()
     return wire.before_mpiexec(library, [*command, *more, *rank])
+
+
+def _environment_of(library: str) -> Path:
+    """The library's own environment: Open MPI and MPICH both bring a libmpi.so. It lies where dpcore
+    was checked out, or in the folder where the program runs."""
+    name = f".venv-{library}"
+    for venv in (ROOT / name, Path.cwd() / name):
+        if (venv / "bin" / "mpiexec").exists() and (venv / "bin" / "python").exists():
+            return venv
+    pip = f"{name}/bin/pip install numpy mpi4py {library}"
+    raise NotInstalledError(f"not installed; this does it: python3 -m venv {name} && {pip}")
 
 
 # With more ranks than cores MPICH spins out whole time slices, 15 ms for 8 bytes, unless told to

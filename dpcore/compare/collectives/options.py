@@ -70,7 +70,7 @@ def options_of(made: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         standard = arguments.quick_sizes if arguments.quick else arguments.default_sizes
         worlds = tuple(int(n) for n in arguments.world.split(","))
         sizes = tuple(parse_sizes(arguments.sizes or standard))
-        peers = _peers(arguments.peers)
+        peers = chosen_peers(arguments.peers)
     except ValueError as error:
         made.error(str(error))
     if min(worlds) < 2:
@@ -84,7 +84,7 @@ def options_of(made: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     return Options(worlds, sizes, peers, pace, arguments.json, arguments.plot, arguments.huge_pages)
 
 
-def _peers(text: str) -> tuple[str, ...]:
+def chosen_peers(text: str) -> tuple[str, ...]:
     names: Sequence[str] = [] if text in ("", "none") else text.split(",")
     unknown = [name for name in names if name not in PEERS]
     if unknown:

@@ -20,9 +20,9 @@ from dpcore.compare.collectives.contenders import Contender
 from dpcore.compare.collectives.interleave import Field, Measurement
 from dpcore.compare.collectives.leftovers import private_folder
 from dpcore.compare.collectives.options import Options
-from dpcore.compare.collectives.summary import total_wrong
+from dpcore.compare.collectives.summary import records, total_wrong
 from dpcore.compare.collectives.wires import LOOPBACK, wire
-from dpcore.compare.records import append, records, run_facts
+from dpcore.compare.records import append, run_facts
 
 Run = list[Measurement]  # one cell, all contenders
 AWAKE_LIMIT = 0.05  # cores; more means that an idle group disturbed the others
@@ -33,10 +33,11 @@ def run(
     collectives: Sequence[str],
     options: Options,
     link: str = LOOPBACK.name,
+    quiet: bool = False,
 ) -> list[Run]:
     """Everything asked for. What is missing is reported, and is not an error."""
     _end_in_order_on_signals()
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=quiet)
     runs: list[Run] = []
     cells = {world: cells_of(collectives, options.sizes, world) for world in options.worlds}
     turns = len(contenders) * (options.pace.rounds + 2)
@@ -104,7 +105,7 @@ class _Shown:
         elif self._console.is_terminal:
             self._console.print(Text(text, style=style), soft_wrap=True)
         else:
-            print(text, flush=True)
+            print(text, flush=True, file=self._console.file)
 
     def lines(self, texts: Sequence[str]) -> None:
         for text in texts:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
+from dpcore.compare.collectives.cells import TYPE
 from dpcore.compare.collectives.interleave import Measurement
-from dpcore.ddp.overlap import median_interval
 
 # Below, the bound measures its own call from Python and not memory: no ratio is shown.
 BOUND_FROM_BYTES = 1 << 20
@@ -54,26 +56,34 @@ def summarise(results: Sequence[Measurement]) -> list[Figures | None]:
     return figures
 
 
-def of_slowest_rank(of_ranks: Iterable[Sequence[float]]) -> list[float]:
-    """Round by round the time of the rank that took longest, from the rounds of each rank."""
-    return [max(times) for times in zip(*of_ranks, strict=True)]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The median of the ratios of two contenders' rounds, and where the true one lies with a
-    confidence of 95% (the whole range below 6 rounds, which are too few)."""
-
-    median: float
-    low: float
-    high: float
-
-
-def paired(ours: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Of times in the same rounds: what makes the machine slow for a while makes both slow."""
-    ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
-    return Ratio(median(ratios), *median_interval(ratios, 0.05))
-
-
 def total_wrong(results: Sequence[Measurement]) -> int:
     return sum(result.wrong or 0 for result in results)
+
+
+def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """One per contender of a cell, complete enough to be judged without the machine."""
+    lines = []
+    for result, figures in zip(results, summarise(results), strict=True):
+        cell = result.cell
+        line = facts | {
+            "load": os.getloadavg()[0],
+            "collective": cell.collective,
+            "world": cell.world,
+            "bytes": cell.bytes,
+            "count": cell.elements,
+            "type": TYPE,
+            "redop": cell.kind.redop,
+            "contender": result.contender.name,
+            "role": result.contender.role,
+            "iterations": result.iterations,
+            "rounds_s": result.rounds,
+            "wrong": result.wrong,
+        }
+        if figures is not None:
+            line |= vars(figures)
+        if result.missing:
+            line["missing"] = result.missing
+        if result.facts:
+            line["facts"] = result.facts
+        lines.append(line)
+    return lines

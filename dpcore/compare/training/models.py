@@ -38,7 +38,8 @@ class Language(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.layers(self.embedding(tokens) + self.places[: tokens.shape[1]])
-        return x @ self.embedding.weight.T
+        logits: torch.Tensor = x @ self.embedding.weight.T
+        return logits
 
 
 class Bottleneck(nn.Module):
@@ -60,7 +61,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.middle(self.first(x).relu()).relu()
-        return (self.last(y) + self.around(x)).relu()
+        out: torch.Tensor = (self.last(y) + self.around(x)).relu()
+        return out
 
 
 class ResNet50(nn.Module):
@@ -80,7 +82,8 @@ class ResNet50(nn.Module):
         self.last = nn.Linear(inputs, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.layers(x))
+        logits: torch.Tensor = self.last(self.layers(x))
+        return logits
 
 
 def mlp() -> tuple[nn.Module, Step]:

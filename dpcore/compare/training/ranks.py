@@ -21,8 +21,10 @@ import torch.distributed as dist
 
 import dpcore as dp
 from dpcore._autoload import register
-from dpcore.compare.collectives.summary import of_slowest_rank
+from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.training.making import is_path, loaded
 from dpcore.compare.training.models import MODELS
+from dpcore.errors import Error
 from dpcore.reference.ladder import LADDER
 
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
@@ -41,7 +43,9 @@ Times = dict[str, list[float]]
 def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
     """What a contender is, and its size of buckets: MiB, or auto behind a schedule."""
     pattern = r"(.+?)(?: ([0-9.]+|(?<=bucketed )auto))?"
-    kind, size = re.fullmatch(pattern, name.removesuffix(TRACED)).groups()
+    found = re.fullmatch(pattern, name.removesuffix(TRACED))
+    assert found is not None
+    kind, size = found.groups()
     return kind, {} if size is None else {"bucket_cap_mb": size if size == "auto" else float(size)}
 
 
@@ -50,33 +54,47 @@ def warm_steps(name: str) -> int:
     return SETTLING_STEPS if kind_and_cap(name)[0] == DEFAULT else WARM_STEPS
 
 
-def wrapped(name: str, model: torch.nn.Module, comm: Any) -> Any:
-    """The model as the contender trains it."""
+def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any:
+    """The model as the contender trains it. Options are those that both wrappers have."""
     kind, cap = kind_and_cap(name)
     if kind == ALONE:
         return model
     if kind == DEFAULT:
-        return dp.DataParallel(model, comm=comm)
+        return dp.DataParallel(model, comm=comm, **options)
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):
-        ddp = torch_ddp(name, model)
+        ddp = torch_ddp(name, model, **options)
         if kind == TORCH_OVER_OURS:
             ddp.register_comm_hook(comm, average_by_ours)
         return ddp
     if kind in STEPS_OF_THE_LADDER:
         return STEPS_OF_THE_LADDER[kind](model, comm, **cap)
-    return dp.DataParallel(model, comm=comm, schedule=kind.removeprefix("dpcore "), **cap)
+    schedule: Any = kind.removeprefix("dpcore ")
+    if is_path(schedule):
+        schedule = schedule_of(schedule)
+    return dp.DataParallel(model, comm=comm, schedule=schedule, **cap, **options)
 
 
-def torch_ddp(name: str, model: torch.nn.Module) -> torch.nn.parallel.DistributedDataParallel:
+def schedule_of(name: str) -> Any:
+    """The launch schedule that ``file.py:MySchedule`` names: an instance, or a class of them."""
+    found = loaded(name, "MySchedule")
+    schedule = found() if isinstance(found, type) else found
+    if not isinstance(schedule, dp.LaunchSchedule):
+        raise Error(f"{name} is no dpcore.LaunchSchedule but a {type(schedule).__name__}")
+    return schedule
+
+
+def torch_ddp(
+    name: str, model: torch.nn.Module, **more: Any
+) -> torch.nn.parallel.DistributedDataParallel:
     """A contender of torch's without a hook: it takes one only."""
     kind, cap = kind_and_cap(name)
     group = {"process_group": dist.new_group(backend="dpcore")} if kind == OVER_DPCORE else {}
-    options: dict[str, Any] = cap | group | {"gradient_as_bucket_view": True}
+    options: dict[str, Any] = cap | group | more | {"gradient_as_bucket_view": True}
     return torch.nn.parallel.DistributedDataParallel(model, **options)
 
 
 # torch compares the annotations of a hook as objects, and finds text where this module has them.
-def average_by_ours(comm, bucket):  # noqa: ANN001, ANN201
+def average_by_ours(comm, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """For torch DDP: its reducer and its buckets, over a communicator of ours."""
     buffer = bucket.buffer()
     sent = comm.all_reduce(buffer, "mean", async_op=True).get_future()
@@ -90,7 +108,7 @@ def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
 
     def step() -> None:
         module.zero_grad()
-        forward(model).backward()
+        torch.autograd.backward(forward(model))
         if finish is not None:
             finish()
 
@@ -138,7 +156,7 @@ def measure(
     return times
 
 
-def steps_in(seconds: float, step: Callable[[], None], comm: Any) -> int:
+def steps_in(seconds: float, step: Callable[[], Any], comm: Any) -> int:
     """How many steps take so long on the slowest rank: the same number on all."""
     begin = time.perf_counter()
     step()

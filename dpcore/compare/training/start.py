@@ -17,22 +17,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.contenders import ROOT
+from dpcore.compare.records import ROOT
 from dpcore.compare.training.worker import Job
+from dpcore.errors import Error
 
 PORT = 29541  # within a namespace, which has nobody else; on this host one that is free
 RAW_PORT = 29542
 _LAST_WORDS_SECONDS = 60.0
 
 
-class RankFailed(RuntimeError):
+class RankFailed(Error):
     """A rank ended with an error; the message is what it wrote."""
 
 
 @contextlib.contextmanager
-def shaped_hosts(rate: str, burst: str) -> Iterator[namespaces.Hosts]:
-    """Two hosts whose cards send no faster than `rate`, such as "1gbit"."""
-    with namespaces.hosts(2) as made:
+def shaped_hosts(rate: str, burst: str, count: int = 2) -> Iterator[namespaces.Hosts]:
+    """Hosts whose cards send no faster than `rate`, such as "1gbit"."""
+    with namespaces.hosts(count) as made:
         made.shape(rate, burst)
         yield made
 
@@ -51,11 +52,12 @@ def run_job(
         environment |= {"MASTER_ADDR": "127.0.0.1"}
     command = [sys.executable, "-m", "dpcore.compare.training.worker", job.to_json()]
     result: dict[str, Any] = {}
+    mistake = ""
     with tempfile.TemporaryFile("w+") as complaints:
         ranks = [
             subprocess.Popen(
                 command if hosts is None else hosts.inside(rank, *command),
-                env=environment | {"RANK": str(rank)}, text=True, cwd=ROOT,
+                env=environment | {"RANK": str(rank)}, text=True,
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=complaints,
             )
             for rank in range(job.world)
@@ -63,9 +65,9 @@ def run_job(
         try:
             assert ranks[0].stdout is not None
             for text in ranks[0].stdout:
-                if text.startswith("{"):
-                    line = json.loads(text)
+                if (line := _line(text)) is not None:
                     result = line.get("result", result)
+                    mistake = line.get("error", mistake)
                     on_line(line)
             # Rank 0 has said its last word, or died; the other one may wait for it for a long time.
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -77,9 +79,21 @@ def run_job(
                     rank.kill()
                     rank.wait()
         if not result or any(rank.returncode for rank in ranks):
+            if mistake:
+                raise RankFailed(mistake)
             complaints.seek(0)
             raise RankFailed(complaints.read()[-4000:])
     return result
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """What a rank reports; a model may print what it likes."""
+    if not text.startswith("{"):
+        return None
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        return None
 
 
 def _free_port() -> int:

@@ -46,7 +46,11 @@ class TorchTrace:
 
         return arrives
 
-    def _send(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _send(
+        self,
+        _: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
         if self._comm is None:
             flat.div_(dist.get_world_size())
@@ -67,7 +71,8 @@ class TorchTrace:
             sent = dist.all_reduce(flat, async_op=True)
         else:
             sent = self._comm.all_reduce(flat, "mean", async_op=True)
-        return sent.get_future().then(complete)
+        told: torch.futures.Future[torch.Tensor] = sent.get_future().then(complete)
+        return told
 
     def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Forward and backward, recorded."""
@@ -75,7 +80,7 @@ class TorchTrace:
         begin = time.monotonic_ns()
         loss = forward()
         middle = time.monotonic_ns()
-        loss.backward()
+        torch.autograd.backward(loss)
         end = time.monotonic_ns()
         self._recording = False
         computed = max(self._last_gradient_ns, middle)

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +25,18 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import TORCH_OVER_OURS, steps_in, torch_ddp, warm_steps, wrapped
+from dpcore.compare.training.bare import Bare, LastGradient, on_gradient
+from dpcore.compare.training.making import Made, Stepping, is_path, made
+from dpcore.compare.training.ranks import (
+    TORCH_OVER_OURS,
+    steps_in,
+    torch_ddp,
+    warm_steps,
+    wrapped,
+)
 from dpcore.compare.training.text import Text, language_model, loss_of
 from dpcore.compare.training.torch_trace import TorchTrace
+from dpcore.errors import Error
 
 _RAW_BYTES = 16 << 20
 _TRACED_STEPS = 4
@@ -36,7 +45,7 @@ _PATIENCE_SECONDS = 120.0  # a rank that does not come at all is an error, too
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks do; travels as JSON. `model`: "text", which learns, or one of MODELS."""
+    """What all ranks do; travels as JSON. `model`: "text", which learns, or what `made` takes."""
 
     model: str
     contenders: list[str]
@@ -51,6 +60,8 @@ class Job:
     raw_port: int = 0  # measures what the network carries, where given
     optimizer: bool = True
     device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
+    first_round: int = 0  # the rounds before were measured by an earlier job
+    by_round: bool = False  # tells every round as it ends, with the time after the last gradient
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -67,34 +78,55 @@ class Contender:
         self._text, self._job, self._comm = text, job, comm
         self._number = 0
         torch.manual_seed(0)
-        module, forward = (
-            MODELS[job.model]() if job.model in MODELS else (language_model(text), None)
-        )
+        self._stepping = Stepping(job.model, self._made())
+        module = self._module = self._stepping.module
         module.to(device_of(job, comm.rank))
         if first is not None and not job.optimizer:
             for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
                 mine.data = its.data
+        options: dict[str, Any] = {}
+        if is_path(job.model):
+            self._stepping.look()
+            if some_rank(comm, self._stepping.unused):
+                options["find_unused_parameters"] = True
+        self._last_gradient = LastGradient(module) if job.by_round else None
         self._trace: TorchTrace | None = None
         # TorchTrace looks at the processor's clock, which says nothing of a GPU.
         if name.startswith("torch") and job.device == "cpu" and job.folder:
             self.model = torch_ddp(name, module)
             self._trace = TorchTrace(self.model, comm if name.startswith(TORCH_OVER_OURS) else None)
         else:
-            self.model = wrapped(name, module, comm)
-        self._forward = forward
-        self._module = module
+            self.model = wrapped(name, module, comm, **options)
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
 
     @property
     def gradient_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self._module.parameters())
 
-    def loss(self) -> torch.Tensor:
-        if self._forward is not None:
-            return self._forward(self.model)
-        comm = self._comm
-        batch = self._text.batch(self._number, comm.rank, comm.world_size, self._job.sequences)
-        return loss_of(self.model, batch.to(device_of(self._job, comm.rank)))
+    @property
+    def unused(self) -> list[str]:
+        """Parameters that this rank's step gives no gradient."""
+        return self._stepping.unused
+
+    def _made(self) -> Made:
+        job, comm, text = self._job, self._comm, self._text
+        if job.model != "text":
+            return made(job.model, comm.rank, comm.world_size)
+
+        def loss(model: torch.nn.Module) -> torch.Tensor:
+            batch = text.batch(self._number, comm.rank, comm.world_size, job.sequences)
+            return loss_of(model, batch.to(device_of(job, comm.rank)))
+
+        return Made(language_model(text), loss)
+
+    def settle(self) -> None:
+        """Ends the warm-up."""
+        if self._last_gradient is not None:
+            self._last_gradient.settle()
+
+    def tail_seconds(self, end: float) -> float:
+        """From the last gradient of the step that has just ended until then."""
+        return 0.0 if self._last_gradient is None else max(0.0, end - self._last_gradient.at)
 
     def choice(self) -> dict[str, Any] | None:
         """How this rank cuts and sends now, where the wrapper tells."""
@@ -109,14 +141,13 @@ class Contender:
         """Forward, backward and optimizer; the loss."""
         self._optimizer.zero_grad()
         if recorded and self._trace is not None:
-            loss = self._trace.step(self.loss)
+            loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
         else:
-            loss = self.loss()
-            loss.backward()
+            loss = self._stepping.step(self.model)
         if self._job.optimizer:
             self._optimizer.step()
         self._number += 1
-        return float(loss.detach())
+        return loss
 
     def trace(self, path: Path) -> None:
         """A file of a few steps."""
@@ -140,19 +171,31 @@ def run(job: Job) -> dict[str, Any]:
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
     text = Text()
-    contenders: list[Contender] = []
+    contenders: list[Contender | Bare] = []
+    first: Contender | None = None
     for name in job.contenders:
-        contenders.append(Contender(job, name, comm, text, *contenders[:1]))
+        if first is not None and Bare.is_one(name):
+            contenders.append(Bare(name, first.gradient_bytes, comm))
+        else:
+            made_one = Contender(job, name, comm, text, first)
+            contenders.append(made_one)
+            first = first or made_one
+    assert first is not None
     longest = max(map(warm_steps, job.contenders))
     for contender in contenders:  # those that learn take the same steps, so that losses compare
-        for _ in range(longest if job.optimizer else warm_steps(contender.name)):
+        count = longest if job.optimizer else warm_steps(contender.name)
+        for number in range(count):
+            if job.by_round:
+                report(comm, {"warming": contender.name, "at": number, "of": count})
             contender.step()
+        contender.settle()
     choices = {contender.name: [contender.choice()] for contender in contenders}
     steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps
     seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
     losses: dict[str, list[float]] = {name: [] for name in job.contenders}
+    tails: dict[str, list[float]] = {name: [] for name in job.contenders}
     raw = []
-    for number in range(job.rounds):
+    for number in range(job.first_round, job.rounds):
         if job.raw_port:
             raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
         for contender in in_turn(contenders, number):
@@ -162,20 +205,28 @@ def run(job: Job) -> dict[str, Any]:
                 loss = contender.step()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                seconds[contender.name].append(time.perf_counter() - begin)
+                end = time.perf_counter()
+                seconds[contender.name].append(end - begin)
+                tails[contender.name].append(contender.tail_seconds(end))
                 losses[contender.name].append(loss)
-                report(comm, {"step": contender.name})
+                if not job.by_round:  # whoever reads every line runs beside what is measured
+                    report(comm, {"step": contender.name})
+        if job.by_round:
+            told = {"seconds": of_round(seconds, steps), "tails": of_round(tails, steps)}
+            report(comm, {"round": number, **told})
     for contender in contenders:
         choices[contender.name].append(contender.choice())
     for contender in contenders if job.folder else ():
         report(comm, {"tracing": contender.name})
         contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
+    first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
     result = {
         "seconds": everybodys(seconds),
         "losses": everybodys(losses),
         "raw": everybodys({"": raw})[""],
-        "first_gradient": everybodys({"": [first_gradient_seconds(contenders[0])]})[""],
-        "gradient_bytes": contenders[0].gradient_bytes,
+        "first_gradient": everybodys({"": first_gradients})[""],
+        "gradient_bytes": first.gradient_bytes,
+        "unused": first.unused,
         "choices": choices,
         "steps": steps,
         "threads": torch.get_num_threads(),
@@ -187,7 +238,14 @@ def run(job: Job) -> dict[str, Any]:
     return result
 
 
-def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:
+def some_rank(comm: Any, found: Sequence[Any]) -> bool:
+    """Whether some rank has found something. On all ranks."""
+    most = torch.tensor([len(found)])
+    comm.all_reduce(most, op="max")
+    return bool(most)
+
+
+def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
     """Another one begins in every round, and every other round goes the other way round: nobody
     always comes after the same one."""
     at = number % len(contenders)
@@ -210,7 +268,7 @@ def first_gradient_seconds(contender: Contender) -> float:
     """From the begin of a step to its first gradient, on this rank; the median of three."""
     seen: list[float] = []
     hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda _: seen.append(time.perf_counter()))
+        on_gradient(parameter, lambda _: seen.append(time.perf_counter()))
         for parameter in contender._module.parameters()
     ]
     took = []
@@ -222,6 +280,11 @@ def first_gradient_seconds(contender: Contender) -> float:
     for hook in hooks:
         hook.remove()
     return sorted(took)[1]
+
+
+def of_round(mine: dict[str, list[float]], steps: int) -> dict[str, list[list[float]]]:
+    """What all ranks saw in the last steps."""
+    return everybodys({name: times[-steps:] for name, times in mine.items()})
 
 
 def everybodys(mine: dict[str, list[float]]) -> dict[str, list[list[float]]]:
@@ -247,7 +310,7 @@ def raw_bytes_per_second(rank: int, port: int) -> float:
                 return _timed(lambda: _receive(peer, _RAW_BYTES))
     dist.all_gather_object(addresses, "connecting")
     with socket.create_connection((os.environ["RANK_1_ADDR"], port)) as peer:
-        return _timed(lambda: (peer.sendall(bytes(_RAW_BYTES)), peer.recv(1)))
+        return _timed(lambda: _send(peer, _RAW_BYTES))
 
 
 def _receive(peer: socket.socket, nbytes: int) -> None:
@@ -257,11 +320,26 @@ def _receive(peer: socket.socket, nbytes: int) -> None:
     peer.sendall(b"!")
 
 
+def _send(peer: socket.socket, nbytes: int) -> None:
+    peer.sendall(bytes(nbytes))
+    peer.recv(1)
+
+
 def _timed(transfer: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     transfer()
     return _RAW_BYTES / (time.perf_counter() - begin)
 
 
+def main() -> int:
+    try:
+        run(Job(**json.loads(sys.argv[1])))
+    except Error as problem:  # says what to do, and a traceback into dpcore would not
+        print(json.dumps({"error": str(problem)}), flush=True)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    run(Job(**json.loads(sys.argv[1])))
+    sys.exit(main())

@@ -58,8 +58,8 @@ class MpiBackend(CollectiveBackend):
             case "broadcast":
                 return partial(comm.Bcast, send, ROOT)
             case "reduce":
-                arguments = (MPI.IN_PLACE, send) if root else (send, None)
-                return partial(comm.Reduce, *arguments, root=ROOT)
+                given, taken = (MPI.IN_PLACE, send) if root else (send, None)
+                return partial(comm.Reduce, given, taken, root=ROOT)
             case "gather":
                 return partial(comm.Gather, send, receive, ROOT)
             case "scatter":
