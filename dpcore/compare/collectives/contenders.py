@@ -82,8 +82,8 @@ def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
 
 
 def _environment_of(library: str) -> Path:
-    """The library's own environment: Open MPI and MPICH both bring a libmpi.so. It lies where dpcore
-    was checked out, or in the folder where the program runs."""
+    """One of its own, since Open MPI and MPICH both bring a libmpi.so: where dpcore was checked out,
+    or in the folder where the program runs."""
     name = f".venv-{library}"
     for venv in (ROOT / name, Path.cwd() / name):
         if (venv / "bin" / "mpiexec").exists() and (venv / "bin" / "python").exists():
