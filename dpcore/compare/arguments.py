@@ -62,3 +62,21 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     add("--peers", default="gloo,openmpi,mpich", metavar="NAMES", help="default: %(default)s")
     add("--sizes", metavar="SIZES", help="8:256M:4x, 1M:8M:1M or 8,1K,1M (default: 8:64M:8x)")
     add("--huge-pages", action="store_true", help="ordinary memory of all on huge pages")
+
+
+DEMO_EXAMPLES = """\
+examples:
+  dpcore demo                                  a minute on two cores; pages and pictures in demo/
+  dpcore demo --out /tmp/demo --rounds 30      more rounds, narrower intervals
+
+A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
+with dpcore in turn, both without arguments: within this machine, and over 1 Gbit/s, which is
+real TCP between two network namespaces for root and an emulated link for others; on GPUs as well,
+where there are some. It ends with one sentence: who won, by how much, and why.
+"""
+
+
+def add_demo_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
+    made.add_argument("--rounds", type=int, default=10, help="in which all take turns")
+    made.add_argument("--steps", type=int, default=3, help="of one contender in a round")

@@ -71,7 +71,8 @@ def _compare_models(options: argparse.Namespace) -> int:
         print(f"interrupted; {done}, and the same command goes on from there", file=sys.stderr)
         return 128 + signal.SIGINT
     except RankFailed as problem:
-        print(f"dpcore compare: a rank failed:\n{problem}", file=sys.stderr)
+        died = "a rank failed:\n" if "Traceback" in str(problem) else ""
+        print(f"dpcore compare: {died}{problem}", file=sys.stderr)
         return 1
     outcomes = [outcome_of(plan, cell, store) for cell in plan.cells]
     facts = records.run_facts(

@@ -56,6 +56,8 @@ def program() -> str:
 
 
 def command_line() -> str:
+    if program() in ("dpcore", "dpcore.__main__"):
+        return shlex.join(["dpcore", *sys.argv[1:]])
     is_module = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
     return shlex.join(["python", *(["-m"] if is_module else []), program(), *sys.argv[1:]])
 

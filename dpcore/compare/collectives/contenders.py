@@ -82,7 +82,7 @@ def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
 
 
 def _environment_of(library: str) -> Path:
-    """One of its own, since Open MPI and MPICH both bring a libmpi.so: where dpcore was checked out,
+    """One of its own, as Open MPI and MPICH both bring a libmpi.so: where dpcore was checked out,
     or in the folder where the program runs."""
     name = f".venv-{library}"
     for venv in (ROOT / name, Path.cwd() / name):
