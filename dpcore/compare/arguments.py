@@ -67,7 +67,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
 DEMO_EXAMPLES = """\
 examples:
   dpcore demo                                  a minute on two cores; pages and pictures in demo/
-  dpcore demo --out /tmp/demo --rounds 30      more rounds, narrower intervals
+  dpcore demo --out evening --rounds 30        more rounds, narrower intervals
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
 with dpcore in turn, both without arguments: within this machine, and over 1 Gbit/s, which is
