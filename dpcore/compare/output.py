@@ -19,6 +19,7 @@ from dpcore.compare.figures import Estimate, Figures, conclusive, verdicts
 from dpcore.compare.plan import Cell
 from dpcore.files import write_whole
 
+WIDE = 120  # characters that the table takes in one line a row
 QUANTITIES = ("step", "alone", "exposed", "slowdown", "communication")
 COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
@@ -45,22 +46,19 @@ class Outcome:
         return verdicts(self.figures)
 
 
-def table(outcome: Outcome) -> Table:
-    """With 95% intervals where there is room for them: of the step, and of what it is about."""
+def table(outcome: Outcome, width: int) -> Table:
+    """With 95% intervals, behind the figures or, on a narrow terminal, below them."""
     made = Table(box=SIMPLE, pad_edge=False)
     made.add_column("", no_wrap=True)
     heads = ("step ms", "exposed ms", "slowdown ms", "overlap", f"of {outcome.reference}'s step")
     for head in heads:
         made.add_column(head, justify="right")
     for one in outcome.figures:
-        made.add_row(
-            escape(one.contender),
-            interval(one.step),
-            interval(one.exposed),
-            interval(one.slowdown),
-            overlap_text(one),
-            ratio_text(one),
-        )
+        texts = [*map(interval, (one.step, one.exposed, one.slowdown))]
+        texts += [overlap_text(one), ratio_text(one)]
+        if width < WIDE:
+            texts = [text.replace(" (", "\n(") for text in texts]
+        made.add_row(escape(one.contender), *texts)
     reference = outcome.figures[0]
     made.add_row("no communication", number(reference.alone.median), "", "", "", "", style="dim")
     return made
@@ -90,7 +88,7 @@ def ratio_text(one: Figures) -> str:
 
 def tell(console: Console, outcome: Outcome) -> None:
     console.print(f"\n{outcome.cell.title}", style="bold", soft_wrap=True)
-    console.print(table(outcome))
+    console.print(table(outcome, console.width))
     for sentence in outcome.verdicts:
         console.print(f"* {sentence}", markup=False, soft_wrap=not console.is_terminal)
     for note in outcome.notes:

@@ -17,9 +17,17 @@ OWN = """
 import torch
 from torch import nn
 
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.never_used = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layers(x)
+
 def make(rank, world):
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-    model.never_used = nn.Linear(2, 2)
+    model = Model()
     x = torch.randn(4, 8)
     return model, lambda model: model(x).square().mean()
 """
@@ -140,10 +148,12 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["all_reduce", "--sizes", "many"], "is not a size"),
         (["my.py:forget"], "has no 'forget'; it has"),
         (["wrong.py:make"], "returned the model alone"),
+        (["fails.py:make"], "step(model) raised RuntimeError: mat1 and mat2"),
     ],
 )
 def test_mistakes(folder, capsys, arguments, said):
     (folder / "wrong.py").write_text(OWN.replace(", lambda model: model(x).square().mean()", ""))
+    (folder / "fails.py").write_text(OWN.replace("torch.randn(4, 8)", "torch.randn(4, 9)"))
     assert main(["compare", *arguments]) == 1
     err = capsys.readouterr().err
     assert said in err

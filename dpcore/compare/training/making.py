@@ -19,7 +19,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +52,26 @@ def made(name: str, rank: int, world: int) -> Made:
         if name not in MODELS:
             raise Error(f"no model {name!r}: there are {', '.join(MODELS)}, or write my.py:make")
         return Made(*MODELS[name]())
-    return _checked(name, _called(name, loaded(name, "make"), rank, world))
+    with _blamed(name, "make"):
+        returned = _called(name, loaded(name, "make"), rank, world)
+    return _checked(name, returned)
+
+
+@contextlib.contextmanager
+def _blamed(name: str, what: str) -> Iterator[None]:
+    """An error in the user's code names the line there, not the way to it through dpcore."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as problem:
+        frames = traceback.extract_tb(problem.__traceback__)
+        place = name.rpartition(":")[0] if ":" in name else name
+        mine = [frame for frame in frames if frame.filename.endswith(Path(place).name)] or frames
+        at = f"{Path(mine[-1].filename).name}:{mine[-1].lineno}: {mine[-1].line}"
+        raise Error(
+            f"{name}: {what} raised {type(problem).__name__}: {problem}\n  {at}"
+        ) from problem
 
 
 def loaded(name: str, usual: str) -> Any:
@@ -165,7 +185,8 @@ class Stepping:
         """Runs one step of the bare model."""
         module = self.module
         module.zero_grad()
-        returned = self._run(module)
+        with _blamed(self._name, "step(model)"):
+            returned = self._run(module)
         self._calls_backward = any(p.grad is not None for p in module.parameters())
         loss = loss_in(returned)
         if not self._calls_backward:

@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
 
 from dpcore.compare import hosts as namespaces
 from dpcore.compare.records import ROOT
@@ -53,12 +53,14 @@ def run_job(
     command = [sys.executable, "-m", "dpcore.compare.training.worker", job.to_json()]
     result: dict[str, Any] = {}
     mistake = ""
-    with tempfile.TemporaryFile("w+") as complaints:
+    with contextlib.ExitStack() as stack:
+        complaints = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(job.world)]
         ranks = [
             subprocess.Popen(
                 command if hosts is None else hosts.inside(rank, *command),
                 env=environment | {"RANK": str(rank)}, text=True,
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=complaints,
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stderr=complaints[rank],
             )
             for rank in range(job.world)
         ]  # fmt: skip
@@ -81,9 +83,20 @@ def run_job(
         if not result or any(rank.returncode for rank in ranks):
             if mistake:
                 raise RankFailed(mistake)
-            complaints.seek(0)
-            raise RankFailed(complaints.read()[-4000:])
+            raise RankFailed(_last_words(ranks, complaints))
     return result
+
+
+def _last_words(ranks: Sequence[subprocess.Popen[str]], complaints: Sequence[TextIO]) -> str:
+    """Of the first rank that failed by itself; the others failed since it was gone."""
+    said = []
+    for rank, file in zip(ranks, complaints, strict=True):
+        file.seek(0)
+        text = file.read()[-4000:]
+        if rank.returncode > 0 and text and "PeerLost" not in text:
+            return text
+        said.append(text)
+    return next(filter(None, said), "it said nothing")
 
 
 def _line(text: str) -> dict[str, Any] | None:
