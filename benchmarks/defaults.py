@@ -30,15 +30,14 @@ from typing import Any
 import torch
 
 from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, load, run_facts
-from benchmarks.harness.shaped import burst_of
-from benchmarks.harness.summary import of_slowest_rank, paired
-from benchmarks.training.models import MODELS
-from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
-from benchmarks.training.worker import Job
-from tests.faults import hosts as namespaces
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.ratios import of_slowest_rank, paired
+from dpcore.compare.records import ROOT, keep, load, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
+from dpcore.compare.training.worker import Job
 
 HOSTS = {"host2": 2, "host4": 4}
 RATES = ("100mbit", "1gbit", "10gbit")

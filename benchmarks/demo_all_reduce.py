@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness.contenders import BOUNDS, OURS, peer
-from benchmarks.harness.interleave import Pace
-from benchmarks.harness.options import Options
-from benchmarks.harness.report import draw_all, sentences
-from benchmarks.harness.session import exit_status, run, start
-from benchmarks.harness.table import compact
+from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.compare.collectives.interleave import Pace
+from dpcore.compare.collectives.options import Options
+from dpcore.compare.collectives.report import draw_all, sentences
+from dpcore.compare.collectives.session import exit_status, run, start
+from dpcore.compare.collectives.table import compact
 
 DESCRIPTION = """\
 All-reduce of 2 ranks in less than a minute: dpcore with tensors in its arena and with ordinary

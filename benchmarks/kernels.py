@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.cells import parse_sizes, size_text
-from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
+from dpcore.compare.collectives.cells import parse_sizes, size_text
+from dpcore.compare.records import command_line, commit, machine
 
 DESCRIPTION = """\
 One thread averages two arrays of the given size in place, the work of one rank of two in an

@@ -204,7 +204,7 @@ def main() -> int:
     if options.quick:
         rates, sizes, options.rounds = ["200mbit"], [1 << 20], 2
 
-    from tests.faults import hosts as namespaces
+    from dpcore.compare import hosts as namespaces
 
     if reason := namespaces.why_not():
         print(f"benchmarks.links {reason}", file=sys.stderr)

@@ -31,14 +31,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.harness.cells import parse_sizes, size_text
-from benchmarks.harness.contenders import ROOT
 from benchmarks.harness.neighbours import neighbours
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, run_facts
-from benchmarks.harness.summary import Ratio, of_slowest_rank, paired
-from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import (
+from dpcore.compare.collectives.cells import parse_sizes, size_text
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.ratios import Ratio, of_slowest_rank, paired
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import (
     ALONE,
     DEFAULT,
     SETTLING_STEPS,

@@ -23,16 +23,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, run_facts
-from benchmarks.harness.shaped import burst_of
-from benchmarks.harness.summary import of_slowest_rank
-from benchmarks.training.ranks import ALONE, DEFAULT
-from benchmarks.training.start import RAW_PORT, run_job, shaped_hosts
-from benchmarks.training.worker import Job
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.ranks import ALONE, DEFAULT
+from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
+from dpcore.compare.training.worker import Job
 from dpcore.show import read_run, write_page, write_picture
-from tests.faults import hosts as namespaces
 
 RATES = ("100mbit", "1gbit", "10gbit")
 CONTENDERS = (

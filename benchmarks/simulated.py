@@ -20,10 +20,9 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, run_facts
-from benchmarks.training.models import MODELS
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
 from dpcore.costs.link import parse_speed
 from dpcore.simulate import gradients_of, predict
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from benchmarks.harness.contenders import ROOT
-from benchmarks.harness.options import script_parser
-from benchmarks.harness.records import keep, run_facts
-from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import (
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import (
     ALONE,
     TRACED,
     WARM_STEPS,

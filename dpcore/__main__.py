@@ -156,6 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_simulate(commands)
     _add_doctor(commands)
+    _add_compare(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -316,6 +318,34 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 
 
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.compare.arguments import EXAMPLES, add_arguments
+
+    compare = _command(
+        commands,
+        "compare",
+        _compare,
+        help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
+        description="Measures contenders in turns, in one run, and says what can be concluded.",
+        epilog=EXAMPLES,
+    )
+    add_arguments(compare)
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.compare.arguments import DEMO_EXAMPLES, add_demo_arguments
+
+    demo = _command(
+        commands,
+        "demo",
+        _demo,
+        help="torch DDP and dpcore train the same model: who wins, by how much, and why",
+        description="Trains a small model with torch DDP and with dpcore, side by side.",
+        epilog=DEMO_EXAMPLES,
+    )
+    add_demo_arguments(demo)
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore.commands import bench, calibrate
 
@@ -356,6 +386,18 @@ def _doctor(options: argparse.Namespace) -> int:
     from dpcore.commands import doctor
 
     return doctor.show(as_json=options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from dpcore.compare import command
+
+    return command.run(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from dpcore.compare import demo
+
+    return demo.run(options)
 
 
 if __name__ == "__main__":

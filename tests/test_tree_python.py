@@ -42,6 +42,8 @@ DPCORE = (
     "data_parallel",
     "nccl",
     "torch_communicator",
+    # Uses the package as any program does.
+    "compare",
     "__main__",
 )
 PYTHON = sorted((ROOT / "dpcore").rglob("*.py"))

@@ -23,8 +23,15 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
 USED = (
-    "data_parallel", "torch_distributed", "network", "gpu", "failures", "performance", "show"
-)  # fmt: skip
+    "data_parallel",
+    "torch_distributed",
+    "network",
+    "gpu",
+    "failures",
+    "performance",
+    "compare",
+    "show",
+)
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),

@@ -20,9 +20,9 @@ import dpcore
 from benchmarks.gpu.kernels import PLACE, copy_rate, flattening, reduction
 from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
-from benchmarks.harness.records import command_line, commit, machine
 from dpcore import _C
 from dpcore.communicators.nccl import nccl_library
+from dpcore.compare.records import command_line, commit, machine
 from dpcore.files import write_whole
 
 Row = dict[str, Any]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
-TORCH = "torch"
+from dpcore.compare.training.ranks import DEFAULT, TORCH
+
 OURS = (
     "dpcore sequential", "dpcore bucketed 0.5", "dpcore bucketed 1", "dpcore bucketed 4",
     "dpcore bucketed 25", "dpcore bucketed auto", "dpcore per_parameter",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import dpcore as dp
-from benchmarks.harness.records import program
 from benchmarks.harness.shaped import on_hosts
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.records import program
 from dpcore.costs.link import parse_speed
-from tests.faults import hosts as namespaces
 
 _TIMEOUT = 600.0
 

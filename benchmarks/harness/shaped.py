@@ -17,24 +17,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness.contenders import ROOT
+from dpcore.compare.hosts import burst_of
+from dpcore.compare.records import ROOT
 
 PORT, RAW_PORT = 29547, 29548
 RAW_SECONDS = 1.0
-_BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
-_OTHER_BURST = "64kb"
-
-
-def burst_of(rate: str) -> str:
-    """What a card of this rate may send at once: see Hosts.shape."""
-    return _BURSTS.get(rate, _OTHER_BURST)
 
 
 def on_hosts(
     body: Callable[..., Any], world: int, rate: str, bytes_per_second: float, **arguments: Any
 ) -> tuple[list[Any], float]:
     """``body(comm, **arguments)`` returns something that JSON can hold."""
-    from tests.faults import hosts as namespaces
+    from dpcore.compare import hosts as namespaces
 
     with namespaces.hosts(world) as made:
         made.shape(rate, burst_of(rate), both_ways=True)

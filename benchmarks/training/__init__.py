@@ -1,1 +1,1 @@
-"""What the benchmarks of data parallel training share: models, ranks, interleaved timing."""
+"""What training takes in memory."""

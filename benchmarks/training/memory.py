@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.training.ranks import WARM_STEPS, gloo, step_of, wrapped
+from dpcore.compare.training.ranks import WARM_STEPS, gloo, step_of, wrapped
 
 _STEPS = WARM_STEPS + 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glibc's mallopt

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import defaults, readme
 from benchmarks.harness import beside_default
-from benchmarks.harness.summary import paired
-from benchmarks.training.worker import in_turn
+from dpcore.compare.ratios import paired
+from dpcore.compare.training.worker import in_turn
 from tests.faults.hosts import why_not
 
 CELL = defaults.Cell("host2", "many", "1")

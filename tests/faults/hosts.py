@@ -1,59 +1,20 @@
-"""Hosts for tests: network namespaces, each with an address, joined by a bridge in one of its own.
-
-Needs the rights of root and iproute2. Everything goes when the context ends, and the kernel takes
-namespaces away with their last process and name.
-"""
+"""Hosts for tests: those of `dpcore.compare.hosts`, whose ranks may be forked."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.hosts import ip, why_not
 from tests.ranks import python
 
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+__all__ = ["Hosts", "hosts", "ip", "why_not"]
 
 
-@cache
-def why_not() -> str:
-    """Why this machine has no namespaces for us, or nothing."""
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "needs iproute2 (ip and tc)"
-    name = f"dpcore-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode != 0:
-        return f"needs the right to make network namespaces: {made.stderr.strip()}"
-    ip("netns", "del", name)
-    return ""
-
-
-class Hosts:
-    def __init__(self, names: list[str], switch: str) -> None:
-        self.names = names
-        self.switch = switch
-
-    def address(self, host: int, version: int = 4) -> str:
-        return f"10.77.0.{host + 1}" if version == 4 else f"fd77::{host + 1}"
-
-    def inside(self, host: int, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", self.names[host], *command]
-
-    def start(
-        self, host: int, script: str, environment: dict[str, str], **more: Any
-    ) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.inside(host, sys.executable, "-c", script), env={**os.environ, **environment},
-            text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
-        )  # fmt: skip
-
+class Hosts(namespaces.Hosts):
     def fork(self, host: int, script: str, environment: dict[str, str]) -> subprocess.Popen[str]:
         """As `start`, of a Python that has imported torch already."""
         return python.start(
@@ -61,64 +22,8 @@ class Hosts:
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def cable(self, host: int, state: str) -> None:
-        """Pulls the plug of a host ("down") or puts it back ("up")."""
-        ip("-n", self.switch, "link", "set", f"p{host}", state)
-
-    def deafen(self, host: int) -> None:
-        """What others send to a host gets lost; what it sends arrives."""
-        command = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", "root", "tbf"]
-        subprocess.run(
-            [*command, "rate", "8bit", "burst", "10", "limit", "10"],
-            check=True,
-            capture_output=True,
-        )
-
-    def busiest_port(self, host: int) -> str:
-        """Of the host's connections, the local port of the one with the most waiting to leave."""
-        listed = subprocess.run(
-            self.inside(host, "ss", "-Htn", "state", "established"),
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        rows = [line.split() for line in listed.stdout.splitlines()]
-        most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
-        return most[2].rpartition(":")[2]
-
-    def shape(self, rate: str, burst: str = "64kb", both_ways: bool = False) -> None:
-        """What leaves a host goes no faster than this, with `both_ways` what comes to it as well.
-        The burst has to hold what a fast link sends between two ticks of the kernel."""
-        queue = ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
-        for host in range(len(self.names)):
-            sending = self.inside(host, "tc", "qdisc", "add", "dev", "eth0", *queue)
-            receiving = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", *queue]
-            for command in (sending, receiving) if both_ways else (sending,):
-                subprocess.run(command, check=True, capture_output=True)
-
-    def forget_ipv4(self) -> None:
-        for host in range(len(self.names)):
-            ip("-n", self.names[host], "addr", "flush", "dev", "eth0", "scope", "global")
-            address = f"{self.address(host, 6)}/64"
-            ip("-n", self.names[host], "addr", "add", address, "dev", "eth0", "nodad")
-
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
-    prefix = f"dpcore-{os.getpid()}"
-    made = Hosts([f"{prefix}-h{i}" for i in range(count)], f"{prefix}-switch")
-    try:
-        ip("netns", "add", made.switch)
-        ip("-n", made.switch, "link", "add", "br0", "type", "bridge")
-        ip("-n", made.switch, "link", "set", "br0", "up")
-        for i, name in enumerate(made.names):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", made.switch, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0",
-               "netns", name)  # fmt: skip
-            ip("-n", made.switch, "link", "set", f"p{i}", "master", "br0", "up")
-            ip("-n", name, "addr", "add", f"{made.address(i)}/24", "dev", "eth0")
-            ip("-n", name, "addr", "add", f"{made.address(i, 6)}/64", "dev", "eth0", "nodad")
-            ip("-n", name, "link", "set", "eth0", "up")
-        yield made
-    finally:
-        for name in (*made.names, made.switch):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    with namespaces.hosts(count) as made:
+        yield Hosts(made.names, made.switch)

@@ -1,0 +1,199 @@
+"""What a comparison measures: a model, contenders, links and numbers of ranks, in the user's words.
+
+torch, torch:100            torch DDP over Gloo, with buckets of 100 MiB
+default, auto               DataParallel(model), nothing else; auto:4 with buckets of 4 MiB
+bucketed:1, sequential, per_parameter, flat    a launch schedule of dpcore's
+mine.py:MySchedule          one of your own, a dpcore.LaunchSchedule; mine.py:MySchedule:4
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
+from dpcore.compare.training.making import is_path
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS
+from dpcore.costs.link import parse_speed
+from dpcore.errors import Error, Unsupported
+
+DEFAULT_NAMES = ("default", "auto")
+SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat")
+_CAP = re.compile(r"(.+?):([0-9.]+|auto)")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``name``: as it was asked for. ``inner``: what the ranks call it."""
+
+    name: str
+    inner: str
+
+    @property
+    def is_torch(self) -> bool:
+        return self.inner.split()[0] == TORCH
+
+    def over_dpcore(self) -> Contender:
+        """The same reducer of torch's, sending through dpcore: Gloo knows no emulated link."""
+        if not self.is_torch:
+            return self
+        return Contender(self.name, self.inner.replace(TORCH, TORCH_OVER_OURS, 1))
+
+
+def contender(text: str) -> Contender:
+    found = _CAP.fullmatch(text)
+    kind, cap = found.groups() if found else (text, "")
+    if is_path(kind):
+        _check_file(kind)
+        return Contender(text, f"dpcore {kind} {cap}".strip())
+    if cap == "auto" and kind != "bucketed":
+        raise Error(f"contender {text!r}: only bucketed:auto measures its buckets, as default does")
+    if cap and cap != "auto" and not (cap.count(".") < 2 and 0 < float(cap) < 1 << 20):
+        raise Error(f"contender {text!r}: {cap} is no size of buckets in MiB")
+    if kind == TORCH:
+        return Contender(text, f"{TORCH} {cap}".strip())
+    if kind in DEFAULT_NAMES:
+        return Contender(text, f"dpcore auto {cap}" if cap else DEFAULT)
+    if kind in SCHEDULES:
+        return Contender(text, f"dpcore {kind} {cap}".strip())
+    known = (TORCH, *DEFAULT_NAMES, *SCHEDULES)
+    meant = difflib.get_close_matches(kind, known, 1)
+    raise Error(
+        f"no contender {text!r}"
+        + (f", did you mean {meant[0]!r}?" if meant else ":")
+        + f" There are {', '.join(known)}, each with :MIB behind it for the size of buckets, and "
+        "mine.py:MySchedule"
+    )
+
+
+def contenders(text: str) -> list[Contender]:
+    found = [contender(part.strip()) for part in text.split(",") if part.strip()]
+    names = [one.name for one in found]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise Error(f"contender {twice!r} is there twice; 'default' and 'auto' are the same thing")
+    if not found:
+        raise Error("no contender: write --contenders torch,default")
+    return found
+
+
+def links(text: str) -> list[str]:
+    """ "none,1gbit,50us,100mbit": three, since a latency belongs to the rate before it."""
+    found: list[str] = []
+    for word in (part.strip() for part in text.split(",")):
+        if word == "none":
+            found.append("")
+        elif re.fullmatch(r"[\d.]+[kmg]?bit", word):
+            found.append(word)
+        elif found and found[-1] and word:
+            found[-1] += f",{word}"
+        else:
+            raise Error(f"--links: {word!r} is no link; write none or a rate such as 1gbit")
+        if found[-1]:
+            try:
+                parse_speed(found[-1])
+            except Unsupported as problem:
+                raise Error(f"--links: {problem}") from None
+    if len(set(found)) < len(found):
+        raise Error(f"--links: {text!r} names a link twice")
+    return found
+
+
+def worlds(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise Error(f"--worlds: {text!r} are no numbers of ranks; write 2,4") from None
+    if min(found) < 2:
+        raise Error("--worlds: a comparison needs at least 2 ranks; one has nobody to talk to")
+    return list(dict.fromkeys(found))
+
+
+def model(text: str) -> str:
+    if is_path(text):
+        _check_file(text)
+    elif text not in MODELS:
+        meant = difflib.get_close_matches(text, MODELS, 1)
+        raise Error(
+            f"no model {text!r}"
+            + (f", did you mean {meant[0]!r}?" if meant else ":")
+            + f" There are {', '.join(MODELS)}, your own as my.py:make (`dpcore compare --example` "
+            "prints one to begin with), and all_reduce and the other collectives"
+        )
+    return text
+
+
+def _check_file(name: str) -> None:
+    place = name.rpartition(":")[0] if ":" in name else name
+    if place.endswith(".py") and not Path(place).is_file():
+        raise Error(f"there is no file {place}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model over one link with so many ranks. ``kind``: "machine", "hosts", "emulated"."""
+
+    link: str
+    kind: str
+    world: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.link or 'none'}/{self.world}"
+
+    @property
+    def title(self) -> str:
+        where = {
+            "machine": "on this machine",
+            "hosts": f"between hosts of their own (network namespaces), {self.link}",
+            "emulated": f"over dpcore's emulated link, {self.link}",
+        }[self.kind]
+        return f"{self.world} ranks {where}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    contenders: tuple[Contender, ...]
+    cells: tuple[Cell, ...]
+    rounds: int
+    seconds: float
+    threads: int
+
+    def entrants(self, cell: Cell) -> list[Contender]:
+        if cell.kind != "emulated":
+            return list(self.contenders)
+        return [one.over_dpcore() for one in self.contenders]
+
+    def turns(self, cell: Cell) -> list[str]:
+        """Who takes turns on the ranks: contenders, and what they are measured against."""
+        entrants = self.entrants(cell)
+        return [*(one.inner for one in entrants), ALONE, *dict.fromkeys(map(bare_of, entrants))]
+
+    def identity(self) -> dict[str, Any]:
+        """What has to be the same for rounds of two runs to belong together."""
+        names = [self.model, *(one.inner.removeprefix("dpcore ") for one in self.contenders)]
+        return {
+            "model": self.model,
+            "contenders": [one.name for one in self.contenders],
+            "seconds": self.seconds,
+            "threads": self.threads,
+            "files": {name: digest for name in names if (digest := _digest(name))},
+        }
+
+
+def bare_of(entrant: Contender) -> str:
+    """Whose bare all-reduce is all the communication of a contender."""
+    by_gloo = entrant.is_torch and not entrant.inner.startswith(TORCH_OVER_OURS)
+    return BY_TORCH if by_gloo else BY_DPCORE
+
+
+def _digest(name: str) -> str:
+    path = Path(name.split(".py")[0] + ".py")
+    if not is_path(name) or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

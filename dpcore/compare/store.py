@@ -1,0 +1,70 @@
+"""The rounds of a comparison as they are measured, so that an interrupted one can go on.
+
+A file of JSON lines: first what was measured, then a line per round, then per cell what the
+wrappers chose. A run that measures the same thing goes on behind the last round, one that measures
+something else begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Store:
+    """``rounds`` and ``results`` by the key of a cell."""
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self._path = path
+        self.rounds: dict[str, list[dict[str, Any]]] = {}
+        self.results: dict[str, dict[str, Any]] = {}
+        self._header = {"comparison": json.loads(json.dumps(identity))}
+        lines = _lines(path)
+        if lines and lines[0] == self._header:
+            for line in lines[1:]:
+                self._take(line)
+
+    @property
+    def begun(self) -> int:
+        return sum(map(len, self.rounds.values()))
+
+    def is_complete(self, keys: list[str], rounds: int) -> bool:
+        return all(len(self.rounds.get(key, [])) >= rounds for key in keys)
+
+    def begin_anew(self) -> None:
+        self.rounds, self.results = {}, {}
+
+    def open(self) -> None:
+        """Writes what is kept: the end of a run that was killed may be half a line."""
+        lines: list[dict[str, Any]] = [self._header]
+        for key, rounds in self.rounds.items():
+            lines += [{"cell": key, "round": round_} for round_ in rounds]
+        lines += [{"cell": key, "result": result} for key, result in self.results.items()]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    def add(self, **line: Any) -> None:
+        self._take(line)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "round" in line:
+            self.rounds.setdefault(line["cell"], []).append(line["round"])
+        elif "result" in line:
+            self.results[line["cell"]] = line["result"]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return [line for line in found if isinstance(line, dict)]

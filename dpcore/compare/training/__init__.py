@@ -1,0 +1,1 @@
+"""What the benchmarks of data parallel training share: models, ranks, interleaved timing."""

@@ -1,0 +1,84 @@
+"""What steps are measured against: communication with nothing beside it, and the last gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BY_TORCH, BY_DPCORE = "all_reduce torch", "all_reduce dpcore"
+_BUCKET_BYTES = 25 << 20  # as both wrappers cut gradients without an argument
+
+
+def on_gradient(parameter: nn.Parameter, told: Callable[[torch.Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(told)  # type: ignore[no-untyped-call]
+
+
+class Bare:
+    """A turn of its own: all gradients averaged, while nothing is computed."""
+
+    unused: tuple[str, ...] = ()
+
+    def __init__(self, name: str, nbytes: int, comm: Any) -> None:
+        self.name, self.gradient_bytes = name, nbytes
+        self._comm = comm
+        elements, most = nbytes // 4, _BUCKET_BYTES // 4
+        sizes = [min(most, elements - at) for at in range(0, elements, most)]
+        self._by_torch = name == BY_TORCH
+        self._buckets = [
+            torch.zeros(size) if self._by_torch else comm.empty(size).zero_() for size in sizes
+        ]
+
+    @staticmethod
+    def is_one(name: str) -> bool:
+        return name in (BY_TORCH, BY_DPCORE)
+
+    def step(self) -> float:
+        works: list[Any]
+        if self._by_torch:
+            works = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+        else:
+            works = [self._comm.all_reduce(b, "mean", async_op=True) for b in self._buckets]
+        for work in works:
+            work.wait()
+        return 0.0
+
+    def settle(self) -> None:
+        """Nothing to settle."""
+
+    def choice(self) -> None:
+        """Nothing is chosen."""
+
+    def trace(self, path: Any) -> None:
+        """Nothing to see."""
+
+    def tail_seconds(self, end: float) -> float:
+        return 0.0
+
+
+class LastGradient:
+    """When the last gradient of a step was there. Hooks on all parameters find out in the warm-up
+    which comes last; then one hook is left, so that all contenders pay for one call. They are made
+    before a wrapper makes its own, and so run before it sends anything."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.at = 0.0
+        self._last: Any = None
+        self._hooks = {
+            parameter: on_gradient(parameter, self._seen)
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        }
+
+    def settle(self) -> None:
+        for parameter, hook in self._hooks.items():
+            if parameter is not self._last:
+                hook.remove()
+
+    def _seen(self, parameter: torch.Tensor) -> None:
+        self._last = parameter
+        self.at = time.perf_counter()

@@ -1,0 +1,129 @@
+"""The models whose steps are measured: few large gradients, a usual mixture, many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+Step = Callable[[nn.Module], torch.Tensor]  # forward and loss on a batch of its own
+
+
+class ManyTensors(nn.Module):
+    """400 parameters of 256 B to 16 KiB and next to no computation: what a gradient costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lengths = torch.logspace(6, 12, 400, base=2).int().tolist()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(n)) for n in lengths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dots = [torch.dot(weight, x[: weight.numel()]) for weight in self.weights]
+        return torch.stack(dots).sum()
+
+
+class Language(nn.Module):
+    """A transformer with a vocabulary; the output layer shares the embedding's weights."""
+
+    def __init__(self, words: int, width: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.layers(self.embedding(tokens) + self.places[: tokens.shape[1]])
+        logits: torch.Tensor = x @ self.embedding.weight.T
+        return logits
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, the middle one narrow, around which the input passes."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+
+        def convolution(i: int, o: int, size: int, stride: int = 1) -> nn.Sequential:
+            layer = nn.Conv2d(i, o, size, stride, padding=size // 2, bias=False)
+            return nn.Sequential(layer, nn.BatchNorm2d(o))
+
+        self.first = convolution(inputs, width, 1)
+        self.middle = convolution(width, width, 3, stride)
+        self.last = convolution(width, outputs, 1)
+        same = stride == 1 and inputs == outputs
+        self.around = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.middle(self.first(x).relu()).relu()
+        out: torch.Tensor = (self.last(y) + self.around(x)).relu()
+        return out
+
+
+class ResNet50(nn.Module):
+    """The shape of ResNet-50: 25.6 M parameters in 161 tensors, most of them small."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        stem = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        layers: list[nn.Module] = [stem, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        inputs = 64
+        for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+            for number in range(count):
+                stride = 2 if number == 0 and width > 64 else 1
+                layers.append(Bottleneck(inputs, width, stride))
+                inputs = 4 * width
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.last = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.layers(x))
+        return logits
+
+
+def mlp() -> tuple[nn.Module, Step]:
+    """42 M parameters, of which two matrices have 16.8 M each; batch of 16."""
+    sizes = (1024, 4096, 4096, 4096, 1024)
+    layers: list[nn.Module] = []
+    for i, o in pairwise(sizes):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    x = torch.randn(16, sizes[0])
+    return nn.Sequential(*layers[:-1]), lambda model: model(x).square().mean()
+
+
+def transformer() -> tuple[nn.Module, Step]:
+    """4.7 M parameters in 6 layers; batch of 4 sequences of 64."""
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
+    x = torch.randn(4, 64, 256)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    return model, lambda model: model(x).square().mean()
+
+
+def many() -> tuple[nn.Module, Step]:
+    """400 tensors of 256 B to 16 KiB."""
+    x = torch.randn(4096)
+    return ManyTensors(), lambda model: model(x)
+
+
+def gpt2() -> tuple[nn.Module, Step]:
+    """The shape of GPT-2 with 124 M parameters; one sequence of 64."""
+    tokens = torch.randint(0, 50257, (1, 65))
+
+    def step(model: nn.Module) -> torch.Tensor:
+        logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return Language(50257, 768, 12, 12, 1024), step
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
+    "mlp": mlp,
+    "transformer": transformer,
+    "many": many,
+    "gpt2": gpt2,
+}

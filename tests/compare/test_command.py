@@ -1,0 +1,188 @@
+"""`dpcore compare` and `dpcore demo` as they are called: small runs, and what they leave."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from dpcore.__main__ import main
+from dpcore.compare import hosts, running
+from dpcore.compare.store import Store
+from tests.ranks import python
+
+OWN = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.never_used = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layers(x)
+
+def make(rank, world):
+    model = Model()
+    x = torch.randn(4, 8)
+    return model, lambda model: model(x).square().mean()
+"""
+SHORT = ["--rounds", "2", "--seconds", "0.001"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(
+        "import dpcore\nclass Late(dpcore.LaunchSchedule):\n    def backward_end(self, control):\n"
+        "        for bucket in range(control.buckets):\n            control.launch(bucket)\n"
+        "        control.wait_for_all()\n"
+    )
+    return tmp_path
+
+
+def test_a_model_of_ones_own_with_a_schedule_of_ones_own(folder, capsys):
+    """All contenders run, everything named lies there, an unused parameter is no obstacle."""
+    names = "torch,torch:1,default,bucketed:1,mine.py:Late"
+    assert main(["compare", "my.py:make", "--contenders", names, *SHORT]) == 0
+    said = capsys.readouterr().out
+    assert "2 ranks on this machine" in said
+    assert "never_used.weight and 1 more got no gradient" in said
+    assert "too few to conclude anything" in said
+    rows = list(csv.DictReader((folder / "compare/my-make/compare.csv").open()))
+    assert [row["contender"] for row in rows] == names.split(",")
+    for row in rows:
+        assert float(row["step_ms_low"]) <= float(row["step_ms"]) <= float(row["step_ms_high"])
+        assert (row["world"], row["rounds"], row["reference"]) == ("2", "2", "torch")
+    lines = [json.loads(line) for line in (folder / "compare/my-make/compare.jsonl").open()]
+    assert {"machine", "commit", "command", "rounds_ms", "overlap"} <= set(lines[0])
+    page = (folder / "compare/my-make/compare.html").read_text()
+    assert all(name in page for name in names.split(","))
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(folder, capsys, monkeypatch):
+    """And one with more rounds adds to those that are there."""
+    command = ["compare", "my.py", "--contenders", "torch,sequential", "--seconds", "0.001"]
+    add, left = Store.add, [2]
+
+    def add_two(self, **line):
+        add(self, **line)
+        left[0] -= "round" in line
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "add", add_two)
+    assert main([*command, "--rounds", "3"]) == 130
+    assert "2 of 3 rounds are in compare/my" in capsys.readouterr().err
+    monkeypatch.setattr(Store, "add", add)
+    kept = folder / "compare/my/rounds.jsonl"
+    with kept.open("a") as file:
+        file.write('{"cell": "half of a li')
+    first = kept.read_text().splitlines()[1:3]
+    measured = []
+    monkeypatch.setattr(running, "run_job", counted(running.run_job, measured))
+    for rounds, job_rounds in (("3", (2, 3)), ("4", (3, 4))):
+        assert main([*command, "--rounds", rounds]) == 0
+        assert f"goes on: {job_rounds[0]} of {rounds} rounds" in capsys.readouterr().out
+        assert measured.pop() == job_rounds
+        assert kept.read_text().splitlines()[1:3] == first
+    assert main([*command, "--rounds", "4"]) == 0  # complete: begins anew
+    assert measured.pop() == (0, 4)
+    assert kept.read_text().splitlines()[1:3] != first
+
+
+def counted(run_job, measured):
+    def run(job, *arguments):
+        measured.append((job.first_round, job.rounds))
+        return run_job(job, *arguments)
+
+    return run
+
+
+def test_another_model_begins_anew(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    store = Store(path, {"model": "mlp"})
+    store.open()
+    store.add(cell="machine/none/2", round={"seconds": {}})
+    assert Store(path, {"model": "mlp"}).begun == 1
+    assert Store(path, {"model": "many"}).begun == 0
+
+
+def test_over_an_emulated_link(folder, capsys, monkeypatch):
+    monkeypatch.setattr(hosts, "why_not", lambda: "need rights that nobody has")
+    command = ["compare", "my.py:make", "--contenders", "torch,default", "--links", "100mbit,1ms"]
+    assert main([*command, "--json", *SHORT]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["contender"] for line in lines] == ["torch", "default"]
+    for line in lines:
+        assert (line["kind"], line["link"]) == ("emulated", "100mbit,1ms")
+        assert line["step"]["median"] > 1  # milliseconds: both are as slow as the link
+        assert "Hosts of their own need rights that nobody has" in line["notes"][0]
+        assert "not Gloo" in line["notes"][0]
+
+
+@pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or "namespaces can be made")
+def test_between_hosts_of_their_own(folder, capsys):
+    command = ["compare", "my.py:make", "--contenders", "torch,default", "--links", "100mbit"]
+    assert main([*command, *SHORT]) == 0
+    assert "between hosts of their own (network namespaces), 100mbit" in capsys.readouterr().out
+    assert main([*command[:-1], "100mbit,1ms"]) == 1
+    assert "--emulated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tranformer"], "did you mean 'transformer'"),
+        (["none.py:make"], "there is no file none.py"),
+        (["my.py:make", "--contenders", "bucketd"], "did you mean 'bucketed'"),
+        (["--worlds", "1"], "at least 2 ranks"),
+        (["--rounds", "0"], "--rounds: at least 1"),
+        (["--links", "fast"], "'fast' is no link"),
+        (["all_reduce", "--peers", "horovod"], "unknown peer 'horovod'"),
+        (["all_reduce", "--sizes", "many"], "is not a size"),
+        (["my.py:forget"], "has no 'forget'; it has"),
+        (["wrong.py:make"], "returned the model alone"),
+        (["fails.py:make"], "step(model) raised RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_mistakes(folder, capsys, arguments, said):
+    (folder / "wrong.py").write_text(OWN.replace(", lambda model: model(x).square().mean()", ""))
+    (folder / "fails.py").write_text(OWN.replace("torch.randn(4, 8)", "torch.randn(4, 9)"))
+    assert main(["compare", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_the_example_runs(folder, capsys):
+    assert main(["compare", "--example"]) == 0
+    (folder / "example.py").write_text(capsys.readouterr().out)
+    assert main(["compare", "example.py:make", "--contenders", "torch,default", *SHORT]) == 0
+
+
+def test_a_collective_in_the_columns_of_nccl_tests(folder):
+    """A peer that is missing shows what installs it."""
+    command = ["-m", "dpcore", "compare", "all_reduce", "--peers", "gloo,mpich", "--sizes", "8,64K"]
+    out = python.run(*command, "--quick", "--rounds", "1", capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    columns = "size count type redop contender time min algbw busbw #wrong x peer of bound"
+    assert columns.split() in [line.split() for line in out.stdout.splitlines()]
+    rows = [
+        line.split() for line in out.stdout.splitlines() if re.match(r" +\d+ +\d+ +float", line)
+    ]
+    assert {(row[0], row[3]) for row in rows} == {("8", "sum"), ("65536", "sum")}
+    assert {"Gloo", "dpcore"} <= {row[4] for row in rows}
+    has_mpich = "# without mpich" not in out.stdout
+    assert has_mpich or ".venv-mpich/bin/pip install numpy mpi4py mpich" in out.stdout
+
+
+def test_the_arguments_load_nothing_heavy():
+    code = "import sys, dpcore.compare.arguments; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "rich", "dpcore._C"} & set(out.stdout.split())

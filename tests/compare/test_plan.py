@@ -1,0 +1,88 @@
+"""Contenders, links and worlds as a user writes them, and what is said to mistakes."""
+
+import pytest
+
+from dpcore.compare import plan
+from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
+from dpcore.errors import Error
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("torch", "torch"),
+        ("torch:100", "torch 100"),
+        ("default", "dpcore"),
+        ("auto", "dpcore"),
+        ("auto:4", "dpcore auto 4"),
+        ("bucketed:0.5", "dpcore bucketed 0.5"),
+        ("bucketed:auto", "dpcore bucketed auto"),
+        ("sequential", "dpcore sequential"),
+        ("examples/reverse_order.py:ReverseOrder", "dpcore examples/reverse_order.py:ReverseOrder"),
+    ],
+)
+def test_contenders(text, inner, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    assert plan.contender(text).inner == inner
+    assert plan.contender(text).name == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bucketd", "did you mean 'bucketed'"),
+        ("torch:auto", "only bucketed:auto"),
+        ("torch:0", "no size of buckets"),
+        ("torch:1.2.3", "no size of buckets"),
+        ("nobody.py:Schedule", "there is no file nobody.py"),
+        ("torch,torch", "there twice"),
+        ("", "no contender"),
+        ("horovod", "There are torch, default"),
+    ],
+)
+def test_mistaken_contenders(text, said):
+    with pytest.raises(Error, match=said):
+        plan.contenders(text)
+
+
+def test_a_latency_belongs_to_the_rate_before_it():
+    assert plan.links("none,1gbit,50us,100mbit") == ["", "1gbit,50us", "100mbit"]
+    for wrong in ("50us", "1gbit,wrong", "fast", "1gbit,1gbit", "none,50us"):
+        with pytest.raises(Error, match="--links"):
+            plan.links(wrong)
+
+
+def test_worlds():
+    assert plan.worlds("2,4,2") == [2, 4]
+    for wrong, said in (("1", "at least 2 ranks"), ("two", "no numbers of ranks")):
+        with pytest.raises(Error, match=said):
+            plan.worlds(wrong)
+
+
+def test_an_unknown_model_names_those_that_are_there():
+    with pytest.raises(Error, match=r"did you mean 'transformer'.*my.py:make"):
+        plan.model("tranformer")
+    with pytest.raises(Error, match=r"there is no file nobody.py"):
+        plan.model("nobody.py:make")
+
+
+def cell(kind):
+    return plan.Cell("1gbit" if kind != "machine" else "", kind, 2)
+
+
+def test_over_an_emulated_link_torch_sends_through_dpcore():
+    """Gloo would not be slowed down, and win."""
+    two = plan.Plan("mlp", tuple(plan.contenders("torch:1,default")), (), 1, 1.0, 1)
+    assert two.turns(cell("machine")) == ["torch 1", "dpcore", "alone", BY_TORCH, BY_DPCORE]
+    assert two.turns(cell("hosts")) == two.turns(cell("machine"))
+    assert two.turns(cell("emulated")) == ["torch over ours 1", "dpcore", "alone", BY_DPCORE]
+
+
+def test_rounds_belong_together_while_the_files_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("a = 1")
+    mine = plan.Plan("my.py:make", tuple(plan.contenders("torch")), (), 5, 1.0, 1)
+    before = mine.identity()
+    assert mine.identity() == before
+    (tmp_path / "my.py").write_text("a = 2")
+    assert mine.identity() != before
