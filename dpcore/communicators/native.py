@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpcore.communicators.checks import check_both, check_color, check_presence, check_rank
-from dpcore.communicators.protocol import Algorithm, Capabilities, Collectives, Sizes
-from dpcore.communicators.work import Work
+from dpcore.communicators.checks import check_color
+from dpcore.communicators.native_calls import NativeCalls
+from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.errors import raise_unheard
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dpcore.costs.explain import Explanation
 
 
-class Communicator:
+class Communicator(NativeCalls):
     """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
 
     _capabilities: ClassVar[Capabilities] = Capabilities(*[True] * len(Capabilities._fields))
@@ -50,222 +50,6 @@ class Communicator:
         # What this group and those split from the same one have in common, and where it was split.
         self._family, self._splits = object(), 0
         self._lineage: tuple[int, ...] = ()
-
-    # ---- whole buffers -----------------------------------------------------------------------
-
-    def all_reduce(
-        self,
-        tensor: Any,
-        op: str = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
-        layout: int = 0,
-    ) -> Work | None:
-        """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
-
-        ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
-        ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
-        and rounded toward zero; booleans have none.
-
-        >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
-        """
-        plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
-        if plain and not async_op and op != "premul_sum":
-            self._native.all_reduce_now(tensor, op)
-            return None
-        native = self._native.whole(
-            "all_reduce", tensor, op=op, factor=factor, layout=layout,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
-
-    def broadcast(
-        self,
-        tensor: Any,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
-    ) -> Work | None:
-        """Copies ``tensor`` of rank ``root`` to all ranks."""
-        check_rank(root, self.world_size, "root")
-        native = self._native.whole(
-            "broadcast", tensor, root=root, layout=layout,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
-
-    def reduce(
-        self,
-        tensor: Any,
-        root: int = 0,
-        op: str = "sum",
-        *,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
-    ) -> Work | None:
-        """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
-        check_rank(root, self.world_size, "root")
-        native = self._native.whole(
-            "reduce", tensor, root=root, op=op, factor=factor,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [tensor])
-
-    # ---- a part per rank ---------------------------------------------------------------------
-
-    def reduce_scatter(
-        self,
-        output: Any,
-        input: Any,
-        op: str = "sum",
-        *,
-        sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
-    ) -> Work | None:
-        """Combines ``input`` over all ranks and leaves the r-th part of it in rank r's ``output``.
-
-        ``sizes``: elements of each rank's part when they are not equal.
-
-        >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
-        """
-        native = self._native.parted(
-            "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [output])
-
-    def all_gather(
-        self,
-        output: Any,
-        input: Any,
-        *,
-        sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
-    ) -> Work | None:
-        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
-        native = self._native.parted(
-            "all_gather", output, input, input_sizes=sizes, layout=layout,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [output])
-
-    def gather(
-        self,
-        output: Any | None,
-        input: Any,
-        root: int = 0,
-        *,
-        sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-    ) -> Work | None:
-        """``all_gather`` for one rank: ``output`` is None on the others."""
-        check_rank(root, self.world_size, "root")
-        check_presence(output, "output", self.rank, root)
-        native = self._native.parted(
-            "gather", output, input, root=root, input_sizes=sizes,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [] if output is None else [output])
-
-    def scatter(
-        self,
-        output: Any,
-        input: Any | None,
-        root: int = 0,
-        *,
-        sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-    ) -> Work | None:
-        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        check_rank(root, self.world_size, "root")
-        check_presence(input, "input", self.rank, root)
-        native = self._native.parted(
-            "scatter", output, input, root=root, input_sizes=sizes,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [output])
-
-    def all_to_all(
-        self,
-        output: Any,
-        input: Any,
-        *,
-        output_sizes: Sizes = None,
-        input_sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-    ) -> Work | None:
-        """Sends the d-th part of ``input`` to rank d; ``output`` holds what came, in rank order.
-
-        With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
-        this rank's place on rank d.
-        """
-        check_both(output_sizes, input_sizes)
-        native = self._native.parted(
-            "all_to_all", output, input, input_sizes=input_sizes, output_sizes=output_sizes,
-            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
-        )  # fmt: skip
-        return None if native is None else Work(native, [output])
-
-    # ---- messages and barriers ---------------------------------------------------------------
-
-    def send(
-        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
-    ) -> Work | None:
-        """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
-        native = self._native.message(True, tensor, dst, tag, timeout, async_op)
-        return None if native is None else Work(native, [tensor])
-
-    def recv(
-        self,
-        tensor: Any,
-        src: int | None,
-        *,
-        tag: int = 0,
-        async_op: bool = False,
-        timeout: float = 0.0,
-    ) -> Work | None:
-        """Receives the next message of rank ``src`` with this tag, of this size and dtype.
-
-        ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
-        ``source`` says from which it came.
-        """
-        native = self._native.message(False, tensor, src, tag, timeout, async_op)
-        return None if native is None else Work(native, [tensor])
-
-    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
-        """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
-        native = self._native.barrier(timeout, async_op)
-        return None if native is None else Work(native, [])
-
-    monitored_barrier = barrier
 
     # ---- memory, groups, life ----------------------------------------------------------------
 

@@ -5,7 +5,7 @@ What is measured: when each gradient was ready in the first step, on the rank th
 what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
 the way between the ranks for its share and its bytes, one after the other, once its bucket is
 ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
-the choice is the largest size that is over within 1% of the best.
+the choice is the largest size that is over no later than the best and 1% of backward's computing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
 _MIB = 1 << 20
 _LARGE, _FLIGHT = _MIB, 8  # bytes of a large operation at most, small ones in flight
-_SLACK = 1.01
+_SLACK = 0.01  # of the time in which gradients come
 
 
 class Speed(NamedTuple):
@@ -145,5 +145,5 @@ def best_caps(
             begin = max(free, *(ready[number] for number in bucket))
             free = begin + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
         ends[cap] = free + speed.latency
-    enough = min(ends.values()) * _SLACK
+    enough = min(ends.values()) + _SLACK * max(ready)
     return [max(cap for cap, end in ends.items() if end <= enough)]

@@ -1,0 +1,49 @@
+"""The keywords that collectives take besides ``async_op``, for type checkers: see protocol.py."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from dpcore.communicators.protocol import Algorithm, Sizes
+
+
+class Meeting(TypedDict, total=False):
+    timeout: float
+
+
+class Message(Meeting, total=False):
+    tag: int
+
+
+class Options(Meeting, total=False):
+    algorithm: Algorithm
+    priority: int
+
+
+class Whole(Options, total=False):
+    layout: int
+
+
+class Combining(Options, total=False):
+    factor: float
+
+
+class CombiningWhole(Combining, Whole, total=False):
+    pass
+
+
+class Parts(Options, total=False):
+    sizes: Sizes
+
+
+class GatheringParts(Parts, Whole, total=False):
+    pass
+
+
+class CombiningParts(Parts, Combining, total=False):
+    pass
+
+
+class Exchanging(Options, total=False):
+    output_sizes: Sizes
+    input_sizes: Sizes
