@@ -16,6 +16,7 @@ import pytest
 
 import dpcore as dp
 from dpcore import _C, errors
+from dpcore.communicators.native_calls import NativeCalls
 from dpcore.recorder.file import Event
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +78,8 @@ MADE_BY_PROGRAMS = {"DataParallel"}  # the others come from functions
 
 
 def members(cls):
-    shown = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    parts = [base for base in cls.__mro__ if base in (cls, NativeCalls)]
+    shown = {n: v for part in parts for n, v in vars(part).items() if not n.startswith("_")}
     return shown | ({"__init__": cls.__init__} if cls.__name__ in MADE_BY_PROGRAMS else {})
 
 
