@@ -29,7 +29,7 @@ def commands():
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
-def as_a_reader(command):
+def as_a_reader(command, folder=ROOT, limit=180):
     """In a shell that knows nothing of the environment until it is activated, as the page says. The
     environment is the one that the tests run in, which need not be .venv."""
     there = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
@@ -37,13 +37,13 @@ def as_a_reader(command):
     there["PATH"] = os.pathsep.join(p for p in there["PATH"].split(os.pathsep) if p != own)
     return subprocess.run(
         ["bash", "-c", f"source {shlex.quote(str(ACTIVATE))} && {command}"],
-        capture_output=True, text=True, timeout=180, env=there, cwd=ROOT,
+        capture_output=True, text=True, timeout=limit, env=there, cwd=folder,
     )  # fmt: skip
 
 
 @in_an_environment
-@pytest.mark.parametrize(("number", "printed"), ((0, "1.5 [0.0, 1.0, 2.0, 3.0]"), (1, "native")))
-def test_the_code_of_the_first_screen_runs(tmp_path, number, printed):
+@pytest.mark.parametrize(("number", "printed"), ((1, "1.5 [0.0, 1.0, 2.0, 3.0]"), (0, "native")))
+def test_the_code_runs(tmp_path, number, printed):
     code = blocks("python")[number]
     script = tmp_path / "first_screen.py"
     script.write_text(code)
@@ -61,7 +61,7 @@ def test_the_code_of_the_first_screen_runs(tmp_path, number, printed):
 @in_an_environment
 def test_what_the_recipe_has_trained_can_be_traced(tmp_path):
     """The two snippets in a row: the recipe names no communicator, and neither does the trace."""
-    recipe = blocks("python")[1]
+    recipe = blocks("python")[0]
     snippet = re.search(r"`(with dp\.trace\(\"run\.json\"\):)`", TEXT)[1]
     train = next(line for line in recipe.splitlines() if "backward()" in line).split("#")[0]
     script = tmp_path / "in_a_row.py"
@@ -86,7 +86,31 @@ def test_make_targets_exist(command):
 
 
 ACTIVATION = "source .venv/bin/activate"
-RUNNABLE = [c for c in commands() if not c.startswith(("make", "pip")) and c != ACTIVATION]
+FIRST = [line.split("  #")[0] for line in blocks("bash")[0].splitlines()]
+RUNNABLE = [
+    c for c in commands() if not c.startswith(("make", "pip")) and c not in (ACTIVATION, *FIRST)
+]
+FEWER_ROUNDS = {"dpcore demo": " --rounds 2 --steps 2", "dpcore compare": " --rounds 3"}
+
+
+@in_an_environment
+@pytest.mark.parametrize("command", FIRST)
+def test_the_first_commands_run_where_the_readers_script_and_model_are(command, tmp_path):
+    """With fewer rounds, which the first test of a machine with two cores cannot spare."""
+    (tmp_path / "train.py").write_text(blocks("python")[0])
+    example = (ROOT / "docs" / "compare.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "my.py").write_text(example)
+    fewer = next((more for begin, more in FEWER_ROUNDS.items() if command.startswith(begin)), "")
+    run = as_a_reader(command + fewer, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert any(tmp_path.rglob("*.html")), run.stdout
+
+
+def test_the_first_screen_has_three_commands_and_one_picture():
+    assert len(FIRST) == 3
+    first = TEXT.split("## Train")[0]
+    assert len(re.findall(r"!\[", first)) == 1
+    assert len(first.splitlines()) <= 40
 
 
 @in_an_environment
