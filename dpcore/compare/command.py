@@ -157,9 +157,9 @@ def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
     """What a reader has to know to judge the figures."""
     notes = []
     if cell.kind == "emulated":
-        why = namespaces.why_not() or "were not asked for (--emulated)"
+        why = namespaces.why_not() or "was not asked for (--emulated)"
         notes.append(
-            f"Hosts of their own {why}. This link slows down dpcore's messages only, so torch DDP "
+            f"A real link {why}. This one slows down dpcore's messages only, so torch DDP "
             "sends its buckets through dpcore here: reducers and schedules are compared, not Gloo."
         )
     if unused := result.get("unused"):
