@@ -157,9 +157,9 @@ def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
     """What a reader has to know to judge the figures."""
     notes = []
     if cell.kind == "emulated":
-        why = namespaces.why_not() or "were not asked for (--emulated)"
+        why = namespaces.why_not() or "was not asked for (--emulated)"
         notes.append(
-            f"Hosts of their own {why}. This link slows down dpcore's messages only, so torch DDP "
+            f"A real link {why}. This one slows down dpcore's messages only, so torch DDP "
             "sends its buckets through dpcore here: reducers and schedules are compared, not Gloo."
         )
     if unused := result.get("unused"):
@@ -181,10 +181,12 @@ def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
 
 def _chosen(choice: dict[str, Any]) -> str:
     sizes: Sequence[int] = choice["bucket_bytes"]
-    mib = (
-        f"{min(sizes) / 2**20:.2g} to {max(sizes) / 2**20:.2g}"
-        if len(sizes) > 1
-        else (f"{sizes[0] / 2**20:.2g}")
-    )
+    ends = [_mib(size) for size in dict.fromkeys((min(sizes), max(sizes)))]
     buckets = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
-    return f"the first steps chose the schedule {choice['schedule']}, {buckets} of {mib} MiB"
+    schedule = choice["schedule"]
+    return f"the first steps chose the schedule {schedule}, {buckets} of {' to '.join(ends)} MiB"
+
+
+def _mib(nbytes: int) -> str:
+    size = nbytes / 2**20
+    return f"{size:.0f}" if size >= 10 else f"{size:.2g}"

@@ -57,7 +57,7 @@ def table(outcome: Outcome, width: int) -> Table:
         texts = [*map(interval, (one.step, one.exposed, one.slowdown))]
         texts += [overlap_text(one), ratio_text(one)]
         if width < WIDE:
-            texts = [text.replace(" (", "\n(") for text in texts]
+            texts = [text.replace(" (", "\n(").replace(" – ", "–") for text in texts]
         made.add_row(escape(one.contender), *texts)
     reference = outcome.figures[0]
     made.add_row("no communication", number(reference.alone.median), "", "", "", "", style="dim")

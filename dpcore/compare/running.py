@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from dpcore.compare.hosts import burst_of
 from dpcore.compare.plan import Cell, Plan
 from dpcore.compare.store import Store
-from dpcore.compare.training.start import run_job, shaped_hosts
+from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job
 
 
@@ -28,6 +28,9 @@ class Shown:
     def cell(self, title: str, rounds: int) -> None:
         if self._bar is None:
             self._console.print(f"measuring {title}: {rounds} rounds", soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def at(self, text: str, advance: int = 0) -> None:
         if self._bar is not None and self._task is not None:
@@ -66,6 +69,8 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
         if "warming" in line:
             name = names.get(line["warming"], "references")
             bar.at(f"{where}: {name} warms up, {line['at'] + 1} of {line['of']}")
+        elif "result" in line:
+            result.update(line["result"])
         elif "round" in line:
             number = line.pop("round")
             store.add(cell=cell.key, round=line | {"at": time.time()})
@@ -76,12 +81,18 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
         seconds=plan.seconds, optimizer=False, threads=plan.threads, first_round=first,
         by_round=True, init=_init(cell),
     )  # fmt: skip
+    result: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         hosts = None
         if cell.kind == "hosts":
             rate = cell.link
             hosts = stack.enter_context(shaped_hosts(rate, burst_of(rate), cell.world))
-        result = run_job(job, on_line, hosts)
+        try:
+            result = run_job(job, on_line, hosts)
+        except RankFailed as problem:
+            if not result:
+                raise
+            bar.say(f"everything was measured, but a rank crashed as it ended: {problem}".rstrip())
     kept = ("choices", "unused", "gradient_bytes", "steps", "threads")
     store.add(cell=cell.key, result={key: result[key] for key in kept})
 

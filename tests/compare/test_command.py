@@ -114,7 +114,7 @@ def test_another_model_begins_anew(tmp_path):
 
 
 def test_over_an_emulated_link(folder, capsys, monkeypatch):
-    monkeypatch.setattr(hosts, "why_not", lambda: "need rights that nobody has")
+    monkeypatch.setattr(hosts, "why_not", lambda: "needs rights that nobody has")
     command = ["compare", "my.py:make", "--contenders", "torch,default", "--links", "100mbit,1ms"]
     assert main([*command, "--json", *SHORT]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -122,7 +122,7 @@ def test_over_an_emulated_link(folder, capsys, monkeypatch):
     for line in lines:
         assert (line["kind"], line["link"]) == ("emulated", "100mbit,1ms")
         assert line["step"]["median"] > 1  # milliseconds: both are as slow as the link
-        assert "Hosts of their own need rights that nobody has" in line["notes"][0]
+        assert "A real link needs rights that nobody has" in line["notes"][0]
         assert "not Gloo" in line["notes"][0]
 
 

@@ -79,6 +79,12 @@ class LastGradient:
             if parameter is not self._last:
                 hook.remove()
 
+    def seconds_until(self, end: float) -> float:
+        """Once per step; 0 where the parameter that came last in the warm-up has got none in it."""
+        seconds = end - self.at if self.at else 0.0
+        self.at = 0.0
+        return seconds
+
     def _seen(self, parameter: torch.Tensor) -> None:
         self._last = parameter
         self.at = time.perf_counter()

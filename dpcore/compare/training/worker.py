@@ -126,7 +126,7 @@ class Contender:
 
     def tail_seconds(self, end: float) -> float:
         """From the last gradient of the step that has just ended until then."""
-        return 0.0 if self._last_gradient is None else max(0.0, end - self._last_gradient.at)
+        return 0.0 if self._last_gradient is None else self._last_gradient.seconds_until(end)
 
     def choice(self) -> dict[str, Any] | None:
         """How this rank cuts and sends now, where the wrapper tells."""
