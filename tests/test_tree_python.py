@@ -21,6 +21,7 @@ DPCORE = (
     "_core_choice",
     "_C",
     "files",
+    "own_code",
     "machine",
     "costs",
     "communicators",

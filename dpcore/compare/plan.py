@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
-from dpcore.compare.training.making import is_path
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS
 from dpcore.costs.link import parse_speed
 from dpcore.errors import Error, Unsupported
+from dpcore.own_code import check_file, names_code
 
 DEFAULT_NAMES = ("default", "auto")
 SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat")
@@ -48,8 +48,8 @@ class Contender:
 def contender(text: str) -> Contender:
     found = _CAP.fullmatch(text)
     kind, cap = found.groups() if found else (text, "")
-    if is_path(kind):
-        _check_file(kind)
+    if names_code(kind):
+        check_file(kind)
         return Contender(text, f"dpcore {kind} {cap}".strip())
     if cap == "auto" and kind != "bucketed":
         raise Error(f"contender {text!r}: only bucketed:auto measures its buckets, as default does")
@@ -114,8 +114,8 @@ def worlds(text: str) -> list[int]:
 
 
 def model(text: str) -> str:
-    if is_path(text):
-        _check_file(text)
+    if names_code(text):
+        check_file(text)
     elif text not in MODELS:
         meant = difflib.get_close_matches(text, MODELS, 1)
         raise Error(
@@ -125,12 +125,6 @@ def model(text: str) -> str:
             "prints one to begin with), and all_reduce and the other collectives"
         )
     return text
-
-
-def _check_file(name: str) -> None:
-    place = name.rpartition(":")[0] if ":" in name else name
-    if place.endswith(".py") and not Path(place).is_file():
-        raise Error(f"there is no file {place}")
 
 
 @dataclass(frozen=True)
@@ -194,6 +188,6 @@ def bare_of(entrant: Contender) -> str:
 
 def _digest(name: str) -> str:
     path = Path(name.split(".py")[0] + ".py")
-    if not is_path(name) or not path.is_file():
+    if not names_code(name) or not path.is_file():
         return ""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

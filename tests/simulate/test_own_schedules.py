@@ -147,9 +147,9 @@ def test_the_command_takes_a_file(name, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("wish", "message"),
     (
-        ("missing.py:Mine", "missing.py: there is no such file"),
-        (f"{EXAMPLE}:Nothing", "does not define it"),
-        (f"{EXAMPLE}:train", "has a function there"),
+        ("missing.py:Mine", "there is no file missing.py"),
+        (f"{EXAMPLE}:Nothing", "has no 'Nothing'; it has"),
+        (f"{EXAMPLE}:train", "is a function; a dpcore.LaunchSchedule is needed"),
         ("Mine", "or give one of your own as mine.py:MySchedule"),
     ),
 )

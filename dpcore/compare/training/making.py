@@ -15,15 +15,11 @@ each step. Instead of the loss it may return what has one: an object with ``.los
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +27,7 @@ from torch import nn
 
 from dpcore.compare.training.models import MODELS
 from dpcore.errors import Error
+from dpcore.own_code import loaded, names_code, place_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,9 @@ class Made:
     run: Callable[[Any], Any]  # what step returns; backward may be left to do
 
 
-def is_path(name: str) -> bool:
-    """Whether it names something in a file or module, and not one of ours."""
-    return ":" in name or name.endswith(".py")
-
-
 def made(name: str, rank: int, world: int) -> Made:
     """``name``: one of MODELS, ``file.py:make`` or ``package.module:make``."""
-    if not is_path(name):
+    if not names_code(name):
         if name not in MODELS:
             raise Error(f"no model {name!r}: there are {', '.join(MODELS)}, or write my.py:make")
         return Made(*MODELS[name]())
@@ -66,55 +58,13 @@ def _blamed(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as problem:
         frames = traceback.extract_tb(problem.__traceback__)
-        place = name.rpartition(":")[0] if ":" in name else name
-        mine = [frame for frame in frames if frame.filename.endswith(Path(place).name)] or frames
+        mine = [
+            frame for frame in frames if frame.filename.endswith(Path(place_of(name)).name)
+        ] or frames
         at = f"{Path(mine[-1].filename).name}:{mine[-1].lineno}: {mine[-1].line}"
         raise Error(
             f"{name}: {what} raised {type(problem).__name__}: {problem}\n  {at}"
         ) from problem
-
-
-def loaded(name: str, usual: str) -> Any:
-    """What ``file.py:object`` or ``module:object`` names; ``usual`` is the object's usual name."""
-    place, _, wanted = name.rpartition(":") if ":" in name else (name, "", usual)
-    module = _module(place)
-    if not hasattr(module, wanted):
-        found = [n for n, value in vars(module).items() if callable(value) and n[:1] != "_"]
-        raise Error(
-            f"{place} has no {wanted!r}"
-            + (f"; it has {', '.join(found[-8:])}" if found else "; it defines nothing to call")
-        )
-    return getattr(module, wanted)
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        _find_beside(Path.cwd())
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as problem:
-            if problem.name is None or not place.startswith(problem.name):
-                raise
-            raise Error(f"there is no module {place!r} and no file {place}.py") from None
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise Error(f"there is no file {place}")
-    name = f"dpcore_compare_{path.stem}"
-    if name in sys.modules and sys.modules[name].__file__ == str(path):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look there
-    _find_beside(path.parent)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _find_beside(folder: Path) -> None:
-    """Imports find what lies in the folder, as they do for a script there."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def _called(name: str, make: Any, rank: int, world: int) -> Any:

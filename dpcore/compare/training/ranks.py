@@ -22,9 +22,9 @@ import torch.distributed as dist
 import dpcore as dp
 from dpcore._autoload import register
 from dpcore.compare.ratios import of_slowest_rank
-from dpcore.compare.training.making import is_path, loaded
 from dpcore.compare.training.models import MODELS
 from dpcore.errors import Error
+from dpcore.own_code import loaded, names_code
 from dpcore.reference.ladder import LADDER
 
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
@@ -69,7 +69,7 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any
     if kind in STEPS_OF_THE_LADDER:
         return STEPS_OF_THE_LADDER[kind](model, comm, **cap)
     schedule: Any = kind.removeprefix("dpcore ")
-    if is_path(schedule):
+    if names_code(schedule):
         schedule = schedule_of(schedule)
     return dp.DataParallel(model, comm=comm, schedule=schedule, **cap, **options)
 

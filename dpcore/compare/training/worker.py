@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import dpcore as dp
 from dpcore.compare.training.bare import Bare, LastGradient, on_gradient
-from dpcore.compare.training.making import Made, Stepping, is_path, made
+from dpcore.compare.training.making import Made, Stepping, made
 from dpcore.compare.training.ranks import (
     TORCH_OVER_OURS,
     steps_in,
@@ -37,6 +37,7 @@ from dpcore.compare.training.ranks import (
 from dpcore.compare.training.text import Text, language_model, loss_of
 from dpcore.compare.training.torch_trace import TorchTrace
 from dpcore.errors import Error
+from dpcore.own_code import names_code
 
 _RAW_BYTES = 16 << 20
 _TRACED_STEPS = 4
@@ -85,7 +86,7 @@ class Contender:
             for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
                 mine.data = its.data
         options: dict[str, Any] = {}
-        if is_path(job.model):
+        if names_code(job.model):
             self._stepping.look()
             if some_rank(comm, self._stepping.unused):
                 options["find_unused_parameters"] = True
