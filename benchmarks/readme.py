@@ -243,7 +243,8 @@ def table_of_priorities(records: list[dict[str, Any]]) -> str:
 
 
 def table_of_defaults(records: list[dict[str, Any]]) -> str:
-    """Upper ends of intervals of default / contender, a row a cell; misses are bold."""
+    """Ratios default / contender and the upper ends of their intervals, a row a cell; misses are
+    bold."""
     shown = (*OURS, TORCH)
     heads = [f"`{name.removeprefix('dpcore ').removeprefix('bucketed ')}`" for name in shown]
     lines = ["| | default | " + " | ".join(heads) + " | best of torch |"]
@@ -258,8 +259,8 @@ def table_of_defaults(records: list[dict[str, Any]]) -> str:
 
 
 def upper_end(record: dict[str, Any]) -> str:
-    text = f"{record['ratio']['high']:.2f}"
-    return f"**{text}**" if missed(record) else text
+    high = f"{record['ratio']['high']:.2f}"
+    return f"{record['ratio']['median']:.2f} to " + (f"**{high}**" if missed(record) else high)
 
 
 def table_of_neighbours(records: list[dict[str, Any]]) -> str:
@@ -287,6 +288,8 @@ MORE_TABLES = {  # of docs/performance.md
     "memory": table_of_memory,
     "incast": table_of_incast,
     "priorities": table_of_priorities,
+    "defaults": table_of_defaults,
+    "neighbours": table_of_neighbours,
 }
 
 
