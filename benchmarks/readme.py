@@ -250,17 +250,17 @@ def table_of_defaults(records: list[dict[str, Any]]) -> str:
     lines = ["| | default | " + " | ".join(heads) + " | best of torch |"]
     lines += ["|---|---:|" + "---:|" * (len(heads) + 1)]
     for name, cell in newest(records).items():
-        texts = ["–" if one not in cell else upper_end(cell[one]) for one in shown]
+        texts = ["–" if one not in cell else ratio_text(cell[one]) for one in shown]
         best = best_of_torch(cell)
-        texts.append("–" if best is None else f"{upper_end(best)} ({best['contender']})")
+        texts.append("–" if best is None else f"{ratio_text(best)} {best['contender']}")
         lines.append(f"| {name} | {cell[DEFAULT]['step_s'] * 1e3:.1f} ms | {' | '.join(texts)} |")
     lines += ["", source("defaults", records[-1], "../", "Intervals of 95%, of runs")]
     return "\n".join(lines) + "\n"
 
 
-def upper_end(record: dict[str, Any]) -> str:
+def ratio_text(record: dict[str, Any]) -> str:
     high = f"{record['ratio']['high']:.2f}"
-    return f"{record['ratio']['median']:.2f} to " + (f"**{high}**" if missed(record) else high)
+    return f"{record['ratio']['median']:.2f} ({f'**{high}**' if missed(record) else high})"
 
 
 def table_of_neighbours(records: list[dict[str, Any]]) -> str:

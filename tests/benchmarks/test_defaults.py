@@ -71,8 +71,8 @@ def test_targets_and_the_table():
         "load": 1,
     }
     markdown = readme.table_of_defaults([facts | one for one in lines])
-    assert "| host2/many/1 | 10.0 ms | 0.90 to 1.03 | – | 1.00 to **1.04** |" in markdown
-    assert "| 0.90 to **1.00** | 1.10 to 1.20 (torch 1) |" in markdown
+    assert "| host2/many/1 | 10.0 ms | 0.97 (1.03) | – | 1.02 (**1.04**) |" in markdown
+    assert "| 0.95 (**1.00**) | 1.15 (1.20) torch 1 |" in markdown
     again = [*lines, line("dpcore bucketed 1", 0.9, 1.0)]  # measured once more
     assert beside_default.summary(again).endswith("1 of the targets missed")
 
