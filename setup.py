@@ -408,7 +408,7 @@ def readme_elsewhere() -> str:
     base = os.environ.get("DPCORE_URL", "").rstrip("/")
     if not base:
         return text
-    version = re.search(r'"(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
     assert version
 
     def absolute(link: re.Match[str]) -> str:

@@ -22,12 +22,18 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
-USED = ("data_parallel", "torch_distributed", "network", "gpu", "failures", "performance")
+USED = (
+    *("data_parallel", "torch_distributed", "network", "gpu", "variables"),
+    *("failures", "performance"),
+)
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
     ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),
-    ("How it is made", ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md")),
+    (
+        "How it is made",
+        ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md", "docs/releasing.md"),
+    ),
     ("Decisions", "docs/decisions/*.md"),
 )
 LINK = re.compile(r'(href|src)="([^"]+)"')
