@@ -53,7 +53,7 @@ def why_none_fits(torch_version: str, known: list[tuple[int, int]]) -> str:
         return f"{found}, but {_has_none()}. To get one, {_BUILD}. {_WITHOUT}."
     return (
         f"{found}, but dpcore's compiled core is there for torch {_listed(known)} only. Install "
-        f"one of these, {how_to_install_torch(known)}, or {_BUILD}. {_WITHOUT}."
+        f"one of these ({how_to_install_torch(known)}), or {_BUILD}. {_WITHOUT}."
     )
 
 
@@ -67,8 +67,8 @@ def without_torch(folder: Path = FOLDER) -> str:
         )
     return (
         f"dpcore's compiled core needs torch {_listed(known)}, which is not installed for "
-        f"{_python()}: {how_to_install_torch(known)}. Without a GPU, torch's CPU build is a tenth of the size; "
-        f"torch's installation page says how to get it. {_WITHOUT}."
+        f"{_python()}: {how_to_install_torch(known)} (without a GPU, torch's CPU build is a tenth "
+        f"of the size: torch's installation page says how to get it). {_WITHOUT}."
     )
 
 

@@ -189,7 +189,7 @@ def test_the_first_use_of_the_core_without_torch_says_what_to_install(installed,
     out = run("-c", f"{BARE}import dpcore\n{use}", **installed(f"*{SUFFIX.split('-')[1]}-*.whl"))
     last = out.stderr.strip().splitlines()[-1]
     assert last.startswith("dpcore._core_choice.NoCore: dpcore's compiled core needs torch 2.")
-    assert re.search(r"pip install torch~=2\.\d+\.0\.", last)
+    assert re.search(r"pip install torch~=2\.\d+\.0 ", last)
 
 
 def test_the_wheel_with_the_core_runs_ranks(installed):
