@@ -35,7 +35,6 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,12 @@ import setuptools
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "tools"))  # pip does not run this file as a script
+
+from build_target import TORCH_LIBRARIES, find_target, minor_of  # noqa: E402
+from index_page import links, readme_elsewhere  # noqa: E402
+
 MINIMUM_TORCH = (2, 11)
-TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 MINIMUM_CUDA = (12, 5)  # see csrc/cuda/kernels/driver.cuh
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
 # pip asks for metadata several times per install; importing torch for each would cost seconds.
@@ -93,56 +96,6 @@ def check_torch() -> Any:
             '    pip install --upgrade "torch>=2.11"\n'
         )
     return torch
-
-
-def minor_of(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-
-
-@dataclass
-class Target:
-    """What the module is compiled for: a torch, and a Python."""
-
-    torch: str
-    torch_includes: list[str]
-    torch_libraries: str
-    python_include: str
-    suffix: str  # of the module's file, as in ".cpython-311-x86_64-linux-gnu.so"
-    cache_tag: str
-
-    @property
-    def module(self) -> str:
-        return "dpcore._cores.torch{}_{}._C".format(*minor_of(self.torch))
-
-
-def find_target(torch: Any) -> Target:
-    """The torch and the Python that run this, unless the environment names others."""
-    from torch.utils import cpp_extension
-
-    python = os.environ.get("DPCORE_TARGET_PYTHON", sys.executable)
-    query = "import json, sys, sysconfig as s; print(json.dumps([s.get_path('include'), "
-    query += "s.get_config_var('EXT_SUFFIX'), sys.implementation.cache_tag]))"
-    of_python = json.loads(subprocess.check_output([python, "-c", query]))
-    if folder := os.environ.get("DPCORE_TARGET_TORCH"):
-        version = (Path(folder) / "complete").read_text().strip()
-        include = Path(folder).resolve() / "torch" / "include"
-        includes = [str(include), str(include / "torch" / "csrc" / "api" / "include")]
-        return Target(version, includes, str(stand_ins(Path(folder))), *of_python)
-    (libraries,) = cpp_extension.library_paths()[:1]
-    return Target(torch.__version__, cpp_extension.include_paths(), libraries, *of_python)
-
-
-def stand_ins(folder: Path) -> Path:
-    """Empty libraries with the names of torch's, which are enough to link against: torch has loaded
-    its own before the module is, and what the module takes from them is looked up then."""
-    libraries = folder.resolve() / "torch" / "lib"
-    libraries.mkdir(parents=True, exist_ok=True)
-    for name in TORCH_LIBRARIES:
-        file = libraries / f"lib{name}.so"
-        if not file.exists():
-            command = [os.environ.get("CXX", "g++"), "-shared", f"-Wl,-soname,{file.name}"]
-            subprocess.run([*command, "-x", "c++", os.devnull, "-o", str(file)], check=True)
-    return libraries
 
 
 # ---- compilers -------------------------------------------------------------------------------
@@ -399,31 +352,6 @@ def extension_arguments() -> dict[str, Any]:
                 super().build_extensions()
 
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
-
-
-def readme_elsewhere() -> str:
-    """The README as a package index shows it, which has no files beside it: links and pictures lead
-    to the repository, where DPCORE_URL says where that is."""
-    text = (ROOT / "README.md").read_text()
-    base = os.environ.get("DPCORE_URL", "").rstrip("/")
-    if not base:
-        return text
-    version = re.search(r'"(.+)"', (ROOT / "dpcore" / "_version.py").read_text())
-    assert version
-
-    def absolute(link: re.Match[str]) -> str:
-        kind = "raw" if link[1] == "!" else "blob"
-        return f"{link[1]}[{link[2]}]({base}/{kind}/v{version[1]}/{link[3]})"
-
-    return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
-
-
-def links() -> dict[str, str]:
-    base = os.environ.get("DPCORE_URL", "").rstrip("/")
-    if not base:
-        return {}
-    pages = {"Documentation": "/tree/main/docs", "Changelog": "/blob/main/CHANGELOG.md"}
-    return {"Source": base, **{name: base + path for name, path in pages.items()}}
 
 
 def main() -> None:

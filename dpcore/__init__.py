@@ -11,7 +11,6 @@ Importing this package loads neither torch nor the compiled core; both come with
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from dpcore._version import __version__
@@ -156,7 +155,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-if os.environ.get("DPCORE_TRACE"):
-    importlib.import_module("dpcore.recorder.automatic").install()

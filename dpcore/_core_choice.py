@@ -53,7 +53,7 @@ def why_none_fits(torch_version: str, known: list[tuple[int, int]]) -> str:
         return f"{found}, but {_has_none()}. To get one, {_BUILD}. {_WITHOUT}."
     return (
         f"{found}, but dpcore's compiled core is there for torch {_listed(known)} only. Install "
-        f"one of these, {_pip(known)}, or {_BUILD}. {_WITHOUT}."
+        f"one of these ({how_to_install_torch(known)}), or {_BUILD}. {_WITHOUT}."
     )
 
 
@@ -67,13 +67,15 @@ def without_torch(folder: Path = FOLDER) -> str:
         )
     return (
         f"dpcore's compiled core needs torch {_listed(known)}, which is not installed for "
-        f"{_python()}: {_pip(known)}. Without a GPU, torch's CPU build is a tenth of the size; "
-        f"torch's installation page says how to get it. {_WITHOUT}."
+        f"{_python()}: {how_to_install_torch(known)} (without a GPU, torch's CPU build is a tenth "
+        f"of the size: torch's installation page says how to get it). {_WITHOUT}."
     )
 
 
-def _pip(known: list[tuple[int, int]]) -> str:
-    return 'pip install "torch=={}.{}.*"'.format(*known[-1])
+def how_to_install_torch(known: list[tuple[int, int]] | None = None) -> str:
+    """The command for the newest version that a core fits."""
+    known = list(cores()) if known is None else known
+    return "pip install torch" + ("~={}.{}.0".format(*known[-1]) if known else "")
 
 
 def _listed(known: list[tuple[int, int]]) -> str:

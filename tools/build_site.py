@@ -27,6 +27,7 @@ USED = (
     "torch_distributed",
     "network",
     "gpu",
+    "variables",
     "failures",
     "performance",
     "compare",
@@ -36,7 +37,10 @@ CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
     ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),
-    ("How it is made", ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md")),
+    (
+        "How it is made",
+        ("docs/architecture.md", "docs/concurrency.md", "CONTRIBUTING.md", "docs/releasing.md"),
+    ),
     ("Decisions", "docs/decisions/*.md"),
 )
 LINK = re.compile(r'(href|src)="([^"]+)"')

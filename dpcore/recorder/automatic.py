@@ -16,12 +16,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import multiprocessing.util
 import os
 import signal
 import stat
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -39,33 +39,20 @@ if TYPE_CHECKING:
 
 _VARIABLE = "DPCORE_TRACE"
 _CAPACITY = 65536  # as dpcore.trace()
-# Before the ranks of a run meet, and so before the end of any of them.
-_IMPORTED_NS = time.time_ns()
 
-_begun: dict[tuple[int, int], int] = {}  # recordings, by who records
+_of_process: dict[str, int] = {}  # "begun": how many recordings
+_of_thread = threading.local()  # the same, of a rank that is a thread
 _running: list[Automatic] = []
 _is_installed = _has_warned = False
-
-
-def install() -> None:
-    """Records the program that this process runs. Calling it again does nothing."""
-    global _is_installed
-    if _is_installed:
-        return
-    _is_installed = True
-    trace_facts.outlive_models()
-    session.call_after_connect(begin)
-    session.call_before_finalize(_end_with)
-    atexit.register(_end_all)  # before session's own: what it knows is asked of open communicators
-    os.register_at_fork(after_in_child=_forget)
 
 
 class Automatic(Trace):
     """A recording that ends when the program does, or gives way to one of its own."""
 
-    def __init__(self, comm: Communicator, job: str, target: Path) -> None:
+    def __init__(self, comm: Communicator, job: str, began_ns: int, target: Path) -> None:
         super().__init__(None, comm, _CAPACITY)
         self.comm = comm
+        self._began_ns = began_ns
         self._run = hashlib.sha256(job.encode()).hexdigest()[:16]
         self._target = target
 
@@ -83,7 +70,7 @@ class Automatic(Trace):
         world_size = self.comm.world_size
         part = trace_file.chrome_trace([self._ended()], world_size, facts)
         try:
-            ranks = joining.add(self._target, part, self._run, _IMPORTED_NS)
+            ranks = joining.add(self._target, part, self._run, self._began_ns)
         except OSError as failure:
             print(f"{_VARIABLE}: the trace could not be written: {failure}", file=sys.stderr)
             return
@@ -107,13 +94,15 @@ class Automatic(Trace):
         return True
 
 
-def begin(comm: Communicator, job: str) -> None:
-    """Called with every new communicator: records the first."""
-    key = _key_of(comm)
-    other = _recording.get(key)
+def begin(comm: Communicator, job: str, began_ns: int) -> None:
+    """Called with every new communicator but those of ``split``: records the first. ``job`` is
+    the name that its ranks have met under, and ``began_ns`` a time before they had met."""
+    _be_called_at_the_end()
+    begun = vars(_of_thread) if comm.transport == "inproc" else _of_process
+    other = _recording.get(_key_of(comm))
     if isinstance(other, Automatic) and getattr(comm, "_on_host", None) is other.comm:
         other.discard()  # the same ranks, and now their GPUs as well
-        _begun[key] -= 1
+        begun["begun"] -= 1
     elif other is not None and other._comm.closed and isinstance(other, Automatic):
         other.end(None)  # its group was destroyed
     elif other is not None:
@@ -123,12 +112,14 @@ def begin(comm: Communicator, job: str) -> None:
             f"{_number_of_ranks(comm.world_size)} that was made now"
         )
         return
-    number = _begun.get(key, 0) + 1
-    recording = Automatic(comm, job, _target(number))
-    _begun[key] = number
+    number = begun.get("begun", 0) + 1
+    recording = Automatic(comm, job, began_ns, _target(number))
+    begun["begun"] = number
     recording.__enter__()
     _running.append(recording)
-    _end_with_process()
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end_by_signal)
 
 
 def _target(number: int) -> Path:
@@ -163,6 +154,20 @@ def _warn_once(text: str) -> None:
 # ---- the end ---------------------------------------------------------------------------------
 
 
+def _be_called_at_the_end() -> None:
+    """By ``finalize``, by the interpreter, and in processes of multiprocessing, which end without
+    asking it. Once per process and its forked children."""
+    global _is_installed
+    multiprocessing.util.Finalize(None, _end_all, exitpriority=0)
+    if _is_installed:
+        return
+    _is_installed = True
+    trace_facts.outlive_models()
+    session.call_before_finalize(_end_with)
+    atexit.register(_end_all)  # before session's own: open communicators are asked for facts
+    os.register_at_fork(after_in_child=_forget)
+
+
 def _end_with(comm: Communicator) -> None:
     """Of the communicator that ``finalize`` closes."""
     recording = _recording.get(_key_of(comm))
@@ -173,12 +178,6 @@ def _end_with(comm: Communicator) -> None:
 def _end_all() -> None:
     for recording in list(_running):
         recording.end(_problem())
-    if not _begun and trace_facts.is_any_model_known():
-        print(
-            f"{_VARIABLE}: nothing was recorded: the gradients of this program did not travel over "
-            "a communicator of dpcore, but over a group of torch or of MPI",
-            file=sys.stderr,
-        )
 
 
 def _problem() -> BaseException | None:
@@ -186,16 +185,6 @@ def _problem() -> BaseException | None:
     problem = sys.exc_info()[1] or getattr(sys, "last_value", None)
     is_success = isinstance(problem, SystemExit) and not problem.code
     return None if is_success else problem
-
-
-def _end_with_process() -> None:
-    """Also where ``atexit`` is not asked: processes of multiprocessing, and SIGTERM."""
-    import multiprocessing.util
-
-    multiprocessing.util.Finalize(None, _end_all, exitpriority=0)
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end_by_signal)
 
 
 def _end_by_signal(number: int, _frame: FrameType | None) -> None:
@@ -210,4 +199,4 @@ def _forget() -> None:
     for recording in _running:
         _recording.pop(recording._key, None)
     _running.clear()
-    _begun.clear()
+    _of_process.clear()

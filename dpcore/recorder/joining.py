@@ -27,9 +27,15 @@ def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
     that the file shows now."""
     with _alone_in(path.parent):
         before = _of_run(path, run, began_ns)
+        if before is not None and shown_ranks(before) & shown_ranks(part):
+            before = None  # of the same name, and yet another run
         content = part if before is None else joined(before, part)
         content["otherData"].update(run=run, endedNanoseconds=time.time_ns())
         write_whole(path, json.dumps(content, separators=(",", ":")))
+    return shown_ranks(content)
+
+
+def shown_ranks(content: dict[str, Any]) -> set[int]:
     return {event["pid"] for event in content["traceEvents"]}
 
 
