@@ -4,6 +4,8 @@ import gc
 import itertools
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -142,3 +144,31 @@ def test_every_rank_writes_its_own_file_after_an_error(tmp_path):
     in_group(failing, 2, tmp_path / "run.json", backend="gloo")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.rank0.json", "run.rank1.json"]
     assert "ZeroDivisionError" in read_run(tmp_path / "run.rank1.json").error
+
+
+WITHOUT_A_CORE = """
+import sys
+sys.modules["dpcore._C"] = None  # importing it raises
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import dpcore
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+with dpcore.trace("run.json") as t:
+    model(torch.randn(4, 10)).sum().backward()
+assert t.by_operation()["all_reduce"]["count"] == 1
+dist.destroy_process_group()
+"""
+
+
+def test_it_needs_no_core(tmp_path):
+    """Where no compiled module fits, one's own run of torch DDP can still be seen."""
+    (tmp_path / "train.py").write_text(WITHOUT_A_CORE)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_run(tmp_path / "run.json").world_size == 2
