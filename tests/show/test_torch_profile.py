@@ -156,6 +156,24 @@ def test_folders_are_runs_to_compare(tmp_path):
     assert [run.name for run in runs] == ["before", "after"]
 
 
+def test_folders_that_are_called_alike_are_told_apart(tmp_path):
+    for name in ("before", "after"):
+        (tmp_path / name / "log").mkdir(parents=True)
+        write(tmp_path / name / "log" / "0.pt.trace.json", gpu_steps())
+        write(tmp_path / name / "log" / "1.pt.trace.json", gpu_steps(), rank=1)
+    runs = read_runs([tmp_path / "before" / "log", tmp_path / "after" / "log"])
+    assert [run.name for run in runs] == ["before-log", "after-log"]
+
+
+def test_other_json_in_a_folder_is_left_aside(tmp_path):
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    with pytest.raises(Error, match="has no traces, of dpcore"):
+        read_runs([tmp_path])
+    write(tmp_path / "rank0.json", gpu_steps(), world=1)
+    (run,) = read_runs([tmp_path])
+    assert len(run.ranks) == 1
+
+
 def test_a_missing_rank_is_said(tmp_path):
     (run,) = read_runs([write(tmp_path / "rank0.json", gpu_steps(), rank=0, world=4)])
     assert "only 1 of 4 ranks" in run.about
@@ -215,3 +233,5 @@ def test_a_folder_without_traces_and_a_file_given_twice(tmp_path):
     path = write(tmp_path / "rank0.json", gpu_steps())
     with pytest.raises(Error, match="is there twice"):
         read_runs([path, tmp_path])
+    with pytest.raises(Error, match="there is no file"):
+        read_runs([path, tmp_path / "missing.json"])
