@@ -25,6 +25,8 @@ _CALL = re.compile(r"c10d::(\w+)")
 _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
 # What DDP does first after it has waited for a bucket: it copies it back, or makes views of it.
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
+# And what it does in between to learn which parameters no rank has used. Others do this as well.
+_UNUSED = ("aten::select", "aten::item", "aten::copy_")
 _AHEAD_NS = 300_000
 _BETWEEN_NS = 10_000  # DDP takes from one view or copy to the next
 _AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
@@ -136,7 +138,8 @@ def _waits_for_buckets(
     last = max(operation.end_ns for operation in sent)
     seen = False
     for begin, following in activity.idle_from(since):
-        is_of_ddp = following is not None and following.name in _AFTER_WAIT
+        next_to = following.name if following is not None else ""
+        is_of_ddp = next_to in _AFTER_WAIT or (next_to in _UNUSED and begin < last)
         if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (seen and not is_of_ddp):
             return
         seen = True
