@@ -71,6 +71,22 @@ def test_without_calls_nothing_is_said_of_exposed_time(tmp_path, capsys):
     assert "exposed time is not known" in capsys.readouterr().out
 
 
+def test_a_program_waits_for_collectives_of_its_own(tmp_path):
+    """A synchronous one is exposed from the call to its end; an asynchronous one, beside which the
+    thread sorts, is not, and one that is waited for after some work is from there on."""
+    events = []
+    for call, end, work in ((0, 5, (5.1, 6)), (10, 18, (10.2, 20)), (30, 39, (30.2, 35))):
+        events += [
+            span("c10d::allreduce_", "cpu_op", 1, call, call + 0.1),
+            span("gloo:all_reduce", "user_annotation", 2, call + 0.1, end),
+            span("aten::sort", "cpu_op", 1, *work),
+        ]
+    events.append(span("aten::add", "cpu_op", 1, 39.1, 40))
+    (run,) = read_runs([write(tmp_path / "rank0.json", events, world=1)])
+    exposed = [(e.operation, e.ms) for e in run.ranks[0].exposed]
+    assert exposed == [(0, pytest.approx(4.9)), (2, pytest.approx(4))]
+
+
 # ---- NCCL ----------------------------------------------------------------------------------------
 
 
