@@ -131,23 +131,30 @@ def exposed_on_cpu(
 
 def _waits_for_buckets(
     activity: _Activity, since: int, sent: Sequence[Operation]
-) -> Iterator[tuple[int, int, Operation]]:
+) -> list[tuple[int, int, Operation]]:
     """After the last gradient DDP waits for one bucket after the other, and does next to nothing in
     between: the stretches before what it does with them. If it does nothing with them, it waits
-    until the last is there."""
+    until the last is there. Their spans may end later than that: Gloo's thread closes them when it
+    has a processor again, so what DDP has begun to use is complete."""
     last = max(operation.end_ns for operation in sent)
-    seen = False
+    found: list[tuple[int, int, Operation]] = []
+    used = since
     for begin, following in activity.idle_from(since):
         next_to = following.name if following is not None else ""
         is_of_ddp = next_to in _AFTER_WAIT or (next_to in _UNUSED and begin < last)
-        if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (seen and not is_of_ddp):
-            return
-        seen = True
+        if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (used > since and not is_of_ddp):
+            break
         end = following.begin_ns if following is not None and is_of_ddp else last
         if end - begin > _BETWEEN_NS:
-            yield begin, end, next((op for op in sent if op.end_ns > begin), sent[-1])
+            waited_for = next((op for op in sent if op.end_ns > begin), sent[-1])
+            found.append((begin, end, waited_for))
         if not is_of_ddp:
-            return
+            break
+        used = end
+    if used > since:
+        for operation in sent:
+            operation.end_ns = max(operation.begin_ns, min(operation.end_ns, used))
+    return found
 
 
 class _Activity:
