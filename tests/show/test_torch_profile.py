@@ -36,7 +36,7 @@ def test_exposed_time_of_gloo_is_what_ddp_measured():
     (run,) = read_runs(GLOO)
     assert (run.world_size, run.transport, len(run.ranks)) == (2, "gloo", 2)
     for rank, measured in zip(run.ranks, DDP_MS, strict=True):
-        assert after_backward_ms(rank) == pytest.approx(measured, rel=0.05)
+        assert after_backward_ms(rank) == pytest.approx(measured, rel=0.01)
 
 
 def test_buckets_of_gloo():
