@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.reference.buckets import ALIGNMENT
@@ -92,13 +94,11 @@ def _launched_with(
 def _with_exposed(spans: Sequence[BucketSpan], exposed: Intervals) -> list[BucketSpan]:
     """Exposed time belongs to the bucket that was sent first among those that are on their way: DDP
     waits for them in this order. So the parts of the buckets add up to the whole."""
-    reached = 0
-    result = []
-    for span in sorted(spans, key=lambda span: span.launch_ns):
-        begin, end = max(span.launch_ns, reached), max(span.end_ns, reached)
-        reached = end
-        result.append(replace(span, exposed_ns=exposed.between(begin, end)))
-    return result
+    ordered = sorted(spans, key=lambda span: span.launch_ns)
+    ends = np.maximum.accumulate([0, *(span.end_ns for span in ordered)])
+    begins = np.maximum([span.launch_ns for span in ordered], ends[:-1])
+    times = exposed.covered_until(np.maximum(ends[1:], begins)) - exposed.covered_until(begins)
+    return [replace(span, exposed_ns=ns) for span, ns in zip(ordered, times.tolist(), strict=True)]
 
 
 def parameters_of(run: Run, bucket: int, nbytes: int, model: int = 0) -> str:

@@ -8,6 +8,7 @@ run: ``dpcore.measure_overlap`` measures that.
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -112,15 +113,21 @@ def short(value: float) -> str:
 
 def steps_of(rank: RankEvents) -> list[Step]:
     """Those that the file names; else from each forward to the next, and the last ends with
-    whatever ends last."""
+    whatever ends last. Where buckets are sent, a step goes on until one was: the forwards of
+    accumulated gradients, or of several models, are in one."""
     if rank.steps:
         return rank.steps
-    forwards = [e for e in rank.compute if e.name == "forward"]
     if not any(e.name == "backward" for e in rank.compute):
         return []
+    begins: list[int] = []
+    launches = [event.begin_ns for event in rank.launches]
+    for forward in (e.begin_ns for e in rank.compute if e.name == "forward"):
+        since = bisect.bisect_left(launches, begins[-1]) if begins else 0
+        is_sent = since < len(launches) and launches[since] < forward
+        if is_sent or not begins or not launches:
+            begins.append(forward)
     last = max(e.end_ns for e in (*rank.compute, *rank.exposed, *rank.operations))
-    ends = [e.begin_ns for e in forwards[1:]] + [last]
-    return [(e.begin_ns, end) for e, end in zip(forwards, ends, strict=True)]
+    return list(zip(begins, [*begins[1:], last], strict=True))
 
 
 def communication_of(rank: RankEvents) -> Intervals:

@@ -135,7 +135,9 @@ def _title(paths: Sequence[Path]) -> str:
     if len(names) == 1:
         return names[0]
     common = re.sub(r"[-_. ]*(rank)?[-_. ]*\d*$", "", _common_beginning(names))
-    is_of_the_handler = all(path.name.endswith((".pt.trace.json", ".gz")) for path in paths)
+    is_of_the_handler = all(
+        path.name.endswith((".pt.trace.json", ".pt.trace.json.gz")) for path in paths
+    )
     return folder if is_of_the_handler or len(common) < 3 else common
 
 

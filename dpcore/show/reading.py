@@ -12,8 +12,9 @@ import gc
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def read_run(path: Path) -> Run:
     return runs[0]
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs that these files have recorded, of ``dpcore.trace`` or of torch's profiler. A folder
     stands for the traces in it."""
     from dpcore.show import profiles
@@ -116,13 +117,15 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     of_torch: list[profiles.ProfileFile] = []
     place = 0
     with _without_collector():
-        files = list(_files(paths))
+        files = [file for path in paths for file in _files(path)]
+        places = Counter(file.resolve() for file in files)
         for path in files:
-            if sum(path.samefile(other) for other in files if other.exists()) > 1:
+            if places[path.resolve()] > 1:
                 raise Error(f"{path} is there twice; name two different traces to compare")
             content = _content(path)
             if not torch_profile.is_profile(content):
-                runs.append(_of_dpcore(path, content))
+                if path in paths or _is_of_dpcore(content):  # and not just beside the traces
+                    runs.append(_of_dpcore(path, content))
                 continue
             if not of_torch:
                 place = len(runs)
@@ -131,18 +134,30 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
                 raise profiles.refuse(path)
             of_torch.append(profiles.ProfileFile(path, profile))
         runs[place:place] = profiles.runs_of(of_torch)
-    return runs
+    if not runs:
+        raise Error(f"{paths[0]} has no traces, of dpcore.trace or of torch.profiler")
+    return _with_names_of_their_own(runs)
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.is_dir():
-            yield path
-            continue
-        found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-        if not found:
-            raise Error(f"{path} has no traces: no file in it ends with .json or .json.gz")
-        yield from found
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+    if not found:
+        raise Error(f"{path} has no traces: no file in it ends with .json or .json.gz")
+    return found
+
+
+def _with_names_of_their_own(runs: Sequence[Run]) -> list[Run]:
+    """Runs that are called alike get the names of the folders that they lie in."""
+    names = [run.name for run in runs]
+    result = []
+    for run in runs:
+        folder, above = run.path.absolute().parents[:2]
+        where = above.name if folder.name == run.name else folder.name
+        is_alone = names.count(run.name) == 1 or not where
+        result.append(run if is_alone else replace(run, title=f"{where}-{run.name}"))
+    return result
 
 
 def _content(path: Path) -> Any:
@@ -172,13 +187,18 @@ def _content(path: Path) -> Any:
         raise Error(f"{path} is no trace: {why}") from problem
 
 
+def _is_of_dpcore(content: Any) -> bool:
+    other = content.get("otherData") if isinstance(content, dict) else None
+    return isinstance(other, dict) and other.get("program") == "dpcore"
+
+
 def _of_dpcore(path: Path, content: Any) -> Run:
-    other = content.get("otherData", {}) if isinstance(content, dict) else {}
-    if other.get("program") != "dpcore":
+    if not _is_of_dpcore(content):
         raise Error(
             f"{path} was not written by dpcore.trace nor by torch.profiler; traces of other "
             "programs can be opened with https://ui.perfetto.dev"
         )
+    other = content["otherData"]
     info = content.get("distributedInfo", {})
     ranks = _ranks(content["traceEvents"])
     if not ranks:

@@ -4,6 +4,8 @@ import gc
 import itertools
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,19 +17,37 @@ from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, parameters_of
 from dpcore.show.figures import steps_of
 from dpcore.show.reading import read_runs
+from tests.faults.tries import in_time, three_tries
 from tests.ranks.groups import in_group
 
 STEPS = 4
 MS = 1e6
 
 
-def wrapped(views=True):
+class Model(torch.nn.Module):
+    def __init__(self, with_unused):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(3)])
+        if with_unused:
+            self.unused = torch.nn.Linear(600, 600)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def wrapped(views=True, unused=False):
     torch.manual_seed(7)
     torch.set_num_threads(1)
-    layers = [torch.nn.Linear(600, 600) for _ in range(3)]
     return DistributedDataParallel(
-        torch.nn.Sequential(*layers), bucket_cap_mb=1.5, gradient_as_bucket_view=views
-    )
+        Model(unused), bucket_cap_mb=1.5, gradient_as_bucket_view=views,
+        find_unused_parameters=unused,
+    )  # fmt: skip
+
+
+def is_near(ours, ddp):
+    """Within 5% and the half millisecond for which a busy machine may take a thread off its
+    processor."""
+    return all(abs(a - b) < 0.05 * b + 0.5 for a, b in zip(ours, ddp, strict=True))
 
 
 def train(model, steps):
@@ -65,6 +85,7 @@ def traced(path):
     return waited, t.exposed_ms, t.communication_ms, sorted(t.by_operation()), same
 
 
+@three_tries
 def test_a_run_of_torch_ddp_over_gloo(tmp_path):
     path = tmp_path / "run.json"
     said = in_group(traced, 2, path, backend="gloo")
@@ -83,16 +104,16 @@ def test_a_run_of_torch_ddp_over_gloo(tmp_path):
         steps = steps_of(rank)
         ours = [sum(e.ms for e in rank.exposed if b <= e.begin_ns < end) for b, end in steps]
         # DDP's numbers are those of the step before; the views that it makes are in them.
-        assert ours[:-1] == pytest.approx(waited[1:], rel=0.05, abs=0.2)
+        in_time(is_near(ours[:-1], waited[1:]), f"{ours[:-1]} ms exposed, DDP says {waited[1:]}")
     spans = bucket_spans(run, run.ranks[0])
     assert len(spans) == STEPS * len({span.bucket for span in spans})
     assert all(span.launch_ns == span.sent_by.begin_ns for span in spans)
     names = parameters_of(run, 0, spans[0].bytes, spans[0].model)
-    assert names == "1.weight, 1.bias, 2.weight and 1 more"
+    assert names == "layers.1.weight, layers.1.bias, layers.2.weight and 1 more"
 
 
-def profiled(folder):
-    model = wrapped(views=False)
+def profiled(folder, unused):
+    model = wrapped(views=False, unused=unused)
     train(model, 2)
     with torch.profiler.profile(record_shapes=True) as profiler:
         waited = train(model, STEPS)
@@ -109,15 +130,18 @@ def copies_ms(path):
     return [sum(e["dur"] for e in copies if b <= e["ts"] < end) / 1000 for b, end in steps]
 
 
-def test_files_of_the_profiler_of_a_script_that_knows_nothing_of_us(tmp_path):
-    said = in_group(profiled, 2, tmp_path, backend="gloo")
+@pytest.mark.parametrize("unused", [False, True], ids=["used", "unused"])
+@three_tries
+def test_files_of_the_profiler_of_a_script_that_knows_nothing_of_us(tmp_path, unused):
+    said = in_group(profiled, 2, tmp_path, unused, backend="gloo")
     (run,) = read_runs([tmp_path])
     assert figures_of(run).steps == STEPS
     for rank, waited in zip(run.ranks, said, strict=True):
         copied = copies_ms(tmp_path / f"rank{rank.rank}.json")
-        for n, (begin, end) in enumerate(steps_of(rank)[:-1]):
-            exposed_ms = sum(e.ms for e in rank.exposed if begin <= e.begin_ns < end)
-            assert exposed_ms == pytest.approx(waited[n + 1] - copied[n], rel=0.05, abs=0.2)
+        steps = steps_of(rank)
+        ours = [sum(e.ms for e in rank.exposed if b <= e.begin_ns < end) for b, end in steps]
+        ddp = [ms - copy for ms, copy in zip(waited[1:], copied, strict=False)]
+        in_time(is_near(ours[:-1], ddp), f"{ours[:-1]} ms exposed, DDP says {ddp}")
 
 
 def beside_a_profiler():
@@ -142,3 +166,31 @@ def test_every_rank_writes_its_own_file_after_an_error(tmp_path):
     in_group(failing, 2, tmp_path / "run.json", backend="gloo")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.rank0.json", "run.rank1.json"]
     assert "ZeroDivisionError" in read_run(tmp_path / "run.rank1.json").error
+
+
+WITHOUT_A_CORE = """
+import sys
+sys.modules["dpcore._C"] = None  # importing it raises
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import dpcore
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+with dpcore.trace("run.json") as t:
+    model(torch.randn(4, 10)).sum().backward()
+assert t.by_operation()["all_reduce"]["count"] == 1
+dist.destroy_process_group()
+"""
+
+
+def test_it_needs_no_core(tmp_path):
+    """Where no compiled module fits, one's own run of torch DDP can still be seen."""
+    (tmp_path / "train.py").write_text(WITHOUT_A_CORE)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_run(tmp_path / "run.json").world_size == 2

@@ -13,6 +13,7 @@ from dpcore.recorder.file import covered_ms
 from dpcore.recorder.intervals import union_of_spans
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
+from dpcore.show.figures import steps_of
 
 from .traces import MS, model_of, says_nothing, write_trace
 
@@ -42,6 +43,16 @@ def test_figures_of_a_run_that_is_known(run):
     (wait,) = figures.waits
     assert (wait.name, wait.count) == ("a message", 12)
     assert wait.total_ms == pytest.approx(6 * (4 + 3))
+
+
+def test_accumulated_gradients_are_one_step(run):
+    """A backward that sends nothing ends no step. Without buckets at all each forward is one."""
+    rank = run.ranks[0]
+    begins = [begin for begin, _ in steps_of(rank)]
+    rank.launches = [e for e in rank.launches if e.begin_ns >= begins[1]]
+    assert [begin for begin, _ in steps_of(rank)] == [begins[0], begins[2]]
+    rank.launches = []
+    assert [begin for begin, _ in steps_of(rank)] == begins
 
 
 def test_an_earlier_file_tells_paths_by_collective(tmp_path):

@@ -36,7 +36,7 @@ def test_exposed_time_of_gloo_is_what_ddp_measured():
     (run,) = read_runs(GLOO)
     assert (run.world_size, run.transport, len(run.ranks)) == (2, "gloo", 2)
     for rank, measured in zip(run.ranks, DDP_MS, strict=True):
-        assert after_backward_ms(rank) == pytest.approx(measured, rel=0.05)
+        assert after_backward_ms(rank) == pytest.approx(measured, rel=0.01)
 
 
 def test_buckets_of_gloo():
@@ -69,6 +69,22 @@ def test_without_calls_nothing_is_said_of_exposed_time(tmp_path, capsys):
     path = write(tmp_path / "rank0.json", [span("gloo:all_reduce", "user_annotation", 7, 0, 5)])
     assert main(["show", str(path)]) == 0
     assert "exposed time is not known" in capsys.readouterr().out
+
+
+def test_a_program_waits_for_collectives_of_its_own(tmp_path):
+    """A synchronous one is exposed from the call to its end; an asynchronous one, beside which the
+    thread sorts, is not, and one that is waited for after some work is from there on."""
+    events = []
+    for call, end, work in ((0, 5, (5.1, 6)), (10, 18, (10.2, 20)), (30, 39, (30.2, 35))):
+        events += [
+            span("c10d::allreduce_", "cpu_op", 1, call, call + 0.1),
+            span("gloo:all_reduce", "user_annotation", 2, call + 0.1, end),
+            span("aten::sort", "cpu_op", 1, *work),
+        ]
+    events.append(span("aten::add", "cpu_op", 1, 39.1, 40))
+    (run,) = read_runs([write(tmp_path / "rank0.json", events, world=1)])
+    exposed = [(e.operation, e.ms) for e in run.ranks[0].exposed]
+    assert exposed == [(0, pytest.approx(4.9)), (2, pytest.approx(4))]
 
 
 # ---- NCCL ----------------------------------------------------------------------------------------
@@ -156,6 +172,24 @@ def test_folders_are_runs_to_compare(tmp_path):
     assert [run.name for run in runs] == ["before", "after"]
 
 
+def test_folders_that_are_called_alike_are_told_apart(tmp_path):
+    for name in ("before", "after"):
+        (tmp_path / name / "log").mkdir(parents=True)
+        write(tmp_path / name / "log" / "0.pt.trace.json", gpu_steps())
+        write(tmp_path / name / "log" / "1.pt.trace.json", gpu_steps(), rank=1)
+    runs = read_runs([tmp_path / "before" / "log", tmp_path / "after" / "log"])
+    assert [run.name for run in runs] == ["before-log", "after-log"]
+
+
+def test_other_json_in_a_folder_is_left_aside(tmp_path):
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    with pytest.raises(Error, match="has no traces, of dpcore"):
+        read_runs([tmp_path])
+    write(tmp_path / "rank0.json", gpu_steps(), world=1)
+    (run,) = read_runs([tmp_path])
+    assert len(run.ranks) == 1
+
+
 def test_a_missing_rank_is_said(tmp_path):
     (run,) = read_runs([write(tmp_path / "rank0.json", gpu_steps(), rank=0, world=4)])
     assert "only 1 of 4 ranks" in run.about
@@ -215,3 +249,5 @@ def test_a_folder_without_traces_and_a_file_given_twice(tmp_path):
     path = write(tmp_path / "rank0.json", gpu_steps())
     with pytest.raises(Error, match="is there twice"):
         read_runs([path, tmp_path])
+    with pytest.raises(Error, match="there is no file"):
+        read_runs([path, tmp_path / "missing.json"])

@@ -25,6 +25,8 @@ _CALL = re.compile(r"c10d::(\w+)")
 _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
 # What DDP does first after it has waited for a bucket: it copies it back, or makes views of it.
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
+# And what it does in between to learn which parameters no rank has used. Others do this as well.
+_UNUSED = ("aten::select", "aten::item", "aten::copy_")
 _AHEAD_NS = 300_000
 _BETWEEN_NS = 10_000  # DDP takes from one view or copy to the next
 _AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
@@ -129,22 +131,30 @@ def exposed_on_cpu(
 
 def _waits_for_buckets(
     activity: _Activity, since: int, sent: Sequence[Operation]
-) -> Iterator[tuple[int, int, Operation]]:
+) -> list[tuple[int, int, Operation]]:
     """After the last gradient DDP waits for one bucket after the other, and does next to nothing in
     between: the stretches before what it does with them. If it does nothing with them, it waits
-    until the last is there."""
+    until the last is there. Their spans may end later than that: Gloo's thread closes them when it
+    has a processor again, so what DDP has begun to use is complete."""
     last = max(operation.end_ns for operation in sent)
-    seen = False
+    found: list[tuple[int, int, Operation]] = []
+    used = since
     for begin, following in activity.idle_from(since):
-        is_of_ddp = following is not None and following.name in _AFTER_WAIT
-        if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (seen and not is_of_ddp):
-            return
-        seen = True
+        next_to = following.name if following is not None else ""
+        is_of_ddp = next_to in _AFTER_WAIT or (next_to in _UNUSED and begin < last)
+        if begin >= last + (_AWAKE_NS if is_of_ddp else 0) or (used > since and not is_of_ddp):
+            break
         end = following.begin_ns if following is not None and is_of_ddp else last
         if end - begin > _BETWEEN_NS:
-            yield begin, end, next((op for op in sent if op.end_ns > begin), sent[-1])
+            waited_for = next((op for op in sent if op.end_ns > begin), sent[-1])
+            found.append((begin, end, waited_for))
         if not is_of_ddp:
-            return
+            break
+        used = end
+    if used > since:
+        for operation in sent:
+            operation.end_ns = max(operation.begin_ns, min(operation.end_ns, used))
+    return found
 
 
 class _Activity:

@@ -217,8 +217,8 @@ def _compute(
     spans += [("optimizer", s.begin_ns, s.end_ns, s.thread) for s in optimizer_steps_of(profile)]
     on_device: list[tuple[str, int, int, int | str]] = []
     if launches is not None:
-        for name, begin, end, _ in spans:
-            extent = launches.extent(compute, (begin, end))
+        extents = launches.extents(compute, [(begin, end) for _, begin, end, _ in spans])
+        for (name, *_), extent in zip(spans, extents, strict=True):
             if extent is not None:
                 on_device.append((name, *extent, DEVICE_TRACK))
         # Where the file has no launches, the host's times are all there is.

@@ -56,14 +56,21 @@ class Launches:
             (s for s in near if s.thread == launch.thread and s.end_ns >= launch.end_ns), None
         )
 
-    def extent(self, kernels: Sequence[Span], span: tuple[int, int]) -> tuple[int, int] | None:
-        """From the first to the last of the kernels that were launched in a span of the host's."""
-        mine = [
-            kernel
-            for kernel in kernels
-            if (launch := self.of(kernel)) is not None and span[0] <= launch.begin_ns < span[1]
-        ]
-        return (mine[0].begin_ns, max(k.end_ns for k in mine)) if mine else None
+    def extents(
+        self, kernels: Sequence[Span], spans: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int] | None]:
+        """For each span of the host's, from the begin of the first to the end of the last of the
+        kernels that were launched in it."""
+        launched = [(launch.begin_ns, k) for k in kernels if (launch := self.of(k)) is not None]
+        launched.sort(key=lambda pair: pair[0])
+        begins = [begin for begin, _ in launched]
+        found: list[tuple[int, int] | None] = []
+        for begin, end in spans:
+            inside = slice(bisect.bisect_left(begins, begin), bisect.bisect_left(begins, end))
+            mine = [kernel for _, kernel in launched[inside]]
+            last = max((kernel.end_ns for kernel in mine), default=0)
+            found.append((min(k.begin_ns for k in mine), last) if mine else None)
+        return found
 
 
 def operations_on_gpu(communicate: Sequence[Span], launches: Launches) -> list[Operation]:
