@@ -145,6 +145,8 @@ class Contender:
             loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
         else:
             loss = self._stepping.step(self.model)
+        if self._job.by_round and isinstance(self.model, dp.DataParallel):
+            self.model._reducer.wait_for_gradients()  # which a schedule may leave to an optimizer
         if self._job.optimizer:
             self._optimizer.step()
         self._number += 1
