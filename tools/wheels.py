@@ -195,12 +195,12 @@ def plan(pythons: Iterable[str], torches: Sequence[str]) -> list[tuple[str, str]
             f"Python {python}: no interpreter with headers is here (on Debian: python{python}-dev)"
         )
     jobs = len(os.sched_getaffinity(0))
-    seconds = FIRST_CORE_CPU_SECONDS + NEXT_CORE_CPU_SECONDS * (len(cells) - 1)
-    minutes = max(0, round(seconds / jobs / 60))
-    cached = "" if shutil.which("ccache") else "; with ccache installed it would be half of that"
-    if not shutil.which("ccache"):
-        minutes = round(FIRST_CORE_CPU_SECONDS * len(cells) / jobs / 60)
-    print(f"{len(cells)} cores to compile, about {minutes} minutes on {jobs} processors{cached}")
+    has_cache = shutil.which("ccache") is not None
+    each = NEXT_CORE_CPU_SECONDS if has_cache else FIRST_CORE_CPU_SECONDS
+    seconds = FIRST_CORE_CPU_SECONDS + each * (len(cells) - 1) if cells else 0
+    advice = "" if has_cache else "; with ccache installed about half of that"
+    minutes = round(seconds / jobs / 60)
+    print(f"{len(cells)} cores to compile, about {minutes} minutes on {jobs} processors{advice}")
     return cells
 
 
