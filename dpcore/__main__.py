@@ -1,4 +1,4 @@
-"""The command line, ``dpcore`` or ``python -m dpcore``: bench, inspect, show, simulate, doctor."""
+"""The command line, ``dpcore`` or ``python -m dpcore``."""
 
 from __future__ import annotations
 
@@ -8,126 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcore import __version__
+from dpcore import __version__, help_texts
 from dpcore._core_choice import NoCore, without_torch
 from dpcore.errors import Error
-
-_BENCH_EXAMPLES = """\
-examples:
-  dpcore bench                                         all_reduce on 2 ranks, 8 B to 64 MiB
-  dpcore bench --world 4 --sizes 1K:16M:4 --algorithm auto,ring,two_shot
-  dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
-  dpcore bench --json | jq .busbw
-  dpcore bench --calibrate                             once per machine: see Communicator.explain
-  torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
-
-The columns are those of nccl-tests: size is the larger side of the operation, algbw = size / time,
-busbw = algbw times the share of the bytes that must cross every rank's link (for all_reduce
-2(n-1)/n). The time is that of the slowest rank, #wrong the elements that differ from the result
-that is known in advance, over all ranks. The exit status is 1 when there are any.
-"""
-
-_INSPECT_EXAMPLES = """\
-examples:
-  dpcore inspect 4711                           what rank in process 4711 does, or did last
-  dpcore inspect $(pgrep -f train.py)           all ranks of a job on this host
-  dpcore inspect --json 4711 | jq .in_flight
-
-The process is not stopped, asked or slowed down: its black box lies in memory that can be read
-from outside, also while it hangs. The ranks that have entered fewer operations than the others
-are the ones to look at. send and recv are not in the black box.
-"""
-
-_SHOW_EXAMPLES = """\
-examples:
-  dpcore show run.json                          writes run.html, prints the figures
-  dpcore show --open run.json                   and opens the page
-  dpcore show bucketed.json sequential.json     two runs under each other, step by step
-  dpcore show run.json --png run.png --steps 3:5
-  dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
-  dpcore show log/*.pt.trace.json               torch DDP: what torch.profiler wrote, all ranks
-  dpcore show before/ after/                    two such folders under each other
-  dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
-  dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
-
-The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
-torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)
-hold a rank each: those of one folder are one run, and a folder stands for its files. The page is
-one file without any other; it needs neither dpcore nor a network to be looked at. In the JSON,
-names that end with _per_step are of a step; exposed_ms and communication_ms are of the whole trace.
-
-columns of --csv:
-  run              name of the run
-  step             number of the step in the trace, from 1; empty before the first
-  rank             rank
-  bucket           number of the bucket in the step, 0 is sent first
-  model            name of the model, where the run has several
-  bytes            size of the bucket; empty where the trace does not say
-  schedule         launch schedule of the model
-  cap_mb           bucket cap in MiB that applied to this bucket
-  link             words of an emulated link, empty for the real one
-  transport        what carried the bytes: shm, tcp, gloo, nccl, ...
-  world            number of ranks
-  commit           commit of the program that was traced, where it ran in a git working tree
-  begin_ms         from the begin of the step to the bucket's first gradient
-  filling_ms       from its first gradient to its last
-  not_sent_ms      from its last gradient to its launch
-  in_flight_ms     from its launch to its completion
-  exposed_ms       time the program waited while this bucket was the first one in flight
-  step_ms          length of the step
-  step_exposed_ms  exposed time of the whole step
-  parameters       the first parameters in the bucket
-"""
-
-_DOCTOR_EXAMPLES = """\
-examples:
-  dpcore doctor
-  dpcore doctor --json | jq '.findings[] | select(.state != "ok")'
-
-The exit status is 1 when dpcore does not work here; what is missing for something optional is no
-reason for that. Two ranks are started and checked, for a few seconds.
-"""
-
-_SIMULATE_EXAMPLES = """\
-examples:
-  dpcore simulate run.json --link 1gbit,50us
-  dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
-  dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
-  dpcore simulate run.json --link 1gbit,50us --schedule bucketed,mine.py:MySchedule
-  dpcore simulate gradients.json --link 100mbit,1ms --json
-
-The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
-see dpcore.simulate.gradients_of. From a trace come the times at which gradients get ready, each
-the least of all steps, so that a disturbed step disturbs no prediction, and the bucket cap. A step
-is forward, backward and communication. That communication slows down the computation beside it is
-not predicted.
-"""
-
-
-_BEGIN = f"""\
-dpcore {__version__}: collective communication and data parallel training that you can read and see.
-
-Where to begin:
-  see a training run    change one import of a script for torch DDP,
-                            from dpcore import DistributedDataParallel
-                        and let it write what each rank did and waited for:
-                            DPCORE_TRACE=run.json torchrun --nproc-per-node 2 train.py
-                            dpcore show --open run.json
-  over another network  DPCORE_LINK=1gbit,50us in front of the same command, or a prediction:
-                            dpcore simulate run.json --link 1gbit,50us
-  this machine          dpcore doctor     what it has, what is missing, what to do about it
-                        dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
-  a rank that hangs     dpcore inspect PID
-
-`dpcore --help` lists the commands, `dpcore COMMAND --help` has examples of each.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     options = _parser().parse_args(arguments)
     if options.command is None:
-        print(_BEGIN, end="")
+        print(help_texts.BEGIN, end="")
         return 0
     try:
         status: int = options.run(options)
@@ -180,7 +70,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         _bench,
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
-        epilog=_BENCH_EXAMPLES,
+        epilog=help_texts.BENCH,
     )
     bench.add_argument(
         "--collective",
@@ -227,7 +117,7 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         _inspect,
         help="show what a running, or hanging, rank does",
         description="Shows the black box of dpcore processes of this host from outside.",
-        epilog=_INSPECT_EXAMPLES,
+        epilog=help_texts.INSPECT,
     )
     inspect.add_argument("pid", type=int, nargs="+", help="process number of a rank")
     inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
@@ -241,7 +131,7 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
         "exposed time, overlap.",
-        epilog=_SHOW_EXAMPLES,
+        epilog=help_texts.SHOW,
     )
     show.add_argument(
         "trace",
@@ -284,7 +174,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         _simulate,
         help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
-        epilog=_SIMULATE_EXAMPLES,
+        epilog=help_texts.SIMULATE,
     )
     simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
     simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
@@ -313,7 +203,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
-        epilog=_DOCTOR_EXAMPLES,
+        epilog=help_texts.DOCTOR,
     )
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 

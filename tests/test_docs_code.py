@@ -28,6 +28,7 @@ RUN = {  # what each rank prints
     ("compare.md", 0): r"",
     ("performance.md", 0): r"",
     ("show.md", 0): r"",
+    ("variables.md", 0): r"",
     ("network.md", 0): r"2 after [\d.]+ ms\n",
     ("torch_distributed.md", 0): r"dpcore 2\.0\n",
     ("torch_distributed.md", 1): r"",

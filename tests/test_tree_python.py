@@ -45,6 +45,7 @@ DPCORE = (
     "torch_communicator",
     # Uses the package as any program does.
     "compare",
+    "help_texts",
     "__main__",
 )
 PYTHON = sorted((ROOT / "dpcore").rglob("*.py"))
