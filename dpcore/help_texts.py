@@ -99,9 +99,9 @@ BEGIN = f"""\
 dpcore {__version__}: collective communication and data parallel training that you can read and see.
 
 Where to begin:
-  what it is for        dpcore demo       torch DDP and dpcore train a model in turns, a minute
+  what it is for        dpcore demo       a model is trained by torch DDP and by dpcore, in turns
                         dpcore compare my.py:make
-                                          the same with a model of your own
+                                          the same for a model of your own
   see a run of torch    dpcore show log/*.pt.trace.json
                                           what torch.profiler wrote, of all ranks
   see a training run    change one import of a script for torch DDP,

@@ -255,3 +255,17 @@ def test_a_rendezvous_through_mpi_names_what_went_wrong():
 
 def test_without_an_mpi_of_our_ranks_it_is_not_used():
     assert mpi_rendezvous.connect(0, 2) is None
+
+
+def test_ranks_have_the_environment_of_the_moment(monkeypatch):
+    """And not the one in which the fork server began."""
+
+    def seen(comm):
+        return os.environ.get("OF_THE_MOMENT")
+
+    for value in (None, "one", "two", None):
+        if value is None:
+            monkeypatch.delenv("OF_THE_MOMENT", raising=False)
+        else:
+            monkeypatch.setenv("OF_THE_MOMENT", value)
+        assert dpcore.spawn(seen, 2) == [value] * 2

@@ -166,7 +166,8 @@ def run_processes(
 ) -> list[Outcome]:
     """The outcomes of all ranks as processes. Nothing of them is left when this returns.
 
-    ``environment`` is added to that of every rank. ``deadline``: seconds for the whole call.
+    Ranks have the environment of the caller, and not that of the fork server, which began earlier;
+    ``environment`` is added to it. ``deadline``: seconds for the whole call.
     """
     import cloudpickle
 
@@ -176,6 +177,7 @@ def run_processes(
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
     rendezvous = f"spawn-{uuid.uuid4().hex}"
     outcomes = [Outcome(rank) for rank in range(world_size)]
+    everything = {**os.environ, **(environment or {})}
     processes = []
     lines: dict[Connection, tuple[Outcome, Any]] = {}
     try:
@@ -184,7 +186,7 @@ def run_processes(
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_rank_main,
-                    args=(theirs, rank, world_size, rendezvous, payload, dict(environment or {})),
+                    args=(theirs, rank, world_size, rendezvous, payload, everything),
                     name=f"dpcore rank {rank}",
                     daemon=False,  # a daemon could not have DataLoader workers
                 )
@@ -291,6 +293,8 @@ def _rank_main(
     import torch
 
     _end_with_launcher()
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
     os.environ.update(environment)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     outcome = Outcome(rank)
