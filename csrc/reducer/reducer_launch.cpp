@@ -40,35 +40,36 @@ void Reducer::launch(std::span<const size_t> buckets, Launch how) {
 
 // Throws what a schedule did wrong.
 void Reducer::check_launch(std::span<const size_t> buckets) const {
-  const std::string who = "schedule '" + schedule_->name() + "': launch of ";
+  const auto refuse = [&](const std::string& what) {
+    throw Error("schedule '" + schedule_->name() + "': launch of " + what);
+  };
   for (const size_t b : buckets) {
     if (const Bucket& bucket = buckets_.at(b); bucket.missing > 0) {
-      throw Error(who + describe(b, bucket, gradients_) + ", of which " +
-                  std::to_string(bucket.missing) +
-                  " gradients are missing; launch it after bucket_ready, or ask is_complete()");
+      refuse(describe(b, bucket, gradients_) + ", of which " + std::to_string(bucket.missing) +
+             " gradients are missing; launch it after bucket_ready, or ask is_complete()");
     }
   }
   if (buckets.size() == 1) {
     return;
   }
-  const auto refuse = [&](const std::string& why) {
+  const auto refuse_as_one = [&](const std::string& why) {
     std::string list;
     for (const size_t b : buckets) {
       list += (list.empty() ? "" : ", ") + std::to_string(b);
     }
-    throw Error(who + "[" + list + "] as one operation: " + why);
+    refuse("[" + list + "] as one operation: " + why);
   };
   if (buckets.empty()) {
-    refuse("the list is empty");
+    refuse_as_one("the list is empty");
   }
   for (size_t i = 1; i < buckets.size(); ++i) {
     if (buckets[i] != buckets[i - 1] + 1) {
-      refuse("only neighbours can go as one, such as [3, 4, 5]");
+      refuse_as_one("only neighbours can go as one, such as [3, 4, 5]");
     }
     const at::Tensor& one = buckets_[buckets[i - 1]].flat;
     const at::Tensor& other = buckets_[buckets[i]].flat;
     if (one.scalar_type() != other.scalar_type() || one.device() != other.device()) {
-      refuse("they hold gradients of different types or devices");
+      refuse_as_one("they hold gradients of different types or devices");
     }
   }
   const auto begin =
@@ -78,7 +79,7 @@ void Reducer::check_launch(std::span<const size_t> buckets) const {
       std::any_of(
           begin, begin + count,
           [&](size_t b) { return b < buckets.front() || b > buckets.back(); })) {
-    refuse("in order(), others come between them");
+    refuse_as_one("in order(), others come between them");
   }
 }
 
