@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.compare.collectives.workers.layout import FloatArray, count_wrong, fill, layout
+from dpcore.compare.collectives.workers.layout import (
+    FloatArray,
+    count_wrong,
+    fill,
+    layout,
+    pingpong_partner,
+)
 
 Operation = Callable[[], object]
 CACHE_LINE = 64
@@ -19,6 +25,25 @@ CACHE_LINE = 64
 
 class UnsupportedError(Exception):
     """This contender cannot do this cell; the others go on."""
+
+
+def pingpong(
+    rank: int, world: int, send: Callable[[int], object], receive: Callable[[int], object]
+) -> Operation:
+    """There and back between the ranks of a pair; both get the other one's number."""
+    partner = pingpong_partner(rank, world)
+    if partner is None:
+        return lambda: None
+    first = rank < partner
+
+    def round_trip() -> None:
+        if first:
+            send(partner)
+        receive(partner)
+        if not first:
+            send(partner)
+
+    return round_trip
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from dpcore.compare.collectives.workers.backend import (
     Place,
     UnsupportedError,
     ordinary_memory,
+    pingpong,
 )
-from dpcore.compare.collectives.workers.layout import ROOT, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT
 
 
 class GlooBackend(CollectiveBackend):
@@ -62,20 +63,7 @@ class GlooBackend(CollectiveBackend):
             case "barrier":
                 return dist.barrier
             case "send_recv":
-                return self._pingpong(send, receive)
+                return pingpong(
+                    self.rank, self.world, partial(dist.send, send), partial(dist.recv, receive)
+                )
         raise UnsupportedError(collective)
-
-    def _pingpong(self, send: torch.Tensor, receive: torch.Tensor) -> Operation:
-        partner = pingpong_partner(self.rank, self.world)
-        if partner is None:
-            return lambda: None
-        first = self.rank < partner
-
-        def round_trip() -> None:
-            if first:
-                dist.send(send, partner)
-            dist.recv(receive, partner)
-            if not first:
-                dist.send(send, partner)
-
-        return round_trip

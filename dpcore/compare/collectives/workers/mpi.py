@@ -14,8 +14,9 @@ from dpcore.compare.collectives.workers.backend import (
     Place,
     UnsupportedError,
     ordinary_memory,
+    pingpong,
 )
-from dpcore.compare.collectives.workers.layout import ROOT, FloatArray, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT, FloatArray
 
 # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes every call take locks.
 mpi4py.rc.thread_level = "funneled"
@@ -69,20 +70,7 @@ class MpiBackend(CollectiveBackend):
             case "barrier":
                 return self.barrier
             case "send_recv":
-                return self._pingpong(send, receive)
+                return pingpong(
+                    self.rank, self.world, partial(comm.Send, send), partial(comm.Recv, receive)
+                )
         raise UnsupportedError(collective)
-
-    def _pingpong(self, send: FloatArray, receive: FloatArray) -> Operation:
-        partner = pingpong_partner(self.rank, self.world)
-        if partner is None:
-            return lambda: None
-        comm, first = self.comm, self.rank < partner
-
-        def round_trip() -> None:
-            if first:
-                comm.Send(send, partner)
-            comm.Recv(receive, partner)
-            if not first:
-                comm.Send(send, partner)
-
-        return round_trip

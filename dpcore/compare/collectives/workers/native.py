@@ -15,8 +15,9 @@ from dpcore.compare.collectives.workers.backend import (
     Prepared,
     UnsupportedError,
     ordinary_memory,
+    pingpong,
 )
-from dpcore.compare.collectives.workers.layout import ROOT, pingpong_partner
+from dpcore.compare.collectives.workers.layout import ROOT
 
 try:
     import dpcore
@@ -97,23 +98,10 @@ class DpcoreBackend(CollectiveBackend):
             case "barrier":
                 return partial(comm.barrier)
             case "send_recv":
-                return self._pingpong(send, receive)
+                return pingpong(
+                    self.rank, self.world, partial(comm.send, send), partial(comm.recv, receive)
+                )
         raise UnsupportedError(collective)
-
-    def _pingpong(self, send: torch.Tensor, receive: torch.Tensor) -> Operation:
-        partner = pingpong_partner(self.rank, self.world)
-        if partner is None:
-            return lambda: None
-        comm, first = self.comm, self.rank < partner
-
-        def round_trip() -> None:
-            if first:
-                comm.send(send, partner)
-            comm.recv(receive, partner)
-            if not first:
-                comm.send(send, partner)
-
-        return round_trip
 
 
 def _difference(now: Any, before: Any) -> Any:
