@@ -265,7 +265,13 @@ class _Rank:
                     f"launches bucket {number}, of which {self._missing[number]} gradients are "
                     "missing; launch it after bucket_ready, or ask is_complete()"
                 )
-        if not any(number in self._requested or number in self._skipped for number in numbers):
+        begin = min(map(self._order.index, numbers))
+        if set(self._order[begin : begin + len(numbers)]) != set(numbers):
+            raise self._error(f"launches {list(numbers)} as one; in order() others come between")
+        known = [number in self._requested or number in self._skipped for number in numbers]
+        if any(known) and not all(known):
+            raise self._error(f"launches {list(numbers)} as one, of which some are launched")
+        if not any(known):
             self._requested.update(dict.fromkeys(numbers, (numbers, priority, background)))
             self._launch_in_order()
 

@@ -114,9 +114,25 @@ class TooEarly(Sequential):
         control.launch(control.buckets - 1)
 
 
+class Twice(Sequential):
+    def backward_end(self, control):
+        control.launch(0)
+        control.launch([0, 1])
+
+
+class Between(AsOne):
+    def order(self, buckets):
+        return [0, 2, 1, *range(3, buckets)]
+
+    def backward_end(self, control):
+        control.launch([0, 1])
+
+
 @pytest.mark.parametrize(
     ("schedule", "kind", "message"),
     (
+        (Twice, Error, r"'Twice' launches \[0, 1\] as one, of which some are launched"),
+        (Between, Error, r"'Between' launches \[0, 1\] as one; in order\(\) others come between"),
         (Differs, Mismatch, r"launch 0 of the step: one rank sends buckets \[0, 1\], another one"),
         (Forgets, Error, "'Forgets' has not launched bucket 1 by the end of backward"),
         (TooEarly, Error, "'TooEarly' launches bucket .* gradients are missing"),
