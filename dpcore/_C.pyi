@@ -492,6 +492,7 @@ class Reducer:
         ordered: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
+        update: Callable[[int], None],
         tag: int,
         traced_as: int,
         model: str,
@@ -513,6 +514,39 @@ class Reducer:
 
     def wait_for_gradients(self) -> None:
         """Waits for what a schedule left in flight at the end of backward."""
+
+    def update_steps(self) -> bool:
+        """An optimizer has noted its step; False when there is nothing in flight that it is of."""
+
+    def flush(self) -> None:
+        """Finishes a noted step, so that parameters are those after it."""
+
+    def finish_journeys(self) -> None:
+        """Ends what is in flight; without a noted step nothing is updated."""
+
+    def set_modules(self, modules: Sequence[Sequence[int]], /) -> None:
+        """The gradients of the parameters that each module needs, in the order of need."""
+
+    def parameters_of(self, bucket: int, /) -> torch.Tensor:
+        """Flat memory in which the bucket's parameters may lie as its gradients do."""
+
+    def flat_of(self, bucket: int, /) -> torch.Tensor:
+        """The flat memory of the bucket's gradients."""
+
+    def is_current(self, gradient: int, /) -> bool:
+        """Whether forward may read the parameter of this gradient."""
+
+    @property
+    def buckets(self) -> int:
+        """How many there are."""
+
+    @property
+    def is_on_journey(self) -> bool:
+        """Between a backward and the end of the next forward, while anything is in flight."""
+
+    @property
+    def journey(self) -> list[str]:
+        """The legs of the schedule, by name."""
 
     def is_averaged(self, gradient: int, /) -> bool:
         """False within a backward that has not brought the average of this gradient yet."""

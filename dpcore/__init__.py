@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
+    from dpcore.optimizer.distributed import DistributedOptimizer
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
@@ -82,6 +83,7 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
     "Communicator": "dpcore.communicators.native",
     "DataParallel": "dpcore.ddp.data_parallel",
+    "DistributedOptimizer": "dpcore.optimizer.distributed",
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
     "Overlap": "dpcore.ddp.overlap",
@@ -97,6 +99,7 @@ __all__ = [
     "Communicator",
     "DataParallel",
     "DistributedDataParallel",
+    "DistributedOptimizer",
     "Error",
     "LaunchControl",
     "LaunchSchedule",

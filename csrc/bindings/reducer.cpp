@@ -69,8 +69,8 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
-    std::string profiled_as, py::function reduce_sparse, uint64_t tag, uint64_t traced_as,
-    std::string model, std::string advice) {
+    std::string profiled_as, py::function reduce_sparse, py::function update, uint64_t tag,
+    uint64_t traced_as, std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -87,6 +87,11 @@ std::shared_ptr<Reducer> make_reducer(
         const py::gil_scoped_acquire gil;
         call().attr(name)(which);
       };
+  callbacks.update = [call = py::weakref(update.attr("__self__")),
+                      name = py::str(update.attr("__name__"))](size_t bucket) {
+    const py::gil_scoped_acquire gil;
+    call().attr(name)(bucket);
+  };
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
@@ -116,6 +121,15 @@ py::list report_of(const Reducer& reducer) {
     buckets.append(entry);
   }
   return buckets;
+}
+
+std::vector<std::string> journey_of(const Reducer& reducer) {
+  std::vector<std::string> names;
+  const Journey journey = reducer.schedule().journey();
+  for (size_t leg = 0; leg < journey.size(); ++leg) {
+    names.push_back(name_of(journey[leg]));
+  }
+  return names;
 }
 
 // The bucket's flat tensor, the numbers of its gradients, and their parts of it.
@@ -231,8 +245,8 @@ void register_reducer(py::module_& m) {
            py::arg("modules"), py::arg("group"), py::arg("schedule"), py::arg("caps"),
            py::arg("find_unused"), py::arg("grad_is_part"), py::arg("skip_unused"),
            py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
-           py::arg("reduce_sparse"), py::arg("tag"), py::arg("traced_as"), py::arg("model"),
-           py::arg("advice"))
+           py::arg("reduce_sparse"), py::arg("update"), py::arg("tag"), py::arg("traced_as"),
+           py::arg("model"), py::arg("advice"))
       .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
@@ -245,6 +259,25 @@ void register_reducer(py::module_& m) {
       .def("optimizer_steps", &Reducer::optimizer_steps, py::call_guard<py::gil_scoped_release>())
       .def("wait_for_gradients", &Reducer::wait_for_gradients,
            py::call_guard<py::gil_scoped_release>())
+      .def("update_steps", &Reducer::update_steps, py::call_guard<py::gil_scoped_release>())
+      .def("flush", &Reducer::flush, py::call_guard<py::gil_scoped_release>())
+      .def("finish_journeys", &Reducer::finish_journeys, py::call_guard<py::gil_scoped_release>())
+      .def("set_modules", &Reducer::set_modules)
+      .def("parameters_of",
+           [](Reducer& reducer, size_t bucket) {
+             return py::reinterpret_steal<py::object>(
+                 THPVariable_Wrap(reducer.parameters_of(bucket)));
+           })
+      .def("flat_of",
+           [](const Reducer& reducer, size_t bucket) {
+             return py::reinterpret_steal<py::object>(
+                 THPVariable_Wrap(reducer.bucket_list().at(bucket).flat));
+           })
+      .def("is_current", &Reducer::is_current)
+      .def_property_readonly("buckets",
+                             [](const Reducer& reducer) { return reducer.bucket_list().size(); })
+      .def_property_readonly("is_on_journey", &Reducer::is_on_journey)
+      .def_property_readonly("journey", journey_of)
       .def("is_averaged", &Reducer::is_averaged)
       .def("share_parameters_with", &Reducer::share_parameters_with,
            py::call_guard<py::gil_scoped_release>())

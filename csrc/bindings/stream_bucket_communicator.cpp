@@ -49,7 +49,7 @@ at::Tensor StreamBucketCommunicator::allocate(size_t elements, at::ScalarType ty
 
 void StreamBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
-  works_[slot] = communicator_->submit(all_reduce_of(bucket, call), algorithm_,
+  works_[slot] = communicator_->submit(request_of(bucket, call, rank(), world()), algorithm_,
                                        current_stream_of(device_name_));
 }
 

@@ -2,6 +2,8 @@
 // reducer_backward.cpp.
 #include "reducer/reducer.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -37,7 +39,8 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       communicator_(std::move(communicator)),
       schedule_(std::move(schedule)),
       callbacks_(std::move(callbacks)),
-      listens_(schedule_->listens()) {
+      listens_(schedule_->listens()),
+      legs_(schedule_->journey(), communicator_) {
   settings_.caps = schedule_->caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
   arrival_ns_.reserve(gradients_.size());
@@ -76,6 +79,8 @@ Reducer::~Reducer() {
       } else if (bucket.first_joined == b) {
         communicator_->abandon(b, bucket.joined_count > 1 ? bucket.joined : bucket.travelling());
       }
+    } else if (legs_.is_in_flight(b)) {
+      legs_.abandon(b, bucket);
     }
   }
 }
@@ -119,7 +124,8 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
   std::vector<size_t> sizes;
   std::vector<at::Tensor> like;
   for (const std::vector<size_t>& members : plan) {
-    sizes.push_back(flat_elements(members, gradients_));
+    sizes.push_back(legs_.padded(flat_elements(members, gradients_),
+                                 gradients_[members.front()].parameter.element_size()));
     like.push_back(gradients_[members.front()].parameter);
   }
   std::vector<at::Tensor> flats =
@@ -141,6 +147,8 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
                       ") must name every bucket from 0 on exactly once");
   }
   requested_.assign(buckets_.size(), std::nullopt);
+  legs_.buckets_changed(buckets_.size());
+  find_order_of_need();
   communicator_->reserve(buckets_.size() + 1);  // and the map of used gradients
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
@@ -191,7 +199,9 @@ void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
 }
 
 void Reducer::begin_forward() {
-  if (!listens(LaunchSchedule::forward_begin)) {
+  if (legs_.journey().updates()) {
+    begin_forward_on_journey();
+  } else if (!listens(LaunchSchedule::forward_begin)) {
     wait_for_gradients();
   }
   check_complete();
@@ -232,7 +242,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
     open_ = false;
   }
   if (unfinished_ > 0) {
-    wait_for_all();
+    finish_journeys();
   }
   synchronised_ = synchronised;
   if (!synchronised) {
@@ -250,7 +260,9 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
 }
 
 void Reducer::forward_of_module_begins(size_t module) {
-  if (listens(LaunchSchedule::forward_begin) && unfinished_ > 0 && !open_) {
+  if (listens(LaunchSchedule::forward_begin) && is_on_journey()) {
+    in_forward_ = true;
+    const auto afterwards = c10::make_scope_exit([this] { in_forward_ = false; });
     schedule_->on_forward_begin(*this, module);
   }
 }
@@ -268,6 +280,8 @@ void Reducer::open(bool again) {
   next_launch_ = 0;
   oldest_launched_ = 0;
   unfinished_ = buckets_.size();
+  stepped_ = false;
+  legs_.begin();
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;

@@ -11,6 +11,10 @@
 // *again*: gradients are added to ones that are averaged already, which averaging keeps. In
 // between, gradients may be missing: which ones anybody has is agreed by a map.
 //
+// All this is a bucket's first leg. On journeys of more legs (launch/journey.h) the iteration goes
+// on through the optimizer's step and the next forward, which ends with all of them over:
+// reducer_journey.cpp.
+//
 // Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on,
 // unless it is the program's own memory, and whoever holds a gradient when its part is filled anew
 // gets a copy. After the first iteration nothing is allocated here. Threads: forward and backward
@@ -34,6 +38,7 @@
 #include "reducer/bucket/bucket_communicator.h"
 #include "reducer/bucket/bucket_hook.h"
 #include "reducer/launch/launch_schedule.h"
+#include "reducer/legs/legs.h"
 #include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
@@ -60,6 +65,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     std::function<void()> raise;
     // Averages the gradients with these numbers, which came as sparse tensors.
     std::function<void(const std::vector<size_t>&)> reduce_sparse;
+    // The optimizer's step for the gradients of this bucket, or for this rank's part of them.
+    std::function<void(size_t)> update;
   };
 
   // `modules`: numbers of the gradients that belong to each module, for schedules that ask.
@@ -79,8 +86,30 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void forward_of_module_begins(size_t module);
   // Tells the schedule, and waits for what it leaves in flight even then.
   void optimizer_steps();
-  // Waits for what a schedule left in flight at the end of backward.
+  // Waits for what a schedule left in flight at the end of backward; after update_steps(), for the
+  // whole journey.
   void wait_for_gradients();
+
+  // For journeys with an update: an optimizer has noted what it will do with these gradients.
+  // Returns false when nothing is left of the journey, so that the optimizer has to step by itself.
+  bool update_steps();
+  // Every bucket to the end of its journey. Without update_steps() no bucket is updated.
+  void finish_journeys();
+  // The noted step, if there is one: from here on parameters are those after it.
+  void flush() {
+    if (stepped_) {
+      finish_journeys();
+    }
+  }
+  // Numbers of the gradients that each module needs, as forward came by the modules.
+  void set_modules(std::vector<std::vector<size_t>> modules);
+  bool is_on_journey() const { return unfinished_ > 0 && !open_; }
+  // Whether forward may read the parameter of this gradient.
+  bool is_current(size_t gradient) const {
+    return !is_on_journey() || bucket_of(gradient) == kNoBucket ||
+           legs_.is_over(bucket_of(gradient));
+  }
+  const at::Tensor& parameters_of(size_t b) { return legs_.parameters_of(b, buckets_.at(b)); }
   // False within a backward that has not brought the average of this gradient yet.
   bool is_averaged(size_t gradient) const;
 
@@ -183,6 +212,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void skip(size_t b) override;
   void wait(size_t b) override;
   void wait_for_all() override;
+  void update(size_t b) override;
+  const std::vector<size_t>& order_of_need() const override { return order_of_need_; }
+  std::optional<Leg> next_leg(size_t b) const override { return legs_.next(b); }
 
   void make_buckets(const std::vector<size_t>& order, bool rebuilding);
   void choose_copies(Bucket& bucket);
@@ -216,9 +248,18 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   bool is_done(const Bucket& bucket) const;
   void notice_complete();
   void finish_bucket(Bucket& bucket);
+  void advance(size_t b);
+  void launch_next_leg(size_t b, Launch how);
+  void wait_for_leg(size_t b);
+  void finish_journey(size_t b);
+  void begin_forward_on_journey();
+  void find_order_of_need();
+  uint64_t salted(uint64_t layout) const;
   void agree_on_unused();
   void leave_out(size_t b);
   void await_or_withhold();
+  void give_back();
+  void make_undefined();
   void stand_back();
   bool shares_parameters() const;
   void wait_for_gradients_if_possible();
@@ -261,7 +302,11 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<size_t> copied_of_;
   Copies copies_;
   std::vector<Bucket> buckets_;
+  Legs legs_;
   std::vector<size_t> order_;  // of launching
+  std::vector<size_t> order_of_need_;
+  std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need
+  uint64_t update_steps_ = 0;           // so far, equal on all ranks
   bool rebuilt_ = false;
 
   // Of the iteration:
@@ -270,7 +315,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   bool synchronised_ = false;  // whether the last forward was
   bool open_ = false;
   bool again_ = false;
-  int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
+  bool stepped_ = false;     // an optimizer has noted what it does with these gradients
+  bool in_forward_ = false;  // a module's forward begins
+  int graph_task_ = -1;      // the run of autograd that will call end_of_backward()
   size_t arrived_ = 0;
   std::vector<size_t> arrival_;
   std::vector<int64_t> arrival_ns_;  // of the same, until buckets are rebuilt
@@ -280,7 +327,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<std::optional<Launch>> requested_;
   size_t next_launch_ = 0;            // index in order_
   size_t oldest_launched_ = 0;        // the same: all before it are complete
-  size_t unfinished_ = 0;             // buckets that are not complete
+  size_t unfinished_ = 0;             // buckets whose journey is not over
   std::vector<uint8_t> accumulated_;  // since the last synchronised backward, by others
   std::vector<int32_t> used_;         // per gradient: whether this rank, then how many ranks had it
   at::Tensor used_anywhere_;          // the same where collectives reach it

@@ -188,17 +188,19 @@ void Reducer::end_of_backward() {
   }
 }
 
-void Reducer::finish_iteration() {
+// Gradients that autograd had none of, and another rank had.
+void Reducer::make_undefined() {
   for (const size_t i : undefined_) {
     Gradient& gradient = gradients_[i];
     gradient.parameter.mutable_grad() =
         settings_.grad_is_part ? tensor_like(gradient.part) : gradient.part.clone();
   }
   undefined_.clear();
-  if (withheld_) {
-    withheld_ = false;
-    withhold_(false);
-  }
+}
+
+void Reducer::finish_iteration() {
+  make_undefined();
+  give_back();
   backward_ns_ = now_ns() - first_gradient_ns_;
   times_.sample(completed_, first_gradient_ns_, buckets_);
   ++completed_;

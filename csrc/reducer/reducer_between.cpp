@@ -16,7 +16,8 @@ void Reducer::await_or_withhold() {
   if (unfinished_ == 0) {
     return;
   }
-  const bool defers = listens(LaunchSchedule::optimizer_step);
+  const bool on_journey = legs_.journey().updates();
+  const bool defers = on_journey || listens(LaunchSchedule::optimizer_step);
   if (!defers && listens(LaunchSchedule::forward_begin)) {
     const auto first = std::find_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
       return bucket.state != Bucket::complete;
@@ -27,13 +28,24 @@ void Reducer::await_or_withhold() {
                 "optimizer has used its gradients. Wait in backward_end, or define "
                 "optimizer_step and wait there");
   }
+  if (on_journey && settings_.grad_is_part) {
+    make_undefined();
+  }
   // A gradient that is replaced, made or handled by a hook at the end can't be withheld.
   const bool is_memory_of_buckets =
       settings_.grad_is_part && undefined_.empty() && sparse_.empty() && !hook_;
   if (defers && is_memory_of_buckets && withhold_ && withhold_(true)) {
     withheld_ = true;
   } else {
-    wait_for_all();
+    wait_for_gradients();
+  }
+}
+
+// Gradients that were withheld are the program's from here on.
+void Reducer::give_back() {
+  if (withheld_) {
+    withheld_ = false;
+    withhold_(false);
   }
 }
 
@@ -45,8 +57,16 @@ void Reducer::optimizer_steps() {
 }
 
 void Reducer::wait_for_gradients() {
-  if (unfinished_ > 0 && !open_) {
-    wait_for_all();
+  if (!is_on_journey()) {
+    return;
+  }
+  if (stepped_) {
+    finish_journeys();
+    return;
+  }
+  wait_for_all();
+  if (legs_.journey().updates() && !legs_.journey().updates_parts()) {
+    give_back();
   }
 }
 

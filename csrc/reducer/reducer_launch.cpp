@@ -17,6 +17,10 @@ double Reducer::elapsed_ms() const {
 }
 
 void Reducer::launch(std::span<const size_t> buckets, Launch how) {
+  if (buckets.size() == 1 && legs_.next(buckets.front()) != legs_.journey().first()) {
+    launch_next_leg(buckets.front(), how);
+    return;
+  }
   check_launch(buckets);
   size_t requested = 0;
   for (const size_t b : buckets) {
@@ -72,6 +76,9 @@ void Reducer::check_launch(std::span<const size_t> buckets) const {
       refuse_as_one("they hold gradients of different types or devices");
     }
   }
+  if (legs_.journey().first() == Leg::reduce_scatter) {
+    refuse_as_one("on this journey each bucket is scattered by itself");
+  }
   const auto begin =
       std::find_first_of(order_.begin(), order_.end(), buckets.begin(), buckets.end());
   const auto count = static_cast<ptrdiff_t>(buckets.size());
@@ -108,7 +115,8 @@ std::span<Bucket> Reducer::sent_with(const Bucket& bucket) {
 void Reducer::send(std::span<Bucket> together, Launch how) {
   const size_t first = together.front().first_joined;
   BucketCall call;
-  call.layout = together.size() == 1 ? together.front().layout : joined_layout(together);
+  call.collective = legs_.first_collective();
+  call.layout = salted(together.size() == 1 ? together.front().layout : joined_layout(together));
   call.priority = how.priority;
   call.background = how.background;
   const int64_t now = now_ns();
@@ -147,6 +155,7 @@ size_t Reducer::in_flight() const {
     const Bucket& bucket = buckets_[order_[at]];
     const bool is_first = bucket.first_joined == order_[at];
     count += bucket.state == Bucket::launched && is_first && !is_done(bucket) ? 1 : 0;
+    count += legs_.is_in_flight(order_[at]) && !legs_.is_done(order_[at]) ? 1 : 0;
   }
   return count;
 }
@@ -208,6 +217,7 @@ void Reducer::leave_out(size_t b) {
 void Reducer::wait(size_t b) {
   Bucket& bucket = buckets_.at(b);
   if (bucket.state == Bucket::complete) {
+    wait_for_leg(b);
     return;
   }
   if (bucket.state == Bucket::filling) {
@@ -235,7 +245,7 @@ void Reducer::wait(size_t b) {
   if (!open_ && unfinished_ == 0) {
     finish_iteration();
   }
-  if (listens(LaunchSchedule::bucket_complete)) {
+  if (listens(LaunchSchedule::bucket_complete) && legs_.journey().first() == Leg::all_reduce) {
     for (size_t i = 0; i < together.size(); ++i) {
       schedule_->on_bucket_complete(*this, first + i);
     }
@@ -252,11 +262,16 @@ void Reducer::finish_bucket(Bucket& bucket) {
   bucket.state = Bucket::complete;
   bucket.profiled.reset();
   bucket.complete_ns = now_ns();
-  --unfinished_;
+  const auto b = static_cast<size_t>(&bucket - buckets_.data());
   if (bucket.skipped) {
+    legs_.drop(b);
+    --unfinished_;
     return;
   }
-  hand_out(bucket);
+  if (legs_.journey().first() == Leg::all_reduce) {
+    hand_out(bucket);
+  }
+  advance(b);
 }
 
 // For torch's profiler, which costs one look when it is off.

@@ -11,6 +11,11 @@
 #include "reducer/reducer.h"
 
 namespace dpcore {
+namespace {
+
+constexpr int kUrgent = 1 << 30;  // the map is small, and all that follows depends on it
+
+}  // namespace
 
 // ---- unused ones -----------------------------------------------------------------------------
 
@@ -42,7 +47,9 @@ void Reducer::find_unused() {
 // A gradient that no rank had stays what it was. One that another rank had becomes the average
 // here as well, so that optimizers go the same way everywhere.
 void Reducer::agree_on_unused() {
-  wait_for_all();
+  if (hook_) {
+    wait_for_all();  // a hook may start operations of its own
+  }
   std::fill(used_.begin(), used_.end(), 1);
   std::copy(reached_.begin(), reached_.end(), used_.begin());
   for (const size_t i : undefined_) {
@@ -58,8 +65,9 @@ void Reducer::agree_on_unused() {
   used_anywhere_.copy_(here);
   const size_t slot = buckets_.size();
   try {
-    communicator_->start(slot, used_anywhere_,
-                         {.op = ReduceOp::sum, .layout = settings_.tag, .background = false});
+    communicator_->start(
+        slot, used_anywhere_,
+        {.op = ReduceOp::sum, .priority = kUrgent, .layout = settings_.tag, .background = false});
     communicator_->wait(slot);
   } catch (...) {
     raise_about("the map of used parameters");

@@ -70,7 +70,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         owners = [weakref.ref(model) for model in _all() if _trains(optimizer, model)]
         known = _trained_by[optimizer] = ((_generation, count), owners)
     for owner in known[1]:
-        if (model := owner()) is not None:
+        if (model := owner()) is not None and model._across is not None:
+            model._across.check_optimizer(optimizer)
+        elif model is not None:
             if torch._C._current_graph_task_id() >= 0:
                 _check_averaged(optimizer, model)
             elif model._reducer.is_incomplete:
@@ -111,6 +113,8 @@ def _all() -> list[Wrapped]:
 
 def _before_finalize(communicator: Communicator) -> None:
     for model in _all():
+        if model.group is communicator and model._across is not None:
+            model._across.finish()
         if model.group is communicator and model._reducer.has_ended_incomplete:
             raise_if_incomplete(model)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,11 +26,12 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.communicators.protocol import capabilities_of, core_of
 from dpcore.ddp import arguments, completion, nesting, parameters
+from dpcore.ddp.across_steps import CAPS, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
 from dpcore.ddp.first_steps import FirstSteps
-from dpcore.ddp.launch_schedule import LaunchSchedule, checked
+from dpcore.ddp.launch_schedule import LaunchSchedule, checked, goes_across_steps
 from dpcore.ddp.mixed_precision import MixedPrecision
 from dpcore.ddp.model_group import make_equal, profiled_as
 from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
@@ -46,7 +46,7 @@ from dpcore.recorder import facts as trace_facts
 
 
 @without_torchs_machinery
-class DataParallel(TorchSurface):
+class DataParallel(FlushedBefore, TorchSurface):
     """Wraps ``module`` so that backward leaves the gradients' average over all ranks in ``.grad``.
 
     A ``torch.nn.parallel.DistributedDataParallel`` for ``isinstance``, with its arguments,
@@ -66,6 +66,8 @@ class DataParallel(TorchSurface):
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
                         "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto":
                         DPCORE_SCHEDULE, else bucketed or sequential, as the first steps tell.
+                        "priority", "dear" and "zero1" go on under the next forward, and need
+                        ``dpcore.DistributedOptimizer`` (docs/across_steps.md).
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 
     >>> import torch, dpcore
@@ -184,6 +186,8 @@ class DataParallel(TorchSurface):
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
         steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
         self._first_steps = steps
+        goes_on = goes_across_steps(steps.schedule)
+        self._across = AcrossSteps(self) if goes_on else None
         self._reducer = _C.Reducer(
             self._parameters_by_number,
             [name for name, _ in trained],
@@ -191,7 +195,7 @@ class DataParallel(TorchSurface):
             [numbers for _, numbers in modules],
             core_of(self.group),
             steps.schedule,
-            self._caps,
+            CAPS if goes_on and self._caps_are == "default" else self._caps,
             find_unused=self.find_unused_parameters and not self.static_graph,
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,
@@ -199,6 +203,7 @@ class DataParallel(TorchSurface):
             ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
+            update=self._update,
             tag=group.tag,
             traced_as=group.traced_as,
             model=group.name,
@@ -223,7 +228,10 @@ class DataParallel(TorchSurface):
         if not sync_batch_norm.torch_can(self.device_type, self._torch_group):
             sync_batch_norm.take_over(self.module, group)
         completion.watch(self)
-        self._listen([part for part, _ in modules])
+        for handle in self.__dict__.get("_listening", ()):
+            handle.remove()
+        hears = self._reducer.wants_forward and not goes_on
+        self._listening = listen(self, [part for part, _ in modules]) if hears else []
         trace_facts.know(self)
 
     def refresh(self) -> None:
@@ -254,6 +262,8 @@ class DataParallel(TorchSurface):
         synchronised = learning and self.require_backward_grad_sync
         if self._watch.check():
             self._buffers_of_module.find_again()
+        if self._across is not None:
+            self._across.before_forward(learning)
         if learning:
             if reducer.is_incomplete:
                 completion.raise_if_incomplete(self)
@@ -273,7 +283,7 @@ class DataParallel(TorchSurface):
             inputs, kwargs = arguments.moved(self, inputs, kwargs)
         if recorded := reducer.is_recorded:
             reducer.forward_begins()
-        output = self._run(*inputs, **kwargs)
+        output = self._run(synchronised, inputs, kwargs)
         if recorded:
             reducer.forward_ends()
             when_backward_begins(output, reducer.backward_begins)
@@ -283,8 +293,10 @@ class DataParallel(TorchSurface):
             output = self._expect_gradients(output, synchronised)
         return output
 
-    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
+    def _run(self, synchronised: bool, inputs: Any, kwargs: Any) -> Any:
         run = self._mixed or self.module
+        if self._across is not None:
+            return self._across.run(lambda: run(*inputs, **kwargs), synchronised)
         if not self._is_seen_by_dynamo:
             return run(*inputs, **kwargs)
         # torch.compile of the module within splits its graph where our buckets end.
@@ -382,19 +394,3 @@ class DataParallel(TorchSurface):
     def _average_sparse(self, which: Sequence[int]) -> None:
         for number in which:
             average_sparse(self._model_group, self._parameters_by_number[number])
-
-    def _listen(self, modules: Sequence[nn.Module]) -> None:
-        """Passes on the events of forward, when the schedule wants them."""
-        for handle in self.__dict__.get("_listening", ()):
-            handle.remove()
-        self._listening = []
-        if not self._reducer.wants_forward:
-            return
-        me = weakref.ref(self)
-        for number, module in enumerate(modules):
-
-            def begins(*_: Any, number: int = number) -> None:
-                if (model := me()) is not None:
-                    model._reducer.forward_of_module_begins(number)
-
-            self._listening.append(module.register_forward_pre_hook(begins))

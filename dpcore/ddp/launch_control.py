@@ -58,3 +58,15 @@ class LaunchControl(Protocol):
 
     def wait_for_all(self) -> None:
         """``wait()`` for every bucket."""
+
+    # For journeys of more than one leg: launch() is of the next leg, wait() for the current one.
+
+    def update(self, bucket: int) -> None:
+        """The optimizer's step for a bucket whose next leg is ``update``. Done already, or with no
+        step noted, it is nothing."""
+
+    def order_of_need(self) -> list[int]:
+        """Buckets as the next forward needs them, learned in the first forward."""
+
+    def next_leg(self, bucket: int) -> str | None:
+        """The leg after the first that a bucket goes next, or is on; None after the last."""

@@ -25,7 +25,9 @@ from dpcore.errors import Unsupported
 if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
 
-NAMES = ("auto", "bucketed", "sequential", "per_parameter", "flat", "oracle")
+ACROSS_STEPS = ("priority", "dear", "zero1")
+NAMES = ("auto", "bucketed", "sequential", "per_parameter", "flat", "oracle", *ACROSS_STEPS)
+_SHARDED = ("zero", "zero2", "zero3", "fsdp", "sharded", "fully_sharded")
 _EVENTS = (
     "gradient_ready",
     "bucket_ready",
@@ -48,6 +50,13 @@ class LaunchSchedule:
     Buckets are numbered in the order in which they get ready. Methods of your own need a leading
     underscore, so that an event with a misspelt name is not taken for one of them.
     """
+
+    def journey(self) -> Sequence[str]:
+        """The legs of each bucket: ``["all_reduce"]``, after which the program steps; or one of
+        ``["all_reduce", "update"]``, ``["reduce_scatter", "all_gather", "update"]`` and
+        ``["reduce_scatter", "update", "all_gather"]``, which end under the next forward and need
+        ``dpcore.DistributedOptimizer``. See docs/across_steps.md."""
+        return ["all_reduce"]
 
     def caps(self, wanted: Sequence[int]) -> Sequence[int]:
         """Bytes of the first, second, ... bucket; the last is for all further. ``wanted`` is what
@@ -94,6 +103,13 @@ class LaunchSchedule:
         ]
 
 
+def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
+    """Whether its journey ends under the next forward."""
+    if isinstance(schedule, str):
+        return schedule in ACROSS_STEPS
+    return "update" in schedule.journey()
+
+
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
     """``schedule`` itself, unless it is none; a warning for the one that averages nothing.
     "auto" is what DPCORE_SCHEDULE says, if anything."""
@@ -101,6 +117,12 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
         schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         if schedule not in NAMES:
             raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
+    if isinstance(schedule, str) and schedule in _SHARDED:
+        raise Unsupported(
+            f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state. To "
+            "shard gradients and parameters as well, torch's FSDP2 runs over dpcore: "
+            "init_process_group('dpcore'), then torch.distributed.fsdp.fully_shard(module)"
+        )
     if isinstance(schedule, str):
         is_exact = schedule != "oracle"
         name = schedule

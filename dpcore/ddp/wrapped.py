@@ -16,6 +16,7 @@ from torch import nn
 if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicators.protocol import GradientGroup
+    from dpcore.ddp.across_steps import AcrossSteps
     from dpcore.ddp.delayed import DelayedGradients
     from dpcore.ddp.first_steps import FirstSteps
     from dpcore.ddp.model_group import ModelGroup
@@ -48,6 +49,7 @@ class Wrapped(Protocol):
     gradient_as_bucket_view: bool
     static_graph: bool
     skip_all_reduce_unused_params: bool
+    mixed_precision: Any
     forward_sync_buffers: bool
     bucket_bytes_cap: int
     _caps: list[int]
@@ -57,6 +59,7 @@ class Wrapped(Protocol):
     # Gradients.
     _reducer: _C.Reducer
     _delayed: DelayedGradients | None
+    _across: AcrossSteps | None
     _hook_runner: Any
     _comm_hooks: list[tuple[Any, Any]]
     _first_bucket_sizes: str

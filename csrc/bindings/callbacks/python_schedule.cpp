@@ -63,6 +63,10 @@ class PythonSchedule final : public LaunchSchedule {
   std::string name() const override { return name_; }
   uint32_t listens() const override { return listens_; }
   bool may_join() const override { return true; }
+  Journey journey() const override {
+    const py::gil_scoped_acquire gil;
+    return Journey(as_list<std::string>(schedule_.attr("journey")()));
+  }
   bool is_exact() const override {
     const py::gil_scoped_acquire gil;
     return schedule_.attr("is_exact")().cast<bool>();
@@ -181,6 +185,18 @@ void register_launch_control(py::module_& m) {
            [](LentControl& control, size_t bucket) {
              const py::gil_scoped_release no_gil;
              control.get().wait(bucket);
+           })
+      .def("update",
+           [](LentControl& control, size_t bucket) {
+             const py::gil_scoped_release no_gil;
+             control.get().update(bucket);
+           })
+      .def("order_of_need",
+           [](const LentControl& control) { return control.get().order_of_need(); })
+      .def("next_leg",
+           [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
+             const std::optional<Leg> leg = control.get().next_leg(bucket);
+             return leg ? std::optional(name_of(*leg)) : std::nullopt;
            })
       .def("wait_for_all", [](LentControl& control) {
         const py::gil_scoped_release no_gil;

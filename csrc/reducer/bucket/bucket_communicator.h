@@ -1,4 +1,5 @@
-// What the reducer needs from a network: all-reduces of whole buckets, by slot.
+// What the reducer needs from a network: all-reduces of whole buckets, or both halves of them, by
+// slot.
 //
 // A slot holds one operation in flight; the reducer uses one per bucket, so that starting
 // an operation takes no memory. Memory of buckets belongs to whoever implements this, because it
@@ -22,6 +23,8 @@
 namespace dpcore {
 
 struct BucketCall {
+  // all_reduce; or, in place, reduce_scatter and all_gather: this rank's part stays where it lies.
+  Collective collective = Collective::all_reduce;
   ReduceOp op = ReduceOp::mean;
   int priority = 0;
   uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
@@ -54,6 +57,8 @@ class BucketCommunicator {
 
   // A flat tensor of zeros. It outlives the object when somebody still holds it.
   virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
+  // Whether start() knows reduce_scatter and all_gather.
+  virtual bool can_go_in_halves() const { return false; }
   // Whether one rank may call allocate() without the others.
   virtual bool allocates_alone() const { return true; }
 

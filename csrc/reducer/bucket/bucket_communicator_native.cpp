@@ -27,14 +27,23 @@ at::Tensor NativeBucketCommunicator::allocate(size_t elements, at::ScalarType ty
   return tensor_over(std::move(memory), {static_cast<int64_t>(elements)}, type);
 }
 
-Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
+Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, int world) {
   Request request;
-  request.collective = Collective::all_reduce;
+  request.collective = call.collective;
   request.dtype = dtype_of(bucket.scalar_type(), "bucket");
   request.op = call.op;
   request.output = static_cast<std::byte*>(bucket.mutable_data_ptr());
   request.input = request.output;
   request.count = static_cast<size_t>(bucket.numel());
+  if (call.collective != Collective::all_reduce) {
+    request.count /= static_cast<size_t>(world);
+    const size_t before = static_cast<size_t>(rank) * request.count * bucket.element_size();
+    if (call.collective == Collective::reduce_scatter) {
+      request.output += before;
+    } else {
+      request.input += before;
+    }
+  }
   request.layout = call.layout;
   request.priority = call.priority;
   return request;
@@ -42,7 +51,7 @@ Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call) {
 
 void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
-  Request request = all_reduce_of(bucket, call);
+  Request request = request_of(bucket, call, rank(), world());
   request.ordered = ordered_;
   works_[slot] = communicator_->submit(std::move(request), algorithm_, call.background);
 }

@@ -12,8 +12,9 @@
 
 namespace dpcore {
 
-// What every communicator of ours is asked for: the bucket's mean or sum, in place.
-Request all_reduce_of(const at::Tensor& bucket, const BucketCall& call);
+// What every communicator of ours is asked for, in place: the bucket's mean or sum, or half of
+// that.
+Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, int world);
 
 class NativeBucketCommunicator final : public BucketCommunicator {
  public:
@@ -25,6 +26,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   int rank() const override { return communicator_->rank(); }
   int world() const override { return communicator_->world(); }
   void check_usable() override { communicator_->check_usable(); }
+  bool can_go_in_halves() const override { return true; }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;

@@ -3,6 +3,7 @@
 #include "reducer/launch/launch_schedule.h"
 
 #include "comm/base/error.h"
+#include "reducer/launch/across_steps.h"
 
 namespace dpcore {
 namespace {
@@ -66,7 +67,7 @@ class Oracle final : public LaunchSchedule {
 }  // namespace
 
 std::vector<std::string> launch_schedule_names() {
-  return {"bucketed", "sequential", "per_parameter", "flat", "oracle"};
+  return {"bucketed", "sequential", "per_parameter", "flat", "oracle", "priority", "dear", "zero1"};
 }
 
 std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name) {
@@ -84,6 +85,9 @@ std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name) {
   }
   if (name == "oracle") {
     return std::make_shared<Oracle>();
+  }
+  if (auto made = make_schedule_across_steps(name)) {
+    return made;
   }
   std::string list;
   for (const std::string& known : launch_schedule_names()) {

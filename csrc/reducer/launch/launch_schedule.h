@@ -8,6 +8,11 @@
 // itself. What it leaves in flight at the end of backward is waited for there, or, when it listens
 // to optimizer_step, by the next optimizer or whoever uses a gradient before.
 //
+// A journey of more than one leg goes on from there: launch() is then of the bucket's next leg, and
+// wait() for the one that it is on. Legs are launched in backward, at its end and in
+// optimizer_step, in an order that is the same on all ranks; branches of forward may differ, so
+// forward_begin may only wait and update.
+//
 // Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
 // predecessors in order() have not been launched yet is remembered and done after them.
 //
@@ -18,9 +23,12 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "reducer/launch/journey.h"
 
 namespace dpcore {
 
@@ -53,6 +61,13 @@ class LaunchControl {
   // The bucket must have been launched. Returns when its gradients are final.
   virtual void wait(size_t bucket) = 0;
   virtual void wait_for_all() = 0;
+  // The optimizer's part for a bucket whose next leg that is; otherwise nothing, unless its
+  // gradients are not there yet, which is an error.
+  virtual void update(size_t bucket) = 0;
+  // Buckets as the next forward needs them, the first one first: learned in the first forward.
+  virtual const std::vector<size_t>& order_of_need() const = 0;
+  // The leg after the first that the bucket goes next, or is on; none at the end of its journey.
+  virtual std::optional<Leg> next_leg(size_t bucket) const = 0;
 
   static constexpr size_t kNoBucket = ~size_t{0};
 
@@ -75,6 +90,7 @@ class LaunchSchedule {
   virtual std::string name() const = 0;
   // Whether the results are those of data parallel training.
   virtual bool is_exact() const { return true; }
+  virtual Journey journey() const { return {}; }
   // Bytes of the first, second, ... bucket, from what the user asked for.
   virtual std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const { return wanted; }
   // In which order buckets are launched. The same on all ranks.
@@ -97,7 +113,8 @@ class LaunchSchedule {
   virtual void on_optimizer_step(LaunchControl&) {}
 };
 
-// "sequential", "per_parameter", "flat", "bucketed", "oracle". Throws Unsupported with the list.
+// "sequential", "per_parameter", "flat", "bucketed", "oracle", and those of across_steps.h. Throws
+// Unsupported with the list.
 std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name);
 std::vector<std::string> launch_schedule_names();
 

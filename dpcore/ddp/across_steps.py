@@ -1,0 +1,264 @@
+"""A model whose schedule goes on under the next forward: "priority", "dear", "zero1".
+
+Their journeys have the optimizer's step as a leg (csrc/reducer/launch/journey.h), so such a model
+needs ``dpcore.DistributedOptimizer``, which notes its step and makes it bucket by bucket. The first
+synchronised forward is watched: which module uses which parameters first says in what order they
+are needed, so buckets are cut once, before the first backward, by rank 0's order; and from then on
+each module's forward waits for what it needs. What nobody was seen to use is awaited before
+forward, and when the wrapper's forward ends nothing is in flight any more.
+
+A parameter that is used before its leg is over would be a stale value and a wrong result. The first
+forwards are watched for that, and with DPCORE_CHECK=1 all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from dpcore.ddp.needs import Needs, Uses
+from dpcore.ddp.parameters import comes_sparse
+from dpcore.ddp.wrapped import Wrapped
+from dpcore.errors import Error, Unsupported
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from dpcore import _C
+
+_WATCHED_FORWARDS = 3  # after the one that is learned from
+CAPS = [1 << 20]  # the first module of a forward waits for the whole of its bucket
+
+
+class Steps(Protocol):
+    """The optimizer's side: dpcore/optimizer/."""
+
+    def buckets_are_cut(self) -> None:
+        """Buckets are what they will be: all ranks call it."""
+
+    def update(self, bucket: int) -> None:
+        """The noted step of what is in this bucket."""
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the DistributedOptimizer, or the one that this one was made of."""
+
+    def check_gradients(self) -> None:
+        """Before a forward that learns: whether gradients may be added to."""
+
+    def full_gradients(self) -> dict[int, torch.Tensor]:
+        """Averages, by the parameter's number. All ranks call it."""
+
+
+class AcrossSteps:
+    """What ``DataParallel`` asks when its schedule's journey has an update."""
+
+    def __init__(self, model: Wrapped) -> None:
+        _check(model)
+        self._model = weakref.ref(model)
+        self._steps: weakref.ref[Steps] | None = None
+        self._has_learned = False
+        self._forwards = 0
+        self._in_forward = False
+        self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
+        self._handles: list[RemovableHandle] = []
+        for module in model.module.modules():
+            hooked: Any = module
+            self._handles.append(hooked.register_state_dict_pre_hook(self._finish_unless_inside))
+        self._handles.append(
+            model.module.register_forward_pre_hook(self._finish_unless_inside, prepend=True)
+        )
+
+    # ---- the optimizer -----------------------------------------------------------------------
+
+    def attach(self, steps: Steps) -> None:
+        """Called by ``DistributedOptimizer``."""
+        if self._steps is not None and self._steps() is not None:
+            raise Unsupported(
+                "DistributedOptimizer: this model has one already, which steps a whole bucket at a "
+                "time; give all parameters to one optimizer, as parameter groups"
+            )
+        self._steps = weakref.ref(steps)
+        if self._has_learned:
+            steps.buckets_are_cut()
+
+    def steps(self) -> Steps:
+        """The optimizer, which has to be there by now."""
+        alive = None if self._steps is None else self._steps()
+        if alive is None:
+            raise Unsupported(advice(self._wrapped()))
+        return alive
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step of whatever optimizer trains these parameters."""
+        steps = None if self._steps is None else self._steps()
+        if steps is None or not steps.is_of(optimizer):
+            raise Unsupported(advice(self._wrapped()))
+
+    def finish(self) -> None:
+        """Nothing is in flight any more. Between a backward and its step, nothing is updated."""
+        reducer = self._wrapped()._reducer
+        if reducer.is_on_journey:
+            reducer.finish_journeys()
+
+    # ---- forward -----------------------------------------------------------------------------
+
+    def before_forward(self, learning: bool) -> None:
+        """Each forward of the wrapper begins so."""
+        reducer = self._wrapped()._reducer
+        if learning:
+            self.steps().check_gradients()
+        else:
+            reducer.flush()
+
+    def run(self, run: Callable[[], Any], synchronised: bool) -> Any:
+        """The module's forward, watched while that is new."""
+        model = self._wrapped()
+        learns = synchronised and not self._has_learned
+        self._in_forward = True
+        try:
+            if learns:
+                needs = Needs(model.module, model._parameters_by_number)
+                output = needs.watch(run)
+            elif self._always_checks or self._forwards < _WATCHED_FORWARDS:
+                self._forwards += 1
+                with Uses(model._parameters_by_number, self._check_current):
+                    output = run()
+            else:
+                return run()
+        finally:
+            self._in_forward = False
+        if learns:
+            self._learn(model, needs)
+        return output
+
+    def _learn(self, model: Wrapped, needs: Needs) -> None:
+        """All ranks cut buckets alike, though their first forwards may have differed."""
+        order = torch.tensor(needs.order)
+        model._model_group.broadcast(order, 0)
+        reducer = model._reducer
+        reducer.rebuild(order.tolist()[::-1], [])
+        modules = needs.modules
+        reducer.set_modules([numbers for _, numbers in modules])
+        self._handles += listen(model, [module for module, _ in modules])
+        self._has_learned = True
+        self.steps().buckets_are_cut()
+
+    def _check_current(self, number: int) -> None:
+        model = self._wrapped()
+        if not model._reducer.is_current(number):
+            raise Error(
+                f"rank {model.group.rank}: forward uses {name_of(model, number)} in a module that "
+                f"did not use it in the first forward, and with schedule='{model.schedule}' its "
+                "update is not over; wait for it by model.flush() before, or pass "
+                "schedule='bucketed'"
+            )
+
+    def _finish_unless_inside(self, *_: Any) -> None:
+        """For what goes by the wrapper: ``model.module(x)``, ``model.module.state_dict()``."""
+        model = self._model()
+        if model is not None and not self._in_forward:
+            model._reducer.flush()
+
+    def _wrapped(self) -> Wrapped:
+        model = self._model()
+        assert model is not None  # which owns this object
+        return model
+
+
+def listen(model: Wrapped, modules: list[nn.Module]) -> list[RemovableHandle]:
+    """Tells the reducer when the forward of each module begins, by its number."""
+    me = weakref.ref(model)
+    handles = []
+    for number, module in enumerate(modules):
+
+        def begins(*_: Any, number: int = number) -> None:
+            if (alive := me()) is not None:
+                alive._reducer.forward_of_module_begins(number)
+
+        handles.append(module.register_forward_pre_hook(begins, prepend=True))
+    return handles
+
+
+class FlushedBefore(nn.Module):
+    """The methods of a wrapped model that show its parameters: what is in flight is over first."""
+
+    _across: AcrossSteps | None
+    _reducer: _C.Reducer
+
+    def flush(self) -> None:
+        """Finishes the step that is under way. Only schedules that go on under the next forward
+        leave one. All ranks call it after the same steps, though it needs none of them to."""
+        if self.__dict__.get("_across") is not None:
+            self._reducer.flush()
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The averaged gradients by parameter name, as copies; between backward and the next
+        forward. All ranks call it: with schedule="zero1" each rank holds only its part of them."""
+        named: Any = self
+        parameters = named._parameters_by_number
+        across = self.__dict__.get("_across")
+        if across is None:
+            self._reducer.wait_for_gradients()
+            found = {n: p.grad.clone() for n, p in enumerate(parameters) if p.grad is not None}
+        else:
+            found = across.steps().full_gradients()
+        return {name_of(named, number): gradient for number, gradient in found.items()}
+
+    def _update(self, bucket: int) -> None:
+        across = self.__dict__["_across"]
+        with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
+            across.steps().update(bucket)
+
+    def train(self, mode: bool = True) -> Any:
+        """As in torch. Evaluation sees the parameters of the last step."""
+        if not mode:
+            self.flush()
+        return super().train(mode)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As in torch. ``flush()`` comes first."""
+        self.flush()
+        return super().named_parameters(*args, **kwargs)
+
+
+def name_of(model: Wrapped, number: int) -> str:
+    """Of a parameter, as the wrapped module names it."""
+    wanted = model._parameters_by_number[number]
+    return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
+
+
+def advice(model: Wrapped) -> str:
+    """For a program without the optimizer that the schedule needs."""
+    return (
+        f"schedule='{model.schedule}' steps while the next forward runs, so it needs an optimizer "
+        "that can wait:\n    optimizer = dpcore.DistributedOptimizer(optimizer, model)\nafter the "
+        "line that makes your optimizer. Schedules that need no such line are 'bucketed' and "
+        "'sequential'"
+    )
+
+
+def _check(model: Wrapped) -> None:
+    """What these schedules can't do, by name."""
+    kinds: tuple[type, ...] = (torch.jit.ScriptModule,)
+    if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        kinds += (dynamo.OptimizedModule,)
+    is_compiled = any(isinstance(part, kinds) for part in model.module.modules())
+    refused = {
+        "gradient_as_bucket_view=False": not model.gradient_as_bucket_view,
+        "mixed_precision=": model.mixed_precision is not None,
+        "delay_all_reduce_named_params=": model._delayed is not None,
+        "sparse gradients": any(comes_sparse(model.module, model._parameters_by_number)),
+        "torch.compile or torch.jit of the module": is_compiled,
+        "parameters on a device": model.device_type != "cpu",
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise Unsupported(
+                f"schedule='{model.schedule}' does not work with {what}; use 'bucketed' or 'auto'"
+            )

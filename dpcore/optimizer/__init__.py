@@ -1,0 +1,1 @@
+"""``DistributedOptimizer``: an optimizer whose step goes on under the next forward."""

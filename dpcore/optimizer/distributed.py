@@ -1,0 +1,142 @@
+"""``DistributedOptimizer``: the one line that "priority", "dear" and "zero1" need.
+
+    model = dpcore.DataParallel(model, schedule="zero1")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = dpcore.DistributedOptimizer(optimizer, model)
+
+``step()`` notes the hyperparameters of this moment and returns. The optimizer that was given does
+the work, bucket by bucket, with ``param_groups`` narrowed to the bucket: under "priority" and
+"dear" when the forward of a module that needs it begins (whole_steps.py), under "zero1" in
+``step()``, for this rank's part of each bucket (part_steps.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from dpcore.ddp.data_parallel import DataParallel
+from dpcore.errors import Unsupported
+from dpcore.optimizer.part_steps import PartSteps
+from dpcore.optimizer.whole_steps import WholeSteps
+
+# Each number of a parameter is stepped by its own gradient and state alone.
+_ELEMENT_WISE = (
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam"),
+    *("RMSprop", "Adagrad", "Adadelta", "Adamax"),
+)
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps ``optimizer``, which trains parameters of ``model``, a ``dpcore.DataParallel`` with
+    schedule "priority", "dear" or "zero1".
+
+    An ``Optimizer`` with the same ``param_groups``: learning rate schedulers and frameworks take
+    it. ``step()`` returns before the parameters are new; whoever reads them by ``model`` or runs
+    a forward gets them new.
+
+    torch's element-wise optimizers are known. A class of one's own says which kind it is, by
+    ``element_wise = True`` or ``per_parameter = True``; the latter run under "priority" and "dear".
+    """
+
+    def __init__(self, optimizer: Optimizer, model: DataParallel) -> None:
+        is_wrapped = isinstance(model, DataParallel)
+        if not is_wrapped or model._across is None:
+            given = f"schedule='{model.schedule}'" if is_wrapped else f"a {type(model).__name__}"
+            raise Unsupported(
+                "DistributedOptimizer is for a dpcore.DataParallel with schedule='priority', "
+                f"'dear' or 'zero1', and this is {given}; there, use the optimizer as it is"
+            )
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
+            raise Unsupported(
+                "DistributedOptimizer(optimizer, model): the first is an optimizer of torch, made "
+                f"of model.parameters(), and not a {type(optimizer).__name__}"
+            )
+        journey = model._reducer.journey
+        in_parts = journey[-1] == "all_gather"
+        _check_kind(optimizer, in_parts, model.schedule)
+        self.optimizer = optimizer
+        self._is_made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._is_made = True
+        self._steps: PartSteps | WholeSteps = (
+            PartSteps(self, model) if in_parts else WholeSteps(self, model)
+        )
+        self._share_state()
+        model._across.attach(self._steps)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Notes the step of what the last backward has left. All ranks call it."""
+        if closure is not None:
+            raise Unsupported(
+                "DistributedOptimizer.step(closure): the closure would run forward and backward "
+                "within the step, which begins under the next forward; call step() without one"
+            )
+        self._steps.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. A step that is noted keeps its gradients."""
+        if not set_to_none:
+            self._steps.keep_gradients()
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the averaged gradients so that their norm is at most ``max_norm``, and returns the
+        norm before that: ``torch.nn.utils.clip_grad_norm_`` for gradients of which each rank has a
+        part. Between backward and ``step()``; all ranks call it."""
+        return self._steps.clip(float(max_norm), float(norm_type))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without communication: under "priority" and "dear" torch's format, under "zero1" this
+        rank's part of it, to be loaded by the same rank of as many."""
+        return self._steps.state_dict()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """In torch's format, for any number of ranks, any schedule, and the plain optimizer. All
+        ranks call it and get all of it."""
+        return self._steps.full_state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What ``state_dict()``, ``full_state_dict()`` or the plain optimizer has saved."""
+        self._steps.load_state_dict(state_dict)
+        self._share_state()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after the optimizer was made."""
+        if self._is_made:
+            raise Unsupported(
+                "DistributedOptimizer.add_param_group: the parts of the parameters are laid out "
+                "already. Make the model and its optimizer anew, and load_state_dict() of "
+                "full_state_dict()"
+            )
+        super().add_param_group(param_group)
+
+    def _share_state(self) -> None:
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Unsupported("DistributedOptimizer can't be pickled or copied; save its state_dict()")
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"
+
+
+def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
+    kind = type(optimizer)
+    is_torchs = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENT_WISE
+    if is_torchs or getattr(kind, "element_wise", False):
+        return
+    if not getattr(kind, "per_parameter", False):
+        raise Unsupported(
+            f"DistributedOptimizer: whether {kind.__name__} may step a few parameters at a time is "
+            "not known. If each number is stepped by its own gradient and state, set "
+            f"{kind.__name__}.element_wise = True; if each parameter is, per_parameter = True"
+        )
+    if in_parts:
+        raise Unsupported(
+            f"schedule='{schedule}' cuts parameters in parts, and {kind.__name__} needs them "
+            "whole (per_parameter); use schedule='priority' or 'dear'"
+        )

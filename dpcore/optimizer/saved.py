@@ -1,0 +1,158 @@
+"""The optimizer's state under "zero1", to and from disk.
+
+``part`` is what one rank has: for each of its pieces the state, and where in the parameter it lies.
+``whole`` puts the parts of all ranks together, in the format of torch's optimizers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from dpcore.errors import Mismatch, Unsupported
+
+_KEY = "dpcore"
+
+
+class SavedPiece(NamedTuple):
+    """A piece of a parameter and its state, which may be empty."""
+
+    parameter: int  # its number, as torch counts them in a state_dict
+    begin: int  # in the parameter's dense memory
+    end: int
+    size: torch.Size  # of the whole parameter
+    stride: tuple[int, ...]
+    state: Mapping[str, Any]
+
+
+def indices(groups: list[dict[str, Any]]) -> dict[int, int]:
+    """By the parameter's id."""
+    found: dict[int, int] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            found.setdefault(id(parameter), len(found))
+    return found
+
+
+def part(
+    pieces: list[SavedPiece], groups: list[dict[str, Any]], rank: int, world_size: int
+) -> dict[str, Any]:
+    """This rank's ``state_dict``. The tensors are those in use, as in torch."""
+    index = indices(groups)
+    return {
+        "state": {piece.parameter: dict(piece.state) for piece in pieces if piece.state},
+        "param_groups": [
+            {**group, "params": [index[id(p)] for p in group["params"]]} for group in groups
+        ],
+        _KEY: {
+            "rank": rank,
+            "world_size": world_size,
+            "pieces": {
+                piece.parameter: (piece.begin, piece.end, tuple(piece.size), piece.stride)
+                for piece in pieces
+            },
+        },
+    }
+
+
+def whole(own: dict[str, Any], group: Any) -> dict[str, Any]:
+    """All ranks call it, each with its part."""
+    state: dict[int, dict[str, Any]] = {}
+    for one in _of_all_ranks({"state": own["state"], "pieces": own[_KEY]["pieces"]}, group):
+        for index, values in one["state"].items():
+            begin, end, size, stride = one["pieces"][index]
+            target = state.setdefault(index, {})
+            for key, value in values.items():
+                if not _is_cut(value, end - begin):
+                    target[key] = value
+                    continue
+                if key not in target:
+                    target[key] = torch.empty_strided(size, stride, dtype=value.dtype)
+                _dense(target[key])[begin:end] = value
+    return {"state": dict(sorted(state.items())), "param_groups": own["param_groups"]}
+
+
+def _is_cut(value: Any, length: int) -> bool:
+    """Whether this is state of each number of a piece, and not of the parameter as a whole."""
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == length
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor with dense strides, as one row."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _of_all_ranks(own: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+    file = io.BytesIO()
+    torch.save(own, file)
+    sent = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    lengths = torch.zeros(group.world_size, dtype=torch.int64)
+    group.all_gather(lengths, torch.tensor([sent.numel()]))
+    longest = int(lengths.max())
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: sent.numel()] = sent
+    everything = torch.empty(group.world_size * longest, dtype=torch.uint8)
+    group.all_gather(everything, padded)
+    parts = []
+    for rank, length in enumerate(lengths.tolist()):
+        begin = rank * longest
+        content = bytes(everything[begin : begin + length].numpy())
+        parts.append(torch.load(io.BytesIO(content), weights_only=True))
+    return parts
+
+
+def check_loadable(
+    state_dict: Mapping[str, Any], groups: list[dict[str, Any]], rank: int, world_size: int
+) -> None:
+    """Raises when it is of another rank, another number of ranks or another model."""
+    theirs = [len(group["params"]) for group in state_dict["param_groups"]]
+    ours = [len(group["params"]) for group in groups]
+    if theirs != ours:
+        raise Mismatch(
+            f"load_state_dict: parameters by group are {theirs} in what was saved, and {ours} in "
+            "this optimizer"
+        )
+    about = state_dict.get(_KEY)
+    if about is not None and (about["rank"], about["world_size"]) != (rank, world_size):
+        raise Unsupported(
+            f"load_state_dict: this is the part of rank {about['rank']} of {about['world_size']}, "
+            f"and this is rank {rank} of {world_size}. Save optimizer.full_state_dict(), which any "
+            "number of ranks can load"
+        )
+
+
+def take_hyperparameters(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+    """What was saved of the parameter groups, but for their parameters."""
+    for group, theirs in zip(groups, state_dict["param_groups"], strict=True):
+        group.update({key: value for key, value in theirs.items() if key != "params"})
+
+
+def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]:
+    """For this piece, of either format."""
+    found = state_dict["state"].get(piece.parameter, {})
+    about = state_dict.get(_KEY)
+    if about is not None:
+        begin, end, *_ = about["pieces"].get(piece.parameter, (0, 0))
+        if found and (begin, end) != (piece.begin, piece.end):
+            raise Mismatch(
+                f"load_state_dict: of parameter {piece.parameter}, this rank had numbers {begin} "
+                f"to {end} when it was saved, and has {piece.begin} to {piece.end} now: buckets "
+                "were cut otherwise. Save optimizer.full_state_dict(), which fits any buckets"
+            )
+        return {key: _copied(value) for key, value in found.items()}
+    state = {}
+    for key, value in found.items():
+        if isinstance(value, torch.Tensor) and value.shape == piece.size and value.dim() > 0:
+            laid = torch.empty_strided(piece.size, piece.stride, dtype=value.dtype)
+            laid.copy_(value)
+            state[key] = _dense(laid)[piece.begin : piece.end].clone()
+        else:
+            state[key] = _copied(value)
+    return state
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
