@@ -37,7 +37,7 @@ void Reducer::await_or_withhold() {
   if (defers && is_memory_of_buckets && withhold_ && withhold_(true)) {
     withheld_ = true;
   } else {
-    wait_for_gradients();
+    wait_for_all();
   }
 }
 

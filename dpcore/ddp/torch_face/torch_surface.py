@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dpcore import _C
 
 # What DataParallel has from torch's class as it is: they touch only what DataParallel sets.
-INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs", "train")
+INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs")
 _Class = TypeVar("_Class")
 _HookType: Any = vars(dist)["BuiltinCommHookType"]
 
