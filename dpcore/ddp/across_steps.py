@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _WATCHED_FORWARDS = 3  # after the one that is learned from
 CAPS = [1 << 20]  # the first module of a forward waits for the whole of its bucket
+STEP_ADVICE = ". If another rank has left out optimizer.step(): all ranks step, or none does"
 
 
 class Steps(Protocol):
@@ -93,6 +94,13 @@ class AcrossSteps:
         if alive is None:
             raise Unsupported(advice(self._wrapped()))
         return alive
+
+    def refuse(self, what: str) -> None:
+        """Features of a wrapped model that none of these schedules has."""
+        raise Unsupported(
+            f"schedule='{self._wrapped().schedule}' does not work with {what}; use 'bucketed' or "
+            "'auto'"
+        )
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of whatever optimizer trains these parameters."""

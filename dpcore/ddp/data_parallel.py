@@ -26,7 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.communicators.protocol import capabilities_of, core_of
 from dpcore.ddp import arguments, completion, nesting, parameters
-from dpcore.ddp.across_steps import CAPS, AcrossSteps, FlushedBefore, listen
+from dpcore.ddp.across_steps import CAPS, STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
@@ -207,7 +207,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             tag=group.tag,
             traced_as=group.traced_as,
             model=group.name,
-            advice=group.advice,
+            advice=group.advice + (STEP_ADVICE if goes_on else ""),
         )
         self.reducer: Any = ReducerFace(self)
         if self.static_graph:

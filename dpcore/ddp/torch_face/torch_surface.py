@@ -33,6 +33,7 @@ from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
     from dpcore import _C
+    from dpcore.ddp.across_steps import AcrossSteps
 
 # What DataParallel has from torch's class as it is: they touch only what DataParallel sets.
 INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs")
@@ -49,6 +50,7 @@ class TorchSurface(BufferMethods):
     logger: Logger
     _reducer: _C.Reducer
     _hook_runner: HookRunner | None
+    _across: AcrossSteps | None
     _parameters_by_number: list[nn.Parameter]
     _torch_group: Any
     _profiled_backend: str
@@ -89,6 +91,8 @@ class TorchSurface(BufferMethods):
             )
 
     def _take_hook_place(self, name: str) -> None:
+        if self._across is not None:
+            self._across.refuse("communication hooks")
         if self._comm_hooks or "comm_hook" in self.logger.facts:
             self._raise(
                 Error(
@@ -239,6 +243,8 @@ class TorchSurface(BufferMethods):
         )
 
     def join_hook(self, **kwargs: Any) -> ModelJoin:
+        if self._across is not None:
+            self._across.refuse("join")
         divide = kwargs.get("divide_by_initial_world_size", True)
         return ModelJoin(self, divide)  # type: ignore[arg-type]
 
