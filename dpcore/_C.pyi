@@ -465,6 +465,15 @@ class LaunchControl:
     def wait_for_all(self) -> None:
         """wait() for every bucket."""
 
+    def update(self, bucket: int) -> None:
+        """The optimizer's step for a bucket, once."""
+
+    def order_of_need(self) -> list[int]:
+        """Buckets as the next forward needs them."""
+
+    def next_leg(self, bucket: int) -> str | None:
+        """After the first; None at the end."""
+
 def hash_of_sizes(tensors: list[torch.Tensor | None], /) -> int:
     """Equal for lists whose tensors have equal shapes."""
 

@@ -195,6 +195,7 @@ calls = {
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
+kinds += (dp.DistributedOptimizer,)
 kinds += (dp.Schedule, dp.Trace, dp.Work, dp.Error)
 kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
 assert all(inspect.isclass(kind) for kind in kinds)

@@ -22,6 +22,8 @@ from dpcore.reference.buckets import ALIGNMENT
 from dpcore.show.reading import RankEvents, Run
 
 _SHOWN_NAMES = 3
+_LEGS = ("all_reduce", "reduce_scatter", "all_gather")
+_MOST_RANKS = 64  # a scattered bucket is a multiple of them long
 _SOME_GRADIENTS = 64
 _LOOKED_AT = 256  # operations that may begin between the launch of a bucket and its own
 
@@ -168,16 +170,16 @@ def _ready_times(
 
 
 class _Operations:
-    """The all-reduces of a rank, each to be taken once. A bucket is sent by the same call that
-    notes its launch, so its operation is the next one to begin; its size says whether it is that
-    and not one of the program's own. In a bucket gradients are aligned, which makes it larger; one
-    that travels in a narrower type has a half or a quarter of the bytes."""
+    """The operations of a rank that buckets travel by, each to be taken once. A bucket is sent by
+    the same call that notes its launch, so its operation is the next one to begin; its size says
+    whether it is that and not one of the program's own. In a bucket gradients are aligned, which
+    makes it larger; one that travels in a narrower type has a half or a quarter of the bytes."""
 
     def __init__(self, operations: Sequence[Event], gradients: int) -> None:
-        self._left = [event for event in operations if event.name == "all_reduce"]
+        self._left = [event for event in operations if event.name in _LEGS]
         self._begins = [event.begin_ns for event in self._left]
         self._taken: set[int] = set()
-        self._padding = ALIGNMENT * gradients
+        self._padding = ALIGNMENT * gradients + _MOST_RANKS * ALIGNMENT
 
     def take(self, launched_ns: int, nbytes: int) -> Event | None:
         at = bisect.bisect_left(self._begins, launched_ns)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _COLOURS = {
     "forward": "#35a29f",
     "backward": "#7a6ff0",
+    "update": "#d977b8",
     "other": "#9aa3b2",
     "filling": "#d3defa",
     "full": "#f0b429",
@@ -53,7 +54,7 @@ def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None
         _draw(place, run, window, of_ranks)
         place.set_xlim(-0.01 * width_ms, 1.01 * width_ms)
     axes[-1].set_xlabel("ms since the step began")
-    _legend(figure)
+    _legend(figure, runs)
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix.lstrip(".") or "png")
     write_whole(path, image.getvalue())
@@ -164,16 +165,19 @@ def _box(
         )  # fmt: skip
 
 
-def _legend(figure: Any) -> None:
+def _legend(figure: Any, runs: Sequence[Run]) -> None:
     from matplotlib.patches import Patch
 
     texts = {
         "forward": "forward",
         "backward": "backward",
+        "update": "update",
         "filling": "bucket filling",
         "full": "full, not sent",
         "flight": "in flight",
         "exposed": "exposed",
     }
+    if not any(event.name == "update" for run in runs for r in run.ranks for event in r.compute):
+        del texts["update"]
     handles = [Patch(color=_COLOURS[name], label=text) for name, text in texts.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

@@ -1,3 +1,4 @@
+// See journey.h.
 #include "reducer/launch/journey.h"
 
 #include <array>

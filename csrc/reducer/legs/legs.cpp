@@ -1,3 +1,4 @@
+// See legs.h.
 #include "reducer/legs/legs.h"
 
 #include <utility>

@@ -15,7 +15,7 @@ class Painter {
     const style = getComputedStyle(document.documentElement);
     this.colour = new Proxy({}, { get: (_, name) => style.getPropertyValue(`--${name}`).trim() });
     this.cached = {};
-    for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "span", "filling", "full",
+    for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "update", "span", "filling", "full",
       "flight", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
     this.colour = this.cached;
   }

@@ -59,7 +59,7 @@ class Timeline {
     if (band.kind !== "compute") {
       return () => ({ operation: colour.flight, exposed: colour.exposed, mark: colour.mark })[band.kind];
     }
-    const known = { forward: colour.forward, backward: colour.backward };
+    const known = { forward: colour.forward, backward: colour.backward, update: colour.update };
     return (i) => known[this.labelOf(band.lane, i).n] || colour.span;
   }
 

@@ -179,7 +179,7 @@ function headline(run) {
 }
 
 function legend() {
-  const entries = [["forward", "forward"], ["backward", "backward"], ["filling", "bucket filling"], ["full", "full, not sent"],
+  const entries = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["filling", "bucket filling"], ["full", "full, not sent"],
     ["flight", "in flight"], ["wait", "standing still"], ["exposed", "exposed"]];
   return entries.map(([colour, text]) => {
     const sample = element("i");
