@@ -259,7 +259,8 @@ class Zero1(Dear):
         self.wait(layer)
 
     def own(self, rank: int, bucket: np.ndarray) -> np.ndarray:
-        return bucket[rank]
+        row: np.ndarray = bucket[rank]
+        return row
 
     def squares(self) -> float:
         return sum(
