@@ -23,13 +23,16 @@ def is_in_second_group(parameter):
 
 
 class Wrapped:
-    """One rank. ``make_model(module)`` wraps it, ``make_optimizer(plain, model)`` the optimizer."""
+    """One rank. ``model`` and ``optimizer``: what wraps them instead of dpcore's own."""
 
-    def __init__(self, comm, case, kind, schedule, *, model=None, optimizer=None, module=None):
-        self.comm, self.rank = comm, comm.rank
+    def __init__(
+        self, comm, case, kind, schedule, *, model=None, optimizer=None, dtype=torch.float64
+    ):
+        torch.set_num_threads(1)  # else a thread's first backward may be cut differently
+        self.comm, self.dtype = comm, dtype
         make_model = model or dpcore.DataParallel
         self.model = make_model(
-            module or made(case.model), comm=comm, schedule=schedule, bucket_cap_mb=CAP_MB,
+            made(case.model).to(dtype), comm=comm, schedule=schedule, bucket_cap_mb=CAP_MB,
             deterministic=True, find_unused_parameters=case.find_unused,
         )  # fmt: skip
         self.optimizer = plain_optimizer(self.model, kind, case.groups)
@@ -42,7 +45,7 @@ class Wrapped:
         )
 
     def loss(self, number):
-        x, y = (part(tensor, self.comm) for tensor in batch(number))
+        x, y = (part(tensor, self.comm).to(self.dtype) for tensor in batch(number))
         return nn.functional.mse_loss(self.model(x), y)
 
     def backward(self, number):
