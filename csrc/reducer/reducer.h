@@ -104,9 +104,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Numbers of the gradients that each module needs, as forward came by the modules.
   void set_modules(std::vector<std::vector<size_t>> modules);
   bool is_on_journey() const { return unfinished_ > 0 && !open_; }
-  // Whether forward may read the parameter of this gradient.
+  // Whether forward may read the parameter of this gradient: nothing that is noted will change it.
   bool is_current(size_t gradient) const {
-    return !is_on_journey() || bucket_of(gradient) == kNoBucket ||
+    return !stepped_ || !is_on_journey() || bucket_of(gradient) == kNoBucket ||
            legs_.is_over(bucket_of(gradient));
   }
   const at::Tensor& parameters_of(size_t b) { return legs_.parameters_of(b, buckets_.at(b)); }

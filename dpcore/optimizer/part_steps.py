@@ -166,10 +166,11 @@ class PartSteps:
             total.pow_(norm_type)
             self._model._model_group.all_reduce(total, "sum", async_op=False)
             total.pow_(1 / norm_type)
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        total = total.to(self._model._parameters_by_number[0].dtype)  # as torch's
         if gradients:
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
-        return total.float()
+            factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        return total
 
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""

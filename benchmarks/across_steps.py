@@ -1,0 +1,321 @@
+"""What is won when communication goes on under the next forward?
+
+    python -m benchmarks.across_steps
+
+Two network namespaces with shaped cards, as in `benchmarks.shaped_link`, or "host": two ranks of
+this machine. Everybody trains a model of the same kind with AdamW, in turns of some steps:
+
+    dpcore oracle    no communication: what computing takes
+    dpcore ...       bucketed, and the schedules across steps, with buckets of 1 MiB
+    torch N          torch DDP over Gloo with buckets of N MiB
+    torch zero N     the same, with torch's ZeroRedundancyOptimizer
+
+A step is zero_grad, forward, backward and step, of the slowest rank. The first of a turn is left
+out and no barrier stands between the others, so that the next one pays for what a step leaves in
+flight.
+
+    bound = max(computing, all bytes + forward and backward of the module that is needed last)
+            + all bytes of the module that is needed first
+
+where bytes go at the goodput of a raw TCP stream in the same run. The network has nothing to do
+while the module that is needed last computes; and what the first one needs has gradients when
+backward is over, so nothing can hide it. Both are seen in a step without communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import dpcore as dp
+from benchmarks.harness.shaped import on_hosts
+from dpcore.compare import hosts as namespaces
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.ratios import of_slowest_rank, paired
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.bare import on_gradient
+from dpcore.compare.training.models import MODELS, Step
+from dpcore.compare.training.ranks import gloo, wrapped
+from dpcore.costs.link import parse_speed
+from dpcore.ddp.launch_schedule import ACROSS_STEPS
+from dpcore.ddp.needs import Needs
+
+HOST = "host"
+ORACLE, BUCKETED = "dpcore oracle", "dpcore bucketed 1"
+LATE = tuple(f"dpcore {name}" for name in ACROSS_STEPS)
+CONTENDERS = (ORACLE, BUCKETED, *LATE, "torch 1", "torch 4", "torch 25", "torch zero 1")
+WARM_STEPS = 4
+
+
+class Nap(torch.autograd.Function):
+    """Takes time and no processor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.seconds = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.seconds)
+        return gradients[0], None, None
+
+
+class SleepingLayer(nn.Module):
+    """Needs its weights first, and has their gradient last."""
+
+    def __init__(self, elements: int, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(elements))
+        self.seconds = forward_s, backward_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = Nap.apply(x + self.weight.mean(), *self.seconds)  # type: ignore[no-untyped-call]
+        return made
+
+
+def sleeping(forward_s: float = 0.008) -> tuple[nn.Module, Step]:
+    """12 layers of 1.6 MB that sleep 8 ms in forward and 8 ms in backward."""
+    layers = [SleepingLayer(390_000, forward_s, 0.008) for _ in range(12)]
+    return nn.Sequential(*layers), lambda model: model(torch.ones(4)).sum()
+
+
+def sleeping_short() -> tuple[nn.Module, Step]:
+    """4 ms in forward: at 1 Gbit/s, half of the communication takes longer than that."""
+    return sleeping(0.004)
+
+
+HERE = {"sleeping": sleeping, "sleeping_short": sleeping_short}
+
+
+class Contender:
+    """A model of its own, its wrapper and its optimizer."""
+
+    def __init__(self, name: str, model: str, comm: Any) -> None:
+        self.name = name
+        torch.manual_seed(0)
+        self.module, self.run = (HERE | MODELS)[model]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that oracle averages nothing
+            self.model = wrapped(name.replace("torch zero", "torch"), self.module, comm)
+        parameters: Any = self.module.parameters()
+        self.optimizer: Any = torch.optim.AdamW(parameters, lr=1e-4)
+        if name.startswith("torch zero"):
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            parameters = self.module.parameters()
+            self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-4)
+        elif name in LATE:
+            self.optimizer = dp.DistributedOptimizer(self.optimizer, self.model)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.run(self.model))
+        self.optimizer.step()
+
+    def end_turn(self) -> None:
+        """Nothing stays in flight."""
+        if isinstance(self.model, dp.DataParallel):
+            self.model.flush()
+
+    def state_bytes(self) -> int:
+        """Of the optimizer, on this rank."""
+        inner = getattr(self.optimizer, "optim", self.optimizer)
+        tensors = [t for state in inner.state.values() for t in state.values()]
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def seen_alone(model: str) -> dict[str, Any]:
+    """On a rank, of a model that nobody has wrapped: what the bound is made of."""
+    torch.manual_seed(0)
+    module, run = (HERE | MODELS)[model]()
+    parameters = list(module.parameters())
+    needs = Needs(module, parameters)
+    needs.watch(lambda: run(module))
+    first, last = needs.modules[0], needs.modules[-1]
+    came: dict[str, float] = {}
+    hooks: list[Any] = [
+        last[0].register_forward_pre_hook(lambda *_: came.update(begin=time.perf_counter()))
+    ]
+    hooks += [
+        on_gradient(parameters[number], lambda _: came.update(end=time.perf_counter()))
+        for number in last[1]
+    ]
+    taken = []
+    for _ in range(7):
+        module.zero_grad()
+        torch.autograd.backward(run(module))
+        taken.append(came["end"] - came["begin"])
+    for hook in hooks:
+        hook.remove()
+    names = {part: name for name, part in module.named_modules()}
+    return {
+        "bytes": bytes_of(parameters),
+        "first_bytes": bytes_of([parameters[number] for number in first[1]]),
+        "first_module": names[first[0]],
+        "last_s": statistics.median(taken),
+        "last_module": names[last[0]],
+    }
+
+
+def bytes_of(parameters: Sequence[torch.Tensor]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def measure(
+    comm: Any, model: str, contenders: Sequence[str], rounds: int, steps: int, folder: str
+) -> dict[str, Any]:
+    """On a rank: seconds per step, by contender and round."""
+    torch.set_num_threads(1)
+    with gloo(comm, folder):
+        alone = seen_alone(model)
+        made = [Contender(name, model, comm) for name in contenders]
+        for contender in made:
+            turn(contender, comm, WARM_STEPS)
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        for number in range(rounds):
+            at = number % len(made)
+            for contender in [*made[at:], *made[:at]]:
+                times[contender.name].append(turn(contender, comm, steps))
+        states = {contender.name: contender.state_bytes() for contender in made}
+        comm.barrier()
+    return {"times": times, "states": states, "alone": alone}
+
+
+def turn(contender: Contender, comm: Any, steps: int) -> float:
+    """Seconds per step."""
+    comm.barrier()
+    contender.step()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        contender.step()
+    taken = (time.perf_counter() - begin) / steps
+    contender.end_turn()
+    return taken
+
+
+def bound_of(result: Sequence[dict[str, Any]], goodput: float | None) -> dict[str, Any]:
+    """Seconds, and what they are made of; `goodput` is None where memory is the network."""
+    computing = statistics.median(of_slowest_rank(one["times"][ORACLE] for one in result))
+    alone = result[0]["alone"]
+    last = max(one["alone"]["last_s"] for one in result)
+    made = {
+        "computing_s": computing,
+        "last_s": last,
+        **{name: alone[name] for name in ("bytes", "first_bytes", "first_module", "last_module")},
+    }
+    if goodput is None:
+        return made | {"bound_s": computing}
+    world = len(result)
+    per_byte = 2 * (world - 1) / world / goodput  # a reduce-scatter and an all-gather
+    bound = max(computing, alone["bytes"] * per_byte + last) + alone["first_bytes"] * per_byte
+    return made | {"goodput_bytes_per_s": goodput, "bound_s": bound}
+
+
+def records(
+    place: str, model: str, result: Sequence[dict[str, Any]], goodput: float | None
+) -> list[dict[str, Any]]:
+    common = {"place": place, "model": model, "world": len(result), **bound_of(result, goodput)}
+    rounds = {
+        name: of_slowest_rank(one["times"][name] for one in result) for name in result[0]["times"]
+    }
+    lines = []
+    for name, times in rounds.items():
+        step = statistics.median(times)
+        line = common | {"contender": name, "step_s": step, "rounds_s": times}
+        line |= {"of_bound": step / common["bound_s"]}
+        line |= {"state_bytes": max(one["states"][name] for one in result)}
+        if BUCKETED in rounds and name != BUCKETED:
+            line |= {"of_bucketed": asdict(paired(times, rounds[BUCKETED]))}
+        lines.append(line)
+    return lines
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    one = lines[0]
+    text = [
+        f"{one['place']}, {one['model']}: bound {one['bound_s'] * 1e3:.1f} ms; computing "
+        f"{one['computing_s'] * 1e3:.1f} ms, {one['bytes'] / 1e6:.1f} MB; first needed "
+        f"{one['first_module'] or 'the model'} with {one['first_bytes'] / 1e6:.2f} MB, last "
+        f"{one['last_module'] or 'the model'} for {one['last_s'] * 1e3:.1f} ms",
+        f"{'':22}{'step ms':>9}{'of bound':>10}{'of bucketed':>13}{'95%':>15}{'state MB':>10}",
+    ]
+    for line in lines:
+        row = f"{line['contender']:22}{line['step_s'] * 1e3:>9.1f}{line['of_bound']:>10.3f}"
+        if ratio := line.get("of_bucketed"):
+            row += f"{ratio['median']:>13.3f}{ratio['low']:>8.3f}-{ratio['high']:.3f}"
+        else:
+            row += f"{'':>28}"
+        text.append(row + f"{line['state_bytes'] / 1e6:>10.1f}")
+    return "\n".join(text)
+
+
+def run(place: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    contenders = options.contenders.split(",")
+    with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
+        asked = {
+            "model": model, "contenders": contenders, "rounds": options.rounds,
+            "steps": options.steps, "folder": folder,
+        }  # fmt: skip
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if place == HOST:
+            found: list[Any] = dp.spawn(measure, 2, *asked.values(), timeout=300)
+            return records(place, model, found, None)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
+        rate = parse_speed(place).bytes_per_second
+        found, goodput = on_hosts(measure, 2, place, rate, **asked)
+        return records(place, model, found, goodput)
+
+
+def checked(options: argparse.Namespace, complain: Callable[[str], Any]) -> None:
+    known = HERE | MODELS
+    if unknown := [name for name in options.models.split(",") if name not in known]:
+        complain(f"no model {', '.join(unknown)}; there are {', '.join(known)}")
+    if ORACLE not in options.contenders.split(","):
+        complain(f"one of the contenders has to be {ORACLE}: the bound is made of it")
+    kinds = ("dpcore", "torch")
+    if unknown := [n for n in options.contenders.split(",") if n.split()[0] not in kinds]:
+        complain(f"no contender {', '.join(unknown)}; choose of {', '.join(CONTENDERS)}")
+
+
+def main() -> int:
+    made = script_parser(__doc__)
+    add = made.add_argument
+    add("--places", default="1gbit", help=f"rates, or {HOST}; default: %(default)s")
+    add("--models", default="transformer,sleeping,sleeping_short", help="default: %(default)s")
+    add("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
+    add("--rounds", type=int, default=9, help="in which all take turns (default: %(default)s)")
+    add("--steps", type=int, default=4, help="of a turn, after one more (default: %(default)s)")
+    add("--json", type=Path, default=ROOT / "benchmarks/results/across_steps.jsonl")
+    options = made.parse_args()
+    checked(options, made.error)
+    places = options.places.split(",")
+    if any(place != HOST for place in places) and (reason := namespaces.why_not()):
+        print(f"across_steps: {reason}", file=sys.stderr)
+        return 1
+    facts = run_facts(
+        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "steps": options.steps}
+    )
+    for place in places:
+        for model in options.models.split(","):
+            lines = run(place, model, options)
+            print(table(lines), "\n", flush=True)
+            keep(options.json, facts, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

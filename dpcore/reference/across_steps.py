@@ -1,0 +1,306 @@
+"""Data parallel training whose communication goes on under the next forward, in numpy.
+
+Gradients travel under backward, but the last ones, of the layers that forward needs first, are
+there when backward is over. A step that waits for them stands still. The next forward needs one
+layer at a time, though, so each layer can wait for its own.
+
+A *bucket*, here the weights of one layer, has a *journey*: collectives, which are its *legs*, and
+``update``, which is the optimizer's part of it. Schedules differ only in where ``update`` stands
+and who waits where:
+
+             journey                                      who waits
+``Plain``    all_reduce, update                           the end of backward, for all
+``Priority`` all_reduce, update                           forward, for the layer it needs
+``Dear``     reduce_scatter, all_gather, update           the same
+``Zero1``    reduce_scatter, update of 1/N, all_gather    step() for the first, forward for the last
+
+All send as many bytes, since a ring or a two-shot all-reduce *is* a reduce-scatter and an
+all-gather. And all give the same weights: a layer never computes with weights that lack their
+update.
+
+Ranks are simulated, one after the other. ``gradient(weights, batch)`` is forward and backward of
+one rank: it reads ``weights[layer]`` when it needs a layer, and returns a gradient for each, or
+None.
+
+>>> from dpcore.reference.element_wise import sgd
+>>> def gradient(weights, x):  # of the product of x and two numbers
+...     first, second = weights[0], weights[1]
+...     return [x * second, x * first]
+>>> def trained(schedule):
+...     ones = [np.ones(1), np.ones(1)]
+...     training = schedule(ones, gradient, sgd, world=2, settings=[{"lr": 0.1}] * 2)
+...     for _ in range(2):
+...         training.backward([np.array([1.0]), np.array([3.0])])
+...         training.step()
+...     return training
+>>> for name, schedule in SCHEDULES.items():
+...     print(name, trained(schedule).result())
+plain [array([0.64]), array([0.64])]
+priority [array([0.64]), array([0.64])]
+dear [array([0.64]), array([0.64])]
+zero1 [array([0.64]), array([0.64])]
+>>> print(*trained(Priority).log[5:11], sep=", ")
+wait for 0, update 0, forward 0, wait for 1, update 1, forward 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Update = Callable[..., None]  # one of element_wise.py
+Gradient = Callable[[Any, Any], Sequence[np.ndarray | None]]
+
+
+def all_reduce(buckets: Sequence[np.ndarray]) -> None:
+    """Every rank has the mean."""
+    mean = sum(buckets) / len(buckets)
+    for bucket in buckets:
+        bucket[:] = mean
+
+
+def reduce_scatter(buckets: Sequence[np.ndarray]) -> None:
+    """A bucket has a row for each rank. Rank r gets the mean in its row r; its others are of no
+    use."""
+    for rank, bucket in enumerate(buckets):
+        bucket[rank] = sum(other[rank] for other in buckets) / len(buckets)
+
+
+def all_gather(buckets: Sequence[np.ndarray]) -> None:
+    """Every rank has row r of rank r."""
+    for rank, owner in enumerate(buckets):
+        for bucket in buckets:
+            bucket[rank] = owner[rank]
+
+
+class Plain:
+    """Sends under backward, waits when it ends, updates in ``step()``: forward finds all there.
+
+    ``settings`` are the optimizer's, a dict per layer; a scheduler of learning rates changes them
+    between steps. ``log`` says what rank 0 does.
+    """
+
+    def __init__(
+        self, weights: Sequence[np.ndarray], gradient: Gradient, update: Update, world: int,
+        settings: Sequence[dict[str, Any]],
+    ) -> None:  # fmt: skip
+        self.world, self.gradient, self.update_weights = world, gradient, update
+        self.settings, self.shapes = settings, [layer.shape for layer in weights]
+        self.layers, self.ranks = range(len(weights)), range(world)
+        self.weights = [[rows_of(layer, world) for layer in weights] for _ in self.ranks]
+        self.gradients = [[np.zeros_like(layer) for layer in mine] for mine in self.weights]
+        self.states: list[list[dict[str, Any]]] = [[{} for _ in weights] for _ in self.ranks]
+        self.legs: list[list[tuple[Any, list[np.ndarray]]]] = [[] for _ in weights]  # in flight
+        self.noted: list[dict[int, dict[str, Any]]] = [{} for _ in self.ranks]  # updates to make
+        self.order_of_need: list[int] = []
+        self.has_gradient: set[int] = set()
+        self.log: list[str] = []
+
+    # ---- what differs: where legs begin, where somebody waits, where update stands -----------
+
+    def gradient_ready(self, layer: int) -> None:
+        self.launch(all_reduce, layer, self.gradients)
+
+    def backward_end(self) -> None:
+        for layer in self.layers:
+            self.wait(layer)
+
+    def optimizer_step(self) -> None:
+        for layer in sorted(self.has_gradient):
+            for rank in self.ranks:
+                self.update(rank, layer, self.settings[layer])
+
+    def forward_needs(self, rank: int, layer: int) -> None:
+        """Everything is there."""
+
+    def own(self, rank: int, bucket: np.ndarray) -> np.ndarray:
+        """The part of a bucket that this rank updates."""
+        return bucket
+
+    def squares(self) -> float:
+        """Of all gradients: each rank has them and finds this by itself."""
+        return sum(float((gradient**2).sum()) for gradient in self.gradients[0])
+
+    # ---- what a program does in a step -------------------------------------------------------
+
+    def backward(self, batches: Sequence[Any]) -> None:
+        """Forward and backward. What forward needs first gets its gradient last."""
+        self.accumulate(batches)
+        for layer in reversed(self.order_of_need):
+            self.gradient_ready(layer)
+        self.backward_end()
+
+    def accumulate(self, batches: Sequence[Any]) -> None:
+        """Forward and backward that only add up gradients, as within ``no_sync()``."""
+        found = [self.forward(rank, batch) for rank, batch in enumerate(batches)]
+        for mine, gradients in zip(self.gradients, found, strict=True):
+            for layer, gradient in enumerate(gradients):
+                if gradient is not None:
+                    view_of(mine[layer], self.shapes[layer])[...] += gradient
+                    self.has_gradient.add(layer)
+
+    def step(self) -> None:
+        self.log.append("step()")
+        self.optimizer_step()
+        self.has_gradient.clear()
+
+    def clip(self, norm: float) -> None:
+        """Between ``backward()`` and ``step()``: scales gradients down to this norm, of all."""
+        for layer in self.layers:
+            self.wait(layer)
+        scale = min(1.0, norm / (self.squares() ** 0.5 + 1e-6))
+        for mine in self.gradients:
+            for gradient in mine:
+                gradient *= scale
+
+    def forward(self, rank: int, batch: Any) -> Sequence[np.ndarray | None]:
+        gradients = self.gradient(Weights(self, rank), batch)
+        self.order_of_need += [layer for layer in self.layers if layer not in self.order_of_need]
+        self.finish(rank)  # what it did not need: after forward nothing is in flight
+        return gradients
+
+    def finish(self, rank: int) -> None:
+        """Also before weights are saved or evaluated, and after the last step."""
+        for layer in self.layers:
+            self.forward_needs(rank, layer)
+
+    def result(self, rank: int = 0) -> list[np.ndarray]:
+        self.finish(rank)
+        return [
+            view_of(layer, shape).copy()
+            for layer, shape in zip(self.weights[rank], self.shapes, strict=True)
+        ]
+
+    # ---- what all schedules are made of ------------------------------------------------------
+
+    def launch(self, leg: Any, layer: int, memory: Sequence[Sequence[np.ndarray]]) -> None:
+        """All ranks do. Nothing moves until somebody waits: a network may be as late as that."""
+        self.log.append(f"send {leg.__name__} {layer}")
+        self.legs[layer].append((leg, [mine[layer] for mine in memory]))
+
+    def wait(self, layer: int) -> None:
+        """For all legs of the bucket that have been launched."""
+        if self.legs[layer]:
+            self.log.append(f"wait for {layer}")
+        for leg, buckets in self.legs[layer]:
+            leg(buckets)
+        self.legs[layer].clear()
+
+    def update(self, rank: int, layer: int, settings: dict[str, Any]) -> None:
+        """The optimizer's part."""
+        if rank == 0:
+            self.log.append(f"update {layer}")
+        weights = self.own(rank, self.weights[rank][layer])
+        gradient = self.own(rank, self.gradients[rank][layer])
+        self.update_weights(weights, gradient, self.states[rank][layer], **settings)
+        self.gradients[rank][layer][...] = 0.0
+
+
+class Priority(Plain):
+    """Backward waits for nothing. ``step()`` only notes what the optimizer is to do, with the
+    learning rate of this step; a layer is updated when the next forward needs it.
+
+    The layer that is needed first is sent last, so it has to overtake those that still wait for
+    the network: a bucket is the more urgent, the sooner forward needs it.
+    """
+
+    def backward_end(self) -> None:
+        """Nobody waits."""
+
+    def optimizer_step(self) -> None:
+        for noted in self.noted:
+            noted.update({layer: dict(self.settings[layer]) for layer in self.has_gradient})
+
+    def forward_needs(self, rank: int, layer: int) -> None:
+        self.wait(layer)
+        if (settings := self.noted[rank].pop(layer, None)) is not None:
+            self.update(rank, layer, settings)
+
+
+class Dear(Priority):
+    """Cuts the all-reduce in two. The first half goes under backward, in the order of arrival, and
+    the second half under forward, in the order of need: nothing has to overtake.
+
+    A reduce-scatter alone leaves each rank with 1/N of the mean, and the rest of the bucket is of
+    no use until the all-gather is over.
+    """
+
+    def gradient_ready(self, layer: int) -> None:
+        self.launch(reduce_scatter, layer, self.gradients)
+
+    def backward_end(self) -> None:
+        for layer in self.order_of_need:
+            self.launch(all_gather, layer, self.gradients)
+
+
+class Zero1(Dear):
+    """Updates where the gradient is, and gathers weights in the place of gradients: each rank has
+    1/N of the optimizer's work and of its state.
+
+    ``step()`` waits for gradients, so what travels under forward is the second half only. A rank
+    never has a whole gradient: clipping adds up a number over ranks.
+    """
+
+    def backward_end(self) -> None:
+        """Nothing to gather yet."""
+
+    def optimizer_step(self) -> None:
+        for layer in reversed(self.order_of_need):  # as they have been sent
+            self.wait(layer)
+            if layer in self.has_gradient:
+                for rank in self.ranks:
+                    self.update(rank, layer, self.settings[layer])
+                self.launch(all_gather, layer, self.weights)
+
+    def forward_needs(self, rank: int, layer: int) -> None:
+        self.wait(layer)
+
+    def own(self, rank: int, bucket: np.ndarray) -> np.ndarray:
+        row: np.ndarray = bucket[rank]
+        return row
+
+    def squares(self) -> float:
+        return sum(
+            float((gradient[rank] ** 2).sum())
+            for rank in self.ranks
+            for gradient in self.gradients[rank]
+        )
+
+
+SCHEDULES = {"plain": Plain, "priority": Priority, "dear": Dear, "zero1": Zero1}
+
+
+class Weights:
+    """A rank's weights as its forward sees them: whoever reads a layer needs it."""
+
+    def __init__(self, training: Plain, rank: int) -> None:
+        self.training, self.rank = training, rank
+
+    def __len__(self) -> int:
+        return len(self.training.shapes)
+
+    def __getitem__(self, layer: int) -> np.ndarray:
+        training = self.training
+        shape = training.shapes[layer]
+        if layer not in training.order_of_need:  # of rank 0, whose first forward comes first
+            training.order_of_need.append(layer)
+        training.forward_needs(self.rank, layer)
+        if self.rank == 0:
+            training.log.append(f"forward {layer}")
+        return view_of(training.weights[self.rank][layer], shape)
+
+
+def rows_of(layer: np.ndarray, world: int) -> np.ndarray:
+    """A copy of a layer as a bucket: a row for each rank, the last one filled up with zeros."""
+    rows = np.zeros((world, -(-layer.size // world)), layer.dtype)
+    rows.reshape(-1)[: layer.size] = layer.reshape(-1)
+    return rows
+
+
+def view_of(bucket: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The layer in a bucket."""
+    flat: np.ndarray = bucket.reshape(-1)[: math.prod(shape)]
+    return flat.reshape(shape)

@@ -1,0 +1,78 @@
+"""How long a step takes when communication goes on under the next forward: a model with one
+computing thread and one network, which carries a leg at a time.
+
+Times are per layer, in any unit. ``network`` is an all-reduce of the layer; a reduce-scatter and an
+all-gather take half of it each. The optimizer takes no time, and the network takes none from
+computing: what is left is what schedules differ in. The schedules are those of across_steps.py.
+
+>>> layers = dict(forward=[1, 1, 1, 1], backward=[2, 2, 2, 2], network=[3, 3, 3, 3])
+>>> for name in SCHEDULES:
+...     print(f"{name:9} {step_time(name, **layers):g}")
+plain     18
+priority  17
+dear      16.5
+zero1     16.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SCHEDULES = ("plain", "priority", "dear", "zero1")
+
+
+class Network:
+    """Carries the most urgent leg that is ready, to its end."""
+
+    def __init__(self) -> None:
+        self.free = 0.0
+        self.waiting: list[tuple[float, int, int, float]] = []  # ready, urgency, layer, takes
+        self.arrived: dict[int, float] = {}  # by layer: its last leg
+
+    def launch(self, layer: int, ready: float, takes: float, urgency: int) -> None:
+        self.waiting.append((ready, urgency, layer, takes))
+
+    def wait(self, layer: int) -> float:
+        """When the last leg of a layer has arrived. Nobody launches anything meanwhile."""
+        while any(leg[2] == layer for leg in self.waiting):
+            self.free = max(self.free, min(ready for ready, *_ in self.waiting))
+            leg = min((leg for leg in self.waiting if leg[0] <= self.free), key=lambda leg: leg[1])
+            self.waiting.remove(leg)
+            self.free += leg[3]
+            self.arrived[leg[2]] = self.free
+        return self.arrived.get(layer, 0.0)
+
+
+def step_time(
+    name: str,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    network: Sequence[float],
+    steps: int = 20,
+) -> float:
+    """Of a step among others, when the first ones are over."""
+    wire, now, ends = Network(), 0.0, []
+    layers = range(len(forward))
+    share = 1 if name in ("plain", "priority") else 2  # of an all-reduce
+    number = 0  # of launches: without a priority the network carries them in this order
+    for _ in range(steps):
+        for layer in layers:
+            now = max(now, wire.wait(layer)) + forward[layer]
+        for layer in reversed(layers):
+            now += backward[layer]
+            urgency = layer if name == "priority" else number
+            wire.launch(layer, now, network[layer] / share, urgency)
+            number += 1
+        if name == "plain":
+            now = max(now, *map(wire.wait, layers))
+        elif name == "dear":
+            for layer in layers:
+                wire.launch(layer, now, network[layer] / share, number + layer)
+        elif name == "zero1":
+            for layer in reversed(layers):  # step(): an update after each reduce-scatter
+                now = max(now, wire.wait(layer))
+                wire.launch(layer, now, network[layer] / share, number + layer)
+        number += len(layers)
+        ends.append(now)
+    half = steps // 2
+    return (ends[-1] - ends[half - 1]) / (steps - half)

@@ -1,0 +1,135 @@
+"""Training with a schedule across steps is training with `bucketed`, to the bit.
+
+Both sides run the same program on the same ranks, one after the other, with ``deterministic=True``.
+The numbers that a program sees on the way, the weights and the optimizer's state have to be equal.
+"""
+
+import io
+
+import pytest
+import torch
+
+import dpcore
+from tests.across_steps.programs import CASES
+from tests.across_steps.sides import OPTIMIZERS, Wrapped
+
+SCHEDULES = ("priority", "dear", "zero1")
+WORLDS = (1, 2, 3, 4)
+CLOSE = {"rtol": 1e-10, "atol": 1e-13}
+
+
+def seen(side, case):
+    numbers = case.program(side)
+    return {"numbers": numbers, "weights": side.weights(), "state": side.state()}
+
+
+def assert_equal(mine, others, where="", **tolerance):
+    """The same types, names and bits, or numbers that are close."""
+    if isinstance(mine, torch.Tensor):
+        if tolerance:
+            torch.testing.assert_close(
+                mine, others, msg=lambda text: f"{where}: {text}", **tolerance
+            )
+        else:
+            assert torch.equal(mine, others), f"{where}: {mine} is not {others}"
+    elif isinstance(mine, dict):
+        assert mine.keys() == others.keys(), where
+        for name in mine:
+            assert_equal(mine[name], others[name], f"{where}.{name}", **tolerance)
+    elif isinstance(mine, list | tuple):
+        assert len(mine) == len(others), where
+        for number, pair in enumerate(zip(mine, others, strict=True)):
+            assert_equal(*pair, f"{where}[{number}]", **tolerance)
+    elif isinstance(mine, float) and tolerance:
+        assert mine == pytest.approx(others, rel=tolerance["rtol"], abs=tolerance["atol"]), where
+    else:
+        assert mine == others, where
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_program_gives_the_bits_of_bucketed(name, schedule):
+    case = CASES[name]
+    tolerance = {} if case.is_exact else CLOSE
+
+    def body(comm):
+        for kind in OPTIMIZERS:
+            sides = [Wrapped(comm, case, kind, one) for one in (schedule, "bucketed")]
+            assert_equal(*(seen(side, case) for side in sides), kind, **tolerance)
+
+    for world in WORLDS:
+        dpcore.spawn(body, world, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_single_precision_too(schedule):
+    case = CASES["learning rates"]
+
+    def body(comm):
+        for kind in OPTIMIZERS:
+            sides = [
+                Wrapped(comm, case, kind, one, dtype=torch.float32)
+                for one in (schedule, "bucketed")
+            ]
+            assert_equal(*(seen(side, case) for side in sides), kind)
+
+    dpcore.spawn(body, 3, mode="threads", timeout=20)
+
+
+def through_a_file(state):
+    """As a program that begins later finds it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_training_goes_on_in_another_world(schedule, kind):
+    """Also where it was begun by the plain optimizer, or is ended by it."""
+    case = CASES["plain"]
+
+    def first(comm, one):
+        side = Wrapped(comm, case, kind, one)
+        case.program(side)
+        return [side.weights(), side.state()]
+
+    def second(comm, one, saved):
+        side = Wrapped(comm, case, kind, one)
+        weights, state = through_a_file(saved)  # of its own: an optimizer keeps what it loads
+        side.model.module.load_state_dict(weights)
+        side.optimizer.load_state_dict(state)
+        case.program(side)
+        return [side.weights(), side.state()]
+
+    def trained(worlds, schedules):
+        saved = dpcore.spawn(first, worlds[0], schedules[0], mode="threads", timeout=20)[0]
+        return dpcore.spawn(second, worlds[1], schedules[1], saved, mode="threads", timeout=20)[0]
+
+    for worlds in ((2, 3), (4, 1)):
+        expected = trained(worlds, ("bucketed", "bucketed"))
+        for pair in ((schedule, schedule), ("bucketed", schedule), (schedule, "bucketed")):
+            assert_equal(trained(worlds, pair), expected, str((worlds, pair)))
+
+
+def test_a_rank_keeps_its_part_of_the_state():
+    case = CASES["plain"]
+
+    def body(comm):
+        side = Wrapped(comm, case, "adamw", "zero1")
+        case.program(side)
+        of_all = sum(p.numel() for p in side.model.parameters())
+        tensors = [t for t in tensors_in(side.optimizer.state_dict()["state"]) if t.dim() > 0]
+        return sum(t.numel() for t in tensors), of_all
+
+    for world in (2, 4):
+        for mine, of_all in dpcore.spawn(body, world, mode="threads"):
+            assert 0 < mine <= 2 * of_all / world * 1.2
+
+
+def tensors_in(state):
+    if isinstance(state, torch.Tensor):
+        return [state]
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
