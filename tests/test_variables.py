@@ -303,6 +303,34 @@ def test_a_schedule_that_does_not_exist_is_an_error_that_names_the_variable(monk
     dp.DataParallel(torch.nn.Linear(2, 1), schedule="flat")
 
 
+@pytest.mark.parametrize("of_0, of_1", [("flat", "sequential"), (None, "per_parameter")])
+def test_ranks_with_different_schedules_are_told_which(of_0, of_1):
+    def body(comm):
+        said = of_0 if comm.rank == 0 else of_1
+        os.environ.pop("DPCORE_SCHEDULE", None)
+        if said is not None:
+            os.environ["DPCORE_SCHEDULE"] = said
+        with pytest.raises(dp.Mismatch) as mismatch:
+            dp.DataParallel(torch.nn.Linear(2, 1), comm=comm)
+        dp.DataParallel(torch.nn.Linear(2, 1), comm=comm, schedule="flat")  # the program's wins
+        return str(mismatch.value)
+
+    for rank, text in enumerate(dp.spawn(body, 2)):
+        assert text.startswith(f"rank {rank}: the models of ranks 0 and 1 differ. Rank 0 has 'sch")
+        value = "unset or auto" if of_0 is None else f"= {of_0}"
+        assert f"Rank 0 has 'schedule=auto, DPCORE_SCHEDULE {value}' where rank 1 has" in text
+        assert f"'schedule=auto, DPCORE_SCHEDULE = {of_1}'" in text
+
+
+def test_ranks_with_different_schedules_of_the_program_are_told_which():
+    def body(comm):
+        with pytest.raises(dp.Mismatch, match=r"'schedule=flat' where rank 1 has 'schedule=buck"):
+            schedule = ["flat", "bucketed"][comm.rank]
+            dp.DataParallel(torch.nn.Linear(2, 1), comm=comm, schedule=schedule)
+
+    dp.spawn(body, 2, mode="threads")
+
+
 def test_the_names_are_those_of_the_core(alone):
     with pytest.raises(dp.Unsupported, match=r"there are ([a-z_, ]+), or write one") as refusal:
         dp.DataParallel(torch.nn.Linear(2, 1), schedule="fastest")

@@ -123,6 +123,14 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
     return schedule
 
 
+def asked_for(schedule: str | LaunchSchedule) -> str:
+    """What the program and DPCORE_SCHEDULE say, in the words that ranks compare."""
+    if schedule == "auto":
+        said = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
+        return f"auto, DPCORE_SCHEDULE {'unset or auto' if said == 'auto' else f'= {said}'}"
+    return schedule if isinstance(schedule, str) else "the program's own"
+
+
 def _check_methods(kind: type) -> None:
     for base in kind.__mro__:
         if base is LaunchSchedule or not issubclass(base, LaunchSchedule):
