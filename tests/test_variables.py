@@ -16,6 +16,8 @@ import dpcore as dp
 from dpcore.costs.link import link_or_variable
 from dpcore.ddp import launch_schedule
 from dpcore.recorder import joining
+from dpcore.reference import launches
+from dpcore.reference.buckets import plan_buckets
 from dpcore.show import figures_of, read_run
 from tests.ranks import python
 
@@ -335,7 +337,39 @@ def test_the_names_are_those_of_the_core(alone):
     with pytest.raises(dp.Unsupported, match=r"there are ([a-z_, ]+), or write one") as refusal:
         dp.DataParallel(torch.nn.Linear(2, 1), schedule="fastest")
     listed = re.search(r"there are (.+), or write", str(refusal.value))[1].split(", ")
-    assert listed == list(launch_schedule.NAMES[1:])
+    assert listed == list(launches.SCHEDULES)
+
+
+def test_the_names_mean_the_same_in_the_core(alone):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the oracle
+        wrapped = {
+            name: dp.DataParallel(torch.nn.Linear(2, 1), schedule=name, bucket_cap_mb=1)
+            for name in launches.SCHEDULES
+        }
+    exact = [name for name, model in wrapped.items() if model.is_exact]
+    assert exact == list(launches.EXACT)
+    # A weight of 8 bytes and a bias of 4: together, unless each parameter has a bucket.
+    cut = {name: len(plan_buckets([8, 4], [0, 0], [1, 0], launches.caps_of(name, [1 << 20])))
+           for name in launches.SCHEDULES}  # fmt: skip
+    assert cut == {name: len(model.bucket_report()) for name, model in wrapped.items()}
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("docs/variables.md", launches.SCHEDULES),
+        ("dpcore/ddp/data_parallel.py", launches.SCHEDULES),
+        ("dpcore/compare/arguments.py", launches.EXACT),
+        ("dpcore/__main__.py", launches.EXACT),
+        ("dpcore/reference/launches.py", launches.SCHEDULES),
+    ],
+)
+def test_who_lists_the_names_lists_all_of_them(place, names):
+    """In the same order, with only punctuation, or a sentence in parentheses, in between."""
+    text = (ROOT / place).read_text()
+    between = r"[`\",\s]+(?:or )?`?" if place != "dpcore/reference/launches.py" else r" .*\n +"
+    assert re.search(between.join(names), text)
 
 
 # ---- the page --------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from dpcore.errors import Unsupported
+from dpcore.reference.launches import EXACT, SCHEDULES
 
 if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
 
-NAMES = ("auto", "bucketed", "sequential", "per_parameter", "flat", "oracle")
+NAMES = ("auto", *SCHEDULES)
 _EVENTS = (
     "gradient_ready",
     "bucket_ready",
@@ -102,7 +103,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
         if schedule not in NAMES:
             raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
     if isinstance(schedule, str):
-        is_exact = schedule != "oracle"
+        is_exact = schedule not in SCHEDULES or schedule in EXACT
         name = schedule
     elif isinstance(schedule, type):
         name = schedule.__name__
