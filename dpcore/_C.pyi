@@ -131,10 +131,11 @@ def make_torch_backend(
     deterministic: bool = ...,
     libraries: Sequence[str] = ...,
     host_uuid: str | None = ...,
+    refusal: str = ...,
 ) -> TorchBackend:
     """A torch.distributed.Backend over the communicator. ``cuda``, ``algorithm`` and
     ``deterministic`` are for tensors on GPUs. ``host_uuid`` is for tests: tensors of the CPU count as
-    those of a device of the host."""
+    those of a device of the host. ``refusal``, unless empty, is the error for tensors on GPUs."""
 
 class TorchBackend:
     """The backend of a process group; torch's ``Backend`` has the other methods."""

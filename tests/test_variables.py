@@ -16,6 +16,8 @@ import dpcore as dp
 from dpcore.costs.link import link_or_variable
 from dpcore.ddp import launch_schedule
 from dpcore.recorder import joining
+from dpcore.reference import launches
+from dpcore.reference.buckets import plan_buckets
 from dpcore.show import figures_of, read_run
 from tests.ranks import python
 
@@ -303,11 +305,71 @@ def test_a_schedule_that_does_not_exist_is_an_error_that_names_the_variable(monk
     dp.DataParallel(torch.nn.Linear(2, 1), schedule="flat")
 
 
+@pytest.mark.parametrize("of_0, of_1", [("flat", "sequential"), (None, "per_parameter")])
+def test_ranks_with_different_schedules_are_told_which(of_0, of_1):
+    def body(comm):
+        said = of_0 if comm.rank == 0 else of_1
+        os.environ.pop("DPCORE_SCHEDULE", None)
+        if said is not None:
+            os.environ["DPCORE_SCHEDULE"] = said
+        with pytest.raises(dp.Mismatch) as mismatch:
+            dp.DataParallel(torch.nn.Linear(2, 1), comm=comm)
+        dp.DataParallel(torch.nn.Linear(2, 1), comm=comm, schedule="flat")  # the program's wins
+        return str(mismatch.value)
+
+    for rank, text in enumerate(dp.spawn(body, 2)):
+        assert text.startswith(f"rank {rank}: the models of ranks 0 and 1 differ. Rank 0 has 'sch")
+        value = "unset or auto" if of_0 is None else f"= {of_0}"
+        assert f"Rank 0 has 'schedule=auto, DPCORE_SCHEDULE {value}' where rank 1 has" in text
+        assert f"'schedule=auto, DPCORE_SCHEDULE = {of_1}'" in text
+
+
+def test_ranks_with_different_schedules_of_the_program_are_told_which():
+    def body(comm):
+        with pytest.raises(dp.Mismatch, match=r"'schedule=flat' where rank 1 has 'schedule=buck"):
+            schedule = ["flat", "bucketed"][comm.rank]
+            dp.DataParallel(torch.nn.Linear(2, 1), comm=comm, schedule=schedule)
+
+    dp.spawn(body, 2, mode="threads")
+
+
 def test_the_names_are_those_of_the_core(alone):
     with pytest.raises(dp.Unsupported, match=r"there are ([a-z0-9_, ]+), or write one") as refusal:
         dp.DataParallel(torch.nn.Linear(2, 1), schedule="fastest")
     listed = re.search(r"there are (.+), or write", str(refusal.value))[1].split(", ")
-    assert listed == list(launch_schedule.NAMES[1:])
+    assert listed == list(launches.SCHEDULES)
+
+
+def test_the_names_mean_the_same_in_the_core(alone):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the oracle
+        wrapped = {
+            name: dp.DataParallel(torch.nn.Linear(2, 1), schedule=name, bucket_cap_mb=1)
+            for name in launches.SCHEDULES
+        }
+    exact = [name for name, model in wrapped.items() if model.is_exact]
+    assert exact == list(launches.EXACT)
+    # A weight of 8 bytes and a bias of 4: together, unless each parameter has a bucket.
+    cut = {name: len(plan_buckets([8, 4], [0, 0], [1, 0], launches.caps_of(name, [1 << 20])))
+           for name in launches.SCHEDULES}  # fmt: skip
+    assert cut == {name: len(model.bucket_report()) for name, model in wrapped.items()}
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("docs/variables.md", launches.SCHEDULES),
+        ("dpcore/ddp/data_parallel.py", launches.SCHEDULES),
+        ("dpcore/compare/arguments.py", launches.EXACT),
+        ("dpcore/__main__.py", launches.EXACT),
+        ("dpcore/reference/launches.py", launches.SCHEDULES),
+    ],
+)
+def test_who_lists_the_names_lists_all_of_them(place, names):
+    """In the same order, with only punctuation, or a sentence in parentheses, in between."""
+    text = (ROOT / place).read_text()
+    between = r"[`\",\s]+(?:or )?`?" if place != "dpcore/reference/launches.py" else r" .*\n +"
+    assert re.search(between.join(names), text)
 
 
 # ---- the page --------------------------------------------------------------------------------

@@ -12,21 +12,19 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-c10::intrusive_ptr<TorchBackend> make_backend(const std::shared_ptr<PyCommunicator>& communicator,
-                                              const c10::intrusive_ptr<c10d::Store>& store,
-                                              double timeout, const std::string& name,
-                                              const std::vector<uint64_t>& global_ranks,
-                                              const std::string& cuda, const std::string& algorithm,
-                                              bool deterministic,
-                                              const std::vector<std::string>& libraries,
-                                              const std::optional<std::string>& host_uuid) {
+c10::intrusive_ptr<TorchBackend> make_backend(
+    const std::shared_ptr<PyCommunicator>& communicator,
+    const c10::intrusive_ptr<c10d::Store>& store, double timeout, const std::string& name,
+    const std::vector<uint64_t>& global_ranks, const std::string& cuda,
+    const std::string& algorithm, bool deterministic, const std::vector<std::string>& libraries,
+    const std::optional<std::string>& host_uuid, const std::string& refusal) {
   auto options = c10::make_intrusive<c10d::Backend::Options>(
       "dpcore", std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)));
   options->group_name = name;
   options->global_ranks_in_group = global_ranks;
   return c10::make_intrusive<TorchBackend>(
       communicator->core, store, std::move(options), check_signals,
-      DeviceSide::Settings{cuda, algorithm, deterministic, libraries, host_uuid});
+      DeviceSide::Settings{cuda, algorithm, deterministic, libraries, host_uuid, refusal});
 }
 
 // By device, what carries its operations: those that there are.
@@ -83,7 +81,8 @@ void register_torch_backend(py::module_& m) {
   m.def("make_torch_backend", make_backend, py::arg("communicator"), py::arg("store"),
         py::arg("timeout"), py::arg("name"), py::arg("global_ranks"), py::arg("cuda") = "auto",
         py::arg("algorithm") = "auto", py::arg("deterministic") = false,
-        py::arg("libraries") = std::vector<std::string>{}, py::arg("host_uuid") = py::none());
+        py::arg("libraries") = std::vector<std::string>{}, py::arg("host_uuid") = py::none(),
+        py::arg("refusal") = "");
   m.def("flight_entries", flight_entries);
 }
 

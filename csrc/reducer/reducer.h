@@ -331,6 +331,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<uint8_t> accumulated_;  // since the last synchronised backward, by others
   std::vector<int32_t> used_;         // per gradient: whether this rank, then how many ranks had it
   at::Tensor used_anywhere_;          // the same where collectives reach it
+  at::Tensor measured_;               // of max_over_ranks, as large as the most values so far
   bool has_ended_ = false;            // a backward, though not with all gradients
   bool outermost_is_known_ = false;
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked

@@ -160,13 +160,16 @@ size_t Reducer::in_flight() const {
   return count;
 }
 
-// In the slot that no bucket has.
+// In the slot that no bucket has. The memory is kept for the next call.
 std::vector<double> Reducer::max_over_ranks(std::vector<double> values) {
   const at::NoGradGuard no_grad;
-  const at::Tensor here =
-      at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  const auto count = static_cast<int64_t>(values.size());
+  const at::Tensor here = at::from_blob(values.data(), {count}, at::kDouble);
+  if (!measured_.defined() || measured_.numel() < count) {
+    measured_ = communicator_->allocate(values.size(), at::kDouble, used_anywhere_.device());
+  }
   const at::Tensor everywhere =
-      communicator_->allocate(values.size(), at::kDouble, used_anywhere_.device());
+      measured_.numel() == count ? measured_ : measured_.narrow(0, 0, count);
   everywhere.copy_(here);
   const size_t slot = buckets_.size();
   try {

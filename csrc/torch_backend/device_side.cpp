@@ -1,6 +1,7 @@
 // See device_side.h.
 #include "torch_backend/device_side.h"
 
+#include "comm/base/error.h"
 #include "cuda/device_choice.h"
 #include "torch_backend/python_lock.h"
 
@@ -29,6 +30,9 @@ std::shared_ptr<DeviceGroup> DeviceSide::group(at::Device device, double timeout
 }
 
 std::shared_ptr<DeviceGroup> DeviceSide::make(at::Device device, double timeout_s) {
+  if (!settings_.refusal.empty()) {
+    throw Unsupported(settings_.refusal);
+  }
   DeviceChoice choice;
   choice.backend = settings_.backend;
   choice.device_name = settings_.host_uuid ? "host" : device.str();

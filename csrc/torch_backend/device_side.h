@@ -30,6 +30,7 @@ class DeviceSide {
     std::vector<std::string> libraries;  // where NCCL may be
     // Tests: tensors of the CPU count as tensors of a device of the host with this uuid.
     std::optional<std::string> host_uuid;
+    std::string refusal;  // why there is no communicator for devices; empty: there is
   };
 
   DeviceSide(std::shared_ptr<Communicator> host, Settings settings, Engine::Interrupt interrupt)

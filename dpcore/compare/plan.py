@@ -21,9 +21,9 @@ from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS
 from dpcore.costs.link import parse_speed
 from dpcore.errors import Error, Unsupported
 from dpcore.own_code import check_file, names_code
+from dpcore.reference.launches import EXACT
 
 DEFAULT_NAMES = ("default", "auto")
-SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat")
 _CAP = re.compile(r"(.+?):([0-9.]+|auto)")
 
 
@@ -59,9 +59,9 @@ def contender(text: str) -> Contender:
         return Contender(text, f"{TORCH} {cap}".strip())
     if kind in DEFAULT_NAMES:
         return Contender(text, f"dpcore auto {cap}" if cap else DEFAULT)
-    if kind in SCHEDULES:
+    if kind in EXACT:
         return Contender(text, f"dpcore {kind} {cap}".strip())
-    known = (TORCH, *DEFAULT_NAMES, *SCHEDULES)
+    known = (TORCH, *DEFAULT_NAMES, *EXACT)
     meant = difflib.get_close_matches(kind, known, 1)
     raise Error(
         f"no contender {text!r}"

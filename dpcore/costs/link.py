@@ -120,12 +120,19 @@ def link_or_variable(given: str | None, world_size: int) -> str | None:
 
 def check_no_link(what: str) -> None:
     """DPCORE_LINK must not be without effect: times would be taken for those of that link."""
+    if refusal := refusal_of_link(what):
+        raise Unsupported(refusal)
+
+
+def refusal_of_link(what: str) -> str:
+    """Why DPCORE_LINK excludes ``what``; empty where the variable is not set."""
     words = os.environ.get("DPCORE_LINK", "")
-    if words:
-        raise Unsupported(
-            f"DPCORE_LINK={words}: only dpcore's own communicator on the CPU emulates a link, and "
-            f"not {what}; unset the variable, or use the CPU and the ranks of one host"
-        )
+    if not words:
+        return ""
+    return (
+        f"DPCORE_LINK={words}: only dpcore's own communicator on the CPU emulates a link, and "
+        f"not {what}; unset the variable, or use the CPU and the ranks of one host"
+    )
 
 
 def _ranks(word: str, world_size: int) -> list[int]:

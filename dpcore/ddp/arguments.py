@@ -87,6 +87,7 @@ def compared(model: Wrapped) -> dict[str, Any]:
         "bucket_cap_mb": ", ".join(f"{cap / _MIB:g}" for cap in model._caps)
         if model._caps_are == "given"
         else model._caps_are,
+        "schedule": model._schedule_is,
         "find_unused_parameters": model.find_unused_parameters,
         "static_graph": model.static_graph,
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,

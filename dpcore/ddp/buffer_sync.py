@@ -64,7 +64,7 @@ class BufferSync:
     def find_again(self) -> None:
         """After modules or buffers were registered."""
         # Where each buffer is looked up, so that one that was replaced is noticed cheaply.
-        self._places: list[tuple[dict[str, Any], str, str]] = [
+        self._lookups: list[tuple[dict[str, Any], str, str]] = [
             (part._buffers, name, full)
             for prefix, part in self._module.named_modules()
             for name in part._buffers
@@ -77,12 +77,12 @@ class BufferSync:
     @property
     def has_any(self) -> bool:
         """Whether there is anything to send, or was until now."""
-        if not self._sent and self._places:
+        if not self._sent and self._lookups:
             self._look()
         return bool(self._sent or self._changes)
 
     def _look(self) -> None:
-        now = [holder.get(name) for holder, name, _ in self._places]
+        now = [holder.get(name) for holder, name, _ in self._lookups]
         sizes = _C.hash_of_sizes(now)
         if (
             sizes == self._sizes
@@ -93,7 +93,7 @@ class BufferSync:
         self._tensors, self._sizes = now, sizes
         sent: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
-        for tensor, (_, _, name) in zip(now, self._places, strict=True):
+        for tensor, (_, _, name) in zip(now, self._lookups, strict=True):
             if tensor is not None and tensor.numel() > 0 and id(tensor) not in seen:
                 seen.add(id(tensor))
                 sent[name] = tensor

@@ -31,7 +31,7 @@ from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
 from dpcore.ddp.first_steps import FirstSteps
-from dpcore.ddp.launch_schedule import LaunchSchedule, checked, goes_across_steps
+from dpcore.ddp.launch_schedule import LaunchSchedule, asked_for, checked, goes_across_steps
 from dpcore.ddp.mixed_precision import MixedPrecision
 from dpcore.ddp.model_group import make_equal, profiled_as
 from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
@@ -155,8 +155,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         )
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
-        self._caps = caps
-        self._wanted_schedule, self._deterministic = checked(schedule), deterministic
+        self._caps, self._deterministic = caps, deterministic
+        self._wanted_schedule, self._schedule_is = checked(schedule), asked_for(schedule)
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._ddp_sink_clone = True
         self._divide_by_initial_world_size = True

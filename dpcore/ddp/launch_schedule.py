@@ -21,12 +21,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from dpcore.errors import Unsupported
+from dpcore.reference.launches import ACROSS_STEPS, EXACT, SCHEDULES
 
 if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
 
-ACROSS_STEPS = ("priority", "dear", "zero1")
-NAMES = ("auto", "bucketed", "sequential", "per_parameter", "flat", "oracle", *ACROSS_STEPS)
+NAMES = ("auto", *SCHEDULES, *ACROSS_STEPS)
 _SHARDED = ("zero", "zero2", "zero3", "fsdp", "sharded", "fully_sharded")
 _EVENTS = (
     "gradient_ready",
@@ -124,7 +124,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
             "init_process_group('dpcore'), then torch.distributed.fsdp.fully_shard(module)"
         )
     if isinstance(schedule, str):
-        is_exact = schedule != "oracle"
+        is_exact = schedule not in SCHEDULES or schedule in EXACT
         name = schedule
     elif isinstance(schedule, type):
         name = schedule.__name__
@@ -143,6 +143,14 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
             stacklevel=3,
         )
     return schedule
+
+
+def asked_for(schedule: str | LaunchSchedule) -> str:
+    """What the program and DPCORE_SCHEDULE say, in the words that ranks compare."""
+    if schedule == "auto":
+        said = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
+        return f"auto, DPCORE_SCHEDULE {'unset or auto' if said == 'auto' else f'= {said}'}"
+    return schedule if isinstance(schedule, str) else "the program's own"
 
 
 def _check_methods(kind: type) -> None:

@@ -30,7 +30,8 @@ def check_same_model(
     ]
     lines += lines_of_buffers(buffers)
     advice = (
-        "Wrap the same model, with the same parameters to train and the same options, on all ranks"
+        "Wrap the same model, with the same parameters to train, the same options and the same "
+        "environment variables, on all ranks"
     )
     return max(compare(group, lines, parameters[0][1].device, "models", advice, number))
 

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from dpcore.costs.link import parse_speed
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
+from dpcore.reference.launches import CAPPED, SCHEDULES
 from dpcore.show.figures import short
 from dpcore.simulate.gradients import gradients_of
 from dpcore.simulate.own_schedule import named_or_own
-from dpcore.simulate.training import CAPPED, SCHEDULES, Prediction, sweep
+from dpcore.simulate.training import Prediction, sweep
 
 
 def run(options: argparse.Namespace) -> int:

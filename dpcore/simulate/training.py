@@ -15,13 +15,10 @@ from typing import Any
 from dpcore.costs.link import Speed
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
+from dpcore.reference.launches import CAPPED, SCHEDULES, caps_of
 from dpcore.simulate.gradients import Gradients
 from dpcore.simulate.network import Network, NetworkOperation
 from dpcore.simulate.rehearsal import copies_for, rehearse
-
-SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat", "oracle")
-CAPPED = SCHEDULES[:2]  # their buckets have the size that was asked for
-_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def _caps(work: Gradients, schedule: str, cap_mb: float | None) -> Sequence[int]
             "mine.py:MySchedule"
         )
     wanted = list(work.caps) if cap_mb is None else [int(cap_mb * (1 << 20))]
-    return {"per_parameter": [0], "flat": [_UNLIMITED]}.get(schedule, wanted)
+    return caps_of(schedule, wanted)
 
 
 def _buckets(work: Gradients, caps: Sequence[int]) -> list[list[int]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpcore.communicators.nccl import wheel_libraries
+from dpcore.costs.link import check_no_link, refusal_of_link
 from dpcore.errors import Unsupported
 from dpcore.files import write_whole
 from dpcore.launch.group_store import meet
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
 
 _CUDA = ("auto", "nccl", "cuda")
+_ON_GPUS = "the backend dpcore of torch.distributed for tensors on GPUs"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def create(options: Any, backend_options: Any) -> Any:
         chosen.deterministic,
         wheel_libraries(),
         chosen._host_uuid,
+        refusal_of_link(_ON_GPUS),
     )
     _forget_closed()
     _groups[options.group_id] = _Group(communicator, backend, chosen, timeout)
@@ -125,6 +128,7 @@ def device_communicator_over(group: Any, device: Any) -> Communicator | None:
         return None
     if group._get_backend(device).name() != "dpcore":
         return None  # as in "cpu:dpcore,cuda:nccl"
+    check_no_link(_ON_GPUS)
     control = known.communicator.split(0)
     assert control is not None  # every rank is in it
     made: Communicator = on_device(

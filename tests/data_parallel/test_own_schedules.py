@@ -351,3 +351,27 @@ def test_ranks_agree_on_what_they_measured(group):
         return schedule.largest
 
     assert dpcore.spawn(body, 3, mode="threads") == [[2.0, 0.0, 0.5]] * 3
+
+
+def test_what_ranks_agree_with_keeps_its_memory():
+    sent = []
+
+    class Remembers(Theirs):
+        def all_reduce(self, tensor, op="sum", async_op=False):
+            if op == "max":
+                sent.append(tensor)  # so that nobody else gets its memory
+            return super().all_reduce(tensor, op, async_op)
+
+    class Counts(Agrees):
+        def backward_end(self, control):
+            super().backward_end(control)
+            assert control.max_over_ranks([7.0]) == [7.0]  # fewer values
+
+    def body(comm):
+        model = dpcore.DataParallel(layers(), comm=Remembers(comm), schedule=Counts(0))
+        for _ in range(3):
+            model(torch.ones(1, 32)).sum().backward()
+
+    dpcore.spawn(body, 1, mode="threads")
+    assert [len(tensor) for tensor in sent] == [3, 1] * 3
+    assert len({tensor.data_ptr() for tensor in sent}) == 1

@@ -10,10 +10,7 @@ namespace dpcore {
 
 NativeBucketCommunicator::NativeBucketCommunicator(std::shared_ptr<Communicator> communicator,
                                                    bool ordered, Engine::Interrupt interrupt)
-    : communicator_(std::move(communicator)),
-      ordered_(ordered),
-      algorithm_(ordered ? "auto" : ""),
-      interrupt_(std::move(interrupt)) {}
+    : communicator_(std::move(communicator)), ordered_(ordered), interrupt_(std::move(interrupt)) {}
 
 at::Tensor NativeBucketCommunicator::allocate(size_t elements, at::ScalarType type,
                                               at::Device device) {
@@ -53,7 +50,8 @@ void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
   Request request = request_of(bucket, call, rank(), world());
   request.ordered = ordered_;
-  works_[slot] = communicator_->submit(std::move(request), algorithm_, call.background);
+  // "" is the communicator's own algorithm, which may not be an ordered one.
+  works_[slot] = communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background);
 }
 
 void NativeBucketCommunicator::wait(size_t slot) {

@@ -38,7 +38,6 @@ class NativeBucketCommunicator final : public BucketCommunicator {
  private:
   std::shared_ptr<Communicator> communicator_;
   bool ordered_;
-  std::string algorithm_;
   Engine::Interrupt interrupt_;
   std::vector<Work> works_;
 };

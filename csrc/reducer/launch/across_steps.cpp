@@ -72,17 +72,8 @@ class Zero1 final : public AcrossSteps {
 
 }  // namespace
 
-std::shared_ptr<LaunchSchedule> make_schedule_across_steps(const std::string& name) {
-  if (name == "priority") {
-    return std::make_shared<Priority>();
-  }
-  if (name == "dear") {
-    return std::make_shared<Dear>();
-  }
-  if (name == "zero1") {
-    return std::make_shared<Zero1>();
-  }
-  return nullptr;
-}
+std::shared_ptr<LaunchSchedule> make_priority() { return std::make_shared<Priority>(); }
+std::shared_ptr<LaunchSchedule> make_dear() { return std::make_shared<Dear>(); }
+std::shared_ptr<LaunchSchedule> make_zero1() { return std::make_shared<Zero1>(); }
 
 }  // namespace dpcore

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "reducer/launch/launch_schedule.h"
 
 namespace dpcore {
 
-// "priority", "dear", "zero1"; null for other names.
-std::shared_ptr<LaunchSchedule> make_schedule_across_steps(const std::string& name);
+std::shared_ptr<LaunchSchedule> make_priority();
+std::shared_ptr<LaunchSchedule> make_dear();
+std::shared_ptr<LaunchSchedule> make_zero1();
 
 }  // namespace dpcore

@@ -2,6 +2,8 @@
 // backward everything is launched, and backward returns when all of it is complete.
 #include "reducer/launch/launch_schedule.h"
 
+#include <array>
+
 #include "comm/base/error.h"
 #include "reducer/launch/across_steps.h"
 
@@ -64,34 +66,37 @@ class Oracle final : public LaunchSchedule {
   }
 };
 
-}  // namespace
-
-std::vector<std::string> launch_schedule_names() {
-  return {"bucketed", "sequential", "per_parameter", "flat", "oracle", "priority", "dear", "zero1"};
+template <class Schedule>
+std::shared_ptr<LaunchSchedule> make() {
+  return std::make_shared<Schedule>();
 }
 
+struct Named {
+  const char* name;
+  std::shared_ptr<LaunchSchedule> (*make)();
+};
+
+// With the names of dpcore/reference/launches.py, in the same order.
+constexpr std::array kSchedules = {
+    Named{"bucketed", make<Bucketed>},
+    Named{"sequential", make<Sequential>},
+    Named{"per_parameter", make<PerParameter>},
+    Named{"flat", make<Flat>},
+    Named{"oracle", make<Oracle>},
+    Named{"priority", make_priority},
+    Named{"dear", make_dear},
+    Named{"zero1", make_zero1},
+};
+
+}  // namespace
+
 std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name) {
-  if (name == "bucketed") {
-    return std::make_shared<Bucketed>();
-  }
-  if (name == "sequential") {
-    return std::make_shared<Sequential>();
-  }
-  if (name == "per_parameter") {
-    return std::make_shared<PerParameter>();
-  }
-  if (name == "flat") {
-    return std::make_shared<Flat>();
-  }
-  if (name == "oracle") {
-    return std::make_shared<Oracle>();
-  }
-  if (auto made = make_schedule_across_steps(name)) {
-    return made;
-  }
   std::string list;
-  for (const std::string& known : launch_schedule_names()) {
-    list += (list.empty() ? "" : ", ") + known;
+  for (const Named& schedule : kSchedules) {
+    if (name == schedule.name) {
+      return schedule.make();
+    }
+    list += (list.empty() ? "" : ", ") + std::string(schedule.name);
   }
   throw Unsupported("schedule '" + name + "' does not exist; there are " + list +
                     ", or write one: subclass dpcore.LaunchSchedule");

@@ -113,9 +113,7 @@ class LaunchSchedule {
   virtual void on_optimizer_step(LaunchControl&) {}
 };
 
-// "sequential", "per_parameter", "flat", "bucketed", "oracle", and those of across_steps.h. Throws
-// Unsupported with the list.
+// Of one of dpcore's own by its name. Throws Unsupported with the list.
 std::shared_ptr<LaunchSchedule> make_launch_schedule(const std::string& name);
-std::vector<std::string> launch_schedule_names();
 
 }  // namespace dpcore

@@ -19,6 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Before there is a group: its functions take the group of that moment as the default of an argument
+# and never let go of it. A Gloo group that outlives destroy_process_group() keeps its threads, and
+# one that frees a tensor while Python ends aborts the process.
+import torch.distributed.nn
+
 import dpcore as dp
 from dpcore._autoload import register
 from dpcore.compare.ratios import of_slowest_rank

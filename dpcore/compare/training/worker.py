@@ -10,6 +10,7 @@ take turns, a few steps each. Both use torch's rendezvous; dpcore connects throu
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import os
 import socket
@@ -173,6 +174,17 @@ def run(job: Job) -> dict[str, Any]:
     backend = "cpu:gloo,cuda:nccl" if has_own_gpus(job) else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
+    result = measured(job, comm, device)
+    report(comm, {"result": result})
+    gc.collect()  # models that refer to themselves: torch DDP holds the group, which has to go
+    comm.barrier()
+    dp.finalize()
+    dist.destroy_process_group()
+    return result
+
+
+def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
+    """What this rank reports. Models live no longer than this call."""
     text = Text()
     contenders: list[Contender | Bare] = []
     first: Contender | None = None
@@ -223,7 +235,7 @@ def run(job: Job) -> dict[str, Any]:
         report(comm, {"tracing": contender.name})
         contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
     first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
-    result = {
+    return {
         "seconds": everybodys(seconds),
         "losses": everybodys(losses),
         "raw": everybodys({"": raw})[""],
@@ -234,11 +246,6 @@ def run(job: Job) -> dict[str, Any]:
         "steps": steps,
         "threads": torch.get_num_threads(),
     }
-    report(comm, {"result": result})
-    comm.barrier()
-    dp.finalize()
-    dist.destroy_process_group()
-    return result
 
 
 def some_rank(comm: Any, found: Sequence[Any]) -> bool:

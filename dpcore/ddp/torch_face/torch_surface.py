@@ -126,13 +126,14 @@ class TorchSurface(BufferMethods):
     def _setup_in_backward_optimizers(self) -> None:
         """For ``torch.distributed.optim._apply_optimizer_in_backward``: the optimizer steps when a
         bucket is averaged, and not when a gradient is there. Asked once, at the first forward."""
+        self._looked_for_optimizers = True
+        if not any(hasattr(p, "_in_backward_optimizers") for p in self._parameters_by_number):
+            return
+        # Not before: importing it takes time, and keeps the program's group from being destroyed.
         from torch.distributed.optim.apply_optimizer_in_backward import (
             param_to_optim_hook_handle_map,
         )
 
-        self._looked_for_optimizers = True
-        if not any(hasattr(p, "_in_backward_optimizers") for p in self._parameters_by_number):
-            return
         handles: Any = param_to_optim_hook_handle_map
         for parameter in self._parameters_by_number:
             for handle in handles.get(parameter, ()):
