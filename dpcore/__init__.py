@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
+    from dpcore.local_updates.diloco import DiLoCo
+    from dpcore.local_updates.local_sgd import LocalSGD
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
@@ -82,8 +84,10 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
     "Communicator": "dpcore.communicators.native",
     "DataParallel": "dpcore.ddp.data_parallel",
+    "DiLoCo": "dpcore.local_updates.diloco",
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
+    "LocalSGD": "dpcore.local_updates.local_sgd",
     "Overlap": "dpcore.ddp.overlap",
     "Trace": "dpcore.recorder.recording",
     "Work": "dpcore.communicators.work",
@@ -96,10 +100,12 @@ _HOME = {
 __all__ = [
     "Communicator",
     "DataParallel",
+    "DiLoCo",
     "DistributedDataParallel",
     "Error",
     "LaunchControl",
     "LaunchSchedule",
+    "LocalSGD",
     "Mismatch",
     "Overlap",
     "PeerLost",

@@ -36,6 +36,7 @@ DPCORE = (
     "ddp/torch_face",
     "ddp/data_parallel",
     "ddp/overlap",
+    "local_updates",
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",
