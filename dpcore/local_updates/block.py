@@ -20,8 +20,13 @@ from dpcore.ddp.gradient_group import choose_group
 from dpcore.ddp.model_group import ModelGroup
 from dpcore.ddp.module_state import broadcast_values, check_same_model, digest_of
 from dpcore.ddp.parameters import trained_parameters
-from dpcore.errors import Error, Mismatch, Unsupported
-from dpcore.local_updates.checks import check_module, check_optimizer, whole_number
+from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
+from dpcore.local_updates.checks import (
+    check_module,
+    check_optimizer,
+    unwrapped,
+    whole_number,
+)
 from dpcore.local_updates.fragments import Fragment, cut
 
 _Self = TypeVar("_Self", bound="LocalUpdates")
@@ -51,6 +56,7 @@ class LocalUpdates:
     ) -> None:
         check_module(module, self._name)
         self.module, self.optimizer = module, optimizer
+        self._counted = unwrapped(optimizer)
         self.sync_every = whole_number(sync_every, 1, "sync_every", self._name)
         self._trained = trained_parameters(module, ())
         check_optimizer(optimizer, "optimizer", module, self._name)
@@ -92,26 +98,30 @@ class LocalUpdates:
     def _name(self) -> str:
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self._options().items())
+        return f"<{self._name}({options}) after step {self._steps}, {self._syncs} syncs>"
+
     # ---- the block ---------------------------------------------------------------------------
 
     def __enter__(self: _Self) -> _Self:
         """All ranks begin with rank 0's parameters and buffers, except after
         ``load_state_dict()``."""
-        if self.optimizer in _active:
+        if self._counted in _active:
             raise Unsupported(
                 f"{self._name}: the steps of this optimizer are counted already, by the block "
                 "around this one; leave that first"
             )
         self._agree()
-        self._hook = self.optimizer.register_step_post_hook(self._after_step)
-        _active.add(self.optimizer)
+        self._hook = self._counted.register_step_post_hook(self._after_step)
+        _active.add(self._counted)
         return self
 
     def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
         """A last sync for what was trained since the one before: all ranks leave with the same
         parameters. After an exception nothing is sent, and each rank keeps its own."""
         self._hook.remove()
-        _active.discard(self.optimizer)
+        _active.discard(self._counted)
         if kind is None:
             self.sync()
 
@@ -202,13 +212,18 @@ class LocalUpdates:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        where = f"{self._name}, after step {self._steps} of this rank"
         try:
             yield
         except Mismatch as problem:
             raise Mismatch(
-                f"{self._name}, after step {self._steps} of this rank: {problem}. Every rank has "
-                "to take as many steps of the optimizer as the others, and leave the block with "
-                "them"
+                f"{where}: {problem}. Every rank has to take as many steps of the optimizer as the "
+                "others, and leave the block with them"
+            ) from None
+        except (PeerLost, Timeout) as problem:
+            raise type(problem)(
+                f"{where}: {problem}. Each parameter of this rank is whole, from before the sync "
+                "or from after it"
             ) from None
 
     def _check_parameters(self) -> None:
@@ -249,7 +264,7 @@ class LocalUpdates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there. To be called outside of the block, on all ranks, and so are those of
         the module and the optimizer: entering the block then leaves all parameters as they are."""
-        if self.optimizer in _active:
+        if self._counted in _active:
             raise Error(f"{self._name}: load_state_dict() within the block; call it before")
         if len(state["moved"]) != len(self._fragments):
             raise Unsupported(

@@ -73,6 +73,12 @@ def check_optimizer(
         )
 
 
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that steps, within those that frameworks put around it."""
+    inner = vars(optimizer).get("optimizer")
+    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def inner_of(parameter: Any) -> Any:
     """The module's parameter that an outer parameter, of this block or an earlier one, is of."""
     return vars(parameter).get("_dpcore_inner", parameter)

@@ -282,6 +282,19 @@ def test_no_step_no_sync():
     assert dp.spawn(body, 2, mode="threads") == [0, 0]
 
 
+def test_it_says_what_it_is():
+    def body(comm):
+        model, optimizer = parts()
+        with dp.LocalSGD(model, optimizer, 2) as block:
+            for _ in range(5):
+                optimizer.step()
+            assert repr(block) == "<LocalSGD(sync_every=2) after step 5, 2 syncs>"
+        outer = dp.DiLoCo(model, optimizer, outer_sgd(model.parameters()), bits=8)
+        assert "sync_every=64, fragments=1, fragment_sync_delay=0" in repr(outer)
+
+    alone(body)
+
+
 def test_sync_in_the_middle():
     def body(comm):
         model, optimizer = parts()
@@ -350,7 +363,8 @@ def test_a_rank_that_dies_in_a_sync(world, delay):
     for survivor in (outcomes[0], *outcomes[2:]):
         assert survivor.error is None, survivor.traceback
         said, own, agreed, seconds, steps = survivor.result
-        assert "rank 1" in said
+        assert said.startswith(f"DiLoCo, after step {8 + delay} of this rank: ")
+        assert "rank 1" in said and said.endswith("from before the sync or from after it")
         assert seconds < 5
         assert steps == 8 + delay
         # One step of its own further on, by its own gradient.
@@ -369,5 +383,5 @@ def test_a_rank_that_never_comes():
                     time.sleep(2.5)
                 optimizer.step()
 
-    with pytest.raises(dp.Error, match="rank 1"):
+    with pytest.raises(dp.Timeout, match=r"LocalSGD, after step 2 of this rank: .*rank 1"):
         dp.spawn(body, 2, mode="threads", timeout=1.5)

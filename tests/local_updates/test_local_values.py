@@ -12,6 +12,7 @@ from tests.local_updates.twin import (
     distance,
     inner_adamw,
     inner_sgd,
+    loss_of,
     names_of,
     outer_nesterov,
     outer_sgd,
@@ -24,15 +25,17 @@ NEAR = 1e-6  # of the largest parameter
 FAR = 1e-3  # what a mistake makes of it at least
 
 
-def local_sgd(comm, sync_every, inner=inner_sgd, **options):
-    model = Small(seed=7 + comm.rank)  # ranks begin with different values
+def local_sgd(comm, sync_every, inner=inner_sgd, dtype=torch.float64, **options):
+    model = Small(seed=7 + comm.rank).to(dtype)  # ranks begin with different values
     optimizer = inner(model.parameters())
     train(dp.LocalSGD(model, optimizer, sync_every, comm=comm, **options), model, optimizer, comm)
     return model
 
 
-def diloco(comm, outer, sync_every, inner=inner_sgd, kind=dp.DiLoCo, **options):
-    model = Small(seed=7 + comm.rank)
+def diloco(
+    comm, outer, sync_every, inner=inner_sgd, kind=dp.DiLoCo, dtype=torch.float64, **options
+):
+    model = Small(seed=7 + comm.rank).to(dtype)
     optimizer = inner(model.parameters())
     block = kind(model, optimizer, outer(model.parameters()), sync_every, comm=comm, **options)
     train(block, model, optimizer, comm)
@@ -78,6 +81,26 @@ def test_an_outer_step_of_one_is_local_sgd(world):
 def test_diloco_is_its_twin(world, inner):
     model = of_all_ranks(lambda comm: diloco(comm, outer_nesterov, 4, inner), world)
     assert distance(model, whole_twin(world, 4, inner, outer_nesterov)) < NEAR
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_in_float32(world):
+    """Both of the equalities above, beside DataParallel itself."""
+
+    def data_parallel(comm):
+        model = dp.DataParallel(Small().float(), comm=comm)
+        optimizer = inner_sgd(model.parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, world, step).backward()
+            optimizer.step()
+        return model.module
+
+    every = of_all_ranks(lambda comm: local_sgd(comm, 1, dtype=torch.float32), world)
+    assert distance(every, of_all_ranks(data_parallel, world)) < NEAR
+    local = of_all_ranks(lambda comm: local_sgd(comm, 4, dtype=torch.float32), world)
+    outer = of_all_ranks(lambda comm: diloco(comm, outer_sgd, 4, dtype=torch.float32), world)
+    assert 0 < distance(outer, local) < NEAR  # other roundings
 
 
 class Reversed(dp.DiLoCo):
@@ -245,3 +268,43 @@ def test_several_optimizers_and_frozen_parameters():
     assert distance(model, other) == 0
     assert not torch.equal(middle, other_middle)
     assert torch.equal(model.frozen.weight, Small(seed=7).frozen.weight)
+
+
+def test_gradients_within_groups_and_parameters_between_them():
+    """Two hosts, say: DataParallel on each, and LocalSGD across: two ranks with twice the rows."""
+
+    def body(comm):
+        host = comm.split(comm.rank // 2)
+        between = comm.split(comm.rank % 2)
+        model = dp.DataParallel(Small(seed=7 + comm.rank), comm=host)
+        optimizer = inner_sgd(model.parameters())
+        with dp.LocalSGD(model.module, optimizer, 4, comm=between):
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, 4, step).backward()
+                optimizer.step()
+        return model.module
+
+    model = of_all_ranks(body, 4)
+    assert distance(model, of_all_ranks(lambda comm: local_sgd(comm, 4), 2)) < NEAR
+
+
+def test_an_optimizer_that_a_framework_has_wrapped():
+    """As accelerate does: a torch.optim.Optimizer that passes all on, and has no hooks."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+        def zero_grad(self, set_to_none=True):
+            self.optimizer.zero_grad(set_to_none)
+
+        def step(self, closure=None):
+            return self.optimizer.step(closure)
+
+    wrapped = of_all_ranks(
+        lambda comm: local_sgd(comm, 3, lambda parameters: Wrapper(inner_sgd(parameters))), 2
+    )
+    assert distance(wrapped, of_all_ranks(lambda comm: local_sgd(comm, 3), 2)) == 0

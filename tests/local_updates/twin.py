@@ -12,7 +12,8 @@ STEPS = 8
 
 
 def loss_of(model, rank, world, step):
-    x, y = (tensor.chunk(world)[rank] for tensor in batch(step))
+    dtype = next(model.parameters()).dtype
+    x, y = (tensor.chunk(world)[rank].to(dtype) for tensor in batch(step))
     return nn.functional.mse_loss(model(x), y)
 
 
