@@ -56,10 +56,10 @@ class LocalUpdates:
     ) -> None:
         check_module(module, self._name)
         self.module, self.optimizer = module, optimizer
-        self._counted = unwrapped(optimizer)
         self.sync_every = whole_number(sync_every, 1, "sync_every", self._name)
         self._trained = trained_parameters(module, ())
         check_optimizer(optimizer, "optimizer", module, self._name)
+        self._counted = unwrapped(optimizer)
         whole_number(fragments, 1, "fragments", self._name)
         self._delay = whole_number(delay, 0, "fragment_sync_delay", self._name)
         most = min(self.sync_every, len(self._trained))
