@@ -279,6 +279,25 @@ def table_of_neighbours(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_local_updates(records: list[dict[str, Any]]) -> str:
+    """Losses with their intervals, a row a contender."""
+    reference = records[-1]["reference"]
+    lines = [
+        f"| | MB sent | seconds | loss after all tokens | within the bytes of {reference} "
+        f"| within its seconds |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for r in {record["contender"]: record for record in records}.values():  # the last of each
+        losses = [r[name] for name in ("loss", "loss_of_bytes", "loss_of_seconds")]
+        texts = [f"{x['mean']:.3f} ({x['low']:.2f} to {x['high']:.2f})" for x in losses]
+        sent = f"{r['bytes'] / 1e6:.1f} | {r['seconds']:.1f}"
+        lines.append(f"| {r['contender']} | {sent} | {' | '.join(texts)} |")
+    settings = records[-1]["settings"]
+    what = f"Means of {settings['seeds']} trainings, with intervals of 95%, over an emulated link"
+    lines += ["", source("local_updates", records[-1], "../", f"{what} ({settings['link']}),")]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
@@ -289,6 +308,7 @@ MORE_TABLES = {  # of docs/performance.md
     "incast": table_of_incast,
     "priorities": table_of_priorities,
     "defaults": table_of_defaults,
+    "local_updates": table_of_local_updates,
     "neighbours": table_of_neighbours,
 }
 

@@ -47,7 +47,12 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
+<<<<<<< HEAD
     from dpcore.optimizer.distributed import DistributedOptimizer
+=======
+    from dpcore.local_updates.diloco import DiLoCo
+    from dpcore.local_updates.local_sgd import LocalSGD
+>>>>>>> h-local
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
@@ -83,9 +88,14 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
     "Communicator": "dpcore.communicators.native",
     "DataParallel": "dpcore.ddp.data_parallel",
+<<<<<<< HEAD
     "DistributedOptimizer": "dpcore.optimizer.distributed",
+=======
+    "DiLoCo": "dpcore.local_updates.diloco",
+>>>>>>> h-local
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
+    "LocalSGD": "dpcore.local_updates.local_sgd",
     "Overlap": "dpcore.ddp.overlap",
     "Trace": "dpcore.recorder.recording",
     "Work": "dpcore.communicators.work",
@@ -98,11 +108,13 @@ _HOME = {
 __all__ = [
     "Communicator",
     "DataParallel",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Error",
     "LaunchControl",
     "LaunchSchedule",
+    "LocalSGD",
     "Mismatch",
     "Overlap",
     "PeerLost",

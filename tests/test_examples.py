@@ -62,6 +62,17 @@ def test_launch_schedules():
     assert 1 < sent["Merging"] < 24
 
 
+def test_local_updates():
+    header, _, *lines = run_example("local_updates.py").splitlines()
+    assert "20 Mbit/s" in header
+    rows = {line[:20].strip(): [float(cell) for cell in line[20:].split()] for line in lines}
+    assert list(rows) == ["DataParallel", "LocalSGD", "DiLoCo", "DiLoCo, streamed"]
+    every, local, outer, streamed = (rows[name] for name in rows)
+    assert max(row[0] for row in rows.values()) < 0.5  # all have learnt: the variance is 2 / 3
+    assert every[1] > 10 * local[1] and local[1] == outer[1] > 2 * streamed[1]
+    assert every[2] > max(local[2], outer[2], streamed[2])
+
+
 def test_see_overlap(tmp_path):
     run_example("see_overlap.py", str(tmp_path))
     for schedule in ("bucketed", "sequential"):

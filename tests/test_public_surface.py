@@ -17,6 +17,7 @@ import pytest
 import dpcore as dp
 from dpcore import _C, errors
 from dpcore.communicators.native_calls import NativeCalls
+from dpcore.local_updates.block import LocalUpdates
 from dpcore.recorder.file import Event
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,11 +75,11 @@ def lines_of_stub(node):
         yield f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
 
 
-MADE_BY_PROGRAMS = {"DataParallel"}  # the others come from functions
+MADE_BY_PROGRAMS = {"DataParallel", "DiLoCo", "LocalSGD"}  # the others come from functions
 
 
 def members(cls):
-    parts = [base for base in cls.__mro__ if base in (cls, NativeCalls)]
+    parts = [base for base in cls.__mro__ if base in (cls, NativeCalls, LocalUpdates)]
     shown = {n: v for part in parts for n, v in vars(part).items() if not n.startswith("_")}
     return shown | ({"__init__": cls.__init__} if cls.__name__ in MADE_BY_PROGRAMS else {})
 
@@ -142,7 +143,15 @@ def test_torchs_name_leads_to_ours_whichever_is_asked_for_first():
 def test_every_public_name_says_what_it_is_for():
     public = {name: getattr(dp, name) for name in dp.__all__ if name != "__version__"}
     public |= {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
-    for cls in (dp.Communicator, dp.LaunchControl, dp.LaunchSchedule, dp.Trace, dp.Work):
+    for cls in (
+        dp.Communicator,
+        dp.DiLoCo,
+        dp.LaunchControl,
+        dp.LaunchSchedule,
+        dp.LocalSGD,
+        dp.Trace,
+        dp.Work,
+    ):
         public |= {f"{cls.__name__}.{name}": value for name, value in members(cls).items()}
     assert not [name for name, value in public.items() if not inspect.getdoc(value)]
 
@@ -195,8 +204,12 @@ calls = {
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
+<<<<<<< HEAD
 kinds += (dp.DistributedOptimizer,)
 kinds += (dp.Schedule, dp.Trace, dp.Work, dp.Error)
+=======
+kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
+>>>>>>> h-local
 kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
 assert all(inspect.isclass(kind) for kind in kinds)
 assert not inspect.ismodule(dp.send) and not inspect.ismodule(dp.recv)  # a rank alone has no peer

@@ -42,7 +42,7 @@ def choose_group(comm: Any, process_group: Any, device: torch.device) -> Gradien
     if dist.is_available() and dist.is_initialized():
         return of_process_group(dist.group.WORLD, device)
     raise Error(
-        "DataParallel has no group to average gradients in: call dpcore.init() or "
+        "there are no ranks to average over yet: call dpcore.init() or "
         "torch.distributed.init_process_group() first, or pass comm="
     )
 
@@ -68,7 +68,7 @@ def _adapted(comm: Any) -> GradientGroup:
     if isinstance(comm, GradientGroup):
         return comm
     raise Unsupported(
-        f"comm: {type(comm).__name__} has not what DataParallel needs: rank, world_size, "
+        f"comm: {type(comm).__name__} has not what averaging needs: rank, world_size, "
         "all_reduce, broadcast and all_gather. Pass a dpcore.Communicator, a process group of "
         "torch, an mpi4py communicator, or an object with these"
     )

@@ -85,18 +85,25 @@ class ModelGroup:
         """What to do about a ``Mismatch``, to be appended to it."""
         return _ADVICE if self._comm is not None else ""
 
-    def all_reduce(self, tensor: Any, op: str, *, async_op: bool) -> Pending | None:
-        """See ``GradientGroup``."""
-        work: Pending | None = self._run("all_reduce", tensor, op, async_op=async_op)
+    def all_reduce(
+        self, tensor: Any, op: str, *, async_op: bool, content: int = 0
+    ) -> Pending | None:
+        """See ``GradientGroup``. ``content``: a hash of what the tensor holds, also compared."""
+        work: Pending | None = self._run(
+            "all_reduce", tensor, op, async_op=async_op, content=content
+        )
         return work
 
     def broadcast(self, tensor: Any, root: int, content: int = 0) -> None:
-        """See ``GradientGroup``. ``content``: a hash of what the tensor holds, also compared."""
+        """See ``GradientGroup``, and ``all_reduce`` for ``content``."""
         self._run("broadcast", tensor, root, content=content)
 
-    def all_gather(self, output: Any, input: Any, **sizes: Any) -> None:
-        """See ``GradientGroup``."""
-        self._run("all_gather", output, input, **sizes)
+    def all_gather(
+        self, output: Any, input: Any, *, content: int = 0, **options: Any
+    ) -> Pending | None:
+        """See ``GradientGroup``, and ``all_reduce`` for ``content``."""
+        work: Pending | None = self._run("all_gather", output, input, content=content, **options)
+        return work
 
     def _run(self, name: str, *buffers: Any, content: int = 0, **options: Any) -> Any:
         operation = getattr(self.group, name)
