@@ -47,12 +47,9 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
-<<<<<<< HEAD
     from dpcore.optimizer.distributed import DistributedOptimizer
-=======
     from dpcore.local_updates.diloco import DiLoCo
     from dpcore.local_updates.local_sgd import LocalSGD
->>>>>>> h-local
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
@@ -88,11 +85,8 @@ _HOME = {
     **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
     "Communicator": "dpcore.communicators.native",
     "DataParallel": "dpcore.ddp.data_parallel",
-<<<<<<< HEAD
     "DistributedOptimizer": "dpcore.optimizer.distributed",
-=======
     "DiLoCo": "dpcore.local_updates.diloco",
->>>>>>> h-local
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
     "LocalSGD": "dpcore.local_updates.local_sgd",

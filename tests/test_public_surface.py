@@ -204,12 +204,8 @@ calls = {
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
-<<<<<<< HEAD
 kinds += (dp.DistributedOptimizer,)
-kinds += (dp.Schedule, dp.Trace, dp.Work, dp.Error)
-=======
 kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
->>>>>>> h-local
 kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
 assert all(inspect.isclass(kind) for kind in kinds)
 assert not inspect.ismodule(dp.send) and not inspect.ismodule(dp.recv)  # a rank alone has no peer

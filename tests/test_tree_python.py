@@ -36,11 +36,8 @@ DPCORE = (
     "ddp/torch_face",
     "ddp/data_parallel",
     "ddp/overlap",
-<<<<<<< HEAD
     "optimizer",
-=======
     "local_updates",
->>>>>>> h-local
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",
