@@ -27,6 +27,7 @@ USED = (
     "torch_distributed",
     "network",
     "gpu",
+    "mpi",
     "variables",
     "failures",
     "performance",

@@ -1,11 +1,11 @@
 """The contract of a communicator, whoever carries the bytes.
 
-``Collectives`` is all of it. Four classes keep it: ``Communicator`` (dpcore's core, on CPUs),
-``DeviceCommunicator`` (GPUs), ``TorchCommunicator`` (a process group of torch) and
-``CupyCommunicator`` (CuPy's NCCL). ``GradientGroup`` is the part that ``DataParallel`` needs; a
-communicator of mpi4py has only that part (``MpiGroup``), and so may an object of your own. mypy
-checks each class against its protocol, and tests/comm/test_contract_of_communicators.py runs the
-same checks over each of them.
+``Collectives`` is all of it. Five classes keep it: ``Communicator`` (dpcore's core, on CPUs),
+``DeviceCommunicator`` (GPUs), ``MpiCommunicator`` (an MPI library through mpi4py),
+``TorchCommunicator`` (a process group of torch) and ``CupyCommunicator`` (CuPy's NCCL).
+``GradientGroup`` is the part that ``DataParallel`` needs; an object of your own may have only that
+part. mypy checks each class against its protocol, and tests/comm/test_contract_of_communicators.py
+runs the same checks over each of them.
 
 **Order.** All ranks call the same operations in the same order. Messages (``send``, ``recv``) are
 matched by sender and tag instead.
