@@ -22,10 +22,12 @@ from dpcore.communicators.mpi import numbers, reductions
 from dpcore.communicators.mpi.engine import Engine
 from dpcore.communicators.mpi.numbers import flat_of, message, pair_of, parts
 from dpcore.communicators.mpi.operation import MpiWork, Stage, What
+from dpcore.communicators.protocol import Operator
+from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.errors import Error, Mismatch, Unsupported
 
 
-class MpiCalls:
+class MpiCalls(OtherNames):
     """Of a group of ranks; ``MpiCommunicator`` says who they are."""
 
     rank: int
@@ -43,10 +45,10 @@ class MpiCalls:
     # ---- whole buffers -----------------------------------------------------------------------
 
     def all_reduce(
-        self, tensor: Any, op: str = "sum", *, factor: float = 1.0, **options: Any
+        self, tensor: Any, op: Operator = "sum", *, factor: float = 1.0, **options: Any
     ) -> MpiWork | None:
         """See ``Communicator.all_reduce``."""
-        call = self._call(options)
+        call, op = self._call(options), operator_name(op)
         own = flat_of(tensor)
         how = numbers.reduction_of(self._mpi, op, own.dtype, factor, self.world_size)
         stages = reductions.all_reduced(self._mpi, self._comm, own, how)
@@ -61,12 +63,18 @@ class MpiCalls:
         return self._run("broadcast", own, [stage], [tensor], call, root=root)
 
     def reduce(
-        self, tensor: Any, root: int = 0, op: str = "sum", *, factor: float = 1.0, **options: Any
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: Operator = "sum",
+        *,
+        factor: float = 1.0,
+        **options: Any,
     ) -> MpiWork | None:
         """See ``Communicator.reduce``. The others' tensors stay as they are."""
         call = self._call(options)
         check_rank(root, self.world_size, "root")
-        own = flat_of(tensor)
+        own, op = flat_of(tensor), operator_name(op)
         how = numbers.reduction_of(self._mpi, op, own.dtype, factor, self.world_size)
         stages = reductions.reduced(self._mpi, self._comm, own, how, root)
         return self._run("reduce", own, stages, [tensor], call, op, root)
@@ -77,7 +85,7 @@ class MpiCalls:
         self,
         output: Any,
         input: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         sizes: Sequence[int] | None = None,
         factor: float = 1.0,
@@ -89,6 +97,7 @@ class MpiCalls:
         lengths = lengths_of(sizes, target.numel(), self.world_size)
         expect(own.numel(), sum(lengths), "input")
         expect(target.numel(), lengths[self.rank], "output")
+        op = operator_name(op)
         how = numbers.reduction_of(self._mpi, op, own.dtype, factor, self.world_size)
         stages = reductions.scattered(self._mpi, self._comm, target, own, lengths, how)
         return self._run("reduce_scatter", own, stages, [output, input], call, op)
