@@ -148,7 +148,11 @@ def __getattr__(name: str) -> Any:
     known_as = _OTHER_NAMES.get(name, name)
     home = "dpcore._C" if name == "_C" else _HOME.get(known_as)
     if home is None:
-        raise AttributeError(f"module 'dpcore' has no attribute {name!r}")
+        from dpcore.communicators.words import meant_by
+
+        meant = meant_by(name).partition("(")[0]
+        hint = f"; it is called {meant_by(name)}" if meant in _HOME else ""
+        raise AttributeError(f"module 'dpcore' has no attribute {name!r}{hint}")
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as missing:

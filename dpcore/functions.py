@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.protocol import Operator
 from dpcore.communicators.work import Work
 from dpcore.launch.session import current
 
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     barrier = _current.barrier
 else:
 
-    def all_reduce(tensor: Any, op: str = "sum", **options: Any) -> Work | None:
+    def all_reduce(tensor: Any, op: Operator = "sum", **options: Any) -> Work | None:
         """See ``Communicator.all_reduce``."""
         return current().all_reduce(tensor, op, **options)
 
-    def reduce_scatter(output: Any, input: Any, op: str = "sum", **options: Any) -> Work | None:
+    def reduce_scatter(
+        output: Any, input: Any, op: Operator = "sum", **options: Any
+    ) -> Work | None:
         """See ``Communicator.reduce_scatter``."""
         return current().reduce_scatter(output, input, op, **options)
 
@@ -48,7 +51,7 @@ else:
         """See ``Communicator.broadcast``."""
         return current().broadcast(tensor, root, **options)
 
-    def reduce(tensor: Any, root: int = 0, op: str = "sum", **options: Any) -> Work | None:
+    def reduce(tensor: Any, root: int = 0, op: Operator = "sum", **options: Any) -> Work | None:
         """See ``Communicator.reduce``."""
         return current().reduce(tensor, root, op, **options)
 

@@ -19,6 +19,7 @@ from dpcore.show import figures_of, read_run
 from dpcore.show.reading import read_runs
 from dpcore.torch_backend import Options
 from tests.ranks import python
+from tests.ranks.mpi import each_mpi, mpirun, needs_mpi
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -35,6 +36,7 @@ RUN = {  # what each rank prints
     ("torch_distributed.md", 0): r"dpcore 2\.0\n",
     ("torch_distributed.md", 1): r"",
 }
+UNDER_MPIEXEC = {("mpi.md", 0): "mpi 1 all-reduce"}
 ON_A_GPU = {("gpu.md", 0)}
 OF_LESSONS = {  # by test_docs.py
     (f"learn/{path.name}", 0)
@@ -55,7 +57,7 @@ def blocks():
 
 def test_every_block_of_code_is_tried():
     python_lessons = {block for block in OF_LESSONS if block in blocks()}
-    assert set(blocks()) == set(RUN) | ON_A_GPU | python_lessons
+    assert set(blocks()) == set(RUN) | set(UNDER_MPIEXEC) | ON_A_GPU | python_lessons
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block[0]}-{block[1]}")
@@ -84,6 +86,16 @@ def test_two_ranks_run_it(block, tmp_path):
             assert 0 < figures.exposed_ms < 1.5 * figures.communication_ms
     if block[0] == "network.md":
         assert all(float(output.split()[2]) > 7.9 for output in outputs)  # 1 MB at 125 MB/s
+
+
+@needs_mpi
+@each_mpi
+@pytest.mark.parametrize("block", UNDER_MPIEXEC, ids=lambda block: f"{block[0]}-{block[1]}")
+def test_mpiexec_runs_it(block, launcher, tmp_path):
+    run, _ = mpirun(tmp_path, blocks()[block], launcher)
+    assert run.returncode == 0, run.stderr
+    said = "".join(run.stdout.split())
+    assert sorted(said) == sorted("".join(UNDER_MPIEXEC[block].split()) * 2)  # lines mix
 
 
 @pytest.mark.parametrize("block", sorted(ON_A_GPU), ids=lambda block: f"{block[0]}-{block[1]}")

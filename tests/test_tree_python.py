@@ -43,6 +43,7 @@ DPCORE = (
     "__init__",
     "_ddp",
     "data_parallel",
+    "mpi_communicator",
     "nccl",
     "torch_communicator",
     # Uses the package as any program does.

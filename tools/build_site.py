@@ -28,6 +28,7 @@ USED = (
     "torch_distributed",
     "network",
     "gpu",
+    "mpi",
     "variables",
     "failures",
     "performance",

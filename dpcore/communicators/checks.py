@@ -92,7 +92,9 @@ def refuse(options: Mapping[str, Any], who: str, instead: str = "") -> None:
     if unknown:
         raise TypeError(f"unknown option {', '.join(unknown)}: there are {', '.join(_DEFAULTS)}")
     asked = sorted(
-        name for name, value in options.items() if value is not None and value != _DEFAULTS[name]
+        name
+        for name, value in options.items()
+        if value is not None and value != _DEFAULTS[name] and (name, value) != ("algorithm", "auto")
     )
     if asked:
         raise Unsupported(f"{who} has no {', '.join(asked)}{instead}")

@@ -31,7 +31,8 @@ from dpcore.communicators.checks import (
 )
 from dpcore.communicators.cupy_numbers import BYTES, numbers_of, packed, size_of, unpacked
 from dpcore.communicators.cupy_streams import CupyWork, TorchStreams
-from dpcore.communicators.protocol import Capabilities, Collectives
+from dpcore.communicators.protocol import Capabilities, Collectives, Operator
+from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _COUNTERPARTS = {"send": "recv", "recv": "send"}
 
 
-class CupyCommunicator:
+class CupyCommunicator(OtherNames):
     """A group of ranks over ``cupy.cuda.nccl``. Made by ``dpcore.init(backend="cupy")``."""
 
     _capabilities: ClassVar[Capabilities] = Capabilities()
@@ -60,7 +61,7 @@ class CupyCommunicator:
     # ---- collectives -------------------------------------------------------------------------
 
     def all_reduce(
-        self, tensor: Any, op: str = "sum", *, async_op: bool = False, **options: Any
+        self, tensor: Any, op: Operator = "sum", *, async_op: bool = False, **options: Any
     ) -> CupyWork | None:
         """Combines ``tensor`` over all ranks, in place."""
         self._refuse(options)
@@ -73,7 +74,7 @@ class CupyCommunicator:
         self,
         tensor: Any,
         root: int = 0,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         async_op: bool = False,
         **options: Any,
@@ -90,7 +91,7 @@ class CupyCommunicator:
         self,
         output: Any,
         input: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         sizes: Sequence[int] | None = None,
         async_op: bool = False,
@@ -298,9 +299,9 @@ class CupyCommunicator:
             raise Unsupported(f"input is {input.dtype}, output is {output.dtype}")
         return target, source
 
-    def _reduction(self, tensor: Any, op: str) -> tuple[int, int, int, int]:
+    def _reduction(self, tensor: Any, op: Operator) -> tuple[int, int, int, int]:
         address = self._address(tensor, "tensor")
-        return address, tensor.numel(), *numbers_of(op, tensor.dtype)
+        return address, tensor.numel(), *numbers_of(operator_name(op), tensor.dtype)
 
     def _lengths(self, sizes: Sequence[int] | None, own: Any, role: str) -> list[int]:
         """Elements of each rank's part; ``own`` holds this rank's."""

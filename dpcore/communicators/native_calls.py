@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dpcore.communicators.checks import check_both, check_presence, check_rank
-from dpcore.communicators.protocol import Algorithm, Sizes
+from dpcore.communicators.checks import OPERATORS, check_both, check_presence, check_rank
+from dpcore.communicators.protocol import Algorithm, Operator, Sizes
+from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.communicators.work import Work
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 
-class NativeCalls:
+class NativeCalls(OtherNames):
     """Of a group of ranks; ``Communicator`` says who they are."""
 
     rank: int
@@ -41,19 +42,24 @@ class NativeCalls:
     def all_reduce(
         self,
         tensor: Any,
-        op: str = ...,
+        op: Operator = ...,
         *,
         async_op: Literal[True],
         **options: Unpack[CombiningWhole],
     ) -> Work: ...
     @overload
     def all_reduce(
-        self, tensor: Any, op: str = ..., *, async_op: bool = ..., **options: Unpack[CombiningWhole]
+        self,
+        tensor: Any,
+        op: Operator = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[CombiningWhole],
     ) -> Work | None: ...
     def all_reduce(
         self,
         tensor: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -70,6 +76,7 @@ class NativeCalls:
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
+        op = op if op in OPERATORS else operator_name(op)
         plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
         if plain and not async_op and op != "premul_sum":
             self._native.all_reduce_now(tensor, op)
@@ -112,7 +119,7 @@ class NativeCalls:
         self,
         tensor: Any,
         root: int = ...,
-        op: str = ...,
+        op: Operator = ...,
         *,
         async_op: Literal[True],
         **options: Unpack[Combining],
@@ -122,7 +129,7 @@ class NativeCalls:
         self,
         tensor: Any,
         root: int = ...,
-        op: str = ...,
+        op: Operator = ...,
         *,
         async_op: bool = ...,
         **options: Unpack[Combining],
@@ -131,7 +138,7 @@ class NativeCalls:
         self,
         tensor: Any,
         root: int = 0,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -141,6 +148,7 @@ class NativeCalls:
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
         check_rank(root, self.world_size, "root")
+        op = op if op in OPERATORS else operator_name(op)
         native = self._native.whole(
             "reduce", tensor, root=root, op=op, factor=factor,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -154,7 +162,7 @@ class NativeCalls:
         self,
         output: Any,
         input: Any,
-        op: str = ...,
+        op: Operator = ...,
         *,
         async_op: Literal[True],
         **options: Unpack[CombiningParts],
@@ -164,7 +172,7 @@ class NativeCalls:
         self,
         output: Any,
         input: Any,
-        op: str = ...,
+        op: Operator = ...,
         *,
         async_op: bool = ...,
         **options: Unpack[CombiningParts],
@@ -173,7 +181,7 @@ class NativeCalls:
         self,
         output: Any,
         input: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         sizes: Sizes = None,
         async_op: bool = False,
@@ -188,6 +196,7 @@ class NativeCalls:
 
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
+        op = op if op in OPERATORS else operator_name(op)
         native = self._native.parted(
             "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,

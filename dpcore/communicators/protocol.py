@@ -1,11 +1,11 @@
 """The contract of a communicator, whoever carries the bytes.
 
-``Collectives`` is all of it. Four classes keep it: ``Communicator`` (dpcore's core, on CPUs),
-``DeviceCommunicator`` (GPUs), ``TorchCommunicator`` (a process group of torch) and
-``CupyCommunicator`` (CuPy's NCCL). ``GradientGroup`` is the part that ``DataParallel`` needs; a
-communicator of mpi4py has only that part (``MpiGroup``), and so may an object of your own. mypy
-checks each class against its protocol, and tests/comm/test_contract_of_communicators.py runs the
-same checks over each of them.
+``Collectives`` is all of it. Five classes keep it: ``Communicator`` (dpcore's core, on CPUs),
+``DeviceCommunicator`` (GPUs), ``MpiCommunicator`` (an MPI library through mpi4py),
+``TorchCommunicator`` (a process group of torch) and ``CupyCommunicator`` (CuPy's NCCL).
+``GradientGroup`` is the part that ``DataParallel`` needs; an object of your own may have only that
+part. mypy checks each class against its protocol, and tests/comm/test_contract_of_communicators.py
+runs the same checks over each of them.
 
 **Order.** All ranks call the same operations in the same order. Messages (``send``, ``recv``) are
 matched by sender and tag instead.
@@ -13,7 +13,8 @@ matched by sender and tag instead.
 **Options.** Every call takes ``async_op`` and ``timeout``. The others have a meaning for some:
 
 ``op``         sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
-               ``factor``.
+               ``factor``; also as others write them: "AVG", ``torch.distributed.ReduceOp.SUM``,
+               ``mpi4py.MPI.SUM``.
 ``sizes``      elements in each rank's part, one number per rank, when the parts differ.
 ``async_op``   return a handle instead of waiting.
 ``timeout``    seconds, instead of the communicator's; 0 stands for the communicator's.
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 Sizes = Sequence[int] | None
 Algorithm = Any  # str | dpcore.Schedule | None
+Operator = Any  # str | torch.distributed.ReduceOp | mpi4py.MPI.Op
 
 
 class Capabilities(NamedTuple):
@@ -130,7 +132,7 @@ class Collectives(Protocol):
     def all_reduce(
         self,
         tensor: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -158,7 +160,7 @@ class Collectives(Protocol):
         self,
         tensor: Any,
         root: int = 0,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
@@ -172,7 +174,7 @@ class Collectives(Protocol):
         self,
         output: Any,
         input: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         sizes: Sizes = None,
         async_op: bool = False,

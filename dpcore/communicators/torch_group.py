@@ -25,7 +25,7 @@ from dpcore.communicators.checks import (
     lengths_of,
     refuse,
 )
-from dpcore.communicators.protocol import Capabilities, Collectives
+from dpcore.communicators.protocol import Capabilities, Collectives, Operator
 from dpcore.communicators.torch_buffers import (
     divide_in_place,
     join,
@@ -35,10 +35,11 @@ from dpcore.communicators.torch_buffers import (
     tensor_of,
 )
 from dpcore.communicators.torch_work import TorchWork
+from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.errors import Error, Unsupported
 
 
-class TorchCommunicator:
+class TorchCommunicator(OtherNames):
     """The ranks of a process group. Made by ``dpcore.init(backend="torch")``, or directly of any
     group."""
 
@@ -55,10 +56,11 @@ class TorchCommunicator:
     # ---- whole buffers -----------------------------------------------------------------------
 
     def all_reduce(
-        self, tensor: Any, op: str = "sum", *, factor: float = 1.0, **options: Any
+        self, tensor: Any, op: Operator = "sum", *, factor: float = 1.0, **options: Any
     ) -> TorchWork | None:
         """See ``Communicator.all_reduce``."""
         call = self._call(options)
+        op = operator_name(op)
         own = self._before(tensor, op, factor)
         return self._run(
             lambda: dist.all_reduce(own, operator_of(op), self._group, async_op=True),
@@ -79,12 +81,19 @@ class TorchCommunicator:
         )
 
     def reduce(
-        self, tensor: Any, root: int = 0, op: str = "sum", *, factor: float = 1.0, **options: Any
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: Operator = "sum",
+        *,
+        factor: float = 1.0,
+        **options: Any,
     ) -> TorchWork | None:
         """See ``Communicator.reduce``. The others' tensors stay as they are."""
         call = self._call(options)
         check_rank(root, self.world_size, "root")
         target = tensor_of(tensor)
+        op = operator_name(op)
         own = target if self.rank == root else target.clone()
         own = self._before(own, op, factor)
         return self._run(
@@ -102,7 +111,7 @@ class TorchCommunicator:
         self,
         output: Any,
         input: Any,
-        op: str = "sum",
+        op: Operator = "sum",
         *,
         sizes: Sequence[int] | None = None,
         factor: float = 1.0,
@@ -110,6 +119,7 @@ class TorchCommunicator:
     ) -> TorchWork | None:
         """See ``Communicator.reduce_scatter``: an all-reduce of which a part is kept."""
         call = self._call(options)
+        op = operator_name(op)
         target, own = pair_of(output, input)
         lengths = lengths_of(sizes, target.numel(), self.world_size)
         expect(own.numel(), sum(lengths), "input")

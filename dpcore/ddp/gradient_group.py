@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpcore.communicators.mpi import MpiGroup
+from dpcore.communicators.mpi.communicator import MpiCommunicator
 from dpcore.communicators.native import Communicator
 from dpcore.communicators.protocol import GradientGroup
 from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
@@ -64,7 +64,7 @@ def _adapted(comm: Any) -> GradientGroup:
     if isinstance(comm, dist.ProcessGroup):
         return TorchGroup(comm)
     if hasattr(comm, "Iallreduce"):
-        return MpiGroup(comm)
+        return MpiCommunicator(comm)
     if isinstance(comm, GradientGroup):
         return comm
     raise Unsupported(

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.communicators.native import Communicator
 
-_BACKENDS = ("native", "torch", "nccl", "cupy", "cuda")
+_BACKENDS = ("native", "mpi", "torch", "nccl", "cupy", "cuda")
 _TRANSPORTS = ("auto", "shm", "tcp", "shm+tcp", "inproc")
 
 _instances = InstanceCounter()
@@ -52,6 +52,9 @@ def init(
     ``backend``   "native": tensors on the CPU, dpcore's own core. "torch" uses the default group of
                   torch.distributed as it is, and leaves the arguments below aside; the result
                   then is a ``dpcore.torch_communicator.TorchCommunicator``, with the same methods.
+                  "mpi": tensors on the CPU, by an MPI library through mpi4py; the ranks are
+                  those of MPI (``mpiexec -n 2 python train.py``), and of the arguments below it
+                  takes ``timeout``. See docs/mpi.md.
                   "nccl": tensors on GPUs, see ``dpcore.communicators.device``. "cupy": the same
                   through CuPy. "cuda": without NCCL, on one host, also several ranks on one GPU.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
@@ -84,7 +87,7 @@ def init(
     """
     if backend not in _BACKENDS:
         raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
-    if device is not None and backend in ("native", "torch"):
+    if device is not None and backend in ("native", "mpi", "torch"):
         raise Unsupported(f"device={device!r}: backend {backend!r} takes none; pass backend='nccl'")
     if transport not in _TRANSPORTS:
         raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
@@ -100,6 +103,15 @@ def init(
         )
     if backend == "torch":
         return _over_torch()
+    if backend == "mpi":
+        given = {
+            "init_method": init_method,
+            "transport": None if transport == "auto" else transport,
+            "link": link,
+            "algorithm": None if algorithm == "auto" else algorithm,
+            "deterministic": deterministic or None,
+        }
+        return _over_mpi(rank, world_size, timeout, given)
     identity = find_identity(rank, world_size, init_method)
 
     if algorithm == "auto":
@@ -154,6 +166,27 @@ def _over_torch() -> Communicator:
             "torch.distributed.init_process_group() first"
         )
     communicator: Any = TorchCommunicator()  # has its methods, though it is none
+    _set_current(communicator, False)
+    return communicator  # type: ignore[no-any-return]
+
+
+def _over_mpi(
+    rank: int | None, world_size: int | None, timeout: float, given: Mapping[str, Any]
+) -> Communicator:
+    """``given``: arguments that have no meaning for MPI, or None."""
+    from dpcore.communicators.mpi.start import start_mpi
+
+    for name, value in given.items():
+        if value is not None:
+            raise Unsupported(
+                f"backend='mpi' has no {name}: MPI finds its ranks, ways and algorithms itself "
+                "(OMPI_MCA_... and MPIR_CVAR_... choose them); use backend='native'"
+            )
+    began_ns = time.time_ns()
+    communicator: Any = start_mpi(rank, world_size, timeout)  # has its methods, though it is none
+    _all.add(communicator)
+    _tell_peers_about_uncaught_errors()
+    _announce(communicator, communicator.job, began_ns)
     _set_current(communicator, False)
     return communicator  # type: ignore[no-any-return]
 

@@ -12,7 +12,7 @@ from tests.cuda_host.conftest import fake, stand_in  # noqa: F401  (fixtures)
 from tests.cuda_host.test_cupy import notes_of
 from tests.ranks.devices import on_devices
 from tests.ranks.groups import in_group
-from tests.test_mpi import MPICH, SAY, mpirun
+from tests.ranks.mpi import SAY, each_mpi, mpirun, needs_mpi
 
 WORLD = 3
 
@@ -47,23 +47,26 @@ def test_cupy_refuses_what_the_contract_refuses():
     assert called == ["allReduce", "keep"]  # whose wait() had a wrong argument
 
 
-@pytest.mark.skipif(not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp")
-def test_mpi4py_keeps_the_part_that_gradients_need(tmp_path):
+@needs_mpi
+@each_mpi
+@pytest.mark.parametrize("world", (2, 4))
+def test_mpi_keeps_the_contract(tmp_path, launcher, world):
     run, said = mpirun(
         tmp_path,
         SAY
         + """
-from mpi4py import MPI
-from dpcore.communicators.mpi import MpiGroup
+import dpcore
 from tests.comm import contract
-group = MpiGroup(MPI.COMM_WORLD)
-contract.gradient_group(group)
-say(group.rank, "kept")
+comm = dpcore.init(backend="mpi")
+contract.gradient_group(comm)
+contract.everything(comm)
+say(comm.rank, "kept")
 """,
-        "mpich",
+        launcher,
+        world,
     )
-    assert run.returncode == 0, run.stderr
-    assert said == ["kept"] * len(said) and said
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert said == ["kept"] * world
 
 
 def test_a_gradient_group_is_a_part_of_the_whole():

@@ -13,11 +13,16 @@ namespace dpcore {
 PythonBucketCommunicator::PythonBucketCommunicator(py::object group)
     : group_(std::move(group)),
       rank_(group_.attr("rank").cast<int>()),
-      world_(group_.attr("world_size").cast<int>()) {}
+      world_(group_.attr("world_size").cast<int>()) {
+  if (py::hasattr(group_, "_recorder")) {
+    recorder_ = group_.attr("_recorder").cast<std::shared_ptr<PyCommunicator>>();
+  }
+}
 
 PythonBucketCommunicator::~PythonBucketCommunicator() {
   const py::gil_scoped_acquire gil;
   works_.clear();
+  recorder_.reset();
   group_ = {};
 }
 

@@ -1,0 +1,1 @@
+"""An MPI library behind the calls of a communicator."""
