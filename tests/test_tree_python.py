@@ -45,6 +45,7 @@ DPCORE = (
     "torch_communicator",
     # Uses the package as any program does.
     "compare",
+    "exercise",
     "help_texts",
     "__main__",
 )
