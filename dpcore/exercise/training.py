@@ -23,7 +23,9 @@ LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 
 class Small(nn.Module):
-    """An MLP in double precision with a parameter that is not trained."""
+    """An MLP in double precision with a buffer, and with a parameter that is not trained."""
+
+    shift: torch.Tensor
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -32,10 +34,11 @@ class Small(nn.Module):
         self.middle = nn.Linear(16, 16, dtype=torch.float64)
         self.last = nn.Linear(16, 3, dtype=torch.float64)
         self.scale = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("shift", torch.randn(3, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.middle(torch.tanh(self.first(x))))
-        result: torch.Tensor = self.last(hidden) * self.scale
+        result: torch.Tensor = self.last(hidden) * self.scale + self.shift
         return result
 
 
@@ -51,7 +54,8 @@ def part(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def values(module: nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in module.parameters()]
+    """Of parameters and buffers."""
+    return [tensor.detach().clone() for tensor in [*module.parameters(), *module.buffers()]]
 
 
 def gradients(module: nn.Module) -> list[torch.Tensor]:
