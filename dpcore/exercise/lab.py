@@ -15,6 +15,9 @@ SECONDS = 12.0  # of a rank
 PATIENCE = 7.0  # of an operation: ranks that wait for each other for longer never meet
 WORDS_PRINTED = 2000
 
+# What the fork server imports once, instead of every rank.
+_IN_ADVANCE = ("dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.exercise.training")
+
 # Settings of the caller's shell that would change what is measured.
 _NEUTRAL = {"DPCORE_TRACE": "", "DPCORE_SCHEDULE": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -53,8 +56,9 @@ class Lab:
         return found
 
     def _run(self, body: str, world: int, args: Sequence[Any], link: str, alone: bool) -> list[Any]:
-        from dpcore.launch.spawn import run_processes
+        from dpcore.launch.spawn import PRELOAD, run_processes
 
+        PRELOAD.extend(name for name in _IN_ADVANCE if name not in PRELOAD)
         options = {"link": link} if link else {}
         file = "" if alone else str(self._file.resolve())
         with tempfile.TemporaryDirectory(prefix="dpcore-exercise-") as folder:

@@ -22,15 +22,18 @@ def accumulates(on, student):
     found = {"local": [], "within": [], "after": [], "gradients": []}
     for step in range(2):
         module.zero_grad()
-        with on.watch() as within, model.no_sync():
-            for number in range(MICRO_BATCHES - 1):
-                loss_of(model, 3 * step + number, on.rank, on.world_size).backward()
-        found["local"].append(training.gradients(module))
-        with on.watch() as after:
+        with on.watch() as seen:
+            with model.no_sync():
+                for number in range(MICRO_BATCHES - 1):
+                    loss_of(model, 3 * step + number, on.rank, on.world_size).backward()
+                local = training.gradients(module)
+            end_of_block = on.clock()
             loss_of(model, 3 * step + 2, on.rank, on.world_size).backward()
             model.finish()
-        found["within"].append(within.sent())
-        found["after"].append(after.sent())
+        within = seen.launched_before(end_of_block)
+        found["local"].append(local)
+        found["within"].append(within)
+        found["after"].append(seen.sent()[within:])
         found["gradients"].append(training.gradients(module))
     return found
 
@@ -53,11 +56,10 @@ def leaves(on, student, way):
             loss_of(model, 0, on.rank, on.world_size).backward()
             model.finish()
         return seen.sent()
-    with model.no_sync():
+    with on.watch() as seen, model.no_sync():
         with model.no_sync():
             pass
-        with on.watch() as seen:
-            loss_of(model, 0, on.rank, on.world_size).backward()
+        loss_of(model, 0, on.rank, on.world_size).backward()
         model.finish()
     return seen.sent()
 
@@ -85,7 +87,7 @@ def check_silent(lab):
     """Nothing is sent within the block."""
     for rank, found in enumerate(lab.ranks("accumulates", 2)):
         for step, sent in enumerate(found["within"], 1):
-            need(not sent, f"rank {rank}, step {step}: {len(sent)} operations within no_sync()")
+            need(not sent, f"rank {rank}, step {step}: {sent} operations within no_sync()")
 
 
 def check_local(lab):

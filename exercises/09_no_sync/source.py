@@ -1,4 +1,4 @@
-"""no_sync: accumulation without communication (25 minutes)
+"""Accumulation without communication (25 minutes)
 
 A batch that does not fit into memory is cut into micro-batches: backward runs for each, gradients
 add up in ``.grad``, and the optimizer steps after the last. Averaging them after every micro-batch

@@ -95,6 +95,45 @@ range(1, min(2, comm.world_size))
     for step in range(comm.world_size - 1):
         give = chunks[(comm.rank - step) % comm.world_size]
 
+== reduce_scatter | * begins with its own part | order | the last bits differ
+--
+    total = torch.zeros_like(parts[comm.rank])
+    for rank in range(comm.world_size):
+        if rank == comm.rank:
+            total += parts[rank]
+        else:
+++
+    total = parts[comm.rank].clone()
+    for rank in range(comm.world_size):
+        if rank != comm.rank:
+
+== reduce_scatter | backwards | parts | elements are wrong
+--
+comm.send(parts[rank], rank, async_op=True)
+++
+comm.send(parts[rank].flip(0), rank, async_op=True)
+
+== reduce_scatter | changes the caller's vector | untouched | elements are wrong
+--
+    return total
+++
+    parts[comm.rank].copy_(total)
+    return total
+
+== reduce_scatter | everything to everybody | bytes | are enough and needed
+--
+    works = [comm.send(parts[rank], rank, async_op=True) for rank in others]
+++
+    works = [comm.send(vector, rank, async_op=True) for rank in others]
+--
+            part = torch.empty_like(total)
+            comm.recv(part, rank)
+            total += part
+++
+            part = torch.empty_like(vector)
+            comm.recv(part, rank)
+            total += part.tensor_split(comm.world_size)[comm.rank]
+
 == buckets | * closes too late | first_cap | before its last member came
 --
         if room <= 0:
