@@ -119,7 +119,7 @@ def test_a_file_that_is_no_solution_is_refused_in_words(text, says, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["check", "1"], "there is no exercises/01_all_reduce/all_reduce.py: dpcore exercise start 1"),
+        (["check", "1"], "there is no exercises/01_all_reduce/all_reduce.py: dpcore exercise"),
         (["check"], "nothing is begun in exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
