@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,13 @@ def run(options: argparse.Namespace) -> int:
     actions = {"list": _list, "start": _start, "hint": _hint, "check": _check, "solution": _show}
     if options.json and options.action not in ("list", "check"):
         return _refuse(f"--json is about list and check, and not about {options.action}")
-    return actions[options.action](options)
+    try:
+        status = actions[options.action](options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
 
 
 def _refuse(problem: str) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +31,13 @@ class Wrong(Exception):
 
 class NotSeen(Exception):
     """There is nothing to judge, since the run that would show it has failed already."""
+
+
+def _end_sessions(folder: Path) -> None:
+    """Ends what the ranks have started and left behind."""
+    for path in folder.glob("session.*"):
+        with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
+            os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
 class Lab:
@@ -68,6 +78,7 @@ class Lab:
                 run, world, (job,), timeout=PATIENCE, options=options, environment=_NEUTRAL,
                 deadline=SECONDS + 5, grace=SECONDS - PATIENCE + 1,
             )  # fmt: skip
+            _end_sessions(Path(folder))
             if not alone:
                 self._keep_printed(Path(folder))
             failed = [o for o in outcomes if o.error is not None or not o.reported]

@@ -117,6 +117,8 @@ class Stage:
 
 def run(comm: Any, job: Job) -> Any:
     """The body's result as plain values."""
+    os.setsid()  # what it starts can be ended with it
+    (Path(job.folder) / f"session.{comm.rank}").write_text(str(os.getpid()))
     _send_output_to(Path(job.folder) / f"printed.{comm.rank}")
     stacks = open(Path(job.folder) / f"stacks.{comm.rank}", "w")  # noqa: SIM115
     faulthandler.dump_traceback_later(job.seconds, exit=True, file=stacks)

@@ -2,6 +2,11 @@
 
 import json
 import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +119,35 @@ def test_a_file_that_is_no_solution_is_refused_in_words(text, says, tmp_path):
     said = report.words(judging.judge(catalogue.find("buckets"), file, {"each_once"}))
     assert says in " ".join(said.split())
     assert "0 of 1 hold" in said and "Traceback" not in said
+
+
+def test_what_a_submission_has_started_is_ended(tmp_path):
+    file, note = tmp_path / "buckets.py", tmp_path / "child"
+    file.write_text(
+        "import os, time\nif not (child := os.fork()):\n    time.sleep(60)\n    os._exit(0)\n"
+        f"open({str(note)!r}, 'w').write(str(child))\n" + catalogue.find("buckets").parts.solution
+    )
+    verdict = judging.judge(catalogue.find("buckets"), file, {"order"})
+    assert verdict.passed, report.words(verdict)
+    until = time.monotonic() + 10
+    while is_running(int(note.read_text())):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_reader_that_goes_is_no_error(tmp_path):
+    command = [sys.executable, "-m", "dpcore", "exercise", "solution", "8"]
+    out = subprocess.run(
+        f"{shlex.join(command)} | true", shell=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert out.stderr == ""
 
 
 @pytest.mark.parametrize(
