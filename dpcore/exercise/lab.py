@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcore.errors import Error
 from dpcore.exercise.on_rank import Failed, Job, run
 
 MEMORY = 1 << 30  # bytes of a rank, of which torch takes a fifth
@@ -22,7 +23,8 @@ WORDS_PRINTED = 2000
 _IN_ADVANCE = ("dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.exercise.training")
 
 # Settings of the caller's shell that would change what is measured.
-_NEUTRAL = {"DPCORE_TRACE": "", "DPCORE_SCHEDULE": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+_NEUTRAL = dict.fromkeys(("DPCORE_TRACE", "DPCORE_SCHEDULE", "DPCORE_LINK"), "")
+_NEUTRAL["DPCORE_ALGORITHM"] = "auto"
 
 
 class Wrong(Exception):
@@ -84,7 +86,7 @@ class Lab:
             failed = [o for o in outcomes if o.error is not None or not o.reported]
             if failed:
                 if alone:
-                    raise RuntimeError(f"the check itself fails: {failed[0].traceback}")
+                    raise Error(f"the ranks of the check itself failed: {failed[0].error}")
                 raise Wrong(self._words(failed, Path(folder)))
         return [outcome.result for outcome in outcomes]
 
