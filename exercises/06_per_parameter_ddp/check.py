@@ -86,7 +86,7 @@ def check_no_wait(lab):
     """The hook does not wait: backward is not held up by communication."""
     for which, found in steps_of(lab):
         waited = found["waited_in_backward_ms"]
-        need(waited < 10, f"{which}: {waited:.0f} ms of backward were spent in communication calls")
+        need(waited < 30, f"{which}: {waited:.0f} ms of backward were spent in communication calls")
 
 
 def check_hidden(lab):
