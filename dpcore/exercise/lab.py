@@ -113,11 +113,15 @@ class Lab:
         where = f" ({self._file.name}, {error.place})" if error.place else ""
         if error.kind == "NotImplementedError":
             return f"not written yet{where}: {error.message}"
+        closed = re.match(r"import of (\S+) halted", error.message)
+        if closed:
+            return f"{closed[1]} is closed in this exercise: write it yourself{where}"
         if error.kind == "Shortcut":
             return f"{error.message}{where}"
         if error.kind == "Timeout":
             self._gave_up = "not run, since the ranks of an earlier run waited for each other"
-            return f"the ranks wait for each other{where}: {error.message}"
+            what = error.message.partition(". Look at what the late rank does")[0]
+            return f"the ranks wait for each other{where}: {what}"
         if error.kind == "MemoryError" or "can't allocate memory" in error.message:
             return f"{who} asked for more than {MEMORY >> 20} MiB{where}"
         return f"{who} raised {error.kind}{where}: {error.message}"

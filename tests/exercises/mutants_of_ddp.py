@@ -39,7 +39,7 @@ TEXT = '''
         for parameter in self.trained:
             self.gradient_ready(parameter)
 
-== bucketed_ddp | changes what judges it | early | dpcore.exercise
+== bucketed_ddp | changes what judges it | early | dpcore.exercise is closed
 --
         self.module, self.comm = module, comm
 ++

@@ -164,7 +164,7 @@ range(len(sizes))
 ++
     for parameter in sorted(bucket):
 
-== buckets | somebody else's plan | each_once | ModuleNotFoundError
+== buckets | somebody else's plan | each_once | dpcore.reference.buckets is closed
 --
     buckets, open_bucket, room = [], [], first_cap
 ++
