@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from dpcore.exercise import catalogue, judging, report
+from dpcore.exercise import catalogue
 from dpcore.exercise.catalogue import Exercise
 from dpcore.files import write_whole
 
@@ -108,6 +108,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from dpcore.exercise import judging, report  # for Linux; the other actions work anywhere
+
     if options.exercise is None:
         chosen = [
             (exercise, exercise.file_in(options.folder))
