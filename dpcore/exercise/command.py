@@ -131,8 +131,7 @@ def _check(options: argparse.Namespace) -> int:
     for exercise, file in chosen:
         verdicts.append(judging.judge(exercise, file))
         if not options.json:
-            print(report.words(verdicts[-1]), flush=True)
-            print()
+            print("\n" * (len(verdicts) > 1) + report.words(verdicts[-1]), flush=True)
     if options.json:
         print(json.dumps(report.for_gradescope(verdicts), indent=1))
     return int(not all(verdict.passed for verdict in verdicts))
