@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
+.PHONY: help venv build demo demo-all-reduce docs exercises test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -115,6 +115,9 @@ test-again: build $(STAMPS)/extra-test ## what failed in the last run once more,
 test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)
 
+exercises: build $(STAMPS)/extra-test ## every solution of the exercises, and every mutant, which has to fail
+	DPCORE_TEST_FULL=1 $(PYTEST) tests/exercises
+
 conformance: build $(STAMPS)/extra-test ## torch's own distributed tests over the backend "dpcore", long
 	$(PY) -m tests.conformance --backend dpcore --world 2
 	$(PY) -m tests.conformance --backend dpcore --world 4
@@ -144,7 +147,7 @@ GPU_SECONDS ?= 460
 gpu-check: ## on a machine with a GPU: build with its Python, tests/cuda, figures to GPU_RESULT
 	$(PYTHON) tools/gpu_check.py --build --seconds $(GPU_SECONDS) --out $(GPU_RESULT)
 
-PYTHON_FILES := dpcore tests benchmarks examples tools setup.py
+PYTHON_FILES := dpcore tests benchmarks examples exercises tools setup.py
 CPP_FILES = $(shell find csrc tests/cpp tests/cuda_host -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 lint: $(STAMPS)/extra-dev ## ruff, mypy --strict, clang-format

@@ -40,6 +40,7 @@ from typing import Any
 
 import setuptools
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "tools"))  # pip does not run this file as a script
@@ -354,6 +355,25 @@ def extension_arguments() -> dict[str, Any]:
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 
+# ---- exercises -------------------------------------------------------------------------------
+
+
+class WithExercises(build_py):
+    """A wheel has the folder exercises/ as dpcore/exercise/tasks. In a checkout they are used
+    where they are."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / "dpcore" / "exercise" / "tasks"
+        shutil.rmtree(target, ignore_errors=True)  # files that are gone stay there
+        for name in ("source.py", "check.py"):
+            for path in sorted((ROOT / "exercises").glob(f"[0-9][0-9]_*/{name}")):
+                (target / path.parent.name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target / path.parent.name / name)
+
+
 def main() -> None:
     os.chdir(ROOT)
     if int(setuptools.__version__.split(".")[0]) < 77:
@@ -365,11 +385,14 @@ def main() -> None:
         "long_description": readme_elsewhere(),
         "long_description_content_type": "text/markdown",
         "project_urls": links(),
+        "cmdclass": {"build_py": WithExercises},
     }
     if os.environ.get("DPCORE_PURE") == "1":
         pass
     elif not COMMANDS_WITHOUT_COMPILER & set(sys.argv[1:]):
-        arguments |= extension_arguments()
+        extension = extension_arguments()
+        arguments["cmdclass"] |= extension["cmdclass"]
+        arguments["ext_modules"] = extension["ext_modules"]
     elif "dist_info" in sys.argv:
         # The first thing pip asks for: stop before it fetches anything for a wheel that cannot be
         # compiled.

@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_compare(commands)
     _add_demo(commands)
+    _add_exercise(commands)
     return parser
 
 
@@ -236,6 +237,20 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_demo_arguments(demo)
 
 
+def _add_exercise(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from dpcore.exercise.arguments import EXAMPLES, add_arguments
+
+    exercise = _command(
+        commands,
+        "exercise",
+        _exercise,
+        help="learn by writing all-reduce, DDP and ZeRO yourself: exercises that check themselves",
+        description="Lists, starts and checks exercises about data parallel training.",
+        epilog=EXAMPLES,
+    )
+    add_arguments(exercise)
+
+
 def _bench(options: argparse.Namespace) -> int:
     from dpcore.commands import bench, calibrate
 
@@ -288,6 +303,12 @@ def _demo(options: argparse.Namespace) -> int:
     from dpcore.compare import demo
 
     return demo.run(options)
+
+
+def _exercise(options: argparse.Namespace) -> int:
+    from dpcore.exercise import command
+
+    return command.run(options)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ Where to begin:
   this machine          dpcore doctor     what it has, what is missing, what to do about it
                         dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
   a rank that hangs     dpcore inspect PID
+  how it works inside   dpcore exercise   write all-reduce and DDP yourself, and have them checked
 
 `dpcore --help` lists the commands, `dpcore COMMAND --help` has examples of each.
 """

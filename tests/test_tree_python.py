@@ -48,6 +48,7 @@ DPCORE = (
     "torch_communicator",
     # Uses the package as any program does.
     "compare",
+    "exercise",
     "help_texts",
     "__main__",
 )

@@ -95,12 +95,13 @@ def test_the_wheel_for_any_system_has_no_compiled_module(dist):
     assert not [name for name in files if name.endswith((".so", ".cpp"))]
     # All that git knows, and nothing that lies about in the checkout.
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "dpcore"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "dpcore", "exercises"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     tracked = {name for name in listed.stdout.split() if not name.endswith(".md")}
     packed = {name for name in files if name.startswith("dpcore/") and not name.endswith(".md")}
-    assert packed == {name for name in tracked if (ROOT / name).exists()}
+    there = {name for name in tracked if (ROOT / name).exists()}
+    assert packed == {re.sub(r"^exercises/", "dpcore/exercise/tasks/", name) for name in there}
 
 
 def test_a_wheel_with_cores_is_the_other_one_and_the_cores(dist):
@@ -201,6 +202,16 @@ def test_the_wheel_with_the_core_runs_ranks(installed):
     assert out.returncode == 0, out.stderr
     assert out.stdout.startswith(where["PYTHONPATH"])
     assert out.stdout.endswith("[2.0, 2.0, 2.0, 2.0]\n")
+
+
+def test_a_wheel_has_the_exercises(installed, tmp_path):
+    where = installed("*-py3-none-any.whl")
+    out = run("-c", BARE + COMMAND, "exercise", "start", "ring", "--folder", tmp_path, **where)
+    assert out.returncode == 0, out.stderr
+    assert (tmp_path / "02_ring" / "ring.py").is_file()
+    out = run("-c", BARE + COMMAND, "exercise", "check", "ring", "--folder", tmp_path, **where)
+    assert (out.returncode, out.stdout) == (1, "")
+    assert "no core for this system" in " ".join(out.stderr.split())
 
 
 def test_a_list_of_the_matrix_says_how_long_it_takes():

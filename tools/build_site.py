@@ -38,6 +38,7 @@ USED = (
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
+    ("Learn by doing, and teach", ("docs/exercises.md", "docs/teach.md")),
     ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),
     (
         "How it is made",

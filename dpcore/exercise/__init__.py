@@ -1,0 +1,1 @@
+"""Exercises that check themselves: what ``dpcore exercise`` runs."""

@@ -1,0 +1,51 @@
+"""The arguments of `dpcore exercise`; importing this loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EXAMPLES = """\
+examples:
+  dpcore exercise list                   what there is, and what you have begun
+  dpcore exercise start 1                writes exercises/01_all_reduce/all_reduce.py, to edit
+  dpcore exercise hint 1                 a hint; `hint 1 2` is the next one
+  dpcore exercise check 1                runs it on ranks of its own and says what holds
+  dpcore exercise check 1 mine.py        the same for a file that lies elsewhere
+  dpcore exercise check                  all that you have begun
+  dpcore exercise check 1 --json         for Gradescope and GitHub Classroom
+  pytest exercises/01_all_reduce         the same checks, a test each
+
+An exercise is a file with a task in its first lines and gaps to fill. The check compares values
+with those of one process, and looks at behaviour in what dpcore's core has recorded: which
+operations ran, with how many bytes, and when. It ends what hangs and says where it hung. The exit
+status is 0 when all holds, 1 when something does not, and 2 when there is nothing to check.
+docs/exercises.md has the rest.
+"""
+
+
+def add_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=["list", "start", "hint", "check", "solution"],
+        help="what to do (default: list)",
+    )
+    made.add_argument(
+        "exercise", nargs="?", metavar="EXERCISE", help="its number or its name, such as 8 or ring"
+    )
+    made.add_argument(
+        "rest", nargs="?", metavar="FILE", help="of check: your file; of hint: its number"
+    )
+    made.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("exercises"),
+        metavar="FOLDER",
+        help="where your files are (default: exercises)",
+    )
+    made.add_argument(
+        "--again", action="store_true", help="of start: replace your file by a new one"
+    )
+    made.add_argument("--json", action="store_true", help="of list and check: as JSON")

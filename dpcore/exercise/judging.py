@@ -1,0 +1,161 @@
+"""Judges a file: every check of an exercise, in words.
+
+A check is a function of the exercise's ``check.py`` whose name begins with ``check_``. Its
+docstring is what has to hold; it takes a ``Lab``, asks it for runs, and raises ``Wrong`` with what
+does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpcore.exercise import on_rank
+from dpcore.exercise.catalogue import Exercise
+from dpcore.exercise.lab import Lab, NotSeen, Wrong
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one check. ``holds``: None where there was nothing to judge."""
+
+    name: str
+    says: str
+    holds: bool | None
+    why: str = ""
+
+
+@dataclass
+class Verdict:
+    """Of a file."""
+
+    exercise: Exercise
+    file: Path
+    sha256: str
+    results: list[Result] = field(default_factory=list)
+    seconds: float = 0.0
+    printed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        return sum(result.holds is True for result in self.results)
+
+    @property
+    def passed(self) -> bool:
+        return self.held == len(self.results)
+
+
+def checks_of(exercise: Exercise) -> dict[str, Callable[[Lab], None]]:
+    """By name, in the order in which they are written."""
+    module = on_rank.load(str(exercise.check), f"check_{exercise.place.name}")
+    return {
+        name.removeprefix("check_"): check
+        for name, check in vars(module).items()
+        if name.startswith("check_")
+    }
+
+
+def says(check: Callable[[Lab], None]) -> str:
+    """What has to hold."""
+    return " ".join((check.__doc__ or "").split())
+
+
+def judge(exercise: Exercise, file: Path, only: Collection[str] = ()) -> Verdict:
+    """Runs every check on the file, or ``only`` those with these names."""
+    importlib.import_module("dpcore._C")  # where it can't be loaded, it says what to install
+    data = file.read_bytes()
+    verdict = Verdict(exercise, file, hashlib.sha256(data).hexdigest())
+    begin = time.monotonic()
+    problem = _cannot_be_read(data, file)
+    lab = Lab(exercise.check, file)
+    for name, check in checks_of(exercise).items():
+        if only and name not in only:
+            continue
+        if problem:
+            result = Result(name, says(check), False if not verdict.results else None, problem)
+            verdict.results.append(result)
+            problem = problem if problem.startswith("see") else "see above"
+            continue
+        verdict.results.append(_judged(name, check, lab))
+    verdict.printed = lab.printed
+    verdict.seconds = time.monotonic() - begin
+    return verdict
+
+
+def _cannot_be_read(data: bytes, file: Path) -> str:
+    try:
+        compile(data, file.name, "exec")
+    except (SyntaxError, ValueError) as problem:
+        return f"{file.name} is no Python: {problem}"
+    return ""
+
+
+def _judged(name: str, check: Callable[[Lab], None], lab: Lab) -> Result:
+    try:
+        check(lab)
+    except Wrong as problem:
+        return Result(name, says(check), False, str(problem))
+    except NotSeen as problem:
+        return Result(name, says(check), None, str(problem))
+    except (TypeError, ValueError, LookupError, AttributeError) as problem:
+        return Result(name, says(check), False, f"what came back can't be judged: {problem}")
+    return Result(name, says(check), True)
+
+
+# ---- what checks say ---------------------------------------------------------------------------
+
+
+def need(condition: Any, words: str) -> None:
+    """Raises ``Wrong`` with these words unless the condition holds."""
+    if not condition:
+        raise Wrong(words)
+
+
+def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -> None:
+    """Raises ``Wrong`` unless two arrays, or lists of them, are the same up to rounding; with the
+    first place where they differ."""
+    import numpy as np
+
+    if isinstance(expected, list):
+        need(
+            isinstance(found, list) and len(found) == len(expected),
+            f"{what}: {_shown(found)} came, and {len(expected)} arrays are right",
+        )
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            need_values(one, other, f"{what}, number {number}", tolerance)
+        return
+    need(isinstance(found, np.ndarray | float | int), f"{what}: {_shown(found)} is no tensor")
+    found, expected = np.asarray(found), np.asarray(expected)
+    need(
+        found.shape == expected.shape,
+        f"{what}: the shape is {list(found.shape)}, and {list(expected.shape)} is right",
+    )
+    scale = np.abs(expected).max(initial=1e-30)
+    wrong = np.flatnonzero(~(np.abs(found - expected) <= tolerance * scale))  # NaN is wrong as well
+    if wrong.size:
+        at = int(wrong[0])
+        raise Wrong(
+            f"{what}: {wrong.size} of {expected.size} elements are wrong; element {at} is "
+            f"{found.reshape(-1)[at]:.6g}, and {expected.reshape(-1)[at]:.6g} is right"
+        )
+
+
+def need_same(found: Any, expected: Any, what: str) -> None:
+    """Raises ``Wrong`` unless both are equal to the last bit."""
+    import numpy as np
+
+    need_values(found, expected, what)
+    need(
+        np.asarray(found).tobytes() == np.asarray(expected).tobytes(),
+        f"{what}: the last bits differ",
+    )
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

@@ -1,0 +1,241 @@
+"""What runs on a rank: a body of a check, with the student's module.
+
+Before that module is loaded, the rank gets a deadline and a limit of memory, its output goes to a
+file, and the ways around the exercise (``DataParallel``, torch's DDP, dpcore.reference.ladder) are
+closed. Only plain values and ``Failed`` leave the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import inspect
+import os
+import resource
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpcore.errors import Error
+from dpcore.exercise import watching
+
+COLLECTIVES = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather"}
+COLLECTIVES |= {"scatter", "all_to_all", "send", "recv", "barrier"}
+OWN = "dpcore_exercise_"  # how the modules begin that load() makes
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do."""
+
+    check: str  # the file with the body
+    body: str
+    file: str  # the student's, or "" for a run without
+    args: tuple[Any, ...]
+    seconds: float
+    memory: int
+    folder: str  # for what is printed and written
+
+
+class Failed(Exception):
+    """An error in the student's code, in plain words: (class, message, line, function)."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def message(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def place(self) -> str:
+        _, _, line, function = self.args
+        return f"line {line}, in {function}" if line else ""
+
+
+class Shortcut(Exception):
+    """The code uses what it is to be written without."""
+
+
+class Call(NamedTuple):
+    """Of the student's communicator: which, and with whom. How many bytes, and when, is in the
+    core's own record."""
+
+    name: str
+    peer: int
+
+
+class StudentComm:
+    """The communicator that a student gets: the calls of this exercise and no others."""
+
+    def __init__(self, comm: Any, allowed: Sequence[str], calls: list[Call]) -> None:
+        self.rank: int = comm.rank
+        self.world_size: int = comm.world_size
+        for name in allowed:
+            setattr(self, name, _noted(name, getattr(comm, name), calls))
+        self._has = f"comm has {', '.join(allowed)}, rank and world_size"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COLLECTIVES:
+            raise Shortcut(f"comm.{name} is not part of this exercise: {self._has}")
+        raise AttributeError(f"there is no comm.{name}: {self._has}")
+
+
+def _noted(name: str, call: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
+    """The same call, which is written down first."""
+    signature = inspect.signature(call)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        calls.append(Call(name, given.get("dst", given.get("src", given.get("root", -1)))))
+        return call(*args, **kwargs)
+
+    return noted
+
+
+class Stage:
+    """What a body gets beside the student's module."""
+
+    def __init__(self, comm: Any, allowed: Sequence[str] | None, folder: str) -> None:
+        self.rank: int = comm.rank
+        self.world_size: int = comm.world_size
+        self.calls: list[Call] = []
+        self.comm = comm if allowed is None else StudentComm(comm, allowed, self.calls)
+        self.folder = Path(folder)
+        self.clock: Callable[[], float] = watching.clock()
+        self.barrier: Callable[[], None] = comm.barrier
+        self._start, self._stop = comm._native.start_trace, comm._native.stop_trace
+
+    def watch(self) -> watching.Watch:
+        return watching.Watch(self._start, self._stop, self.clock)
+
+
+def run(comm: Any, job: Job) -> Any:
+    """The body's result as plain values."""
+    os.setsid()  # what it starts can be ended with it
+    (Path(job.folder) / f"session.{comm.rank}").write_text(str(os.getpid()))
+    _send_output_to(Path(job.folder) / f"printed.{comm.rank}")
+    stacks = open(Path(job.folder) / f"stacks.{comm.rank}", "w")  # noqa: SIM115
+    faulthandler.dump_traceback_later(job.seconds, exit=True, file=stacks)
+    resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))
+    os.chdir(job.folder)
+    import torch  # the limit is one of the process, so what torch brings along counts
+
+    torch.manual_seed(0)
+    check = load(job.check, "check")
+    stage = Stage(comm, getattr(check, "ALLOWED", None), job.folder)
+    if job.file:
+        _close_shortcuts(getattr(check, "OPEN", ()))
+    hidden = _hide_the_check()
+    try:
+        student = load(job.file, "submission") if job.file else None
+        found = plain(getattr(check, job.body)(stage, student, *job.args))
+        stage.barrier()  # nobody leaves while others still talk to it
+        return found
+    except BaseException as problem:
+        raise _failed(problem, job.file) from None
+    finally:
+        sys.modules.update(hidden)
+        faulthandler.cancel_dump_traceback_later()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def load(path: str, name: str) -> types.ModuleType:
+    """The module in a file, under a name that hides no other module."""
+    called = f"{OWN}{name}"
+    spec = importlib.util.spec_from_file_location(called, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[called] = module
+    is_cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = is_cached
+    return module
+
+
+def plain(value: Any) -> Any:
+    """Only what can be looked at without running anybody's code: numbers, texts, arrays."""
+    import numpy as np
+    import torch
+
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy().copy()
+    if type(value) is np.ndarray and value.dtype.kind in "biuf":
+        return value.copy()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(part) for part in value]
+    if isinstance(value, torch.nn.Parameter | range):
+        return [plain(part) for part in value]
+    return f"<a {type(value).__name__}>"
+
+
+def _send_output_to(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _hide_the_check() -> dict[str, types.ModuleType]:
+    """Keeps what judges from being imported, and changed, by what is judged."""
+    names = [name for name in sys.modules if name.startswith(("dpcore.exercise", OWN))]
+    hidden = {name: sys.modules.pop(name) for name in names}
+    sys.modules["dpcore.exercise"] = None  # type: ignore[assignment]
+    return hidden
+
+
+def _close_shortcuts(open_ones: Sequence[str]) -> None:
+    """What would do the exercise by itself says so instead."""
+    import torch
+
+    import dpcore
+    from dpcore import reference
+    from dpcore.ddp.data_parallel import DataParallel
+
+    def shut(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise Shortcut(f"{name} is what this exercise is about: write it yourself")
+
+        return refuse
+
+    if "DataParallel" not in open_ones:
+        DataParallel.__init__ = shut("DataParallel")  # type: ignore[method-assign]
+        torch.nn.parallel.DistributedDataParallel.__init__ = shut(  # type: ignore[method-assign]
+            "DistributedDataParallel"
+        )
+    for name in ("ladder", "buckets"):
+        sys.modules[f"dpcore.reference.{name}"] = None  # type: ignore[assignment]
+        if hasattr(reference, name):
+            delattr(reference, name)
+    dpcore._C.plan_buckets = shut("plan_buckets")
+
+
+def _failed(problem: BaseException, file: str) -> Failed:
+    line, function = 0, ""
+    for frame in traceback.extract_tb(problem.__traceback__):
+        if file and os.path.realpath(frame.filename) == os.path.realpath(file):
+            line, function = frame.lineno or 0, frame.name
+    if isinstance(problem, SyntaxError) and problem.filename == file:
+        line, function = problem.lineno or 0, "the file"
+    kind = type(problem).__name__ if _is_known(problem) else f"{type(problem).__name__} (your own)"
+    return Failed(kind, str(problem), line, function)
+
+
+def _is_known(problem: BaseException) -> bool:
+    return isinstance(problem, Error) or type(problem).__module__ != f"{OWN}submission"

@@ -1,0 +1,240 @@
+"""What the checks of data parallel training have in common: models, batches, and training alone.
+
+Students' wrappers are made by ``make(module, comm)`` and have ``__call__`` and ``finish()``, which
+is called between backward and the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dpcore.exercise.watching import Watch
+
+if TYPE_CHECKING:
+    from dpcore.exercise.on_rank import Stage
+
+SAMPLES = 12  # of all ranks together: divisible by 2, 3 and 4
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+
+
+class Small(nn.Module):
+    """An MLP in double precision with a buffer, and with a parameter that is not trained."""
+
+    shift: torch.Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(6, 16, dtype=torch.float64)
+        self.middle = nn.Linear(16, 16, dtype=torch.float64)
+        self.last = nn.Linear(16, 3, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("shift", torch.randn(3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.middle(torch.tanh(self.first(x))))
+        result: torch.Tensor = self.last(hidden) * self.scale + self.shift
+        return result
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all ranks together."""
+    generator = torch.Generator().manual_seed(100 + step)
+    x = torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator)
+    return x, torch.randn(SAMPLES, 3, dtype=torch.float64, generator=generator)
+
+
+def part(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    return tensor.chunk(world)[rank]
+
+
+def values(module: nn.Module) -> list[torch.Tensor]:
+    """Of parameters and buffers."""
+    return [tensor.detach().clone() for tensor in [*module.parameters(), *module.buffers()]]
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+class Momentum:
+    """torch.optim.SGD with momentum, without the seconds that it takes to import."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        self._velocity = [torch.zeros_like(p) for p in self._trained]
+
+    def zero_grad(self) -> None:
+        for parameter in self._trained:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, velocity in zip(self._trained, self._velocity, strict=True):
+            if parameter.grad is not None:
+                velocity.mul_(MOMENTUM).add_(parameter.grad)
+                parameter.sub_(velocity, alpha=LEARNING_RATE)
+
+
+def _backward(loss: Any) -> None:
+    loss.backward()
+
+
+def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> dict[str, Any]:
+    """What a wrapper has made of a model: its values at the beginning and at the end, the gradients
+    of each step, and what was sent."""
+    module = Small(seed=7 + on.rank)
+    model = make(module, on.comm)
+    found: dict[str, Any] = {"begin": values(module), "gradients": [], "sent": []}
+    optimizer = Momentum(module)
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = (part(tensor, on.rank, on.world_size) for tensor in batch(step))
+        with on.watch() as seen:
+            _backward(nn.functional.mse_loss(model(x), y))
+            getattr(model, "finish", int)()
+        found["gradients"].append(gradients(module))
+        found["sent"].append(seen.sent())
+        found["has_model"] = seen.has_model
+        optimizer.step()
+    found["end"] = values(module)
+    return found
+
+
+def train_alone(steps: int = 4) -> dict[str, Any]:
+    """The same in one process with the whole batch."""
+    module = Small(seed=7)
+    found: dict[str, Any] = {"begin": values(module), "gradients": []}
+    optimizer = Momentum(module)
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        _backward(nn.functional.mse_loss(module(x), y))
+        found["gradients"].append(gradients(module))
+        optimizer.step()
+    found["end"] = values(module)
+    return found
+
+
+class Turned(nn.Module):
+    """The same layers on all ranks. On odd ranks, their gradients arrive in the opposite order."""
+
+    def __init__(self, is_turned: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(32, 32, dtype=torch.float64) for _ in range(4))
+        self._is_turned = is_turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self.layers) if self._is_turned else self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def turned_input(rank: int) -> torch.Tensor:
+    return torch.linspace(-1, 1 + rank, 64, dtype=torch.float64).reshape(2, 32)
+
+
+def train_turned(on: Stage, make: Callable[[nn.Module, Any], Any]) -> list[Any]:
+    """Gradients of a step in which ranks disagree about who comes first."""
+    module = Turned(on.rank % 2 == 1)
+    model = make(module, on.comm)
+    found = []
+    for _ in range(2):
+        module.zero_grad()
+        model(turned_input(on.rank)).square().sum().backward()
+        getattr(model, "finish", int)()
+        found.append(gradients(module))
+    return found
+
+
+def turned_alone(world: int) -> list[torch.Tensor]:
+    """The mean over ranks."""
+    each = []
+    for rank in range(world):
+        module = Turned(rank % 2 == 1)
+        module(turned_input(rank)).square().sum().backward()
+        each.append(gradients(module))
+    return [torch.stack(same).mean(0) for same in zip(*each, strict=True)]
+
+
+# ---- slow layers over a slow link --------------------------------------------------------------
+
+
+class _Slow(torch.autograd.Function):
+    """Backward takes a while without taking a processor, and notes when it began."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, note: Callable[[], None], seconds: float) -> Any:
+        ctx.note, ctx.seconds = note, seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.note()
+        sleep(ctx.seconds)
+        return grads[0], None, None
+
+
+_slow: Any = _Slow.apply
+
+
+class SlowLayers(nn.Module):
+    """Layers whose backward takes ``layer_ms`` each, whatever else the machine does. ``begun`` has
+    the moments at which it began, from the last layer to the first."""
+
+    def __init__(
+        self, clock: Callable[[], float], layers: int, width: int, layer_ms: float
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.begun: list[float] = []
+        self._clock, self._seconds = clock, layer_ms * 1e-3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = _slow(layer(x), lambda: self.begun.append(self._clock()), self._seconds)
+        return x
+
+
+def train_slowly(
+    on: Stage,
+    make: Callable[[nn.Module, Any], Any],
+    steps: int = 4,
+    layers: int = 6,
+    width: int = 256,
+    layer_ms: float = 20.0,
+) -> list[dict[str, Any]]:
+    """What was sent, and when, in each step of a model with slow layers."""
+    module = SlowLayers(on.clock, layers, width, layer_ms)
+    model = make(module, on.comm)
+    x = torch.ones(4, width) * (on.rank + 1)
+    found = []
+    for _ in range(steps):
+        module.zero_grad()
+        module.begun.clear()
+        loss = model(x).square().mean()
+        on.barrier()
+        watch: Watch = on.watch()
+        with watch:
+            loss.backward()
+            backward_end = on.clock()
+            getattr(model, "finish", int)()
+        found.append(
+            {
+                "sent": watch.sent(),
+                "early": watch.launched_before(module.begun[-1]),
+                "in_backward": watch.launched_before(backward_end),
+                "waited_in_backward_ms": watch.waited_until(backward_end),
+                "backward_ms": backward_end - watch.begin,
+                "step_ms": watch.end - watch.begin,
+                "sizes": [4 * width * width] * layers,
+            }
+        )
+    return found

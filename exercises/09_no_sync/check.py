@@ -1,0 +1,131 @@
+"""Checks of the exercise beside this file."""
+
+from torch import nn
+
+from dpcore.exercise import training
+from dpcore.exercise.judging import need, need_values
+
+ALLOWED = ("all_reduce", "broadcast", "barrier")
+MICRO_BATCHES = 3
+TRAINED = 6  # parameters of training.Small
+
+
+def loss_of(model, number, rank, world):
+    x, y = (training.part(tensor, rank, world) for tensor in training.batch(number))
+    return nn.functional.mse_loss(model(x), y) / MICRO_BATCHES
+
+
+def accumulates(on, student):
+    """Two steps of three micro-batches each."""
+    module = training.Small(seed=7 + on.rank)
+    model = student.AccumulatingDDP(module, on.comm)
+    found = {"local": [], "within": [], "after": [], "gradients": []}
+    for step in range(2):
+        module.zero_grad()
+        with on.watch() as seen:
+            with model.no_sync():
+                for number in range(MICRO_BATCHES - 1):
+                    loss_of(model, 3 * step + number, on.rank, on.world_size).backward()
+                local = training.gradients(module)
+            end_of_block = on.clock()
+            loss_of(model, 3 * step + 2, on.rank, on.world_size).backward()
+            model.finish()
+        within = seen.launched_before(end_of_block)
+        found["local"].append(local)
+        found["within"].append(within)
+        found["after"].append(seen.sent()[within:])
+        found["gradients"].append(training.gradients(module))
+    return found
+
+
+class Oops(Exception):
+    pass
+
+
+def leaves(on, student, way):
+    """What is sent in a backward after a block that was left in some way."""
+    module = training.Small(seed=7)
+    model = student.AccumulatingDDP(module, on.comm)
+    if way == "error":
+        try:
+            with model.no_sync():
+                raise Oops
+        except Oops:
+            pass
+        with on.watch() as seen:
+            loss_of(model, 0, on.rank, on.world_size).backward()
+            model.finish()
+        return seen.sent()
+    with on.watch() as seen, model.no_sync():
+        with model.no_sync():
+            pass
+        loss_of(model, 0, on.rank, on.world_size).backward()
+        model.finish()
+    return seen.sent()
+
+
+def alone(on, _, world):
+    """Gradients of each step in one process; and those of each rank before the last micro-batch."""
+    module = training.Small(seed=7)
+    found = {"gradients": [], "local": []}
+    for step in range(2):
+        module.zero_grad()
+        for number in range(MICRO_BATCHES):
+            loss_of(module, 3 * step + number, 0, 1).backward()
+        found["gradients"].append(training.gradients(module))
+        local = []
+        for rank in range(world):
+            module.zero_grad()
+            for number in range(MICRO_BATCHES - 1):
+                loss_of(module, 3 * step + number, rank, world).backward()
+            local.append(training.gradients(module))
+        found["local"].append(local)
+    return found
+
+
+def check_silent(lab):
+    """Nothing is sent within the block."""
+    for rank, found in enumerate(lab.ranks("accumulates", 2)):
+        for step, sent in enumerate(found["within"], 1):
+            need(not sent, f"rank {rank}, step {step}: {sent} operations within no_sync()")
+
+
+def check_local(lab):
+    """Within the block, gradients add up on each rank by itself."""
+    (expected,) = lab.ranks("alone", 1, 2, alone=True)
+    for rank, found in enumerate(lab.ranks("accumulates", 2)):
+        for step, (one, other) in enumerate(zip(found["local"], expected["local"], strict=True), 1):
+            need_values(one, other[rank], f"rank {rank}, step {step}, gradients after the block")
+
+
+def check_once(lab):
+    """The backward after the block sends every gradient once."""
+    for rank, found in enumerate(lab.ranks("accumulates", 2)):
+        for step, sent in enumerate(found["after"], 1):
+            need(
+                [name for name, _ in sent] == ["all_reduce"] * TRAINED,
+                f"rank {rank}, step {step}: {len(sent)} operations after the block, and there are "
+                f"{TRAINED} gradients",
+            )
+
+
+def check_gradients(lab):
+    """Gradients are then those of one process with all micro-batches."""
+    (expected,) = lab.ranks("alone", 1, 2, alone=True)
+    for rank, found in enumerate(lab.ranks("accumulates", 2)):
+        for step, (one, other) in enumerate(
+            zip(found["gradients"], expected["gradients"], strict=True), 1
+        ):
+            need_values(one, other, f"rank {rank}, step {step}, gradients")
+
+
+def check_error(lab):
+    """After a block that was left by an error, gradients are sent again."""
+    for rank, sent in enumerate(lab.ranks("leaves", 2, "error")):
+        need(len(sent) == TRAINED, f"rank {rank}: {len(sent)} operations, and not {TRAINED}")
+
+
+def check_nested(lab):
+    """The end of a block within a block does not switch communication on."""
+    for rank, sent in enumerate(lab.ranks("leaves", 2, "nested")):
+        need(not sent, f"rank {rank}: {len(sent)} operations within the outer block")

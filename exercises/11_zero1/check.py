@@ -1,0 +1,116 @@
+"""Checks of the exercise beside this file."""
+
+import torch
+from torch import nn
+
+from dpcore.exercise import training
+from dpcore.exercise.judging import need, need_values
+
+ALLOWED = ("reduce_scatter", "all_gather", "all_reduce", "broadcast", "barrier")
+ELEMENTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of training.Small: no multiple of 2 or 3
+STEPS = 4
+
+
+def trains(on, student):
+    module = training.Small(seed=7)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    zero = student.Zero1(trained, on.comm, training.LEARNING_RATE, training.MOMENTUM)
+    found = {"sent": [], "values": []}
+    for step in range(STEPS):
+        module.zero_grad()
+        x, y = (training.part(tensor, on.rank, on.world_size) for tensor in training.batch(step))
+        nn.functional.mse_loss(module(x), y).backward()
+        with on.watch() as seen:
+            zero.step()
+        found["sent"].append(seen.sent())
+        found["values"].append(training.values(module))
+    found["state"] = elements_of(vars(zero), {p.data_ptr() for p in trained}, set())
+    return found
+
+
+def elements_of(value, known, seen):
+    """Elements of all tensors that can be reached from a value, each once, parameters left out."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        memory = value.untyped_storage()
+        if memory.data_ptr() in known or value.data_ptr() in known or not value.numel():
+            return 0
+        known.add(memory.data_ptr())
+        return memory.nbytes() // value.element_size()
+    if isinstance(value, dict):
+        return sum(elements_of(part, known, seen) for part in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return sum(elements_of(part, known, seen) for part in value)
+    if hasattr(value, "__dict__") and type(value).__module__.startswith("dpcore_exercise"):
+        return elements_of(vars(value), known, seen)
+    return 0
+
+
+def alone(on, _):
+    """Parameters after each step in one process with the whole batch."""
+    module = training.Small(seed=7)
+    optimizer, found = training.Momentum(module), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x, y = training.batch(step)
+        nn.functional.mse_loss(module(x), y).backward()
+        optimizer.step()
+        found.append(training.values(module))
+    return found
+
+
+def need_steps(lab, world, steps):
+    (expected,) = lab.ranks("alone", 1, alone=True)
+    for rank, found in enumerate(lab.ranks("trains", world)):
+        for step in steps:
+            what = f"rank {rank} of {world}, after step {step + 1}, parameters"
+            need_values(found["values"][step], expected[step], what)
+
+
+def check_first_step(lab):
+    """After the first step, all ranks have the parameters that one process has."""
+    need_steps(lab, 2, [0])
+
+
+def check_momentum(lab):
+    """So they have after further steps: the momentum is kept."""
+    need_steps(lab, 2, range(1, STEPS))
+
+
+def check_three(lab):
+    """Three ranks, among which the parameters cannot be divided evenly, have them as well."""
+    need_steps(lab, 3, range(STEPS))
+
+
+def check_state(lab):
+    """Each rank keeps the state of its own part, and no more."""
+    for world in (2, 3):
+        part = -(-ELEMENTS // world)
+        for rank, found in enumerate(lab.ranks("trains", world)):
+            need(
+                found["state"] <= part,
+                f"rank {rank} of {world} keeps {found['state']} elements, and its part has {part}",
+            )
+            need(found["state"] >= part - world, f"rank {rank} keeps {found['state']} elements")
+
+
+def check_operations(lab):
+    """A step is a reduce-scatter and an all-gather."""
+    for rank, found in enumerate(lab.ranks("trains", 3)):
+        for step, sent in enumerate(found["sent"], 1):
+            names = [name for name, _ in sent]
+            need(
+                names == ["reduce_scatter", "all_gather"],
+                f"rank {rank}, step {step}: {', '.join(names) or 'nothing'} was run",
+            )
+
+
+def check_bytes(lab):
+    """Both have the size of the model, rounded up to whole parts."""
+    whole = -(-ELEMENTS // 3) * 3 * 8
+    for rank, found in enumerate(lab.ranks("trains", 3)):
+        for step, sent in enumerate(found["sent"], 1):
+            sizes = [nbytes for _, nbytes in sent]
+            need(sizes == [whole] * 2, f"rank {rank}, step {step}: {sizes} bytes, and not {whole}")
