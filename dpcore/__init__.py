@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     )
     from dpcore.launch.session import current, finalize, init
     from dpcore.launch.spawn import spawn
-    from dpcore.optimizer.distributed import DistributedOptimizer
     from dpcore.local_updates.diloco import DiLoCo
     from dpcore.local_updates.local_sgd import LocalSGD
+    from dpcore.optimizer.distributed import DistributedOptimizer
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
