@@ -47,18 +47,29 @@ def test_a_kept_list_lags_one_step(schedule):
     in_ranks(body)
 
 
-@pytest.mark.parametrize("show", ["parameters", "state_dict", "eval", "flush", "forward"])
+def evaluate(model):
+    with torch.no_grad():
+        model(torch.ones(1, 6))
+
+
+SHOW = {
+    "parameters": lambda model: list(model.parameters()),
+    "state_dict": lambda model: model.state_dict(),
+    "state_dict of the module": lambda model: model.module.state_dict(),
+    "eval": lambda model: model.eval(),
+    "flush": lambda model: model.flush(),
+    "forward": evaluate,
+}
+
+
+@pytest.mark.parametrize("show", SHOW)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_whoever_asks_the_model_sees_the_last_step(schedule, show):
     def body(comm):
         model, optimizer = made(comm, schedule)
         weights = list(model.parameters())
         two_steps(model, optimizer)
-        if show == "forward":
-            with torch.no_grad():
-                model(torch.ones(1, 6))
-        else:
-            getattr(model, show)()
+        SHOW[show](model)
         shown = [weight.detach().clone() for weight in weights]
         model.flush()
         assert all(map(torch.equal, shown, weights))
