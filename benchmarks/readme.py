@@ -147,6 +147,30 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_across_steps(records: list[dict[str, Any]]) -> str:
+    """Whole steps, a row a contender; in brackets the ratios to the bound and to bucketed."""
+    cells = {(r["place"], r["model"], r["contender"]): r for r in records}  # the newest of each
+    columns = list(dict.fromkeys((place, model) for place, model, _ in cells))
+    bounds = [next(r for r in cells.values() if (r["place"], r["model"]) == c) for c in columns]
+    lines = ["| | " + " | ".join(f"{place}, {model}" for place, model in columns) + " | state |"]
+    lines += ["|---|" + "---:|" * (len(columns) + 1)]
+    lines.append("| bound | " + " | ".join(time_text(r["bound_s"]) for r in bounds) + " | |")
+    for contender in dict.fromkeys(contender for *_, contender in cells):
+        row = [cells.get((*column, contender)) for column in columns]
+        state = next(r["state_bytes"] for r in row if r is not None)
+        texts = [f"{text_across_steps(r)} | " if r else "– | " for r in row]
+        lines.append(f"| {contender} | {''.join(texts)}{state / 1e6:.1f} MB |")
+    lines += ["", source("across_steps", bounds[0], "../", "Medians of runs")]
+    return "\n".join(lines) + "\n"
+
+
+def text_across_steps(record: dict[str, Any]) -> str:
+    ratios = f"{record['of_bound']:.2f}"
+    if "of_bucketed" in record:
+        ratios += f"; {record['of_bucketed']['median']:.2f}"
+    return f"{time_text(record['step_s'])} ({ratios})"
+
+
 def table_of_network(records: list[dict[str, Any]]) -> str:
     """All-reduces over TCP, a row a link and size; raw TCP moves as many bytes."""
     contenders = list(dict.fromkeys(record["contender"] for record in records))
@@ -303,6 +327,7 @@ MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
     "simulated": table_of_simulated,
     "shaped_link": table_of_shaped_link,
+    "across_steps": table_of_across_steps,
     "network": table_of_network,
     "memory": table_of_memory,
     "incast": table_of_incast,

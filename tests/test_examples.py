@@ -95,3 +95,13 @@ def test_every_example_has_a_test():
     text = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in text]
     assert not missing
+
+
+def test_across_steps():
+    """All train alike, and zero1 keeps half of the optimizer's state on each of two ranks."""
+    rows = [line.split() for line in run_example("across_steps.py").splitlines()[2:]]
+    assert [row[0] for row in rows] == ["bucketed", "priority", "dear", "zero1", "Own"]
+    assert len({row[2] for row in rows}) == 1
+    state = [float(row[3]) for row in rows]
+    assert state[0] == state[1] == state[2]
+    assert state[3] == state[4] < 0.52 * state[0]

@@ -24,6 +24,7 @@ from pygments.util import ClassNotFound
 ROOT = Path(__file__).resolve().parent.parent
 USED = (
     "data_parallel",
+    "across_steps",
     "local_updates",
     "torch_distributed",
     "network",

@@ -184,7 +184,7 @@ class PartSteps:
             for number, place in zip(layout.numbers, layout.places, strict=True):
                 if self._guard.has(number):
                     found[number] = place.of(whole).clone()
-        return found
+        return dict(sorted(found.items()))
 
     # ---- saving ------------------------------------------------------------------------------
 

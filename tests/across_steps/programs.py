@@ -88,6 +88,46 @@ def evaluation_before_the_step(side):
     return seen
 
 
+def two_forwards(side):
+    """Before one backward. The second finds everything over."""
+    for number in range(STEPS):
+        side.backward(number, 10 + number)
+        side.step()
+
+
+def zeroed_in_place(side):
+    side.set_to_none = False
+    return losses(side)
+
+
+def never_zeroed(side):
+    """Averages are added to, and averaged again."""
+    side.set_to_none = None
+    return losses(side)
+
+
+def a_step_left_out(side):
+    """On all ranks: nothing is updated, and the next step has gradients of its own."""
+    seen = []
+    for number in range(2 * STEPS):
+        seen.append(side.backward(number))
+        if number % 3 == 1:
+            side.zero_gradients()
+        else:
+            side.step()
+    return seen
+
+
+def gradients_are_read(side):
+    """As by whoever logs their norms."""
+    seen = []
+    for number in range(STEPS):
+        side.backward(number)
+        seen.append(side.largest_gradient())
+        side.step()
+    return seen
+
+
 @dataclass(frozen=True)
 class Case:
     program: object = plain
@@ -96,6 +136,7 @@ class Case:
     groups: bool = False
     is_exact: bool = True  # the same bits as `bucketed`
     has_twin: bool = True
+    is_for_zero1: bool = True  # else refused
 
 
 CASES = {
@@ -110,6 +151,11 @@ CASES = {
     "groups": Case(learning_rates, groups=True),
     "evaluation": Case(evaluation_in_between),
     "evaluation before the step": Case(evaluation_before_the_step),
+    "two forwards": Case(two_forwards, has_twin=False),
+    "zeroed in place": Case(zeroed_in_place, has_twin=False),
+    "never zeroed": Case(never_zeroed, has_twin=False, is_for_zero1=False),
+    "a step left out": Case(a_step_left_out, has_twin=False),
+    "gradients are read": Case(gradients_are_read, has_twin=False, is_for_zero1=False),
     "checkpointing": Case(losses, models.Checkpointed),
     "tied": Case(losses, models.Tied),
     "shared": Case(losses, models.Shared),

@@ -39,7 +39,7 @@ class Wrapped:
         self.is_late = schedule != "bucketed"
         if self.is_late:
             self.optimizer = (optimizer or dpcore.DistributedOptimizer)(self.optimizer, self.model)
-        self.factor = 1.0
+        self.factor, self.set_to_none = 1.0, True
         self.rates = torch.optim.lr_scheduler.MultiplicativeLR(
             self.optimizer, lambda _: self.factor
         )
@@ -48,8 +48,8 @@ class Wrapped:
         x, y = (part(tensor, self.comm).to(self.dtype) for tensor in batch(number))
         return nn.functional.mse_loss(self.model(x), y)
 
-    def backward(self, number):
-        loss = self.loss(number)
+    def backward(self, *numbers):
+        loss = sum(self.loss(number) for number in numbers)
         loss.backward()
         return loss.item()
 
@@ -64,7 +64,14 @@ class Wrapped:
 
     def step(self):
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.zero_gradients()
+
+    def zero_gradients(self):
+        if self.set_to_none is not None:
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
+
+    def largest_gradient(self):
+        return max(p.grad.abs().max().item() for p in self.model.parameters())
 
     def scale_rates(self, factor):
         self.factor = factor

@@ -1,0 +1,181 @@
+"""What docs/across_steps.md says of parameters, gradients and the optimizer."""
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from tests.across_steps.test_equal import SCHEDULES
+from tests.data_parallel.models import seeded
+
+WHOLE = ("priority", "dear")
+
+
+def made(comm, schedule, optimizer=torch.optim.AdamW):
+    module = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3)))
+    model = dpcore.DataParallel(module, comm=comm, schedule=schedule)
+    return model, dpcore.DistributedOptimizer(optimizer(model.parameters(), lr=0.1), model)
+
+
+def backward(model):
+    model(torch.ones(4, 6)).square().mean().backward()
+
+
+def two_steps(model, optimizer):
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+
+
+def in_ranks(body, *arguments):
+    return dpcore.spawn(body, 2, *arguments, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("schedule", WHOLE)
+def test_a_kept_list_lags_one_step(schedule):
+    def body(comm):
+        model, optimizer = made(comm, schedule)
+        kept = list(model.parameters())
+        two_steps(model, optimizer)
+        before = [parameter.clone() for parameter in kept]
+        asked = [parameter.clone() for parameter in model.parameters()]
+        for old, new, parameter in zip(before, asked, kept, strict=True):
+            assert not torch.equal(old, new)
+            assert torch.equal(parameter, new)
+
+    in_ranks(body)
+
+
+def evaluate(model):
+    with torch.no_grad():
+        model(torch.ones(1, 6))
+
+
+SHOW = {
+    "parameters": lambda model: list(model.parameters()),
+    "state_dict": lambda model: model.state_dict(),
+    "state_dict of the module": lambda model: model.module.state_dict(),
+    "eval": lambda model: model.eval(),
+    "flush": lambda model: model.flush(),
+    "forward": evaluate,
+}
+
+
+@pytest.mark.parametrize("show", SHOW)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_whoever_asks_the_model_sees_the_last_step(schedule, show):
+    def body(comm):
+        model, optimizer = made(comm, schedule)
+        weights = list(model.parameters())
+        two_steps(model, optimizer)
+        SHOW[show](model)
+        shown = [weight.detach().clone() for weight in weights]
+        model.flush()
+        assert all(map(torch.equal, shown, weights))
+        return shown
+
+    first, second = in_ranks(body)
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_full_gradients_are_those_of_bucketed(schedule):
+    def body(comm):
+        model, _ = made(comm, schedule)
+        other = dpcore.DataParallel(
+            seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))), comm=comm
+        )
+        for one in (model, other):
+            backward(one)
+        mine, others = model.full_gradients(), other.full_gradients()
+        assert list(mine) == list(others) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+    in_ranks(body)
+
+
+def test_a_gradient_under_zero1_says_what_to_call_instead():
+    def body(comm):
+        model, _ = made(comm, "zero1")
+        backward(model)
+        with pytest.raises(dpcore.Unsupported, match=r"clip_grad_norm_.*full_gradients"):
+            model.module[0].weight.grad.norm()
+
+    in_ranks(body)
+
+
+class Own(torch.optim.SGD):
+    """Nobody knows which kind it is."""
+
+
+class PerParameter(torch.optim.SGD):
+    per_parameter = True
+
+
+class ElementWise(torch.optim.SGD):
+    element_wise = True
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_optimizer_of_ones_own_says_which_kind_it_is(schedule):
+    def body(comm):
+        with pytest.raises(dpcore.Unsupported, match=r"Own\.element_wise = True"):
+            made(comm, schedule, Own)
+        two_steps(*made(comm, schedule, ElementWise))
+        if schedule in WHOLE:
+            two_steps(*made(comm, schedule, PerParameter))
+        else:
+            with pytest.raises(dpcore.Unsupported, match="use schedule='priority' or 'dear'"):
+                made(comm, schedule, PerParameter)
+
+    in_ranks(body)
+
+
+def without_the_line(model, optimizer):
+    other = dpcore.DataParallel(nn.Linear(6, 3), comm=model.group, schedule=model.schedule)
+    backward(other)
+
+
+def a_closure(model, optimizer):
+    backward(model)
+    optimizer.step(lambda: None)
+
+
+def a_second_optimizer(model, optimizer):
+    dpcore.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def a_second_backward(model, optimizer):
+    loss = model(torch.ones(4, 6)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def a_hook(model, optimizer):
+    model.register_comm_hook(None, lambda state, bucket: None)
+
+
+REFUSED = {
+    without_the_line: "optimizer = dpcore.DistributedOptimizer",
+    a_closure: r"call step\(\) without one",
+    a_second_optimizer: "as parameter groups",
+    a_second_backward: r"no_sync\(\)",
+    a_hook: "hook",
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED, ids=lambda mistake: mistake.__name__)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_refused_by_name(schedule, mistake):
+    def body(comm):
+        with pytest.raises(dpcore.Error, match=REFUSED[mistake]):
+            mistake(*made(comm, schedule))
+
+    in_ranks(body)
+
+
+@pytest.mark.parametrize("name", ["sharded", "fsdp", "zero3", "zero2"])
+def test_names_of_what_is_not_there_name_what_is(name):
+    with pytest.raises(dpcore.Unsupported, match=r"'zero1'.*fully_shard"):
+        dpcore.DataParallel(nn.Linear(2, 2), schedule=name)
