@@ -1,8 +1,8 @@
-"""How near is an all-reduce over many cards to what they can carry? `python -m benchmarks.incast`
+"""How near is an all-reduce over many NICs to what they can carry? `python -m benchmarks.incast`
 
-    bound = 2 (N-1)/N of the bytes at the rate of a card, and two latencies
+    bound = 2 (N-1)/N of the bytes at the rate of a NIC, and two latencies
 
-The cards are emulated ones and shaped ones (benchmarks/harness/networks.py). Printed is the step
+The NICs are emulated ones and shaped ones (benchmarks/harness/networks.py). Printed is the step
 over the bound: medians over the rounds, of the slowest rank. "auto" is the choice of the cost
 model, and stands beside all algorithms.
 """

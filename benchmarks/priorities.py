@@ -5,10 +5,10 @@ Bulk all-reduces are in flight, then an urgent one is called with priority=1000 
     alone    the urgent one and nothing else
     behind   the urgent one after the bulk ones, with its priority
     patient  the same without a priority
-    limit    alone, and two segments of 256 KiB at the rate of a card
+    limit    alone, and two segments of 256 KiB at the rate of a NIC
     bulk     all of it with the priority, over all of it without
 
-The cards are emulated ones and shaped ones (benchmarks/harness/networks.py). Medians over the
+The NICs are emulated ones and shaped ones (benchmarks/harness/networks.py). Medians over the
 rounds, of the slowest rank.
 """
 

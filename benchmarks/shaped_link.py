@@ -1,7 +1,7 @@
 """What does a step cost over a real, slow network? `python -m benchmarks.shaped_link`
 
 Two network namespaces, joined by a bridge; the kernel lets each send no faster than 100 Mbit/s, 1
-or 10 Gbit/s. Real TCP, everybody over the same cards, in turn:
+or 10 Gbit/s. Real TCP, everybody over the same NICs, in turn:
 
     alone       no communication
     torch       torch DDP over Gloo; "torch N" with buckets of N MiB

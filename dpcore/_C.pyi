@@ -185,7 +185,7 @@ class TcpOptions:
         """Where rank 0 listens."""
 
 class Link:
-    """A network card that is emulated."""
+    """A network interface that is emulated."""
 
     def __init__(
         self,
@@ -197,10 +197,10 @@ class Link:
         """to: bytes per second, latency, jitter, loss, by rank; ingress: bytes per second."""
 
     def send(self, peer: int, nbytes: int, priority: int, now: int) -> int:
-        """For tests, on a card of no communicator: a message is ready; what it is called."""
+        """For tests, on a NIC of no communicator: a message is ready; what it is called."""
 
     def arrival(self, ticket: int, now: int) -> int | None:
-        """When its last byte will have arrived, in ns; None while the card has not taken it."""
+        """When its last byte will have arrived, in ns; None while the NIC has not taken it."""
 
     def withdraw(self, ticket: int) -> None:
         """The message will not be sent."""

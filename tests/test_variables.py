@@ -337,7 +337,7 @@ def test_the_names_are_those_of_the_core(alone):
     with pytest.raises(dp.Unsupported, match=r"there are ([a-z0-9_, ]+), or write one") as refusal:
         dp.DataParallel(torch.nn.Linear(2, 1), schedule="fastest")
     listed = re.search(r"there are (.+), or write", str(refusal.value))[1].split(", ")
-    assert listed == list(launches.SCHEDULES)
+    assert listed == [*launches.SCHEDULES, *launches.ACROSS_STEPS]
 
 
 def test_the_names_mean_the_same_in_the_core(alone):

@@ -1,8 +1,8 @@
-"""A question that is asked of two kinds of network: emulated cards and shaped ones.
+"""A question that is asked of two kinds of network: emulated NICs and shaped ones.
 
-emulated  ranks of this process behind link="1gbit,50us" (csrc/comm/transport/link.h): cards
+emulated  ranks of this process behind link="1gbit,50us" (csrc/comm/transport/link.h): NICs
           that send and receive one message after the other
-shaped    hosts of their own (network namespaces), real TCP, cards that the kernel shapes both
+shaped    hosts of their own (network namespaces), real TCP, NICs that the kernel shapes both
           ways; the rate is the goodput of raw TCP streams in the same run. Needs root.
 """
 

@@ -1,4 +1,4 @@
-"""Ranks on hosts of their own (network namespaces) whose cards the kernel shapes, both ways.
+"""Ranks on hosts of their own (network namespaces) whose NICs the kernel shapes, both ways.
 
 ``on_hosts`` runs a function on every rank and returns what the ranks returned, and the goodput that
 one raw TCP stream from each host to its right neighbour reached just before, all at once.

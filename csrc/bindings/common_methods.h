@@ -18,10 +18,23 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
       .def_property_readonly("failed", [](const Comm& comm) { return comm.core->group().failed(); })
       .def("unheard_failure",
            [](const Comm& comm) { return unheard_failure_of(comm.core->group()); })
-      .def("abort", [](Comm& comm, const std::string& reason) {
-        const pybind11::gil_scoped_release no_gil;
-        comm.core->abort(reason);
-        comm.core->group().say_heard();  // it is the program that said it
+      .def("abort",
+           [](Comm& comm, const std::string& reason) {
+             const pybind11::gil_scoped_release no_gil;
+             comm.core->abort(reason);
+             comm.core->group().say_heard();  // it is the program that said it
+           })
+      .def("close", [](Comm& comm) {
+        {
+          const pybind11::gil_scoped_release no_gil;
+          if constexpr (requires { comm.core->close(check_signals); }) {
+            comm.core->close(check_signals);
+          } else {
+            comm.core->close();  // it has been told how to look for signals
+          }
+          comm.callbacks->stop();
+        }
+        comm.let_go_of_completed();
       });
 }
 

@@ -79,15 +79,6 @@ void register_communicator(py::module_& m) {
              }
              return part->core ? part : nullptr;
            })
-      .def("close",
-           [](PyCommunicator& comm) {
-             {
-               const py::gil_scoped_release no_gil;
-               comm.core->close(check_signals);
-               comm.callbacks->stop();
-             }
-             comm.let_go_of_completed();
-           })
       .def_property_readonly(
           "costs", [](const PyCommunicator& c) { return list_of(c.core->endpoint().costs()); })
       .def("explain", explanation_of, py::arg("collective"), py::arg("nbytes"))

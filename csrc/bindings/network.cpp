@@ -100,7 +100,7 @@ void register_network(py::module_& m) {
             return link.send(peer, nbytes, priority, now);
           },
           py::arg("peer"), py::arg("nbytes"), py::arg("priority"), py::arg("now"),
-          "For tests, on a card of no communicator: a message is ready; what it is called.")
+          "For tests, on a NIC of no communicator: a message is ready; what it is called.")
       .def(
           "arrival",
           [](Link& link, uint64_t ticket, int64_t now) -> std::optional<int64_t> {
@@ -108,7 +108,7 @@ void register_network(py::module_& m) {
             return arrival == Link::kUnknown ? std::nullopt : std::optional(arrival);
           },
           py::arg("ticket"), py::arg("now"),
-          "When its last byte will have arrived, in ns; None while the card has not taken it.")
+          "When its last byte will have arrived, in ns; None while the NIC has not taken it.")
       .def("withdraw", &Link::withdraw, py::arg("ticket"), "The message will not be sent.");
   m.def("hmac_sha256", hmac, py::arg("key"), py::arg("message"));
   m.def(

@@ -269,23 +269,14 @@ void register_stream_communicator(py::module_& m) {
              return memory ? tensor_over(std::move(memory), shape, dtype, comm.device_name)
                            : empty_tensor(shape, dtype, comm.device_name);
            })
-      .def("split",
-           [](PyStreamCommunicator& comm, int color, int key) -> Comm {
-             auto part = std::make_shared<PyStreamCommunicator>();
-             part->device_name = comm.device_name;
-             {
-               const py::gil_scoped_release no_gil;
-               part->core = comm.core->split(color, key);
-             }
-             return part->core ? part : nullptr;
-           })
-      .def("close", [](PyStreamCommunicator& comm) {
+      .def("split", [](PyStreamCommunicator& comm, int color, int key) -> Comm {
+        auto part = std::make_shared<PyStreamCommunicator>();
+        part->device_name = comm.device_name;
         {
           const py::gil_scoped_release no_gil;
-          comm.core->close();
-          comm.callbacks->stop();
+          part->core = comm.core->split(color, key);
         }
-        comm.let_go_of_completed();
+        return part->core ? part : nullptr;
       });
   py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>>(m, "StreamWork")
       .def("wait", wait_for, arg("timeout") = 0.0)

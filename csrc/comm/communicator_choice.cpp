@@ -15,7 +15,7 @@ uint64_t hash_of(const AskedAlgorithm& asked) {
 
 }  // namespace
 
-// Where ranks that share memory play at a slow network, each has a card of its own.
+// Where ranks that share memory play at a slow network, each has a NIC of its own.
 std::vector<int> Communicator::hosts_for_costs() const {
   std::vector<int> hosts = group_->hosts();
   if (options_.link && group_->remote() == nullptr) {

@@ -166,7 +166,7 @@ def interfaces() -> Finding:
         return Finding(
             "interfaces", "missing", shown,
             "no other host can be reached from here, which one host does not need: ip addr shows "
-            "the cards, docker run --network host gives a container those of its host",
+            "the NICs, docker run --network host gives a container those of its host",
         )  # fmt: skip
     return Finding("interfaces", "ok", shown, details=found)
 

@@ -14,7 +14,7 @@ it first.
 moves is executed literally) or a ``dpcore.Schedule`` of your own.
 
 A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
-``docs/decisions/0007-who-only-gives-does-not-wait.md``. ``barrier`` waits for everybody.
+``docs/decisions/0007-senders-do-not-wait-for-receivers.md``. ``barrier`` waits for everybody.
 """
 
 from __future__ import annotations

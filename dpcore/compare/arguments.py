@@ -23,7 +23,7 @@ contenders: torch, default (auto is the same), bucketed, sequential, per_paramet
 DistributedDataParallel over Gloo with gradient_as_bucket_view=True, which is its faster way.
 
 links: none is this machine. As root, a rate such as 1gbit means hosts of their own (network
-namespaces) whose cards the kernel shapes; else, and with --emulated, dpcore slows down its own
+namespaces) whose NICs the kernel shapes; else, and with --emulated, dpcore slows down its own
 messages, and torch DDP sends its buckets through dpcore as well, since Gloo knows no such link.
 
 An interrupted comparison goes on where it was when the same command is given again, and one with

@@ -38,7 +38,7 @@ _OTHER_BURST = "64kb"
 
 
 def burst_of(rate: str) -> str:
-    """What a card of this rate may send at once: see Hosts.shape."""
+    """What a NIC of this rate may send at once: see Hosts.shape."""
     return _BURSTS.get(rate, _OTHER_BURST)
 
 

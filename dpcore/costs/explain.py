@@ -24,7 +24,7 @@ class Candidate:
     algorithm: str
     seconds: float
     steps: int
-    network_bytes: float  # through the card of the busiest host, in the busier direction
+    network_bytes: float  # through the NIC of the busiest host, in the busier direction
     ordered: bool  # the same bits as within a host, however buffers are cut
     allowed: bool  # by deterministic=True
 

@@ -93,7 +93,7 @@ def speeds(text: str, world_size: int) -> list[list[Speed]]:
 
 
 def make_link(text: str, rank: int, world_size: int) -> _C.Link:
-    """The network card of a rank."""
+    """The network interface of a rank."""
     from dpcore import _C
 
     table = speeds(text, world_size)

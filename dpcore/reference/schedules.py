@@ -106,7 +106,7 @@ def make_schedule(
 ) -> Schedule:
     """The moves of a known algorithm, sorted by step and then as each rank sends them.
 
-    A rank begins with its right neighbour: if all began with rank 0, the others' cards would be
+    A rank begins with its right neighbour: if all began with rank 0, the others' NICs would be
     idle while rank 0's takes in N-1 messages.
 
     ``hosts`` says which ranks share one (equal numbers); without it all do.

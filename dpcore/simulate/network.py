@@ -2,8 +2,8 @@
 
 An operation is a schedule (``dpcore.reference``) over some bytes. Each chunk is cut into segments;
 a rank works at a window of them at a time, each a *job*: step by step it sends and receives what
-the moves say. What a rank sends passes its card one message after the other, at the bandwidth of
-the link, and arrives a latency later; what arrives at once from several shares the receiver's card.
+the moves say. What a rank sends passes its NIC one message after the other, at the bandwidth of
+the link, and arrives a latency later; what arrives at once from several shares the receiver's NIC.
 
 Times are seconds. Processors cost nothing here: where links are fast, the prediction is too low.
 """
@@ -82,27 +82,27 @@ class _Job:
 @dataclass
 class _Sending:
     target: int
-    transfer: float  # seconds on a card
+    transfer: float  # seconds on a NIC
     left: Callable[[float], None]
     taken: Callable[[float], None]
 
 
 @dataclass
-class _Card:
+class _Nic:
     ready: list[tuple[int, int, _Sending]] = field(default_factory=list)  # a heap, by urgency
     sends: bool = False
     ingress: float = 0.0  # when it has taken in what came
 
 
 class Network:
-    """All ranks' cards. ``run`` takes the operations of one step and fills in when they end; where
+    """All ranks' NICs. ``run`` takes the operations of one step and fills in when they end; where
     ranks launch as they go, ``at`` lets them act, ``launch`` is what they do, ``go_on`` runs it."""
 
     def __init__(self, world: int, link: Speed, algorithm: str = "two_shot") -> None:
         self.world = world
         self.link = link
         self.algorithm = algorithm
-        self._cards = [_Card() for _ in range(world)]
+        self._nics = [_Nic() for _ in range(world)]
         self._queue: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
 
@@ -155,27 +155,27 @@ class Network:
         the receiver has it."""
         transfer = nbytes / self.link.bytes_per_second if self.link.bytes_per_second else 0.0
         sending = _Sending(target, transfer, left, taken)
-        heapq.heappush(self._cards[source].ready, (-priority, next(self._order), sending))
+        heapq.heappush(self._nics[source].ready, (-priority, next(self._order), sending))
 
     def _serve(self, source: int, now: float) -> None:
-        """Lets the card take the next message, if it is free."""
-        card = self._cards[source]
-        if card.sends or not card.ready:
+        """Lets the NIC take the next message, if it is free."""
+        nic = self._nics[source]
+        if nic.sends or not nic.ready:
             return
-        sending = heapq.heappop(card.ready)[-1]
-        card.sends = True
+        sending = heapq.heappop(nic.ready)[-1]
+        nic.sends = True
         self._at(now + sending.transfer, 0, partial(self._sent, source))
         self._at(now + sending.transfer + self.link.latency, 0, partial(self._arrive, sending))
 
     def _sent(self, source: int, now: float) -> None:
-        self._cards[source].sends = False
+        self._nics[source].sends = False
 
     def _arrive(self, sending: _Sending, now: float) -> None:
         sending.left(now)
-        card = self._cards[sending.target]
-        # A lone message took the card while it came: only what comes beside others waits.
-        card.ingress = max(now, card.ingress + sending.transfer)
-        self._at(card.ingress, 0, sending.taken)
+        nic = self._nics[sending.target]
+        # A lone message took the NIC while it came: only what comes beside others waits.
+        nic.ingress = max(now, nic.ingress + sending.transfer)
+        self._at(nic.ingress, 0, sending.taken)
 
     def _at(self, moment: float, priority: int, act: Callable[[float], None]) -> None:
         heapq.heappush(self._queue, (moment, -priority, next(self._order), act))

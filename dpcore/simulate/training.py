@@ -25,7 +25,7 @@ from dpcore.simulate.rehearsal import copies_for, rehearse
 class Prediction:
     """Milliseconds of a step, which is forward, backward and communication, of the rank that takes
     longest. ``bound_ms``: no schedule is faster, since the first gradient has to be there before
-    the card has anything to do. ``bucket_cap_mb``: what was asked for, or None for the caps that
+    the NIC has anything to do. ``bucket_cap_mb``: what was asked for, or None for the caps that
     come with the gradients."""
 
     schedule: str

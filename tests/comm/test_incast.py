@@ -1,7 +1,7 @@
 """Who sends to whom at a time: receivers that are alone with their sender, and those that are not.
 
-An incast is several ranks sending to the same one: its card takes in one message after the other,
-while the cards of other ranks have nothing to receive.
+An incast is several ranks sending to the same one: its NIC takes in one message after the other,
+while the NICs of other ranks have nothing to receive.
 """
 
 from collections import defaultdict
@@ -71,7 +71,7 @@ def test_the_cost_model_sees_an_incast(world):
     bound = 2 * (world - 1) / world * nbytes * 1e-6
     good = _C.schedule("two_shot", "all_reduce", world)
     assert _C.expected_seconds(good, hosts, costs, nbytes) == pytest.approx(bound)
-    # In each step the last card begins to receive when N-2 of N-1 messages have left.
+    # In each step the last NIC begins to receive when N-2 of N-1 messages have left.
     late = 2 * (2 * world - 3) / world * nbytes * 1e-6
     bad = two_shot_in_rank_order(world)
     assert _C.expected_seconds(bad, hosts, costs, nbytes) == pytest.approx(late)
@@ -89,7 +89,7 @@ def test_ranks_of_a_host_share_its_card_in_the_cost_model():
 
 @pytest.mark.parametrize("world", [2, 4, 8, 16, 32])
 @pytest.mark.parametrize("nbytes", [256 << 10, 1 << 20, 16 << 20])
-def test_simulated_cards_are_never_idle(world, nbytes):
+def test_simulated_nics_are_never_idle(world, nbytes):
     link = Speed(12.5e6, 100e-6)
     operation = NetworkOperation(nbytes, [0.0] * world)
     Network(world, link, "two_shot").run([operation])

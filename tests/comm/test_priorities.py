@@ -21,20 +21,20 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PIECE = 256 << 10
 
 
-# ---- the emulated card, with a clock of its own --------------------------------------------------
+# ---- the emulated NIC, with a clock of its own --------------------------------------------------
 
 
-def card(latency=0.0, ranks=2):
+def nic(latency=0.0, ranks=2):
     """A byte takes a nanosecond."""
     return _C.Link(0, [(1e9, latency, 0.0, 0.0)] * ranks, 0.0, 0)
 
 
 def test_an_urgent_message_waits_for_one_piece_and_not_for_what_was_ready_before():
-    link = card()
+    link = nic()
     bulk = [link.send(1, PIECE, 0, now=0) for _ in range(5)]
     assert link.arrival(bulk[0], now=10) == PIECE
     urgent = link.send(1, 1000, 7, now=20)
-    assert link.arrival(urgent, now=30) is None  # the card is busy: it has not chosen yet
+    assert link.arrival(urgent, now=30) is None  # the NIC is busy: it has not chosen yet
     assert link.arrival(urgent, now=PIECE) == PIECE + 1000
     assert [link.arrival(ticket, now=10 * PIECE) for ticket in bulk[1:]] == [
         n * PIECE + 1000 for n in (2, 3, 4, 5)
@@ -42,7 +42,7 @@ def test_an_urgent_message_waits_for_one_piece_and_not_for_what_was_ready_before
 
 
 def test_who_looks_too_late_finds_what_the_card_did_in_time():
-    looked_at_once, looked_late = card(), card()
+    looked_at_once, looked_late = nic(), nic()
     for link, looks in ((looked_at_once, range(0, 4 * PIECE, PIECE // 4)), (looked_late, ())):
         bulk = [link.send(1, PIECE, 0, now=0) for _ in range(3)]
         urgent = link.send(1, PIECE, 1, now=PIECE + 1)
@@ -56,7 +56,7 @@ def test_who_looks_too_late_finds_what_the_card_did_in_time():
 
 
 def test_a_large_message_is_cut_so_that_an_urgent_one_comes_between():
-    link = card()
+    link = nic()
     bulk = link.send(1, 10 * PIECE, 0, now=0)
     urgent = link.send(1, 10, 1, now=2 * PIECE + 5)
     assert link.arrival(urgent, now=3 * PIECE) == 3 * PIECE + 10
@@ -64,13 +64,13 @@ def test_a_large_message_is_cut_so_that_an_urgent_one_comes_between():
 
 
 def test_equal_priorities_keep_the_order_in_which_they_were_ready():
-    link = card(ranks=3)
+    link = nic(ranks=3)
     tickets = [link.send(1 + n % 2, 100, 3, now=n) for n in range(4)]
     assert [link.arrival(ticket, now=1000) for ticket in tickets] == [100, 200, 300, 400]
 
 
 def test_an_idle_card_waits_for_nobody_and_the_latency_takes_no_time_of_the_card():
-    link = card(latency=1e-6)
+    link = nic(latency=1e-6)
     first, second = link.send(1, 100, 0, now=0), link.send(1, 100, 0, now=0)
     assert [link.arrival(ticket, now=200) for ticket in (first, second)] == [1100, 1200]
     third = link.send(1, 100, 0, now=5000)
@@ -78,7 +78,7 @@ def test_an_idle_card_waits_for_nobody_and_the_latency_takes_no_time_of_the_card
 
 
 def test_a_message_that_was_given_up_takes_no_time():
-    link = card()
+    link = nic()
     first, second, third = (link.send(1, 1000, 0, now=0) for _ in range(3))
     assert link.arrival(first, now=0) == 1000
     link.withdraw(second)

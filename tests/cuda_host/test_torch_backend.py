@@ -226,19 +226,6 @@ def test_subgroups_and_parts(cuda):
     in_group(body, 3, device=cuda)
 
 
-def test_a_link_is_refused_that_devices_would_not_obey(monkeypatch):
-    monkeypatch.setenv("DPCORE_LINK", "1gbit,50us")
-
-    def body():
-        with pytest.raises(dpcore.Unsupported, match=r"^DPCORE_LINK=1gbit,50us: .* on GPUs; unset"):
-            dist.all_reduce(torch.ones(4))
-        with pytest.raises(dpcore.Unsupported, match=r"^DPCORE_LINK=1gbit,50us: .* on GPUs; unset"):
-            dpcore.DataParallel(torch.nn.Linear(2, 1))
-        assert not carriers()
-
-    in_group(body, 2, device="cuda")
-
-
 def own_backend_split(ranks, rank):
     whole = dist.group.WORLD.split_group(ranks, group_name="even", group_desc="even ranks")
     assert (whole is None) == (rank not in ranks)

@@ -26,7 +26,7 @@ def operation_seconds(nbytes, world, link, algorithm):
 @pytest.mark.parametrize("world", [2, 4, 8])
 @pytest.mark.parametrize("algorithm", ["two_shot", "ring"])
 def test_large_operations_take_their_bytes(world, algorithm):
-    """2 (N-1)/N of the data leaves every card: with no latency nothing else takes time."""
+    """2 (N-1)/N of the data leaves every NIC: with no latency nothing else takes time."""
     seconds = operation_seconds(80 * MB, world, GBIT, algorithm)
     assert seconds == pytest.approx(2 * (world - 1) / world * 80 * MB / 1.25e8, rel=0.05)
 

@@ -85,7 +85,7 @@ Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
 
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
 // that has begun: together one segment of 256 KiB. All connections share it, as long as that leaves
-// each of them enough to keep the card busy until this rank looks again.
+// each of them enough to keep the NIC busy until this rank looks again.
 void Network::share_card() {
   size_t lines = 0;
   for (const auto& peer : peers_) {

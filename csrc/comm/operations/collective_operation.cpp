@@ -40,10 +40,11 @@ bool swaps_in_place(const Request& request) {
   return request.collective == Collective::all_to_all && request.input == request.output;
 }
 
-// Where the others may read the input, if this rank may read theirs.
-uint64_t address_for_peers(const Endpoint& endpoint, const Request& request, size_t bytes) {
+// Where the others may read the input, if this rank may read theirs. `is_mapped`: they reach it
+// anyway, or it is empty.
+uint64_t address_for_peers(const Endpoint& endpoint, const Request& request, bool is_mapped) {
   const bool reads = endpoint.reads_local_peers() && !swaps_in_place(request) &&
-                     (bytes == 0 || can_be_read(request.input));
+                     (is_mapped || can_be_read(request.input));
   return reads ? reinterpret_cast<uint64_t>(request.input) : Arena::kNowhere;
 }
 
@@ -166,8 +167,9 @@ void CollectiveOperation::post() {
     slot.input_offset = offset_of(request_.input, input_bytes);
     slot.output_offset = offset_of(request_.output, output_bytes);
     const bool may_be_read = !reduces() && is_faster_read(request_.collective, bytes_, world());
-    slot.input_address = may_be_read ? address_for_peers(group_->endpoint(), request_, input_bytes)
-                                     : Arena::kNowhere;
+    const bool is_mapped = slot.input_offset != Arena::kNowhere;
+    slot.input_address =
+        may_be_read ? address_for_peers(group_->endpoint(), request_, is_mapped) : Arena::kNowhere;
     if (swaps_in_place(request_)) {
       slot.input_offset = slot.output_offset = Arena::kNowhere;
     }

@@ -192,17 +192,10 @@ void ProgramRun::reduce_gathered(Running& running, const LaneStep& step, std::by
                                  size_t bytes) {
   operands_.clear();
   operand_factors_.clear();
-  bool placed = false;
-  for (size_t i = 0; i < step.receives.size(); ++i) {
-    if (!placed && step.receives[i] > task_.program->rank) {
-      add_operand(home, task_.program->rank);
-      placed = true;
-    }
-    add_operand(running.gathered.data() + i * bytes, step.receives[i]);
-  }
-  if (!placed) {
-    add_operand(home, task_.program->rank);
-  }
+  const int me = task_.program->rank;
+  in_rank_order(
+      step, me, [&] { add_operand(home, me); },
+      [&](size_t i) { add_operand(running.gathered.data() + i * bytes, step.receives[i]); });
   reduce_operands(step, home, bytes);
 }
 

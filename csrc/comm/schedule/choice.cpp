@@ -1,5 +1,5 @@
 // With the defaults: the owner of a part takes it from all and gives it to all (two_shot), the
-// fewest bytes in the fewest steps; hierarchical as soon as ranks share a card.
+// fewest bytes in the fewest steps; hierarchical as soon as ranks share a NIC.
 #include "comm/schedule/choice.h"
 
 #include <algorithm>

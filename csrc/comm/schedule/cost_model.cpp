@@ -12,7 +12,7 @@ struct Load {  // of one rank in one step
   double bytes_s = 0;  // per byte of the buffer
 };
 
-struct Card {  // of one host in one step, per byte of the buffer
+struct Nic {  // of one host in one step, per byte of the buffer
   double out = 0;
   double in = 0;
 };
@@ -24,12 +24,12 @@ struct Transfer {  // of one move between two hosts
   double share = 0;
 };
 
-// When the last card is through, per byte of the buffer. Cards send what their ranks hand them in
+// When the last NIC is through, per byte of the buffer. NICs send what their ranks hand them in
 // turns, and take in what arrives one message after the other.
-double time_of(std::vector<Transfer>& transfers, size_t cards) {
+double time_of(std::vector<Transfer>& transfers, size_t nics) {
   std::stable_sort(transfers.begin(), transfers.end(),
                    [](const Transfer& a, const Transfer& b) { return a.turn < b.turn; });
-  std::vector<Card> busy_until(cards);
+  std::vector<Nic> busy_until(nics);
   std::vector<std::pair<double, const Transfer*>> arrivals;
   arrivals.reserve(transfers.size());
   for (const Transfer& transfer : transfers) {
@@ -47,7 +47,7 @@ double time_of(std::vector<Transfer>& transfers, size_t cards) {
 
 class Step {
  public:
-  Step(size_t ranks, size_t cards) : loads_(ranks), cards_(cards), turns_(ranks) {}
+  Step(size_t ranks, size_t nics) : loads_(ranks), nics_(nics), turns_(ranks) {}
 
   void add(const Move& move, const std::vector<int>& hosts, double share,
            const CostConstants& constants) {
@@ -61,8 +61,8 @@ class Step {
     if (remote) {
       const auto from = static_cast<size_t>(hosts[src]);
       const auto to = static_cast<size_t>(hosts[dst]);
-      cards_[from].out += share;
-      cards_[to].in += share;
+      nics_[from].out += share;
+      nics_[to].in += share;
       transfers_.push_back({turns_[src]++, from, to, share});
     } else {
       loads_[src].bytes_s += share * way.byte_s;
@@ -78,20 +78,20 @@ class Step {
       busiest.bytes_s = std::max(busiest.bytes_s, load.bytes_s);
     }
     double carried = 0;
-    for (const Card& card : cards_) {
-      carried = std::max({carried, card.out, card.in});
+    for (const Nic& nic : nics_) {
+      carried = std::max({carried, nic.out, nic.in});
     }
     ++total.steps;
     total.fixed_s += step_s_ + busiest.messages_s;
     total.per_byte_s +=
-        busiest.bytes_s + time_of(transfers_, cards_.size()) * constants.network.byte_s;
+        busiest.bytes_s + time_of(transfers_, nics_.size()) * constants.network.byte_s;
     total.network_share += carried;
   }
 
  private:
   double step_s_ = 0;
   std::vector<Load> loads_;
-  std::vector<Card> cards_;
+  std::vector<Nic> nics_;
   std::vector<int> turns_;  // by rank
   std::vector<Transfer> transfers_;
 };
@@ -103,10 +103,10 @@ Estimate estimate(const Schedule& schedule, const std::vector<int>& hosts,
   // An all_to_all names a chunk for each pair of ranks: of a buffer there are as many as ranks.
   const bool pairs = schedule.collective == Collective::all_to_all;
   const double share = 1.0 / (pairs ? schedule.world : schedule.chunks);
-  const auto cards = static_cast<size_t>(*std::max_element(hosts.begin(), hosts.end())) + 1;
+  const auto nics = static_cast<size_t>(*std::max_element(hosts.begin(), hosts.end())) + 1;
   Estimate total;
   for (auto move = schedule.moves.begin(); move != schedule.moves.end();) {
-    Step step(hosts.size(), cards);
+    Step step(hosts.size(), nics);
     const int number = move->step;
     for (; move != schedule.moves.end() && move->step == number; ++move) {
       step.add(*move, hosts, share, constants);

@@ -1,16 +1,16 @@
 // How long a schedule is expected to take, from a few constants of the machine and its network.
 //
 // Bytes have two ways: the memory of a host, and the network between hosts, where all ranks of a
-// host share one card that sends and receives at once. A step costs the time of its way (until the
+// host share one NIC that sends and receives at once. A step costs the time of its way (until the
 // first byte is there), the messages that its busiest rank handles, the bytes that its busiest rank
-// copies and adds, and the time that its cards need. Steps follow one another.
+// copies and adds, and the time that its NICs need. Steps follow one another.
 //
-// The time of the cards depends on the order of the moves: each card sends one message after the
-// other, and a receiving card takes in one at a time. Where several ranks send to the same one at
-// once (an incast), they wait for each other while the cards of other ranks have nothing to do.
+// The time of the NICs depends on the order of the moves: each NIC sends one message after the
+// other, and a receiving NIC takes in one at a time. Where several ranks send to the same one at
+// once (an incast), they wait for each other while the NICs of other ranks have nothing to do.
 //
 // What is left out: segments of one message overlap with those of others, so large transfers are a
-// little faster than this; two cards may share a switch, so they may be slower. It is there to
+// little faster than this; two NICs may share a switch, so they may be slower. It is there to
 // order algorithms, not to predict a run. A pure function; owns nothing.
 #pragma once
 
@@ -27,7 +27,7 @@ struct WayCosts {
   double byte_s = 0;
 };
 
-// Defaults for a machine that nobody has measured: mailboxes in memory, a card of 10 Gbit/s.
+// Defaults for a machine that nobody has measured: mailboxes in memory, a NIC of 10 Gbit/s.
 struct CostConstants {
   WayCosts memory{3e-6, 1e-6, 0.25e-9};
   WayCosts network{30e-6, 8e-6, 0.8e-9};

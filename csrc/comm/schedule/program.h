@@ -3,7 +3,7 @@
 // Moves of different chunks never touch each other, so a rank's part of a schedule falls apart
 // into one *lane* per chunk: the steps in which this rank sends that chunk on or receives into
 // it. Each rank works through the chunks in its own order, the one in which it first sends them: so
-// the list of moves also says whose card is busy when.
+// the list of moves also says whose NIC is busy when.
 //
 // Values only; comm/operations/executor.h runs a program.
 #pragma once
@@ -23,6 +23,20 @@ struct LaneStep {
   bool reduces = false;
   bool completes = false;  // after it the chunk holds every contribution: scale here
 };
+
+// The operands of a step in the order in which they are added, that of their ranks: calls own()
+// once and received(i) for each of step.receives.
+template <class Own, class Received>
+void in_rank_order(const LaneStep& step, int rank, Own own, Received received) {
+  size_t i = 0;
+  for (; i < step.receives.size() && step.receives[i] < rank; ++i) {
+    received(i);
+  }
+  own();
+  for (; i < step.receives.size(); ++i) {
+    received(i);
+  }
+}
 
 struct Program {
   Schedule schedule;

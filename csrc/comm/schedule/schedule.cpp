@@ -116,7 +116,7 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
   } else {
     plan = entry.algorithm(world, root);
   }
-  // Each rank sends to its right neighbour first: if all began with rank 0, the others' cards
+  // Each rank sends to its right neighbour first: if all began with rank 0, the others' NICs
   // would be idle while rank 0's takes in N-1 messages.
   const auto sending_order = [world](const Move& move) {
     return std::tuple(move.step, move.src, (move.dst - move.src + world) % world, move.chunk);

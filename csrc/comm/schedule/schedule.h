@@ -10,7 +10,7 @@
 // reduction, operands in rank order, dst's own value at its own place in that order.
 //
 // The order of the moves within a step has no influence on values. It is the order in which each
-// rank sends: two ranks that send to the same third one at the same time share its card.
+// rank sends: two ranks that send to the same third one at the same time share its NIC.
 //
 // What chunk numbers mean:
 //   all_reduce      the algorithm cuts the buffer in `chunks` nearly equal parts

@@ -1,4 +1,4 @@
-// A network card as slow as you say: bandwidth, latency, jitter and loss, so that a laptop shows
+// A NIC as slow as you say: bandwidth, latency, jitter and loss, so that a laptop shows
 // what a network of 1, 10 or 100 Gbit/s would. Arithmetic only; PacedTransport waits by it.
 //
 // What leaves a rank passes its egress, one fragment of kFragmentBytes at most after the other, at
@@ -9,7 +9,7 @@
 // jitter]; a lost one takes the link twice and a round trip more. Jitter and loss are functions of
 // the seed, the pair of ranks and the number of the message: the same in every run.
 //
-// Time is an argument. What the card does between two calls is worked out at the second one, with
+// Time is an argument. What the NIC does between two calls is worked out at the second one, with
 // the moments at which messages became ready: a thread that looks too late does not slow it down.
 //
 // Threads: under the engine's progress lock. One per endpoint, shared by its communicators.
@@ -43,10 +43,10 @@ class Link {
   // A message that is ready now, and what it is called from here on.
   using Ticket = uint64_t;
   Ticket send(int peer, size_t bytes, int priority, int64_t now);
-  // When its last byte will have arrived; kUnknown while the card has not taken it. To be asked
-  // until it is known: then the card forgets the message.
+  // When its last byte will have arrived; kUnknown while the NIC has not taken it. To be asked
+  // until it is known: then the NIC forgets the message.
   int64_t arrival_ns(Ticket ticket, int64_t now);
-  // Nothing that the card has not taken yet arrives before.
+  // Nothing that the NIC has not taken yet arrives before.
   int64_t earliest_ns() const { return egress_free_ns_; }
   void withdraw(Ticket ticket);
   static constexpr int64_t kUnknown = INT64_MAX;

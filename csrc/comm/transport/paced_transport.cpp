@@ -16,14 +16,14 @@ constexpr int64_t kLongestPauseNs = 1'000'000'000;
 PacedTransport::~PacedTransport() { forget_all(); }
 
 size_t PacedTransport::push(int peer, const Message& message, const std::byte* data, size_t from) {
-  auto found = std::find_if(on_their_way_.begin(), on_their_way_.end(), [&](const OnItsWay& entry) {
+  auto found = std::find_if(in_transit_.begin(), in_transit_.end(), [&](const InTransit& entry) {
     return entry.peer == peer && entry.tag == message.tag;
   });
   const int64_t now = now_ns();
-  if (found == on_their_way_.end()) {
+  if (found == in_transit_.end()) {
     const Link::Ticket ticket =
         link_->send(group_.member(peer), message.total - from, message.priority, now);
-    found = on_their_way_.insert(found, {peer, message.tag, ticket});
+    found = in_transit_.insert(found, {peer, message.tag, ticket});
   }
   if (found->arrival_ns == Link::kUnknown) {
     found->arrival_ns = link_->arrival_ns(found->ticket, now);
@@ -35,7 +35,7 @@ size_t PacedTransport::push(int peer, const Message& message, const std::byte* d
   with_its_time.due_ns = found->arrival_ns;
   from = inner_->push(peer, with_its_time, data, from);
   if (from == message.total) {
-    on_their_way_.erase(found);
+    in_transit_.erase(found);
   } else {
     found->waits_for_room = true;
   }
@@ -51,7 +51,7 @@ size_t PacedTransport::pull(int peer, const Message& message, size_t from, const
   }
   const size_t have = inner_->pull(peer, message, from, sink);
   if (have > from) {
-    // Of what came while this rank was not looking, the card has had the time since.
+    // Of what came while this rank was not looking, the NIC has had the time since.
     const int64_t due = inner_->due_ns();
     const bool is_plausible = due <= now && now - due < kLongestPauseNs;
     link_->receive(group_.member(peer), have - from, message.total - have,
@@ -66,10 +66,10 @@ void PacedTransport::give_up() {
 }
 
 void PacedTransport::forget_all() {
-  for (const OnItsWay& message : on_their_way_) {
+  for (const InTransit& message : in_transit_) {
     link_->withdraw(message.ticket);
   }
-  on_their_way_.clear();
+  in_transit_.clear();
 }
 
 // Twice what is on the way at full speed: the answers of the peers take the latency as well.
@@ -95,7 +95,7 @@ bool PacedTransport::is_held_back(int peer) {
 
 int64_t PacedTransport::next_event_ns() const {
   int64_t next = std::min(ingress_busy_until_ns_, inner_->next_event_ns());
-  for (const OnItsWay& message : on_their_way_) {
+  for (const InTransit& message : in_transit_) {
     const bool is_known = message.arrival_ns != Link::kUnknown;
     const int64_t arrival = is_known ? message.arrival_ns : link_->earliest_ns();
     next = message.waits_for_room ? next : std::min(next, arrival);

@@ -35,7 +35,7 @@ class PacedTransport final : public Transport {
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return inner_->take_blocks(); }
 
  private:
-  struct OnItsWay {
+  struct InTransit {
     int peer;
     MessageTag tag;
     Link::Ticket ticket;
@@ -48,7 +48,7 @@ class PacedTransport final : public Transport {
   std::unique_ptr<Transport> inner_;
   std::shared_ptr<Link> link_;
   const Group& group_;
-  std::vector<OnItsWay> on_their_way_;
+  std::vector<InTransit> in_transit_;
   int64_t ingress_busy_until_ns_ = INT64_MAX;  // seen by the last pull; INT64_MAX: it was free
 };
 

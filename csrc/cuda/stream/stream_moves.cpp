@@ -94,17 +94,9 @@ struct Execution {
     const size_t distance = padded(chunk_memory.elements * element);
     std::vector<const void*> operands;
     operands.reserve(lane.receives.size() + 1);
-    bool own_is_in = false;
-    for (size_t i = 0; i < lane.receives.size(); ++i) {
-      if (!own_is_in && lane.receives[i] > program.rank) {
-        operands.push_back(chunk_memory.home);
-        own_is_in = true;
-      }
-      operands.push_back(arrival + i * distance);
-    }
-    if (!own_is_in) {
-      operands.push_back(chunk_memory.home);
-    }
+    in_rank_order(
+        lane, program.rank, [&] { operands.push_back(chunk_memory.home); },
+        [&](size_t i) { operands.push_back(arrival + i * distance); });
     void* out = chunk_memory.home;
     const ReduceSpec partial{.dtype = reduction.dtype, .op = reduction.op};
     device.reduce(stream, lane.completes ? reduction : partial, operands, {&out, 1},

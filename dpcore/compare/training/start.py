@@ -1,7 +1,7 @@
 """Starts the ranks of `dpcore.compare.training.worker`: on this host, or each in its own namespace.
 
-Within a namespace ranks have a network card with an address, and what leaves it is shaped by the
-kernel: the same TCP, congestion control and queues as between two machines.
+Within a namespace ranks have a NIC with an address, and what leaves it is shaped by the kernel: the
+same TCP, congestion control and queues as between two machines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankFailed(Error):
 
 @contextlib.contextmanager
 def shaped_hosts(rate: str, burst: str, count: int = 2) -> Iterator[namespaces.Hosts]:
-    """Hosts whose cards send no faster than `rate`, such as "1gbit"."""
+    """Hosts whose NICs send no faster than `rate`, such as "1gbit"."""
     with namespaces.hosts(count) as made:
         made.shape(rate, burst)
         yield made

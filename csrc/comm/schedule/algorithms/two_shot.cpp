@@ -19,8 +19,8 @@
 // within a host.
 //
 // The order of sends matters on a network. Rank r begins each step with rank r+1 (schedule.cpp), so
-// at any moment every card sends one chunk and receives one. If all began with rank 0, then sent to
-// rank 1, and so on, the receivers' cards would be busy one after the other: with a chunk per
+// at any moment every NIC sends one chunk and receives one. If all began with rank 0, then sent to
+// rank 1, and so on, the receivers' NICs would be busy one after the other: with a chunk per
 // message 2N-3 times as long as a chunk takes, instead of N-1.
 //
 // When it loses: messages so small that the second step costs more than the bytes it saves
