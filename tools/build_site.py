@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 USED = (
     "data_parallel",
     "torch_distributed",
+    "running",
     "network",
     "gpu",
     "mpi",
