@@ -130,11 +130,6 @@ def without_packages(patch):
     patch.setattr(doctor_checks, "_version_of", lambda _: "")
 
 
-def without_programs_and_packages(patch):
-    without_programs(patch)
-    without_packages(patch)
-
-
 def without_rights(patch):
     refused = subprocess.CompletedProcess([], 1, "", "unshare failed: Operation not permitted")
     patch.setattr(doctor_checks.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -171,7 +166,6 @@ def without_memfd(patch):
 @pytest.mark.parametrize(
     ("check", "lacking", "state", "step"),
     [
-        (doctor_checks.mpi, without_programs_and_packages, "missing", "pip install mpi4py"),
         (doctor_checks.cupy, without_packages, "missing", "pip install cupy-cuda13x"),
         (doctor_checks.drawing, without_packages, "missing", "pip install matplotlib"),
         (doctor_checks.namespaces, without_programs, "missing", "apt-get install iproute2"),

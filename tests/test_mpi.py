@@ -70,6 +70,7 @@ def over_mpi(module, comm):
     return dpcore.DataParallel(module, comm=MPI.COMM_WORLD, bucket_cap_mb=0.01)
 
 model = train(World, OPTIMIZERS["momentum"], wrap=over_mpi)
+assert over_mpi(torch.nn.Linear(1, 1), None).group is model.group  # one for all models
 assert_same_values(model.module, train_alone(OPTIMIZERS["momentum"]))
 beside = train(ours, OPTIMIZERS["momentum"])
 assert_same_values(model.module, beside.module)

@@ -27,6 +27,7 @@ USED = (
     "across_steps",
     "local_updates",
     "torch_distributed",
+    "running",
     "network",
     "gpu",
     "mpi",

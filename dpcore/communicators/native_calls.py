@@ -1,7 +1,5 @@
-"""The collectives of ``Communicator``, each a call of the compiled core.
-
-The first signature of each says that ``async_op=True`` returns a ``Work``, for type checkers.
-"""
+"""The collectives of ``Communicator``, each a call of the compiled core. The first signature of
+each says that ``async_op=True`` returns a ``Work``, for type checkers."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from dpcore.communicators.checks import OPERATORS, check_both, check_presence, c
 from dpcore.communicators.protocol import Algorithm, Operator, Sizes
 from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.communicators.work import Work
+from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,16 +70,19 @@ class NativeCalls(OtherNames):
         """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
 
         ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
-        ``factor``. The mean of integers is their sum, which wraps, divided by the number of ranks
-        and rounded toward zero; booleans have none.
+        ``factor``. The mean of integers is their sum, which wraps, divided and rounded toward zero.
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
-        op = op if op in OPERATORS else operator_name(op)
         plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
         if plain and not async_op and op != "premul_sum":
-            self._native.all_reduce_now(tensor, op)
-            return None
+            try:
+                self._native.all_reduce_now(tensor, op)
+                return None
+            except (TypeError, Unsupported):  # looking at the name first would take 40 ns
+                if op in OPERATORS:
+                    raise
+        op = operator_name(op)
         native = self._native.whole(
             "all_reduce", tensor, op=op, factor=factor, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,

@@ -70,10 +70,32 @@ def meant_by(name: str) -> str:
     return _METHODS.get(name.lower(), "")
 
 
-class OtherNames:
-    """A communicator whose attributes somebody looks for under the names of another library."""
+class _Elsewhere:
+    """An attribute that is not there, and says what is."""
 
-    def __getattr__(self, name: str) -> Any:
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        meant = meant_by(name)
-        raise AttributeError(f"{text}; it is called {meant}" if meant else text)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self._name!r}; it is called "
+            f"{meant_by(self._name)}"
+        )
+
+
+class OtherNames:
+    """A communicator whose attributes somebody looks for under the names of another library.
+
+    An attribute for each of them: a class with ``__getattr__`` would make all of its attributes
+    slower, and a small all-reduce by a fifth.
+    """
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(self, name)]
+
+
+for _name in {*_METHODS, *(name.capitalize() for name in _METHODS)}:
+    if _METHODS[_name.lower()] != _name:
+        _attribute = _Elsewhere()
+        _attribute.__set_name__(OtherNames, _name)
+        setattr(OtherNames, _name, _attribute)

@@ -64,7 +64,7 @@ def _adapted(comm: Any) -> GradientGroup:
     if isinstance(comm, dist.ProcessGroup):
         return TorchGroup(comm)
     if hasattr(comm, "Iallreduce"):
-        return MpiCommunicator(comm)
+        return _over_mpi(comm)
     if isinstance(comm, GradientGroup):
         return comm
     raise Unsupported(
@@ -72,6 +72,18 @@ def _adapted(comm: Any) -> GradientGroup:
         "all_reduce, broadcast and all_gather. Pass a dpcore.Communicator, a process group of "
         "torch, an mpi4py communicator, or an object with these"
     )
+
+
+def _over_mpi(comm: Any) -> MpiCommunicator:
+    """One for all models over the same communicator of mpi4py."""
+    known = [own for given, own in _of_mpi if given == comm and not own.closed and not own.failed]
+    if not known:
+        known = [MpiCommunicator(comm)]
+        _of_mpi.append((comm, known[0]))
+    return known[0]
+
+
+_of_mpi: list[tuple[Any, MpiCommunicator]] = []
 
 
 # ---- torch -----------------------------------------------------------------------------------

@@ -170,3 +170,14 @@ else:
     )
     assert said and "rank 0: not all 2 ranks of MPI came in 1 s" in said[0]
     assert run.returncode == 0, run.stderr
+
+
+def test_waiting_for_any_message_names_who_does_not_answer(tmp_path):
+    run, said = run_ranks(
+        tmp_path,
+        ["comm.recv(torch.ones(4), None, timeout=1)"],
+        ["time.sleep(3)", "comm.barrier()"],
+        "openmpi",
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Timeout rank 0: recv 1" in said[0] and "all ranks answer" in said[0]

@@ -158,6 +158,11 @@ class MpiCommunicator(MpiCalls):
         self._engine.raise_unheard()
 
     @property
+    def failed(self) -> bool:
+        """Whether nothing can be called any more, since something went wrong."""
+        return self._engine.failure is not None
+
+    @property
     def closed(self) -> bool:
         """Whether ``close()`` or ``finalize()`` was called."""
         return self._closed

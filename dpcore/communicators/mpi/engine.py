@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -108,6 +108,10 @@ class Engine:
 
     def check(self) -> None:
         """Raises when nothing can be called any more, or not from here."""
+        self._check_place()
+        self._raise_failure()
+
+    def _check_place(self) -> None:
         if os.getpid() != self._process:
             raise Error(
                 f"this process was forked from rank {self.rank}, which has the communicator of "
@@ -118,7 +122,6 @@ class Engine:
                 "MPI was started for one thread (MPI_THREAD_FUNNELED or less), and this is another "
                 "one: import dpcore before mpi4py, or set mpi4py.rc.thread_level = 'multiple'"
             )
-        self._raise_failure()
 
     def submit(self, work: MpiWork, line: deque[MpiWork]) -> None:
         """``line``: operations of the group that are not posted yet."""
@@ -132,7 +135,10 @@ class Engine:
     def wait_for(self, work: MpiWork, seconds: float) -> None:
         began_ns = time.monotonic_ns()
         deadline = time.monotonic() + seconds
-        self._waiters += 1
+        if not work.ended:
+            self._check_place()
+        with self.lock:
+            self._waiters += 1
         try:
             for _ in _pauses():
                 if not work.ended:
@@ -143,7 +149,8 @@ class Engine:
                     self._give_up(work, seconds)
                     break
         finally:
-            self._waiters -= 1
+            with self.lock:
+                self._waiters -= 1
             self._wake.set()
         if (recorder := self._recorder) is not None:
             recorder.add(work, "exposed", began_ns)
@@ -164,6 +171,12 @@ class Engine:
             if self.failure is not None and time.monotonic() > self._ends_at:
                 self._drop()
 
+    def look(self) -> None:
+        """One round, where this thread may call MPI."""
+        with contextlib.suppress(Error):
+            self._check_place()
+            self.go_on()
+
     def wake(self) -> None:
         """There is something that nobody waits for."""
         self._wake.set()
@@ -183,6 +196,9 @@ class Engine:
             self._fail(self._named(work, problem), work=work)
         except Error as problem:
             self._fail(problem, work=work)
+        except Exception as problem:  # nobody may be there whom it could be raised to
+            text = f"rank {self.rank}: {work.what} over MPI: {type(problem).__name__}: {problem}"
+            self._fail(Error(text), work=work)
 
     def _named(self, work: MpiWork, problem: Any) -> Error:
         kind = problem.Get_error_class()
@@ -224,23 +240,10 @@ class Engine:
         deadline = time.monotonic() + 10 * _IDLE_SECONDS
         for _ in _pauses():
             self.go_on()
-            answers = self._watch.answers
+            answers = {r: n for r, n in self._watch.answers.items() if r in others}
             if work.ended or len(answers) == len(others) or time.monotonic() > deadline:
                 break
-        silent = [f"rank {r}" for there, r in others.items() if there not in answers]
-        late = [
-            f"rank {others[there]} has called {calls} collective{'s' * (calls != 1)}"
-            if calls >= 0
-            else f"rank {others[there]} has closed it"
-            for there, calls in sorted(answers.items())
-            if there in others and (calls < work.what.number or calls < 0)
-        ]
-        found = [f"{', '.join(silent)} did not answer"] if silent else []
-        if work.what.peer < 0:
-            found += [f"{', '.join(late)} of this communicator, not {work.what.number}"] * bool(
-                late
-            )
-        return "; ".join(found) or "all ranks answer"
+        return in_words({others[there]: calls for there, calls in answers.items()}, others, work)
 
     def give_up(self, reason: str) -> None:
         with self.lock:
@@ -343,6 +346,21 @@ class Engine:
             flush=True,
         )
         self.mpi.COMM_WORLD.Abort(1)
+
+
+def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
+    """Who is late with a collective, as far as the ranks that were asked have answered."""
+    number = work.what.number
+    silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
+    found = [f"{', '.join(silent)} did not answer (stopped, dead, or at its end)"] if silent else []
+    late = []
+    for rank, calls in sorted(answers.items()):
+        if calls < 0:
+            late.append(f"rank {rank} has closed this communicator")
+        elif calls < number and not work.what.is_message:
+            what = "1 collective" if calls == 1 else f"{calls} collectives"
+            late.append(f"rank {rank} has called {what} of this communicator, not {number}")
+    return "; ".join(found + late) or "all ranks answer"
 
 
 def _post(line: deque[MpiWork]) -> None:

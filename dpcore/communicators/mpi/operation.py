@@ -34,6 +34,10 @@ class What(NamedTuple):
     root: int = -1
     peer: int = -1
 
+    @property
+    def is_message(self) -> bool:
+        return self.name in ("send", "recv")
+
     def __str__(self) -> str:
         return f"{self.name} {self.number}" + (f" ({self.details})" if self.details else "")
 
@@ -59,7 +63,6 @@ class MpiWork:
         self.began_ns = time.monotonic_ns()
         self._to_post = list(stages)
         self._posted: list[tuple[Any, Stage]] = []
-        self._is_message = what.name == "recv"
         self._source: int | None = None
         self._result = result
         self._ended = threading.Event()
@@ -82,7 +85,7 @@ class MpiWork:
     def is_completed(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
         if not self._ended.is_set():
-            self.engine.go_on()
+            self.engine.look()
         return self._ended.is_set()
 
     @property
@@ -134,7 +137,7 @@ class MpiWork:
         """Asks MPI how far it is, and finishes what it has done. Whether all of it is done."""
         while self._posted:
             request, stage = self._posted[0]
-            status = self.engine.mpi.Status() if self._is_message else None
+            status = self.engine.mpi.Status() if self.what.name == "recv" else None
             if not request.Test(status):
                 return False
             del self._posted[0]

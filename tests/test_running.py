@@ -1,0 +1,84 @@
+"""docs/running.md: each command is run as it stands there, where its launcher is installed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.mpi import MPICH, MPIRUN
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = re.split(r"^## ", (ROOT / "docs" / "running.md").read_text(), flags=re.MULTILINE)[1:]
+BLOCKS = [
+    (section.splitlines()[0], block)
+    for section in SECTIONS
+    for block in re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+]
+CASES = [(title, block, "openmpi") for title, block in BLOCKS]
+CASES += [(title, block, "mpich") for title, block in BLOCKS if title == "mpiexec"]
+LINE = re.compile(r"steps (\d+) to 60 on (\d) ranks, (\w+): loss [\d.]+, parameters (\w{12})")
+
+
+def run(block, folder, launcher):
+    """In a folder that has the examples. Root, and more ranks than cores, need Open MPI's leave."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    without = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    path = [str(Path(sys.executable).parent), environment["PATH"]]
+    if launcher == "mpich":
+        python = folder / "bin" / "python"  # MPICH's environment has one without torch
+        python.parent.mkdir()
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        path = [str(python.parent), str(MPICH / "bin"), *path]
+        environment["MPI4PY_LIBMPI"] = str(MPICH / "lib" / "libmpi.so.12")
+    environment |= {
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": str(ROOT),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return subprocess.run(
+        ["bash", "-ec", block], cwd=folder, env=environment,
+        capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+
+
+def can_start(title, launcher):
+    if title == "Slurm":
+        return shutil.which("srun") is not None
+    if title == "mpiexec":
+        return (MPICH / ".stamp").exists() if launcher == "mpich" else MPIRUN.exists()
+    return True
+
+
+_digests = {}  # by the number of ranks: of all launchers
+
+
+@pytest.mark.parametrize(
+    ("title", "block", "launcher"),
+    CASES,
+    ids=[f"{title}-{number}" for number, (title, *_) in enumerate(CASES)],
+)
+def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
+    if not can_start(title, launcher):
+        pytest.skip("its launcher is not installed")
+    outcome = run(block, tmp_path, launcher)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    (found,) = LINE.findall(outcome.stdout)
+    first, ranks, backend, digest = found
+    assert first == ("21" if "--fail-at" in block else "1")
+    assert ranks == ("1" if title == "One process" else "2")
+    assert backend == ("mpi" if "--backend mpi" in block else "native")
+    assert _digests.setdefault(ranks, digest) == digest
+
+
+def test_every_launcher_has_a_section():
+    titles = [title for title, _ in BLOCKS]
+    assert {"One process", "torchrun", "mpiexec", "Slurm", "By hand"} == set(titles)
+    assert titles.count("torchrun") == titles.count("mpiexec") == 2
