@@ -5,6 +5,7 @@ import os
 import pytest
 
 from dpcore.exercise import catalogue, judging, report
+from tests.exercises import other_ways
 from tests.exercises.mutants import MUTANTS
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
@@ -60,6 +61,17 @@ def test_a_mutant_is_noticed(mutant, tmp_path):
     verdict = judging.judge(exercise, file, {mutant.noticed})
     assert [result.holds for result in verdict.results] == [False], report.words(verdict)
     assert mutant.says in verdict.results[0].why, report.words(verdict)
+
+
+@pytest.mark.skipif(not FULL, reason="make exercises")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [pytest.param(name, text, id=f"{name}-{way}") for name, way, text in other_ways.read()],
+)
+def test_what_is_right_in_another_way_passes(name, text, tmp_path):
+    exercise = catalogue.find(name)
+    verdict = judging.judge(exercise, written(exercise, text, tmp_path))
+    assert verdict.passed, report.words(verdict)
 
 
 def test_mutants_fit_their_solutions():
