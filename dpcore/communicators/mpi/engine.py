@@ -151,7 +151,8 @@ class Engine:
         finally:
             with self.lock:
                 self._waiters -= 1
-            self._wake.set()
+            if self._flying:
+                self.wake()
         if (recorder := self._recorder) is not None:
             recorder.add(work, "exposed", began_ns)
         if work.error is not None:
