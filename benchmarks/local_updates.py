@@ -46,18 +46,10 @@ STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
 Point = tuple[int, float, float, float]  # steps, bytes that a rank has sent, seconds, loss
 
 
-class Causal(Language):
-    """Sees no letter before it has predicted it."""
-
-    def __init__(self, letters: int) -> None:
-        super().__init__(letters, WIDTH, LAYERS, heads=4, length=LENGTH)
-        torch.nn.init.normal_(self.embedding.weight, std=0.02)
-        self.later = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens) + self.places
-        logits: torch.Tensor = self.layers(x, self.later, is_causal=True) @ self.embedding.weight.T
-        return logits
+def language_model(letters: int) -> Language:
+    model = Language(letters, WIDTH, LAYERS, heads=4, length=LENGTH)
+    torch.nn.init.normal_(model.embedding.weight, std=0.02)
+    return model
 
 
 def contenders(sync_every: list[int]) -> list[str]:
@@ -75,7 +67,7 @@ def train(comm: Any, names: list[str], steps: int, seed: int) -> dict[str, list[
     found = {}
     for name in names:
         torch.manual_seed(seed)
-        module = Causal(len(text.alphabet))
+        module = language_model(len(text.alphabet))
         optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
         model, block, every = made(name, module, optimizer, comm)
         chance = torch.Generator().manual_seed(1000 * seed + comm.rank)

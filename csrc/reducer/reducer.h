@@ -280,7 +280,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   [[noreturn]] void raise_too_late(size_t i) const;
   // In a catch block.
   [[noreturn]] void raise_with_bucket(size_t b);
-  [[noreturn]] void raise_about(const std::string& what);
+  [[noreturn]] void raise_about(const std::string& what, const std::string& after = "");
+  std::string which_are_new() const;
 
   std::vector<Gradient> gradients_;
   std::vector<std::vector<size_t>> modules_;

@@ -70,14 +70,27 @@ void Reducer::raise_too_late(size_t i) const {
 
 void Reducer::raise_with_bucket(size_t b) { raise_about(describe(b, buckets_[b], gradients_)); }
 
-void Reducer::raise_about(const std::string& what) {
+// Of the parameters, when a gather of them has failed.
+std::string Reducer::which_are_new() const {
+  std::string old;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!legs_.is_over(b)) {
+      old += (old.empty() ? "" : ", ") + std::to_string(b);
+    }
+  }
+  return ". The parameters of this rank lie between step " + std::to_string(completed_) +
+         " and step " + std::to_string(completed_ + 1) + ": buckets " + old +
+         " are not whole, the others are new. Go on from a checkpoint";
+}
+
+void Reducer::raise_about(const std::string& what, const std::string& after) {
   const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
   try {
     throw;
   } catch (const Error& problem) {
     const bool differs = problem.kind() == ErrorKind::mismatch;
     try {
-      throw_as(problem.kind(), where + problem.what() + (differs ? settings_.advice : ""));
+      throw_as(problem.kind(), where + problem.what() + (differs ? settings_.advice : after));
     } catch (const Error&) {
       if (!first_failure_) {
         first_failure_ = std::current_exception();

@@ -91,7 +91,8 @@ void Reducer::wait_for_leg(size_t b) {
   try {
     legs_.wait_for_gather(b);
   } catch (...) {
-    raise_with_bucket(b);
+    const bool of_parameters = legs_.journey().updates_parts();
+    raise_about(describe(b, bucket, gradients_), of_parameters ? which_are_new() : "");
   }
   bucket.complete_ns = now_ns();
   if (!legs_.journey().updates_parts()) {

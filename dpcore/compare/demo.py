@@ -3,10 +3,11 @@
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
 with dpcore in turn, both without arguments: within this machine, and over a link of 1 Gbit/s,
 between two network namespaces where the system lets us make them. Elsewhere the link is an emulated
-one, which Gloo knows nothing of: torch's buckets then travel over dpcore's communicator. Where
-there are GPUs, on them as well: over NCCL with two or more, else both ranks on the one. Then: what
-of the communication is exposed, how long does a step take, do the losses coincide; who won, by how
-much, and why.
+one, which Gloo knows nothing of: torch's buckets then travel over dpcore's communicator. Over the
+link dpcore trains once more, with communication under the next forward. Where there are GPUs, on
+them as well: over NCCL with two or more, else both ranks on the one. Then: what of the
+communication is exposed, how long does a step take, do the losses coincide; who won, by how much,
+and why.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rich.table import Table
 from dpcore import _C
 from dpcore.compare import hosts as namespaces
 from dpcore.compare.arguments import add_demo_arguments
-from dpcore.compare.demo_verdict import Verdict, behind, ending, means, verdict
+from dpcore.compare.demo_verdict import Verdict, behind, ending, goes_on, means, verdict
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH_OVER_OURS
 from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
@@ -39,6 +40,7 @@ from dpcore.show.figures import short
 RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
 CONTENDERS = ("torch", DEFAULT)  # each as it is without arguments
 PACED_CONTENDERS = (TORCH_OVER_OURS, DEFAULT)
+ACROSS = "dpcore zero1"  # over a link there is something to hide under the next forward
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ def scenes() -> list[Scene]:
     near = Scene("machine", "within this machine", CONTENDERS)
     if namespaces.why_not():
         title = f"over an emulated link of {EMULATED}"
-        far = Scene("link", title, PACED_CONTENDERS, link=EMULATED)
+        far = Scene("link", title, (*PACED_CONTENDERS, ACROSS), link=EMULATED)
     else:
-        far = Scene("link", "between two network namespaces, 1 Gbit/s", CONTENDERS, shaped=True)
+        title = "between two network namespaces, 1 Gbit/s"
+        far = Scene("link", title, (*CONTENDERS, ACROSS), shaped=True)
     return [near, far, *gpu_scenes()]
 
 
@@ -131,12 +134,14 @@ def tell(
     first, *others = (losses(result, name) for name in scene.contenders)
     apart = max(abs(a - b) for other in others for a, b in zip(first, other, strict=True))
     same = f"losses differ by at most {apart:.1g} in {len(first)} steps"
-    torchs, ours = scene.contenders
+    torchs, ours = scene.contenders[:2]
     won = verdict(scene.title, result, torchs, ours, steps)
     choice = (result.get("choices", {}).get(ours) or [None])[-1]
     both = (exposed[ours], exposed[torchs]) if {torchs, ours} <= set(exposed) else None
     is_link = scene.shaped or bool(scene.link)
     said = [won.said, means(choice, is_link), *behind(won, both, choice)]
+    if ACROSS in scene.contenders:
+        said.append(goes_on(*(verdict("", result, one, ACROSS, steps) for one in (torchs, ours))))
     page, picture, kept = (folder / name for name in ("timeline.html", "timeline.png", "table.txt"))
     write_page(page, list(runs.values()))
     write_picture(picture, list(runs.values()))

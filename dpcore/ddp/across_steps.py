@@ -75,6 +75,11 @@ class AcrossSteps:
             model.module.register_forward_pre_hook(self._finish_unless_inside, prepend=True)
         )
 
+    def leave(self) -> None:
+        """Another one takes its place, with other numbers for modules and buckets."""
+        for handle in self._handles:
+            handle.remove()
+
     # ---- the optimizer -----------------------------------------------------------------------
 
     def attach(self, steps: Steps) -> None:

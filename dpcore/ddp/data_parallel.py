@@ -187,6 +187,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
         self._first_steps = steps
         goes_on = goes_across_steps(steps.schedule)
+        if (before := self.__dict__.get("_across")) is not None:
+            before.leave()
         self._across = AcrossSteps(self) if goes_on else None
         self._reducer = _C.Reducer(
             self._parameters_by_number,

@@ -50,6 +50,9 @@ class Bare:
     def settle(self) -> None:
         """Nothing to settle."""
 
+    def finish(self) -> float:
+        return 0.0
+
     def choice(self) -> None:
         """Nothing is chosen."""
 

@@ -25,7 +25,8 @@ class ManyTensors(nn.Module):
 
 
 class Language(nn.Module):
-    """A transformer with a vocabulary; the output layer shares the embedding's weights."""
+    """A transformer with a vocabulary, which sees no word before it has predicted it; the output
+    layer shares the embedding's weights."""
 
     def __init__(self, words: int, width: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
@@ -37,7 +38,9 @@ class Language(nn.Module):
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.layers(self.embedding(tokens) + self.places[: tokens.shape[1]])
+        length = tokens.shape[1]
+        later = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        x = self.layers(self.embedding(tokens) + self.places[:length], later, is_causal=True)
         logits: torch.Tensor = x @ self.embedding.weight.T
         return logits
 

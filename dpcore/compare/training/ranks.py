@@ -31,6 +31,7 @@ from dpcore.compare.training.models import MODELS
 from dpcore.errors import Error
 from dpcore.own_code import loaded, names_code
 from dpcore.reference.ladder import LADDER
+from dpcore.reference.launches import ACROSS_STEPS
 
 DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 TORCH = "torch"
@@ -57,6 +58,11 @@ def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
 def warm_steps(name: str) -> int:
     """How many steps of a contender are not like the others."""
     return SETTLING_STEPS if kind_and_cap(name)[0] == DEFAULT else WARM_STEPS
+
+
+def goes_across_steps(name: str) -> bool:
+    """Whether a contender needs ``dp.DistributedOptimizer``, and leaves a step in flight."""
+    return kind_and_cap(name)[0].removeprefix("dpcore ") in ACROSS_STEPS
 
 
 def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any:

@@ -30,6 +30,7 @@ from dpcore.compare.training.bare import Bare, LastGradient, on_gradient
 from dpcore.compare.training.making import Made, Stepping, made
 from dpcore.compare.training.ranks import (
     TORCH_OVER_OURS,
+    goes_across_steps,
     steps_in,
     torch_ddp,
     warm_steps,
@@ -93,13 +94,17 @@ class Contender:
                 options["find_unused_parameters"] = True
         self._last_gradient = LastGradient(module) if job.by_round else None
         self._trace: TorchTrace | None = None
+        self.model: Any
         # TorchTrace looks at the processor's clock, which says nothing of a GPU.
         if name.startswith("torch") and job.device == "cpu" and job.folder:
             self.model = torch_ddp(name, module)
             self._trace = TorchTrace(self.model, comm if name.startswith(TORCH_OVER_OURS) else None)
         else:
             self.model = wrapped(name, module, comm, **options)
+        self._optimizer: torch.optim.Optimizer
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        if goes_across_steps(name):
+            self._optimizer = dp.DistributedOptimizer(self._optimizer, self.model)
 
     @property
     def gradient_bytes(self) -> int:
@@ -153,6 +158,13 @@ class Contender:
         self._number += 1
         return loss
 
+    def finish(self) -> float:
+        """Ends what the last step has left in flight; the seconds that it took."""
+        begin = time.perf_counter()
+        if goes_across_steps(self.name):
+            self.model.flush()
+        return time.perf_counter() - begin
+
     def trace(self, path: Path) -> None:
         """A file of a few steps."""
         if self._trace is not None:
@@ -163,6 +175,7 @@ class Contender:
             with dp.trace(path, comm=self._comm):
                 for _ in range(_TRACED_STEPS):
                     self.step()
+                self.finish()
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -226,6 +239,7 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
                 losses[contender.name].append(loss)
                 if not job.by_round:  # whoever reads every line runs beside what is measured
                     report(comm, {"step": contender.name})
+            seconds[contender.name][-1] += contender.finish()
         if job.by_round:
             told = {"seconds": of_round(seconds, steps), "tails": of_round(tails, steps)}
             report(comm, {"round": number, **told})
