@@ -555,6 +555,10 @@ class Reducer:
         """Between a backward and the end of the next forward, while anything is in flight."""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether an error of a bucket on its way was raised."""
+
+    @property
     def journey(self) -> list[str]:
         """The legs of the schedule, by name."""
 

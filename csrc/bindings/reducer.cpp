@@ -276,6 +276,7 @@ void register_reducer(py::module_& m) {
       .def("is_current", &Reducer::is_current)
       .def_property_readonly("buckets",
                              [](const Reducer& reducer) { return reducer.bucket_list().size(); })
+      .def_property_readonly("has_failed", &Reducer::has_failed)
       .def_property_readonly("is_on_journey", &Reducer::is_on_journey)
       .def_property_readonly("journey", journey_of)
       .def("is_averaged", &Reducer::is_averaged)

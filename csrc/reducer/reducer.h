@@ -104,6 +104,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   // Numbers of the gradients that each module needs, as forward came by the modules.
   void set_modules(std::vector<std::vector<size_t>> modules);
   bool is_on_journey() const { return unfinished_ > 0 && !open_; }
+  // Somebody has been told of an error of a bucket on its way.
+  bool has_failed() const { return first_failure_ != nullptr; }
   // Whether forward may read the parameter of this gradient: nothing that is noted will change it.
   bool is_current(size_t gradient) const {
     return !stepped_ || !is_on_journey() || bucket_of(gradient) == kNoBucket ||

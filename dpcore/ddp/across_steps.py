@@ -79,6 +79,7 @@ class AcrossSteps:
         """Another one takes its place, with other numbers for modules and buckets."""
         for handle in self._handles:
             handle.remove()
+        self._wrapped()._reducer.stop_listening()  # an optimizer may still hold it
 
     # ---- the optimizer -----------------------------------------------------------------------
 
@@ -114,9 +115,10 @@ class AcrossSteps:
             raise Unsupported(advice(self._wrapped()))
 
     def finish(self) -> None:
-        """Nothing is in flight any more. Between a backward and its step, nothing is updated."""
+        """The communicator ends. Between a backward and its step, nothing is updated; what has
+        failed has been told."""
         reducer = self._wrapped()._reducer
-        if reducer.is_on_journey:
+        if reducer.is_on_journey and not reducer.has_failed:
             reducer.finish_journeys()
 
     # ---- forward -----------------------------------------------------------------------------

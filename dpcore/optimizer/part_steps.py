@@ -12,6 +12,7 @@ anybody may read: see ``GradientInParts``.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +43,7 @@ class PartSteps:
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._model = face, model
+        self._face, self._model = weakref.ref(face), model
         self._reducer, self._optimizer = model._reducer, face.optimizer
         self._numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
         self._group_of: dict[int, int] = {}
@@ -65,7 +66,7 @@ class PartSteps:
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """See ``Steps``."""
-        return optimizer is self._face or optimizer is self._optimizer
+        return optimizer is self._face() or optimizer is self._optimizer
 
     # ---- memory ------------------------------------------------------------------------------
 

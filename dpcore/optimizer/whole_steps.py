@@ -7,6 +7,7 @@ the update, such as ``zero_grad()``, is of the next step.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ class WholeSteps:
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._model = face, model
+        self._face, self._model = weakref.ref(face), model
         self._reducer = model._reducer
         self._optimizer = face.optimizer
         numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
@@ -40,7 +41,7 @@ class WholeSteps:
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """See ``Steps``."""
-        return optimizer is self._face or optimizer is self._optimizer
+        return optimizer is self._face() or optimizer is self._optimizer
 
     def buckets_are_cut(self) -> None:
         """See ``Steps``."""

@@ -1,0 +1,101 @@
+"""What ends a step that is under way: a rank that dies, one that leaves out its step, a model that
+changes."""
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore as dp
+from dpcore.launch.spawn import run_processes
+from dpcore.reference.launches import ACROSS_STEPS
+
+
+def layers(width=16):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+
+def with_optimizer(comm, schedule, module):
+    model = dp.DataParallel(module, comm=comm, schedule=schedule, bucket_cap_mb=0)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1
+    )
+    if schedule in ACROSS_STEPS:
+        return model, dp.DistributedOptimizer(optimizer, model)
+    return model, optimizer
+
+
+def train(model, optimizer, comm, steps=2):
+    width = model.module[0].in_features
+    for number in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, width), comm.rank + number + 1.0)).tanh().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.alone
+def test_a_rank_that_dies_while_parameters_are_gathered():
+    """Over a link on which the gathers take half a second."""
+
+    def body(comm):
+        model, optimizer = with_optimizer(comm, "zero1", layers(256))
+        train(model, optimizer, comm, 1)
+        model.flush()
+        train(model, optimizer, comm, 1)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        with pytest.raises(dp.PeerLost) as lost:
+            model(torch.ones(2, 256))
+        return str(lost.value)
+
+    first = run_processes(body, 2, timeout=10, options={"link": "10mbit,1ms"})[0]
+    assert first.error is None
+    said = first.result
+    assert "rank 1" in said
+    assert "parameters of this rank lie between step 1 and step 2: buckets " in said
+    assert "Go on from a checkpoint" in said
+
+
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_a_step_that_one_rank_leaves_out_is_a_mismatch(schedule):
+    def body(comm):
+        model, optimizer = with_optimizer(comm, schedule, layers())
+        train(model, optimizer, comm)
+        with pytest.raises(dp.Mismatch, match=r"left out optimizer\.step\(\)"):
+            for number in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 16)).sum().backward()
+                if comm.rank == 0 or number > 0:
+                    optimizer.step()
+            model.flush()
+
+    dp.spawn(body, 2, mode="threads")
+
+
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_a_model_that_changes_is_taken_in_by_refresh(schedule):
+    def body(comm):
+        torch.set_num_threads(1)
+        found = []
+        start = layers()  # once: rank threads share torch's random numbers
+        for one in ("bucketed", schedule):
+            module = copy.deepcopy(start)
+            model, optimizer = with_optimizer(comm, one, module)
+            train(model, optimizer, comm)
+            module[1].requires_grad_(False)
+            model.refresh()
+            trained = [p for p in model.parameters() if p.requires_grad]
+            optimizer = torch.optim.SGD(trained, lr=0.1)
+            if one in ACROSS_STEPS:
+                optimizer = dp.DistributedOptimizer(optimizer, model)
+            optimizer.zero_grad()
+            train(model, optimizer, comm)
+            found.append(model.state_dict())
+        for name, value in found[0].items():
+            torch.testing.assert_close(found[1][name], value, msg=name)
+
+    dp.spawn(body, 2, mode="threads")
