@@ -97,6 +97,16 @@ def test_every_example_has_a_test():
     assert not missing
 
 
+def test_train_goes_on_from_its_checkpoint(tmp_path):
+    """In one process; tests/test_running.py has the launchers."""
+    whole = run_example("train.py", "--steps", "6").partition(":")[2]
+    file = tmp_path / "checkpoint"
+    run_example("train.py", "--steps", "4", "--every", "2", "--checkpoint", file)
+    rest = run_example("train.py", "--steps", "6", "--checkpoint", file)
+    assert rest.startswith("steps 5 to 6 on 1 ranks")
+    assert rest.partition(":")[2] == whole
+
+
 def test_across_steps():
     """All train alike, and zero1 keeps half of the optimizer's state on each of two ranks."""
     rows = [line.split() for line in run_example("across_steps.py").splitlines()[2:]]
