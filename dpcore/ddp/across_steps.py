@@ -46,6 +46,9 @@ class Steps(Protocol):
     def update(self, bucket: int) -> None:
         """The noted step of what is in this bucket."""
 
+    def is_in_use(self) -> bool:
+        """Whether the program still has the optimizer."""
+
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is the DistributedOptimizer, or the one that this one was made of."""
 
@@ -62,18 +65,17 @@ class AcrossSteps:
     def __init__(self, model: Wrapped) -> None:
         _check(model)
         self._model = weakref.ref(model)
-        self._steps: weakref.ref[Steps] | None = None
+        self._steps: Steps | None = None  # also after the program has dropped its optimizer
         self._has_learned = False
         self._forwards = 0
         self._in_forward = False
         self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
         self._handles: list[RemovableHandle] = []
+        finish = ModuleHook(self._finish_unless_inside)
         for module in model.module.modules():
             hooked: Any = module
-            self._handles.append(hooked.register_state_dict_pre_hook(self._finish_unless_inside))
-        self._handles.append(
-            model.module.register_forward_pre_hook(self._finish_unless_inside, prepend=True)
-        )
+            self._handles.append(hooked.register_state_dict_pre_hook(finish))
+        self._handles.append(model.module.register_forward_pre_hook(finish, prepend=True))
 
     def leave(self) -> None:
         """Another one takes its place, with other numbers for modules and buckets."""
@@ -85,21 +87,21 @@ class AcrossSteps:
 
     def attach(self, steps: Steps) -> None:
         """Called by ``DistributedOptimizer``."""
-        if self._steps is not None and self._steps() is not None:
+        if self._steps is not None and self._steps.is_in_use():
             raise Unsupported(
                 "DistributedOptimizer: this model has one already, which steps a whole bucket at a "
                 "time; give all parameters to one optimizer, as parameter groups"
             )
-        self._steps = weakref.ref(steps)
+        self._wrapped()._reducer.flush()
+        self._steps = steps
         if self._has_learned:
             steps.buckets_are_cut()
 
     def steps(self) -> Steps:
         """The optimizer, which has to be there by now."""
-        alive = None if self._steps is None else self._steps()
-        if alive is None:
+        if self._steps is None:
             raise Unsupported(advice(self._wrapped()))
-        return alive
+        return self._steps
 
     def refuse(self, what: str) -> None:
         """Features of a wrapped model that none of these schedules has."""
@@ -110,8 +112,7 @@ class AcrossSteps:
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of whatever optimizer trains these parameters."""
-        steps = None if self._steps is None else self._steps()
-        if steps is None or not steps.is_of(optimizer):
+        if self._steps is None or not self._steps.is_of(optimizer):
             raise Unsupported(advice(self._wrapped()))
 
     def finish(self) -> None:
@@ -127,7 +128,10 @@ class AcrossSteps:
         """Each forward of the wrapper begins so."""
         reducer = self._wrapped()._reducer
         if learning:
-            self.steps().check_gradients()
+            steps = self.steps()
+            if not steps.is_in_use():
+                raise Unsupported(advice(self._wrapped()))
+            steps.check_gradients()
         else:
             reducer.flush()
 
@@ -174,7 +178,7 @@ class AcrossSteps:
                 "schedule='bucketed'"
             )
 
-    def _finish_unless_inside(self, *_: Any) -> None:
+    def _finish_unless_inside(self) -> None:
         """For what goes by the wrapper: ``model.module(x)``, ``model.module.state_dict()``."""
         model = self._model()
         if model is not None and not self._in_forward:
@@ -186,17 +190,31 @@ class AcrossSteps:
         return model
 
 
+class ModuleHook:
+    """What a module calls. A copy of the module, by pickle or deepcopy, belongs to nobody yet."""
+
+    def __init__(self, call: Callable[[], None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        if self._call is not None:
+            self._call()
+
+    def __reduce__(self) -> Any:
+        return ModuleHook, ()
+
+
 def listen(model: Wrapped, modules: list[nn.Module]) -> list[RemovableHandle]:
     """Tells the reducer when the forward of each module begins, by its number."""
     me = weakref.ref(model)
     handles = []
     for number, module in enumerate(modules):
 
-        def begins(*_: Any, number: int = number) -> None:
+        def begins(number: int = number) -> None:
             if (alive := me()) is not None:
                 alive._reducer.forward_of_module_begins(number)
 
-        handles.append(module.register_forward_pre_hook(begins, prepend=True))
+        handles.append(module.register_forward_pre_hook(ModuleHook(begins), prepend=True))
     return handles
 
 

@@ -43,7 +43,7 @@ class PartSteps:
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._model = weakref.ref(face), model
+        self._face, self._of_model = weakref.ref(face), weakref.ref(model)
         self._reducer, self._optimizer = model._reducer, face.optimizer
         self._numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
         self._group_of: dict[int, int] = {}
@@ -63,6 +63,17 @@ class PartSteps:
         self._to_load: Mapping[str, Any] | None = None
         self._guard = Guard(model._reducer, model._parameters_by_number)
         self._reducer.withhold_by(self._guard)
+
+    @property
+    def _model(self) -> Wrapped:
+        model = self._of_model()
+        if model is None:
+            raise Error("DistributedOptimizer: the model that it steps is gone")
+        return model
+
+    def is_in_use(self) -> bool:
+        """See ``Steps``."""
+        return self._face() is not None
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """See ``Steps``."""

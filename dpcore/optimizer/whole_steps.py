@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.ddp.in_flight import GradientInFlight
+from dpcore.errors import Error
 from dpcore.optimizer.layout import BucketLayout, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
 
@@ -25,7 +26,7 @@ class WholeSteps:
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._model = weakref.ref(face), model
+        self._face, self._of_model = weakref.ref(face), weakref.ref(model)
         self._reducer = model._reducer
         self._optimizer = face.optimizer
         numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
@@ -38,6 +39,17 @@ class WholeSteps:
         self._layouts: list[BucketLayout] = []
         self._noted: Groups = []
         self._gradients: dict[int, torch.Tensor | None] = {}
+
+    @property
+    def _model(self) -> Wrapped:
+        model = self._of_model()
+        if model is None:
+            raise Error("DistributedOptimizer: the model that it steps is gone")
+        return model
+
+    def is_in_use(self) -> bool:
+        """See ``Steps``."""
+        return self._face() is not None
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """See ``Steps``."""

@@ -3,6 +3,7 @@ changes."""
 
 import copy
 import os
+import pickle
 import signal
 
 import pytest
@@ -97,5 +98,21 @@ def test_a_model_that_changes_is_taken_in_by_refresh(schedule):
             found.append(model.state_dict())
         for name, value in found[0].items():
             torch.testing.assert_close(found[1][name], value, msg=name)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_a_copy_has_the_step_that_is_under_way_and_trains(schedule):
+    def body(comm):
+        model, optimizer = with_optimizer(None, schedule, layers())
+        train(model, optimizer, comm)
+        assert model._reducer.is_on_journey
+        for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            for mine, its in zip(model.parameters(), copied.parameters(), strict=True):
+                assert torch.equal(mine, its)
+            plain = torch.optim.SGD(copied.parameters(), lr=0.1)
+            train(copied, dp.DistributedOptimizer(plain, copied), comm)
+            copied.flush()
 
     dp.spawn(body, 2, mode="threads")

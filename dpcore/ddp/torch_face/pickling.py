@@ -22,6 +22,7 @@ _OF_THIS_PROCESS = (
     "group",
     "logger",
     "reducer",
+    "_across",
     "_buffers_of_module",
     "_delayed",
     "_first_steps",
@@ -52,6 +53,7 @@ def state_of(model: Wrapped) -> dict[str, Any]:
         )
     if model._delayed is not None:
         model._raise(Error("a model with delayed parameters cannot be pickled; pickle its module"))
+    model._reducer.flush()  # a step that is under way
     return {name: value for name, value in vars(model).items() if name not in _OF_THIS_PROCESS}
 
 
