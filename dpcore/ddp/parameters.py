@@ -9,6 +9,7 @@ frozen parameters are looked at again.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -83,7 +84,8 @@ class ParameterWatch:
         ]
         self._modules = weakref.WeakSet(module.modules())
         self._touched = False
-        _watches.add(self)
+        with _watches_lock:
+            _watches.add(self)
         _listen()
 
     def registered_in(self, module: nn.Module) -> None:
@@ -114,6 +116,7 @@ class ParameterWatch:
 
 
 _watches: weakref.WeakSet[ParameterWatch] = weakref.WeakSet()
+_watches_lock = threading.RLock()  # ranks may be threads, and a set must not grow while it is read
 _listening = False
 
 
@@ -128,7 +131,9 @@ def _listen() -> None:
 
 
 def _registered(module: nn.Module, name: str, what: Any) -> None:
-    for watch in list(_watches):
+    with _watches_lock:
+        watches = list(_watches)
+    for watch in watches:
         watch.registered_in(module)
 
 
