@@ -17,7 +17,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -105,10 +105,7 @@ class AcrossSteps:
 
     def refuse(self, what: str) -> None:
         """Features of a wrapped model that none of these schedules has."""
-        raise Unsupported(
-            f"schedule='{self._wrapped().schedule}' does not work with {what}; use 'bucketed' or "
-            "'auto'"
-        )
+        _refuse(self._wrapped(), what)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of whatever optimizer trains these parameters."""
@@ -292,6 +289,10 @@ def _check(model: Wrapped) -> None:
     }
     for what, is_there in refused.items():
         if is_there:
-            raise Unsupported(
-                f"schedule='{model.schedule}' does not work with {what}; use 'bucketed' or 'auto'"
-            )
+            _refuse(model, what)
+
+
+def _refuse(model: Wrapped, what: str) -> NoReturn:
+    raise Unsupported(
+        f"schedule='{model.schedule}' does not work with {what}; use 'bucketed' or 'auto'"
+    )

@@ -12,7 +12,6 @@ anybody may read: see ``GradientInParts``.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ from dpcore.optimizer import saved
 from dpcore.optimizer.in_parts import Guard
 from dpcore.optimizer.layout import BucketLayout, Place, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
+from dpcore.optimizer.of_model import StepsOfModel
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
@@ -39,12 +39,11 @@ class Piece(NamedTuple):
     values: torch.Tensor  # what the optimizer steps
 
 
-class PartSteps:
+class PartSteps(StepsOfModel):
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._of_model = weakref.ref(face), weakref.ref(model)
-        self._reducer, self._optimizer = model._reducer, face.optimizer
+        super().__init__(face, model)
         self._numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
         self._group_of: dict[int, int] = {}
         for at, group in enumerate(self._optimizer.param_groups):
@@ -63,21 +62,6 @@ class PartSteps:
         self._to_load: Mapping[str, Any] | None = None
         self._guard = Guard(model._reducer, model._parameters_by_number)
         self._reducer.withhold_by(self._guard)
-
-    @property
-    def _model(self) -> Wrapped:
-        model = self._of_model()
-        if model is None:
-            raise Error("DistributedOptimizer: the model that it steps is gone")
-        return model
-
-    def is_in_use(self) -> bool:
-        """See ``Steps``."""
-        return self._face() is not None
-
-    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """See ``Steps``."""
-        return optimizer is self._face() or optimizer is self._optimizer
 
     # ---- memory ------------------------------------------------------------------------------
 

@@ -7,28 +7,25 @@ the update, such as ``zero_grad()``, is of the next step.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dpcore.ddp.in_flight import GradientInFlight
-from dpcore.errors import Error
 from dpcore.optimizer.layout import BucketLayout, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
+from dpcore.optimizer.of_model import StepsOfModel
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
 
 
-class WholeSteps:
+class WholeSteps(StepsOfModel):
     """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
-        self._face, self._of_model = weakref.ref(face), weakref.ref(model)
-        self._reducer = model._reducer
-        self._optimizer = face.optimizer
+        super().__init__(face, model)
         numbers = {id(p): n for n, p in enumerate(model._parameters_by_number)}
         group_of = {}
         self._elsewhere: list[list[torch.Tensor]] = []  # parameters of nobody's bucket, by group
@@ -39,21 +36,6 @@ class WholeSteps:
         self._layouts: list[BucketLayout] = []
         self._noted: Groups = []
         self._gradients: dict[int, torch.Tensor | None] = {}
-
-    @property
-    def _model(self) -> Wrapped:
-        model = self._of_model()
-        if model is None:
-            raise Error("DistributedOptimizer: the model that it steps is gone")
-        return model
-
-    def is_in_use(self) -> bool:
-        """See ``Steps``."""
-        return self._face() is not None
-
-    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """See ``Steps``."""
-        return optimizer is self._face() or optimizer is self._optimizer
 
     def buckets_are_cut(self) -> None:
         """See ``Steps``."""
@@ -127,4 +109,4 @@ class WholeSteps:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See ``DistributedOptimizer``."""
         self._reducer.flush()
-        self._optimizer.load_state_dict(state_dict)
+        self._optimizer.load_state_dict(dict(state_dict))
