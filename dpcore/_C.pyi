@@ -543,6 +543,13 @@ class Reducer:
     def flat_of(self, bucket: int, /) -> torch.Tensor:
         """The flat memory of the bucket's gradients."""
 
+    def part_of(self, bucket: int, /) -> torch.Tensor:
+        """This rank's part of the bucket's averages, as flat memory."""
+
+    @property
+    def whole_buckets(self) -> int:
+        """How many buckets have memory for whole gradients at a time; 0: all."""
+
     def is_current(self, gradient: int, /) -> bool:
         """Whether forward may read the parameter of this gradient."""
 

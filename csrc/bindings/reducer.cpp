@@ -273,6 +273,11 @@ void register_reducer(py::module_& m) {
              return py::reinterpret_steal<py::object>(
                  THPVariable_Wrap(reducer.bucket_list().at(bucket).flat));
            })
+      .def("part_of",
+           [](const Reducer& reducer, size_t bucket) {
+             return py::reinterpret_steal<py::object>(THPVariable_Wrap(reducer.part_of(bucket)));
+           })
+      .def_property_readonly("whole_buckets", &Reducer::whole_buckets)
       .def("is_current", &Reducer::is_current)
       .def_property_readonly("buckets",
                              [](const Reducer& reducer) { return reducer.bucket_list().size(); })

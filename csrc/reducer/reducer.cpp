@@ -2,6 +2,7 @@
 // reducer_backward.cpp.
 #include "reducer/reducer.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
 #include "reducer/bucket/joined.h"
+#include "reducer/bucket/lent.h"
 
 namespace dpcore {
 namespace {
@@ -40,7 +42,13 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       schedule_(std::move(schedule)),
       callbacks_(std::move(callbacks)),
       listens_(schedule_->listens()),
-      legs_(schedule_->journey(), communicator_) {
+      legs_(schedule_->journey(), communicator_),
+      whole_buckets_(schedule_->whole_buckets()) {
+  if (whole_buckets_ > 0 && !legs_.journey().updates_parts()) {
+    throw Unsupported("schedule '" + schedule_->name() +
+                      "': whole_buckets() is for the journey reduce_scatter, update, all_gather; "
+                      "on others each rank needs all averages");
+  }
   settings_.caps = schedule_->caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
   arrival_ns_.reserve(gradients_.size());
@@ -128,23 +136,27 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
                                  gradients_[members.front()].parameter.element_size()));
     like.push_back(gradients_[members.front()].parameter);
   }
+  order_ = schedule_->order(plan.size());
+  if (!is_permutation_of(order_, plan.size())) {
+    throw Unsupported("schedule '" + schedule_->name() + "': order(" + std::to_string(plan.size()) +
+                      ") must name every bucket from 0 on exactly once");
+  }
   std::vector<at::Tensor> flats =
-      allocate_flats(sizes, like, schedule_->may_join(), *communicator_);
+      whole_buckets_ > 0 ? lend_flats(sizes, like, order_, whole_buckets_, *communicator_)
+                         : allocate_flats(sizes, like, schedule_->may_join(), *communicator_);
   for (size_t b = 0; b < plan.size(); ++b) {
     buckets_.push_back(make_bucket(b, std::move(plan[b]), gradients_, std::move(flats[b])));
     Bucket& bucket = buckets_.back();
     bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
+    if (whole_buckets_ > 0) {
+      bucket.kept =
+          at::zeros({bucket.flat.numel() / communicator_->world()}, bucket.flat.options());
+    }
     choose_copies(bucket);
   }
   for (const size_t i : moving) {
     gradients_[i].collect();
     settle(gradients_[i]);
-  }
-  order_ = schedule_->order(buckets_.size());
-  if (!is_permutation_of(order_, buckets_.size())) {
-    throw Unsupported("schedule '" + schedule_->name() + "': order(" +
-                      std::to_string(buckets_.size()) +
-                      ") must name every bucket from 0 on exactly once");
   }
   requested_.assign(buckets_.size(), std::nullopt);
   legs_.buckets_changed(buckets_.size());

@@ -17,10 +17,12 @@
 //
 // Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on,
 // unless it is the program's own memory, and whoever holds a gradient when its part is filled anew
-// gets a copy. After the first iteration nothing is allocated here. Threads: forward and backward
-// of one model run one after the other; hooks come on the thread that runs backward, without the
-// GIL, and no lock is taken. When a rank dies: start() or wait() of its communicator throws, with
-// the bucket's name in front; the iteration stays open and the next forward raises again.
+// gets a copy. Where only parts of averages are kept, buckets lend each other their memory, and
+// `parameter.grad` is nobody's: reducer_lent.cpp. After the first iteration nothing is allocated
+// here. Threads: forward and backward of one model run one after the other; hooks come on the
+// thread that runs backward, without the GIL, and no lock is taken. When a rank dies: start() or
+// wait() of its communicator throws, with the bucket's name in front; the iteration stays open and
+// the next forward raises again.
 #pragma once
 
 #include <exception>
@@ -111,6 +113,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     return !stepped_ || !is_on_journey() || bucket_of(gradient) == kNoBucket ||
            legs_.is_over(bucket_of(gradient));
   }
+  // This rank's part of a bucket's averages.
+  at::Tensor part_of(size_t b) const { return legs_.part_of(buckets_.at(b)); }
+  size_t whole_buckets() const { return whole_buckets_; }
   const at::Tensor& parameters_of(size_t b) { return legs_.parameters_of(b, buckets_.at(b)); }
   // False within a backward that has not brought the average of this gradient yet.
   bool is_averaged(size_t gradient) const;
@@ -228,6 +233,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void bring_again(size_t i);
   void gather(Bucket& bucket, std::span<const size_t> members);
   void fill_narrow(Bucket& bucket);
+  void make_room(size_t at);
+  void fill_lent(Bucket& bucket);
   void hand_out(Bucket& bucket);
   void hand_out_narrow(Bucket& bucket);
   void hand_out_to_own(Bucket& bucket);
@@ -306,6 +313,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   Copies copies_;
   std::vector<Bucket> buckets_;
   Legs legs_;
+  size_t whole_buckets_ = 0;   // that have memory for all their gradients at a time; 0: all
   std::vector<size_t> order_;  // of launching
   std::vector<size_t> order_of_need_;
   std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need

@@ -63,8 +63,8 @@ void Reducer::come_to_this_stream(Bucket& bucket) {
 void Reducer::bring(Gradient& gradient) {
   Bucket& bucket = buckets_[gradient.bucket];
   come_to_this_stream(bucket);
-  if (bucket.together || gradient.is_in_place()) {
-    return;
+  if (bucket.together || bucket.kept.defined() || gradient.is_in_place()) {
+    return;  // later
   }
   leave_part_to_holders(gradient);
   gradient.collect();

@@ -8,6 +8,7 @@
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "reducer/bucket/joined.h"
+#include "reducer/bucket/lent.h"
 #include "reducer/reducer.h"
 
 namespace dpcore {
@@ -100,6 +101,7 @@ void Reducer::launch_in_order() {
     if (!requested_[b]) {
       return;
     }
+    make_room(next_launch_);
     const std::span<Bucket> together = sent_with(buckets_[b]);
     next_launch_ += together.size();
     send(together, *requested_[b]);
@@ -131,6 +133,7 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
     for (Bucket& bucket : together) {
       come_to_this_stream(bucket);
       fill_narrow(bucket);
+      fill_lent(bucket);
     }
     if (hook_) {
       hook_->start(first, together.front().flat, call);
@@ -273,6 +276,8 @@ void Reducer::finish_bucket(Bucket& bucket) {
   }
   if (legs_.journey().first() == Leg::all_reduce) {
     hand_out(bucket);
+  } else if (bucket.kept.defined()) {
+    keep_part(bucket, communicator_->rank());
   }
   advance(b);
 }

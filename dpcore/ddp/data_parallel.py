@@ -66,7 +66,7 @@ class DataParallel(FlushedBefore, TorchSurface):
     ``schedule``        when buckets are sent: "bucketed", "sequential", "per_parameter", "flat",
                         "oracle", or a ``dpcore.LaunchSchedule`` of your own. "auto":
                         DPCORE_SCHEDULE, else bucketed or sequential, as the first steps tell.
-                        "priority", "dear" and "zero1" go on under the next forward, and need
+                        "priority", "dear", "zero1", "zero2" go on under the next forward, and need
                         ``dpcore.DistributedOptimizer`` (docs/across_steps.md).
     ``deterministic``   only algorithms that add in rank order: the same bits for any bucket size.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
 
 NAMES = ("auto", *SCHEDULES, *ACROSS_STEPS)
-_SHARDED = ("zero", "zero2", "zero3", "fsdp", "sharded", "fully_sharded")
+_SHARDED = ("zero", "zero3", "fsdp", "sharded", "fully_sharded")
 _EVENTS = (
     "gradient_ready",
     "bucket_ready",
@@ -57,6 +57,11 @@ class LaunchSchedule:
         ``["reduce_scatter", "update", "all_gather"]``, which end under the next forward and need
         ``dpcore.DistributedOptimizer``. See docs/across_steps.md."""
         return ["all_reduce"]
+
+    def whole_buckets(self) -> int:
+        """How many buckets at a time have memory for whole gradients, so that each rank keeps only
+        its part of the averages; 0: all. Only where the journey gathers parameters."""
+        return 0
 
     def caps(self, wanted: Sequence[int]) -> Sequence[int]:
         """Bytes of the first, second, ... bucket; the last is for all further. ``wanted`` is what
@@ -119,9 +124,9 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
             raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
     if isinstance(schedule, str) and schedule in _SHARDED:
         raise Unsupported(
-            f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state. To "
-            "shard gradients and parameters as well, torch's FSDP2 runs over dpcore: "
-            "init_process_group('dpcore'), then torch.distributed.fsdp.fully_shard(module)"
+            f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state, and "
+            "'zero2', which shards gradients as well. To shard parameters, too, torch's FSDP2 "
+            "runs over dpcore: init_process_group('dpcore'), then torch.distributed.fsdp.fully_shard(module)"
         )
     if isinstance(schedule, str):
         is_exact = schedule not in SCHEDULES or schedule in EXACT

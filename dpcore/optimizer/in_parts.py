@@ -1,4 +1,4 @@
-"""What ``parameter.grad`` is under "zero1": a gradient of which this rank has a part.
+"""What ``parameter.grad`` is under "zero1" and "zero2": a gradient of which this rank has a part.
 
 It may be zeroed or dropped, and its shape may be asked. Whoever reads its numbers gets an error
 that names what to call instead.
@@ -28,6 +28,7 @@ class GradientInParts(torch.Tensor):
     """See above. A tensor gets its own class back when it is zeroed."""
 
     wait: Any  # until nobody reads or writes its memory
+    is_lent: bool  # its memory goes to other gradients, under "zero2"
 
     @classmethod
     def __torch_function__(
@@ -39,15 +40,18 @@ class GradientInParts(torch.Tensor):
                 if isinstance(gradient, GradientInParts):
                     gradient.wait()
                     own_class: Any = torch.Tensor
+                    is_lent = gradient.is_lent
                     gradient.__class__ = own_class
+                    if is_lent:
+                        gradient.data = torch.zeros(gradient.shape, dtype=gradient.dtype)
             return func(*args, **(kwargs or {}))
         if name in _TELLS_NO_NUMBER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise Unsupported(
-            "this gradient's average is spread over the ranks (schedule='zero1'), so .grad can't "
-            "be read. To clip, call optimizer.clip_grad_norm_(max_norm); to look at gradients, "
-            "call model.full_gradients() on all ranks between backward and step()"
+            "this gradient's average is spread over the ranks, by schedule='zero1' or 'zero2', so "
+            ".grad can't be read. To clip, call optimizer.clip_grad_norm_(max_norm); to look at "
+            "gradients, call model.full_gradients() on all ranks between backward and step()"
         )
 
 
@@ -62,7 +66,8 @@ class Guard:
             if (alive := of_reducer()) is not None:
                 alive.wait_for_gradients()
 
-        self._kind = type("GradientInParts", (GradientInParts,), {"wait": staticmethod(wait)})
+        members = {"wait": staticmethod(wait), "is_lent": reducer.whole_buckets > 0}
+        self._kind = type("GradientInParts", (GradientInParts,), members)
         self._withheld: dict[int, torch.Tensor] = {}
 
     def __call__(self, in_flight: bool) -> bool:

@@ -1,4 +1,5 @@
-"""Steps under "zero1": each rank steps its part of every bucket, and keeps the state for that part.
+"""Steps under "zero1" and "zero2": each rank steps its part of every bucket, and keeps the
+state for that part. Under "zero2" it also keeps only that part of the gradients.
 
 The parameters move into flat memory that lies as the gradients do, so that a part of a bucket is
 one range of both, whichever parameters it cuts. What the optimizer steps are the *pieces*: each
@@ -134,14 +135,15 @@ class PartSteps(StepsOfModel):
         torch.autograd.graph.increment_version(values)  # gathered behind autograd's back
 
     def _give_gradients(self, bucket: int, pieces: list[Piece]) -> None:
-        flat = self._reducer.flat_of(bucket)
-        has_moved = self._addresses[bucket] != flat.data_ptr()
-        self._addresses[bucket] = flat.data_ptr()
+        part = self._reducer.part_of(bucket)
+        low = self._layouts[bucket].part_of(self._model.group.rank, self._model.group.world_size)[0]
+        has_moved = self._addresses[bucket] != part.data_ptr()
+        self._addresses[bucket] = part.data_ptr()
         for piece in pieces:
             if self._model._parameters_by_number[piece.number].grad is None:
                 piece.values.grad = None  # no rank has used it, or the program has dropped it
             elif has_moved or piece.values.grad is None:
-                piece.values.grad = flat[piece.begin : piece.end]
+                piece.values.grad = part[piece.begin - low : piece.end - low]
 
     def keep_gradients(self) -> None:
         """Nothing is noted that has not been done."""
@@ -171,12 +173,11 @@ class PartSteps(StepsOfModel):
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""
         self._reducer.wait_for_gradients()
-        group, found = self._model.group, {}
+        found = {}
         for bucket, layout in enumerate(self._layouts):
-            flat = self._reducer.flat_of(bucket)
-            low, high = layout.part_of(group.rank, group.world_size)
-            whole = torch.empty_like(flat)
-            self._model._model_group.all_gather(whole, flat[low:high].clone())
+            part = self._reducer.part_of(bucket)
+            whole = part.new_empty(layout.elements)
+            self._model._model_group.all_gather(whole, part.clone())
             for number, place in zip(layout.numbers, layout.places, strict=True):
                 if self._guard.has(number):
                     found[number] = place.of(whole).clone()

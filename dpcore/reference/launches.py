@@ -11,6 +11,7 @@ And those that go on under the next forward, which across_steps.py has in full:
     priority       as bucketed, and what forward needs first goes first
     dear           the first half of each all-reduce under backward, the second under forward
     zero1          the same, but each rank steps its part, and parameters are gathered
+    zero2          the same, and of gradients each rank keeps its part only
 
 csrc/reducer/launch/launch_schedule.cpp has the schedules themselves, under the same names.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat", "oracle")
-ACROSS_STEPS = ("priority", "dear", "zero1")
+ACROSS_STEPS = ("priority", "dear", "zero1", "zero2")
 EXACT = SCHEDULES[:4]  # gradients are averaged
 CAPPED = SCHEDULES[:2]  # buckets have the size that was asked for
 _UNLIMITED = 1 << 62

@@ -9,6 +9,7 @@ from tests.across_steps.models import made
 from tests.data_parallel.models import batch, part
 
 CAP_MB = 0.002  # a few buckets, and in each some parameters
+SMALL_CAP_MB = CAP_MB / 8  # more than have memory at a time
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, element_wise.sgd, {"lr": 0.1, "momentum": 0.9}),
@@ -32,7 +33,7 @@ class Wrapped:
         self.comm, self.dtype = comm, dtype
         make_model = model or dpcore.DataParallel
         self.model = make_model(
-            made(case.model).to(dtype), comm=comm, schedule=schedule, bucket_cap_mb=CAP_MB,
+            made(case.model).to(dtype), comm=comm, schedule=schedule, bucket_cap_mb=SMALL_CAP_MB if schedule == "zero2" else CAP_MB,
             deterministic=True, find_unused_parameters=case.find_unused,
         )  # fmt: skip
         self.optimizer = plain_optimizer(self.model, kind, case.groups)

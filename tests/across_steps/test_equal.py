@@ -13,7 +13,7 @@ import dpcore
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import OPTIMIZERS, Wrapped
 
-SCHEDULES = ("priority", "dear", "zero1")
+SCHEDULES = ("priority", "dear", "zero1", "zero2")
 WORLDS = (1, 2, 3, 4)
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 
@@ -57,8 +57,8 @@ def test_every_program_gives_the_bits_of_bucketed(name, schedule):
             sides = [Wrapped(comm, case, kind, one) for one in (schedule, "bucketed")]
             assert_equal(*(seen(side, case) for side in sides), kind, **tolerance)
 
-    if schedule == "zero1" and not case.is_for_zero1:
-        with pytest.raises(dpcore.Unsupported, match="schedule='zero1'"):
+    if schedule in ("zero1", "zero2") and not case.is_for_zero1:
+        with pytest.raises(dpcore.Unsupported, match="schedule='zero"):
             dpcore.spawn(body, 2, mode="threads", timeout=20)
         return
     for world in WORLDS:
@@ -130,6 +130,32 @@ def test_a_rank_keeps_its_part_of_the_state():
     for world in (2, 4):
         for mine, of_all in dpcore.spawn(body, world, mode="threads"):
             assert 0 < mine <= 2 * of_all / world * 1.2
+
+
+def test_a_rank_keeps_its_part_of_the_gradients():
+    """And memory for four whole buckets, though there are more."""
+    case = CASES["plain"]
+
+    def body(comm):
+        side = Wrapped(comm, case, "adamw", "zero2")
+        side.backward(0)
+        reducer = side.model._reducer
+        with torch._C.DisableTorchFunctionSubclass():
+            addresses = [p.grad.data_ptr() for p in side.model.parameters()]
+        buckets = range(reducer.buckets)
+        whole = {flat.data_ptr() for flat in map(reducer.flat_of, buckets)}
+        kept = [reducer.part_of(bucket).untyped_storage().nbytes() for bucket in buckets]
+        of_all = sum(reducer.flat_of(bucket).nbytes for bucket in buckets)
+        ends = {flat.data_ptr() + flat.nbytes for flat in map(reducer.flat_of, buckets)}
+        in_grad = all(min(whole) <= address < max(ends) for address in addresses)
+        side.step()
+        return len(buckets), len(whole), sum(kept) * comm.world_size == of_all, in_grad
+
+    for world in (2, 3):
+        for buckets, whole, keeps_part, in_grad in dpcore.spawn(body, world, mode="threads"):
+            assert buckets > 4 == whole
+            assert keeps_part
+            assert in_grad  # and no memory of their own
 
 
 def tensors_in(state):

@@ -95,9 +95,10 @@ def test_full_gradients_are_those_of_bucketed(schedule):
     in_ranks(body)
 
 
-def test_a_gradient_under_zero1_says_what_to_call_instead():
+@pytest.mark.parametrize("schedule", ["zero1", "zero2"])
+def test_a_gradient_in_parts_says_what_to_call_instead(schedule):
     def body(comm):
-        model, _ = made(comm, "zero1")
+        model, _ = made(comm, schedule)
         backward(model)
         with pytest.raises(dpcore.Unsupported, match=r"clip_grad_norm_.*full_gradients"):
             model.module[0].weight.grad.norm()
@@ -175,7 +176,22 @@ def test_refused_by_name(schedule, mistake):
     in_ranks(body)
 
 
-@pytest.mark.parametrize("name", ["sharded", "fsdp", "zero3", "zero2"])
+def test_whole_buckets_are_of_journeys_that_gather_parameters():
+    class Wrong(dpcore.LaunchSchedule):
+        def whole_buckets(self):
+            return 2
+
+        def backward_end(self, control):
+            control.wait_for_all()
+
+    def body(comm):
+        with pytest.raises(dpcore.Unsupported, match=r"whole_buckets\(\) is for the journey"):
+            dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=Wrong())
+
+    in_ranks(body)
+
+
+@pytest.mark.parametrize("name", ["sharded", "fsdp", "zero3"])
 def test_names_of_what_is_not_there_name_what_is(name):
     with pytest.raises(dpcore.Unsupported, match=r"'zero1'.*fully_shard"):
         dpcore.DataParallel(nn.Linear(2, 2), schedule=name)

@@ -67,6 +67,10 @@ class PythonSchedule final : public LaunchSchedule {
     const py::gil_scoped_acquire gil;
     return Journey(as_list<std::string>(schedule_.attr("journey")()));
   }
+  size_t whole_buckets() const override {
+    const py::gil_scoped_acquire gil;
+    return schedule_.attr("whole_buckets")().cast<size_t>();
+  }
   bool is_exact() const override {
     const py::gil_scoped_acquire gil;
     return schedule_.attr("is_exact")().cast<bool>();

@@ -62,6 +62,7 @@ struct Bucket {
   std::vector<size_t> gradients;
   at::Tensor flat;
   at::Tensor narrow;      // the same in another type; undefined: flat itself travels
+  at::Tensor kept;        // this rank's part, where flat is lent to other buckets afterwards
   bool together = false;  // gradients are copied at once when all are there
   bool has_own = false;   // a gradient of this iteration stays in the program's memory
   uint64_t bytes = 0;     // of gradients, without padding

@@ -56,7 +56,7 @@ class Dear final : public AcrossSteps {
 // Each rank steps its part of the parameters, and keeps the optimizer's state for that part only
 // (ZeRO, stage 1). The parameters are gathered under forward.
 // Loses where the step is short and gathering cannot hide.
-class Zero1 final : public AcrossSteps {
+class Zero1 : public AcrossSteps {
  public:
   std::string name() const override { return "zero1"; }
   Journey journey() const override { return Journey({"reduce_scatter", "update", "all_gather"}); }
@@ -70,10 +70,21 @@ class Zero1 final : public AcrossSteps {
   }
 };
 
+// The same, and of the gradients, too, each rank keeps its part only (ZeRO, stage 2). Backward
+// waits for the network as soon as this many buckets are on their way, so memory for whole
+// gradients does not grow with the model. Loses where gradients come in bursts that the network
+// works off later.
+class Zero2 final : public Zero1 {
+ public:
+  std::string name() const override { return "zero2"; }
+  size_t whole_buckets() const override { return 4; }
+};
+
 }  // namespace
 
 std::shared_ptr<LaunchSchedule> make_priority() { return std::make_shared<Priority>(); }
 std::shared_ptr<LaunchSchedule> make_dear() { return std::make_shared<Dear>(); }
 std::shared_ptr<LaunchSchedule> make_zero1() { return std::make_shared<Zero1>(); }
+std::shared_ptr<LaunchSchedule> make_zero2() { return std::make_shared<Zero2>(); }
 
 }  // namespace dpcore

@@ -10,5 +10,6 @@ namespace dpcore {
 std::shared_ptr<LaunchSchedule> make_priority();
 std::shared_ptr<LaunchSchedule> make_dear();
 std::shared_ptr<LaunchSchedule> make_zero1();
+std::shared_ptr<LaunchSchedule> make_zero2();
 
 }  // namespace dpcore

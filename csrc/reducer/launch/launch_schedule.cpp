@@ -86,6 +86,7 @@ constexpr std::array kSchedules = {
     Named{"priority", make_priority},
     Named{"dear", make_dear},
     Named{"zero1", make_zero1},
+    Named{"zero2", make_zero2},
 };
 
 }  // namespace

@@ -91,6 +91,9 @@ class LaunchSchedule {
   // Whether the results are those of data parallel training.
   virtual bool is_exact() const { return true; }
   virtual Journey journey() const { return {}; }
+  // How many buckets at a time have memory for whole gradients, so that each rank keeps its part of
+  // the averages only; 0: all. Only where the journey updates parts.
+  virtual size_t whole_buckets() const { return 0; }
   // Bytes of the first, second, ... bucket, from what the user asked for.
   virtual std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const { return wanted; }
   // In which order buckets are launched. The same on all ranks.

@@ -73,6 +73,14 @@ void Legs::abandon(size_t b, const Bucket& bucket) {
   communicator_->abandon(b, gathered(b, bucket));
 }
 
+at::Tensor Legs::part_of(const Bucket& bucket) const {
+  if (bucket.kept.defined()) {
+    return bucket.kept;
+  }
+  const int64_t length = bucket.flat.numel() / communicator_->world();
+  return bucket.flat.narrow(0, communicator_->rank() * length, length);
+}
+
 const at::Tensor& Legs::parameters_of(size_t b, const Bucket& bucket) {
   at::Tensor& flat = parameters_.at(b);
   if (!flat.defined()) {

@@ -50,6 +50,8 @@ class Legs {
   // Nobody waits for the gather any more.
   void abandon(size_t b, const Bucket& bucket);
 
+  // This rank's part of a bucket's gradients.
+  at::Tensor part_of(const Bucket& bucket) const;
   // The memory of a bucket's parameters, made when it is asked for first.
   const at::Tensor& parameters_of(size_t b, const Bucket& bucket);
 
