@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from dpcore.local_updates.diloco import DiLoCo
     from dpcore.local_updates.local_sgd import LocalSGD
     from dpcore.optimizer.distributed import DistributedOptimizer
+    from dpcore.parallel.mesh import mesh
+    from dpcore.parallel.pipeline_plans import pipeline_plan
     from dpcore.recorder.recording import Trace, trace
 
 _COLLECTIVES = (
@@ -95,6 +97,8 @@ _HOME = {
     "Work": "dpcore.communicators.work",
     "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
     "measure_overlap": "dpcore.ddp.overlap",
+    "mesh": "dpcore.parallel.mesh",
+    "pipeline_plan": "dpcore.parallel.pipeline_plans",
     "spawn": "dpcore.launch.spawn",
     "trace": "dpcore.recorder.recording",
 }
@@ -132,6 +136,8 @@ __all__ = [
     "gather",
     "init",
     "measure_overlap",
+    "mesh",
+    "pipeline_plan",
     "recv",
     "reduce",
     "reduce_scatter",

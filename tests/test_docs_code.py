@@ -30,6 +30,7 @@ RUN = {  # what each rank prints
     ("compare.md", 0): r"",
     ("local_updates.md", 0): r"True\n",
     ("local_updates.md", 1): r"",
+    ("parallel.md", 0): r"torch.Size\(\[4, 8\]\) torch.Size\(\[1, 2, 16, 8\]\) bubble 27.3%\n",
     ("performance.md", 0): r"",
     ("show.md", 0): r"",
     ("variables.md", 0): r"",

@@ -1,6 +1,7 @@
 """Every example runs, as its first lines say, and says what it promises."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -115,3 +116,17 @@ def test_across_steps():
     state = [float(row[3]) for row in rows]
     assert state[0] == state[1] == state[2]
     assert state[3] == state[4] < 0.52 * state[0]
+
+
+def test_three_dimensions(tmp_path):
+    """Data x pipeline x tensor is one process; all 20 steps with DPCORE_TEST_FULL=1."""
+    steps = 20 if os.environ.get("DPCORE_TEST_FULL") else 5
+    path = tmp_path / "run.json"
+    out = run_example("three_dimensions.py", str(steps), str(path))
+    assert "1F1B: 2 stages on 2 ranks, 4 micro-batches" in out
+    losses, weights = map(float, re.findall(r"([\d.e+-]+) in", out.splitlines()[-1]))
+    assert losses < 1e-12 and weights < 1e-10
+    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") == "compute"]
+    by_rank = {r: [e["name"] for e in spans if e["pid"] == r] for r in range(8)}
+    assert by_rank[0] == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]  # of the first stage
+    assert by_rank[2] == ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]  # of the second one

@@ -200,6 +200,8 @@ calls = {
     "compose_comm_hooks": lambda: dp.compose_comm_hooks((None, lambda state, bucket: None)),
     "current": lambda: dp.current(),
     "measure_overlap": lambda: dp.measure_overlap(model, lambda: None),
+    "mesh": lambda: dp.mesh(dp.current(), data=1),
+    "pipeline_plan": lambda: dp.pipeline_plan("1F1B", stages=2, microbatches=4),
     "finalize": lambda: dp.finalize(),
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
@@ -233,6 +235,9 @@ DOCUMENTED = [
     ("dpcore.torch_backend", "communicator_of"),
     ("dpcore.torch_backend", "flight_record"),
     ("dpcore.torch_backend", "write_flight_record"),
+    ("dpcore.parallel.attention", "ring_attention"),
+    ("dpcore.parallel.functional", "reduce_from"),
+    ("dpcore.parallel.pipeline_plans", "PipelinePlan"),
     ("dpcore.reference", "algorithms_of"),
     ("dpcore.show", "read_run"),
     ("dpcore.simulate", "gradients_of"),

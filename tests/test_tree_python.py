@@ -29,6 +29,7 @@ DPCORE = (
     "functions",
     "torch_backend",
     "_autoload",
+    "parallel",
     "recorder",
     "show",
     "simulate",

@@ -1,0 +1,207 @@
+"""Attention over a sequence that ranks share, exactly as one process computes it.
+
+**Ring.** Each rank keeps its queries, and keys and values go round. After N - 1 shifts every query
+has met every key. A block of scores never leaves its rank: what two blocks give is joined by their
+log-sum-exp (online softmax). Sent: 2 (N-1) S D/N elements of keys and values in forward, as many
+and 2 N S D/N of their gradients in backward, all under the blocks' arithmetic. With a causal mask
+the ranks with the last tokens would have nearly all the work, so rank r holds the r-th and the
+(2N-1-r)-th of 2N chunks (``zigzag``), and each block is half a square on every rank.
+
+**Ulysses.** Four all-to-alls: three give each rank all tokens of some of the heads, one gives the
+tokens back. Sent: 4 (N-1)/N S D/N elements, fewer than the ring's, but not under arithmetic, and at
+most as many ranks as heads. Each head is computed by one rank as one process does.
+
+Tensors are [batch, heads, tokens, dim]; keys and values may have fewer heads than queries, which
+are then shared by groups of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import scaled_dot_product_attention
+
+from dpcore.errors import Unsupported
+from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_GRADIENTS = 1  # tag of the keys' and values' gradients; that of themselves is 0
+
+
+def zigzag(length: int, world: int, rank: int) -> Tensor:
+    """Which tokens of a sequence rank ``rank`` holds, in their order: ``x[:, zigzag(...)]``.
+
+    >>> [zigzag(8, 2, rank).tolist() for rank in range(2)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    if length % (2 * world):
+        wanted = -(-length // (2 * world)) * 2 * world
+        raise Unsupported(
+            f"zigzag: {length} tokens can't be cut into two equal chunks for each of {world} "
+            f"ranks; fill them up to {wanted}"
+        )
+    chunks = torch.arange(length).chunk(2 * world)
+    return torch.cat((chunks[rank], chunks[2 * world - 1 - rank]))
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, comm: Any, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Attention of this rank's tokens to all ranks' tokens. With ``causal`` ranks hold the tokens
+    that ``zigzag`` says; otherwise any equal number of them."""
+    _check(q, k, v)
+    if q.device.type != "cpu":
+        raise Unsupported(f"ring_attention: tensors on {q.device}; it computes on the CPU")
+    if q.shape[2] != k.shape[2] or (causal and q.shape[2] % 2):
+        raise Unsupported(
+            f"ring_attention: {q.shape[2]} queries and {k.shape[2]} keys on a rank; both must be "
+            "as many, and with causal=True two equal chunks (zigzag)"
+        )
+    if scale is None:
+        scale = q.shape[3] ** -0.5
+    return _Ring.apply(q, k, v, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    comm: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    lengths: list[int] | None = None,
+) -> Tensor:
+    """Attention of this rank's tokens to all ranks' tokens. Rank r holds the r-th part of the
+    sequence. ``lengths``: tokens on each rank, when they differ."""
+    _check(q, k, v)
+    world, heads, shared = comm.world_size, q.shape[1], k.shape[1]
+    if shared < world or (heads != shared and shared % world):
+        raise Unsupported(
+            f"ulysses_attention: {shared} heads of keys for {world} ranks; "
+            + ("there is none for some" if shared < world else "groups of heads can't be cut")
+            + ", so use ring_attention or fewer ranks"
+        )
+    q_seen, k_seen, v_seen = (all_to_all(x, comm, 1, 2, join_sizes=lengths) for x in (q, k, v))
+    out = scaled_dot_product_attention(
+        q_seen, k_seen, v_seen, is_causal=causal, scale=scale, enable_gqa=heads != shared
+    )
+    lengths = lengths or [q.shape[2]] * world
+    return all_to_all(out, comm, split=2, join=1, split_sizes=lengths, join_sizes=cut(heads, world))
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = [tuple(x.shape) for x in (q, k, v)]
+    if q.dim() != 4 or k.shape != v.shape or q.shape[::3] != k.shape[::3] or not k.shape[1]:
+        raise Unsupported(f"attention needs [batch, heads, tokens, dim], and not {shapes}")
+    if q.shape[1] % k.shape[1]:
+        raise Unsupported(f"attention: {k.shape[1]} heads of keys can't serve {q.shape[1]} heads")
+
+
+# ---- the ring ------------------------------------------------------------------------------------
+
+
+def block_of(rank: int, source: int, causal: bool, tokens: int) -> tuple[slice, slice, bool]:
+    """Which of this rank's queries attend to which of ``source``'s keys, and whether by a mask.
+
+    Own tokens stand in order, so that the mask is the usual one. Of an earlier rank the first
+    chunk is before all of ours and the second behind them; of a later rank both are before our
+    second chunk and behind our first.
+    """
+    everything, low, high = slice(None), slice(0, tokens // 2), slice(tokens // 2, None)
+    if not causal or source == rank:
+        return everything, everything, causal
+    return (everything, low, False) if source < rank else (high, everything, False)
+
+
+def block(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention within one block, and the logarithm of the sum of its exponentials."""
+    out, lse = _flash(q, _serving(k, q), _serving(v, q), 0.0, masked, scale=scale)
+    return out, lse
+
+
+def block_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, masked: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The block's part of the gradients. ``out`` and ``lse`` are those of all blocks: with them the
+    block's probabilities are those of the whole softmax."""
+    wide = _serving(k, q), _serving(v, q)
+    dq, dk, dv = _flash_backward(gradient, q, *wide, out, lse, 0.0, masked, scale=scale)
+    groups = (k.shape[1], q.shape[1] // k.shape[1])
+    return dq, dk.unflatten(1, groups).sum(2), dv.unflatten(1, groups).sum(2)
+
+
+def _serving(k: Tensor, q: Tensor) -> Tensor:
+    """Each head of keys once for every head of queries that it serves."""
+    return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+class _Ring(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, comm: Any, causal: bool, scale: float
+    ) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = torch.zeros(q.shape, dtype=wide)
+        lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
+        for source, (k_now, v_now) in _round(torch.stack((k, v)), comm):
+            rows, columns, masked = block_of(comm.rank, source, causal, q.shape[2])
+            pair = k_now[:, :, columns], v_now[:, :, columns]
+            more, its_lse = block(q[:, :, rows], *pair, masked, scale)
+            before = lse[:, :, rows]
+            both = torch.logaddexp(before, its_lse)
+            out[:, :, rows] *= (before - both).exp().unsqueeze(3)
+            out[:, :, rows] += more * (its_lse - both).exp().unsqueeze(3)
+            lse[:, :, rows] = both
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = comm, causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        comm, causal, scale = ctx.rest
+        dq = torch.zeros(q.shape, dtype=lse.dtype)
+        # What is known of a rank's gradients follows its keys, one turn behind, and comes home.
+        known = torch.zeros(2, *k.shape, dtype=lse.dtype)
+        moving: list[Any] = []
+        for source, (k_now, v_now) in _round(torch.stack((k, v)), comm):
+            rows, columns, masked = block_of(comm.rank, source, causal, q.shape[2])
+            pair = k_now[:, :, columns], v_now[:, :, columns]
+            part = gradient[:, :, rows], q[:, :, rows], *pair, out[:, :, rows], lse[:, :, rows]
+            more, *of_pair = block_backward(*part, masked, scale)
+            dq[:, :, rows] += more
+            _wait(moving)
+            for gradients, of_block in zip(known, of_pair, strict=True):
+                gradients[:, :, columns] += of_block
+            sent, known = known, empty_like(known, comm)
+            moving = start_shift(sent, known, comm, tag=_GRADIENTS)
+        _wait(moving)
+        dk, dv = known.to(k.dtype)
+        return dq.to(q.dtype), dk, dv, None, None, None
+
+
+def _round(kv: Tensor, comm: Any) -> Iterator[tuple[int, Tensor]]:
+    """Turn by turn whose keys and values they are, and those; the next ones come meanwhile."""
+    for turn in range(comm.world_size):
+        coming, moving = kv, []
+        if turn < comm.world_size - 1:
+            coming = empty_like(kv, comm)
+            moving = start_shift(kv, coming, comm)
+        yield (comm.rank - turn) % comm.world_size, kv
+        _wait(moving)
+        kv = coming
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()

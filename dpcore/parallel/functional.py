@@ -1,0 +1,170 @@
+"""Collectives that autograd goes through: each beside its transpose.
+
+A step over several ranks is one program with one loss. Backward sends the other way round:
+
+                    forward                           backward
+``copy_to``         nothing: ranks hold x alike       adds the gradients of all ranks
+``reduce_from``     adds x of all ranks               nothing: ranks hold the gradient alike
+``gather``          joins all parts                   adds, and each rank keeps its part
+``reduce_scatter``  adds, and each rank keeps a part  joins all parts
+``all_to_all``      cuts one dimension, joins         cuts what was joined, joins what was cut
+                    another
+``shift``           to the next rank                  to the rank before
+
+Megatron calls the first two f and g. After ``reduce_from`` all ranks must go on alike: each of them
+then is the one process that has the loss. Backward can be differentiated once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from dpcore.errors import Unsupported
+
+Sizes = Sequence[int] | None
+_SHIFT_TAG = 1 << 20
+
+
+def cut(length: int, parts: int) -> list[int]:
+    """Sizes of nearly equal parts, the larger ones first.
+
+    >>> cut(7, 3)
+    [3, 2, 2]
+    """
+    size, larger = divmod(length, parts)
+    return [size + (part < larger) for part in range(parts)]
+
+
+def copy_to(x: Tensor, comm: Any) -> Tensor:
+    """``x``, which all ranks hold alike and go on with differently."""
+    return _through(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
+
+
+def reduce_from(x: Tensor, comm: Any) -> Tensor:
+    """The sum of all ranks' ``x``, with which all ranks go on alike."""
+
+    def run(x: Tensor) -> Tensor:
+        total = empty_like(x, comm).copy_(x)
+        comm.all_reduce(total)
+        return total
+
+    return _through(x, run, lambda gradient: copy_to(gradient, comm))
+
+
+def gather(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
+    """Every rank's ``x``, joined along ``dim``. ``sizes``: how long ``dim`` is on each rank, when
+    that differs."""
+    lengths = sizes or [x.shape[dim]] * comm.world_size
+
+    def run(x: Tensor) -> Tensor:
+        mine = x.movedim(dim, 0).contiguous()
+        whole: Tensor = comm.empty(sum(lengths), *mine.shape[1:], dtype=x.dtype)
+        comm.all_gather(whole, mine, sizes=_elements(sizes, mine))
+        return whole.movedim(0, dim)
+
+    return _through(x, run, lambda gradient: reduce_scatter(gradient, comm, dim, lengths))
+
+
+def reduce_scatter(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
+    """This rank's part along ``dim`` of the sum of all ranks' ``x``. ``sizes`` of the parts: as
+    ``cut`` makes them."""
+    lengths = sizes or cut(x.shape[dim], comm.world_size)
+    uneven = lengths if len(set(lengths)) > 1 else None
+
+    def run(x: Tensor) -> Tensor:
+        whole = x.movedim(dim, 0).contiguous()
+        part: Tensor = comm.empty(lengths[comm.rank], *whole.shape[1:], dtype=x.dtype)
+        comm.reduce_scatter(part, whole, sizes=_elements(uneven, whole))
+        return part.movedim(0, dim)
+
+    return _through(x, run, lambda gradient: gather(gradient, comm, dim, uneven))
+
+
+def all_to_all(
+    x: Tensor, comm: Any, split: int, join: int, split_sizes: Sizes = None, join_sizes: Sizes = None
+) -> Tensor:
+    """Cuts ``x`` along ``split``, sends the d-th part to rank d, joins what comes along ``join``.
+    ``split_sizes`` of the parts: as ``cut`` makes them; ``join_sizes``: how long ``join`` is on
+    each rank, when that differs."""
+    if split % x.dim() == join % x.dim():
+        raise Unsupported(f"all_to_all: split and join are both dimension {split % x.dim()}")
+    parts = list(split_sizes or cut(x.shape[split], comm.world_size))
+    lengths = list(join_sizes or [x.shape[join]] * comm.world_size)
+
+    def run(x: Tensor) -> Tensor:
+        leaving = [part.reshape(-1) for part in torch.split(x, parts, split)]
+        shapes = []
+        for length in lengths:
+            shape = list(x.shape)
+            shape[split], shape[join] = parts[comm.rank], length
+            shapes.append(torch.Size(shape))
+        sent, came = [part.numel() for part in leaving], [shape.numel() for shape in shapes]
+        output: Tensor = comm.empty(sum(came), dtype=x.dtype)
+        comm.all_to_all(output, torch.cat(leaving), input_sizes=sent, output_sizes=came)
+        pieces = zip(torch.split(output, came), shapes, strict=True)
+        return torch.cat([piece.view(shape) for piece, shape in pieces], join)
+
+    return _through(x, run, lambda g: all_to_all(g, comm, join, split, lengths, parts))
+
+
+def shift(x: Tensor, comm: Any, by: int = 1) -> Tensor:
+    """What the rank ``by`` places before this one holds, round the ring."""
+
+    def run(x: Tensor) -> Tensor:
+        moved = empty_like(x, comm)
+        for work in start_shift(x.contiguous(), moved, comm, by):
+            work.wait()
+        return moved
+
+    return _through(x, run, lambda gradient: shift(gradient, comm, -by))
+
+
+def start_shift(x: Tensor, output: Tensor, comm: Any, by: int = 1, tag: int = 0) -> list[Any]:
+    """``shift`` without autograd and without waiting: two handles to wait for."""
+    there, here = (comm.rank + by) % comm.world_size, (comm.rank - by) % comm.world_size
+    if there == comm.rank:
+        output.copy_(x)
+        return []
+    receiving = comm.recv(output, here, tag=_SHIFT_TAG + tag, async_op=True)
+    return [comm.send(x, there, tag=_SHIFT_TAG + tag, async_op=True), receiving]
+
+
+def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
+    """Dropout by a generator of one's own (``Mesh.generator``): that of torch belongs to the whole
+    process, and ranks that are threads would share it."""
+    if not 0 <= p < 1:
+        raise Unsupported(f"dropout: {p} is no probability below 1")
+    return x * (torch.rand(x.shape, generator=generator) >= p).to(x.dtype) / (1 - p)
+
+
+def empty_like(x: Tensor, comm: Any) -> Tensor:
+    """Memory for ``x`` that the ranks of a host reach without a copy."""
+    made: Tensor = comm.empty(*x.shape, dtype=x.dtype)
+    return made
+
+
+def _through(
+    x: Tensor, run: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return _Collective.apply(x, run, transpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Collective(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any, transpose: Any) -> Any:
+        ctx.transpose = transpose
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.transpose(gradients[0]), None, None
+
+
+def _elements(sizes: Sizes, x: Tensor) -> list[int] | None:
+    """Rows as elements."""
+    return [size * x.shape[1:].numel() for size in sizes] if sizes else None

@@ -1,0 +1,156 @@
+"""Attention over ranks is that of one process: values, gradients, work and time."""
+
+import time
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import dpcore as dp
+from dpcore.parallel import attention
+from dpcore.parallel.attention import block_of, ring_attention, ulysses_attention, zigzag
+from dpcore.parallel.functional import cut
+from tests.faults.tries import in_time, three_tries
+
+
+def tensors(heads, shared, tokens, dtype=torch.float64):
+    made = torch.Generator().manual_seed(1)
+    shapes = [(2, n, tokens, 8) for n in (heads, shared, shared, heads)]
+    return [torch.randn(*shape, generator=made, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def alone(q, k, v, gradient, causal):
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    out.backward(gradient)
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def of_ranks(run, world, places, whole):
+    """The four results, put together from all ranks' parts."""
+
+    def body(comm):
+        mine = places[comm.rank]
+        q, k, v, gradient = (x[:, :, mine].clone() for x in whole)
+        for x in (q, k, v):
+            x.requires_grad_()
+        out = run(q, k, v, comm)
+        out.backward(gradient)
+        return out.detach(), q.grad, k.grad, v.grad
+
+    parts = dp.spawn(body, world, mode="threads")
+    order = torch.cat([torch.as_tensor(p) for p in places]).argsort()
+    return [torch.cat(part, 2)[:, :, order] for part in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("world", "heads", "shared"), [(1, 2, 2), (2, 4, 2), (3, 3, 3), (4, 2, 1)])
+def test_ring_attention_is_that_of_one_process(world, heads, shared, causal):
+    whole = tensors(heads, shared, 24)
+    places = [zigzag(24, world, rank) for rank in range(world)]
+    found = of_ranks(
+        lambda q, k, v, comm: ring_attention(q, k, v, comm=comm, causal=causal),
+        world, places, whole,
+    )  # fmt: skip
+    for got, wanted in zip(found, alone(*whole, causal), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ring_attention_rounds_no_more_than_one_process(dtype):
+    """Its error against float64 is at most 4 times that of one process."""
+    whole = tensors(2, 2, 32, dtype)
+    exact = alone(*(x.double() for x in whole), True)
+    places = [zigzag(32, 4, rank) for rank in range(4)]
+    found = of_ranks(
+        lambda q, k, v, comm: ring_attention(q, k, v, comm=comm, causal=True), 4, places, whole
+    )
+    for got, other, wanted in zip(found, alone(*whole, True), exact, strict=True):
+        assert (got - wanted).norm() <= 4 * (other - wanted).norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "shared", "tokens"), [(4, 4, 24), (5, 5, 22), (6, 3, 24), (3, 3, 24)]
+)
+def test_ulysses_has_the_bits_of_one_process(heads, shared, tokens, causal):
+    """Also with heads and tokens that can't be cut evenly."""
+    whole, world = tensors(heads, shared, tokens, torch.float32), 3
+    lengths = cut(tokens, world)
+    places = torch.arange(tokens).split(lengths)
+    found = of_ranks(
+        lambda q, k, v, comm: ulysses_attention(
+            q, k, v, comm=comm, causal=causal, lengths=lengths
+        ),
+        world, places, whole,
+    )  # fmt: skip
+    for got, wanted in zip(found, alone(*whole, causal), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_zigzag_shares_the_work(world):
+    tokens = 8  # on each rank
+    work = []
+    for rank in range(world):
+        of_turn = []
+        for source in range(world):
+            rows, columns, masked = block_of(rank, source, True, tokens)
+            mine = zigzag(tokens * world, world, rank)[rows]
+            theirs = zigzag(tokens * world, world, source)[columns]
+            seen = mine[:, None] >= theirs[None, :]
+            assert masked or seen.all()  # no block computes what a mask throws away
+            of_turn.append(int(seen.sum()))
+        work.append(of_turn)
+    assert sum(map(sum, work)) == tokens * world * (tokens * world + 1) // 2  # and none is missing
+    for of_ranks_ in ([sum(turns) for turns in work], *zip(*work, strict=True)):
+        assert max(of_ranks_) / (sum(of_ranks_) / world) <= 1.3
+    totals = [sum(turns) for turns in work]
+    assert max(totals) / (sum(totals) / world) <= 1.05
+
+
+@pytest.mark.alone
+@three_tries
+def test_a_shift_hides_under_a_block(monkeypatch):
+    """Where a block takes as long as the link, 90% of all shifts are hidden."""
+    block, taken = attention.block, 0.03
+
+    def slow(*arguments):
+        time.sleep(taken)
+        return block(*arguments)
+
+    monkeypatch.setattr(attention, "block", slow)
+    world, tokens = 4, 1000
+    bits = 2 * 4 * tokens * 8 * 32  # keys and values, heads, tokens, dim, float32
+
+    def body(comm):
+        q, k, v = (torch.ones(1, 4, tokens, 8) for _ in range(3))
+        comm.barrier()
+        with dp.trace(comm=comm) as trace:
+            ring_attention(q, k, v, comm=comm, causal=True)
+        return trace.exposed_ms
+
+    link = f"{bits / taken / 1e6:.3f}mbit"
+    exposed = max(dp.spawn(body, world, mode="threads", link=link))
+    in_time(exposed < 0.1 * (world - 1) * taken * 1e3, f"{exposed} ms are exposed")
+
+
+def test_what_cannot_be_shared_is_refused_with_words():
+    def body(comm):
+        x = torch.ones(1, 2, 5, 4)
+        with pytest.raises(dp.Unsupported, match="zigzag"):
+            ring_attention(x, x, x, comm=comm, causal=True)
+        with pytest.raises(dp.Unsupported, match=r"5 tokens can't .* fill them up to 8"):
+            zigzag(5, 2, 0)
+        with pytest.raises(dp.Unsupported, match="2 heads of keys can't serve 3"):
+            ring_attention(torch.ones(1, 3, 5, 4), x, x, comm=comm)
+        with pytest.raises(dp.Unsupported, match=r"needs \[batch, heads, tokens, dim\]"):
+            ulysses_attention(x[0], x[0], x[0], comm=comm)
+        if comm.world_size == 3:
+            with pytest.raises(dp.Unsupported, match="2 heads of keys for 3 ranks"):
+                ulysses_attention(x, x, x, comm=comm)
+        with pytest.raises(dp.Unsupported, match="groups of heads can't be cut"):
+            four = torch.ones(1, 4, 5, 4)
+            ulysses_attention(four.repeat(1, 2, 1, 1), four, four, comm=comm)
+
+    dp.spawn(body, 3, mode="threads")
