@@ -126,7 +126,8 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
         raise Unsupported(
             f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state, and "
             "'zero2', which shards gradients as well. To shard parameters, too, torch's FSDP2 "
-            "runs over dpcore: init_process_group('dpcore'), then torch.distributed.fsdp.fully_shard(module)"
+            "runs over dpcore: init_process_group('dpcore'), then "
+            "torch.distributed.fsdp.fully_shard(module)"
         )
     if isinstance(schedule, str):
         is_exact = schedule not in SCHEDULES or schedule in EXACT
