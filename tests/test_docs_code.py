@@ -30,6 +30,7 @@ RUN = {  # what each rank prints
     ("compare.md", 0): r"",
     ("local_updates.md", 0): r"True\n",
     ("local_updates.md", 1): r"",
+    ("noise_scale.md", 0): r"gradient noise scale .+ samples \(95%: .+ to .+\), 50 steps\n",
     ("performance.md", 0): r"",
     ("show.md", 0): r"",
     ("variables.md", 0): r"",

@@ -38,6 +38,7 @@ DPCORE = (
     "ddp/overlap",
     "optimizer",
     "local_updates",
+    "noise_scale",
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",

@@ -104,6 +104,9 @@ void Reducer::launch_in_order() {
     next_launch_ += together.size();
     send(together, *requested_[b]);
   }
+  if (measures_norms_) {
+    start_norms();
+  }
 }
 
 // All buckets that travel in the same operation.
@@ -131,6 +134,9 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
     for (Bucket& bucket : together) {
       come_to_this_stream(bucket);
       fill_narrow(bucket);
+      if (measures_norms_) {
+        norms_->add_own(bucket.travelling());
+      }
     }
     if (hook_) {
       hook_->start(first, together.front().flat, call);
@@ -270,6 +276,9 @@ void Reducer::finish_bucket(Bucket& bucket) {
     legs_.drop(b);
     --unfinished_;
     return;
+  }
+  if (measures_norms_) {
+    norms_->add_mean(bucket.travelling());
   }
   if (legs_.journey().first() == Leg::all_reduce) {
     hand_out(bucket);
