@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from data import Part, accuracy, batches, digits, fit, loss_of, mlp
-from figures import Spread, axes, finish, line, numbers_on, options, progress, spread
+from figures import Spread, axes, finish, in_per_cent, line, numbers_on, options, progress, spread
 from optimizers import Lamb
 from torch import nn
 
@@ -123,6 +123,7 @@ def main() -> None:
         line(plot, worlds, results[name], name, number)
     plot.set(xscale="log", xlabel="ranks", ylabel="accuracy on the test part, %")
     numbers_on(plot.xaxis, worlds)
+    in_per_cent(plot)
     plot.legend(frameon=False, loc="lower left")
     first, last = results["same rate"][0], results["same rate"][-1]
     said = [

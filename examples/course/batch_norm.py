@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 from data import Part, accuracy, batches, digits, loss_of, mlp
-from figures import Spread, axes, finish, line, numbers_on, options, progress, spread
+from figures import Spread, axes, finish, in_per_cent, line, numbers_on, options, progress, spread
 
 import dpcore as dp
 
@@ -97,6 +97,7 @@ def main() -> None:
         line(plot, sizes, results[name], name, number, ls="--" if number == 2 else "-")
     plot.set(xscale="log", xlabel="samples per rank", ylabel="accuracy on the test part, %")
     numbers_on(plot.xaxis, sizes)
+    in_per_cent(plot)
     plot.legend(frameon=False, loc="lower right")
     gap = [
         results["SyncBatchNorm"][at].mean - results["local batch norm"][at].mean

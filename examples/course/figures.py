@@ -129,6 +129,12 @@ def line(
     )
 
 
+def in_per_cent(plot: Axes) -> None:
+    """No interval of an accuracy is drawn below 0 or above 100."""
+    low, high = plot.get_ylim()
+    plot.set_ylim(max(0.0, low), min(101.0, high))
+
+
 def numbers_on(axis: Any, ticks: Sequence[float], names: Sequence[str] | None = None) -> None:
     """Plain numbers at these places, and none in between, on an axis of powers."""
     axis.set_ticks(ticks, names or [f"{tick:g}" for tick in ticks])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from data import accuracy, digits, fit, mlp
-from figures import Spread, axes, finish, line, options, progress, spread
+from figures import Spread, axes, finish, in_per_cent, line, options, progress, spread
 from optimizers import Lamb, Lars, NovoGrad
 
 BATCH, EPOCHS = 256, 10
@@ -90,6 +90,7 @@ def main() -> None:
         ),
         fontsize=8,
     )
+    in_per_cent(plot)
     plot.legend(frameon=False, loc="lower center")
     said = [
         f"Rates are doubled from line to line; the test part is reported once, at the rate that "

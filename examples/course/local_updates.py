@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from data import Part, accuracy, batches, digits, loss_of, mlp, traffic
-from figures import COLOURS, axes, finish, options, progress, spread
+from figures import COLOURS, axes, finish, in_per_cent, options, progress, spread
 
 import dpcore as dp
 
@@ -118,6 +118,7 @@ def main() -> None:
         ylabel="accuracy on the test part, %",
     )
     plot.margins(0.15, 0.2)
+    in_per_cent(plot)
     plot.legend(frameon=False, loc="lower right")
     far = list(ways)[-1]
     alike, skewed = (results[name, far][0] for name in shards)
