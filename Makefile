@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build demo demo-all-reduce docs exercises test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
+.PHONY: help venv build course demo demo-all-reduce docs exercises test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -114,6 +114,9 @@ test-again: build $(STAMPS)/extra-test ## what failed in the last run once more,
 
 test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)
+
+course: build $(STAMPS)/extra-learn ## the demonstrations of examples/course in turn, a figure and a table each
+	@$(PY) -m benchmarks.course
 
 exercises: build $(STAMPS)/extra-test ## every solution of the exercises, and every mutant, which has to fail
 	DPCORE_TEST_FULL=1 $(PYTEST) tests/exercises

@@ -601,6 +601,14 @@ class Reducer:
     def set_static_graph(self) -> None:
         """Records the graph in the first backward, which must not have been yet."""
 
+    def measure_norms(self, variance: float, /) -> None:
+        """Of the gradients of the next backward. ``variance``: of this rank's gradient, as a
+        multiple of that of one sample's; all ranks call it before the same forward."""
+
+    def take_norms(self) -> list[tuple[int, float, float, float]]:
+        """Of each measured step its number (``completed`` before it), the ranks' mean of the squared
+        norms of their gradients, that of ``variance``, and the squared norm of the mean."""
+
     def stop_listening(self) -> None:
         """Takes its hooks from the parameters."""
 

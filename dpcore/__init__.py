@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dpcore.launch.spawn import spawn
     from dpcore.local_updates.diloco import DiLoCo
     from dpcore.local_updates.local_sgd import LocalSGD
+    from dpcore.noise_scale.measure import GradientNoiseScale, gradient_noise_scale
     from dpcore.optimizer.distributed import DistributedOptimizer
     from dpcore.parallel.mesh import mesh
     from dpcore.parallel.pipeline_plans import pipeline_plan
@@ -89,6 +90,7 @@ _HOME = {
     "DataParallel": "dpcore.ddp.data_parallel",
     "DistributedOptimizer": "dpcore.optimizer.distributed",
     "DiLoCo": "dpcore.local_updates.diloco",
+    "GradientNoiseScale": "dpcore.noise_scale.measure",
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
     "LocalSGD": "dpcore.local_updates.local_sgd",
@@ -96,6 +98,7 @@ _HOME = {
     "Trace": "dpcore.recorder.recording",
     "Work": "dpcore.communicators.work",
     "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
+    "gradient_noise_scale": "dpcore.noise_scale.measure",
     "measure_overlap": "dpcore.ddp.overlap",
     "mesh": "dpcore.parallel.mesh",
     "pipeline_plan": "dpcore.parallel.pipeline_plans",
@@ -110,6 +113,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Error",
+    "GradientNoiseScale",
     "LaunchControl",
     "LaunchSchedule",
     "LocalSGD",
@@ -134,6 +138,7 @@ __all__ = [
     "current",
     "finalize",
     "gather",
+    "gradient_noise_scale",
     "init",
     "measure_overlap",
     "mesh",

@@ -146,6 +146,7 @@ def test_every_public_name_says_what_it_is_for():
     for cls in (
         dp.Communicator,
         dp.DiLoCo,
+        dp.GradientNoiseScale,
         dp.LaunchControl,
         dp.LaunchSchedule,
         dp.LocalSGD,
@@ -199,6 +200,7 @@ calls = {
     "schedule_cost": lambda: dp.schedule_cost(ring, 8, 4),
     "compose_comm_hooks": lambda: dp.compose_comm_hooks((None, lambda state, bucket: None)),
     "current": lambda: dp.current(),
+    "gradient_noise_scale": lambda: dp.gradient_noise_scale(model),
     "measure_overlap": lambda: dp.measure_overlap(model, lambda: None),
     "mesh": lambda: dp.mesh(dp.current(), data=1),
     "pipeline_plan": lambda: dp.pipeline_plan("1F1B", stages=2, microbatches=4),
@@ -206,7 +208,7 @@ calls = {
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
-kinds += (dp.DistributedOptimizer,)
+kinds += (dp.DistributedOptimizer, dp.GradientNoiseScale)
 kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
 kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
 assert all(inspect.isclass(kind) for kind in kinds)

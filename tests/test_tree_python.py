@@ -39,6 +39,7 @@ DPCORE = (
     "ddp/overlap",
     "optimizer",
     "local_updates",
+    "noise_scale",
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",

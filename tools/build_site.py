@@ -26,6 +26,7 @@ USED = (
     "data_parallel",
     "across_steps",
     "local_updates",
+    "noise_scale",
     "torch_distributed",
     "running",
     "network",
@@ -40,7 +41,7 @@ USED = (
 CONTENTS = (
     ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
-    ("Learn by doing, and teach", ("docs/exercises.md", "docs/teach.md")),
+    ("Learn by doing, and teach", ("docs/course.md", "docs/exercises.md", "docs/teach.md")),
     ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),
     (
         "How it is made",

@@ -296,6 +296,17 @@ void register_reducer(py::module_& m) {
       .def("reduce_as", use_reduced_type)
       .def("set_static_graph", &Reducer::set_static_graph)
       .def("stop_listening", &Reducer::stop_listening)
+      .def("measure_norms", &Reducer::measure_norms)
+      .def("take_norms",
+           [](Reducer& reducer) {
+             py::list steps;
+             for (const GradientNorms::Step& step : reducer.take_norms()) {
+               const at::Tensor here = step.norms.cpu();
+               const auto* norms = here.const_data_ptr<double>();
+               steps.append(py::make_tuple(step.number, norms[0], norms[1], norms[2]));
+             }
+             return steps;
+           })
       .def("sample_every", [](Reducer& reducer, uint64_t steps) { reducer.times().every = steps; })
       .def("bucket", bucket_of)
       .def("times", times_of)

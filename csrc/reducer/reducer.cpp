@@ -91,6 +91,9 @@ Reducer::~Reducer() {
       legs_.abandon(b, bucket);
     }
   }
+  if (norms_) {
+    norms_->abandon(*communicator_, buckets_.size() + 1);
+  }
 }
 
 void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
@@ -161,7 +164,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
   requested_.assign(buckets_.size(), std::nullopt);
   legs_.buckets_changed(buckets_.size());
   find_order_of_need();
-  communicator_->reserve(buckets_.size() + 1);  // and the map of used gradients
+  communicator_->reserve(buckets_.size() + 2);  // the map of used gradients, and norms
   if (hook_) {
     hook_->buckets_changed(buckets_.size());
   }
@@ -306,6 +309,7 @@ void Reducer::open(bool again) {
     bucket.missing = bucket.gradients.size();
   }
   std::fill(requested_.begin(), requested_.end(), std::nullopt);
+  begin_norms();
   outermost_is_known_ = false;
   has_ended_ = false;
   if (static_graph_) {

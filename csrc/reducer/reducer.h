@@ -39,6 +39,7 @@
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/bucket_communicator.h"
 #include "reducer/bucket/bucket_hook.h"
+#include "reducer/bucket/gradient_norms.h"
 #include "reducer/launch/launch_schedule.h"
 #include "reducer/legs/legs.h"
 #include "reducer/plan/bucket_plan.h"
@@ -151,6 +152,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void reduce_as(at::ScalarType type);
   // From the first iteration on.
   void set_static_graph();
+  // Of the next iteration, if forward opens it, on all ranks: gradient_norms.h.
+  void measure_norms(double variance);
+  std::vector<GradientNorms::Step> take_norms();
   // No gradient is noticed from here on.
   void stop_listening() { hooks_.reset(); }
 
@@ -268,6 +272,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void leave_out(size_t b);
   void await_or_withhold();
   void give_back();
+  void begin_norms();
+  void start_norms();
+  void finish_norms();
   void make_undefined();
   void stand_back();
   bool shares_parameters() const;
@@ -311,6 +318,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   std::vector<FlatGradient> copied_;      // of one launch, and whose they are
   std::vector<size_t> copied_of_;
   Copies copies_;
+  std::unique_ptr<GradientNorms> norms_;       // or none, as nobody has asked
+  std::optional<double> variance_to_measure_;  // of the next iteration
+  bool measures_norms_ = false;                // of this one
   std::vector<Bucket> buckets_;
   Legs legs_;
   size_t whole_buckets_ = 0;   // that have memory for all their gradients at a time; 0: all

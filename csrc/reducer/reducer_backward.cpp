@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
@@ -201,6 +202,9 @@ void Reducer::make_undefined() {
 void Reducer::finish_iteration() {
   make_undefined();
   give_back();
+  if (std::exchange(measures_norms_, false)) {
+    finish_norms();
+  }
   backward_ns_ = now_ns() - first_gradient_ns_;
   times_.sample(completed_, first_gradient_ns_, buckets_);
   ++completed_;

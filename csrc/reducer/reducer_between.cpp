@@ -6,6 +6,12 @@
 #include "reducer/reducer.h"
 
 namespace dpcore {
+namespace {
+
+constexpr const char* kNorms =
+    "gradient_noise_scale, which all ranks use in the same steps, for gradients";
+
+}  // namespace
 
 // ---- in flight -------------------------------------------------------------------------------
 
@@ -68,6 +74,45 @@ void Reducer::wait_for_gradients() {
   if (legs_.journey().updates() && !legs_.journey().updates_parts()) {
     give_back();
   }
+}
+
+// ---- norms -----------------------------------------------------------------------------------
+
+void Reducer::measure_norms(double variance) {
+  if (!norms_) {
+    norms_ = std::make_unique<GradientNorms>(*communicator_, used_anywhere_.device());
+  }
+  variance_to_measure_ = variance;
+}
+
+// A gradient that is added to an average is no rank's own any more.
+void Reducer::begin_norms() {
+  measures_norms_ = variance_to_measure_.has_value() && !again_;
+  if (measures_norms_) {
+    norms_->abandon(*communicator_, buckets_.size() + 1);  // no end of the last backward
+    norms_->begin(completed_, *variance_to_measure_);
+  }
+  variance_to_measure_.reset();
+}
+
+void Reducer::start_norms() {
+  try {
+    norms_->start(*communicator_, buckets_.size() + 1, settings_.tag);
+  } catch (...) {
+    raise_about(kNorms);
+  }
+}
+
+void Reducer::finish_norms() {
+  try {
+    norms_->finish(*communicator_, buckets_.size() + 1);
+  } catch (...) {
+    raise_about(kNorms);
+  }
+}
+
+std::vector<GradientNorms::Step> Reducer::take_norms() {
+  return norms_ ? norms_->take() : std::vector<GradientNorms::Step>();
 }
 
 bool Reducer::is_averaged(size_t i) const {

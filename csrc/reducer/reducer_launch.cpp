@@ -106,6 +106,9 @@ void Reducer::launch_in_order() {
     next_launch_ += together.size();
     send(together, *requested_[b]);
   }
+  if (measures_norms_) {
+    start_norms();
+  }
 }
 
 // All buckets that travel in the same operation.
@@ -134,6 +137,9 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
       come_to_this_stream(bucket);
       fill_narrow(bucket);
       fill_lent(bucket);
+      if (measures_norms_) {
+        norms_->add_own(bucket.travelling());
+      }
     }
     if (hook_) {
       hook_->start(first, together.front().flat, call);
@@ -273,6 +279,9 @@ void Reducer::finish_bucket(Bucket& bucket) {
     legs_.drop(b);
     --unfinished_;
     return;
+  }
+  if (measures_norms_) {
+    norms_->add_mean(bucket.travelling());
   }
   if (legs_.journey().first() == Leg::all_reduce) {
     hand_out(bucket);

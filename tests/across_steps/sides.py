@@ -34,7 +34,8 @@ class Wrapped:
         make_model = model or dpcore.DataParallel
         self.model = make_model(
             made(case.model).to(dtype), comm=comm, schedule=schedule,
-            bucket_cap_mb=SMALL_CAP_MB if schedule == "zero2" else CAP_MB, deterministic=True, find_unused_parameters=case.find_unused,
+            bucket_cap_mb=SMALL_CAP_MB if schedule == "zero2" else CAP_MB, deterministic=True,
+            find_unused_parameters=case.find_unused,
         )  # fmt: skip
         self.optimizer = plain_optimizer(self.model, kind, case.groups)
         self.is_late = schedule != "bucketed"

@@ -1,0 +1,1 @@
+"""How noisy the gradients of a step are: ``dpcore.gradient_noise_scale``."""

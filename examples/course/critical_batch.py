@@ -1,0 +1,192 @@
+"""The critical batch: from which size on more samples hardly save steps, and the noise that tells.
+
+    python examples/course/critical_batch.py
+
+An MLP learns the digits to a training loss of 0.05, by plain SGD, with batches of 8 to 512. The
+learning rate of each size is tuned with seeds that are not reported. Twice the batch halves the
+steps while gradients are mostly noise; later it does not. The steps follow S = S_least (1 + B / b)
+for a batch b, where B is the critical batch (McCandlish et al., 2018).
+
+B can be told from one run, without trying sizes: it is about the ratio of the gradient's variance
+to its square, which dpcore.gradient_noise_scale measures on two ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from data import Part, batches, digits, loss_of, mlp
+from figures import COLOURS, axes, finish, line, numbers_on, options, progress, spread
+
+import dpcore as dp
+
+
+class Point(NamedTuple):
+    """The noise scale over a window of steps, which ended at this training loss."""
+
+    loss: float
+    value: float
+    low: float
+    high: float
+
+
+TARGET = 0.05  # training loss
+RATES = [0.05 * 2**power for power in range(7)]
+
+
+def steps_to_target(batch: int, rate: float, seed: int, most: int) -> int:
+    """``most`` when the loss was not reached before."""
+    model, train = mlp(seed), digits().train
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    step = 0
+    while step < most:
+        for part in batches(train, batch, 1000 * seed + step):
+            optimizer.zero_grad()
+            loss_of(model, part).backward()
+            optimizer.step()
+            step += 1
+            if step % max(1, 32 // batch) == 0:  # looking takes longer than a small step
+                with torch.no_grad():
+                    loss = loss_of(model, train).item()
+                if loss <= TARGET or step >= most:
+                    return step
+                if not math.isfinite(loss):
+                    return most
+    return most
+
+
+def tuned(batch: int, most: int, seeds: Sequence[int]) -> float:
+    """The learning rate with the fewest steps."""
+    steps = {rate: most * len(seeds) for rate in RATES}
+    for rate in RATES:
+        least = min(steps.values())
+        steps[rate] = sum(steps_to_target(batch, rate, s, least // len(seeds) + 1) for s in seeds)
+    return min(steps, key=steps.__getitem__)
+
+
+def fitted(sizes: Sequence[int], steps: Sequence[float]) -> tuple[float, float]:
+    """The critical batch and the least number of steps, by least squares of logarithms."""
+
+    def least_of(critical: float) -> float:
+        logs = [math.log(s / (1 + critical / b)) for b, s in zip(sizes, steps, strict=True)]
+        return statistics.fmean(logs)
+
+    def misses(critical: float) -> float:
+        least = least_of(critical)
+        pairs = zip(sizes, steps, strict=True)
+        return sum((math.log(s / (1 + critical / b)) - least) ** 2 for b, s in pairs)
+
+    critical = min((2 ** (power / 16) for power in range(16 * 14)), key=misses)
+    return critical, math.exp(least_of(critical))
+
+
+def noise(comm: dp.Communicator, batch: int, rate: float, seed: int, steps: int) -> list[Point]:
+    """The noise scale over a run of this rank and the other one, in windows of ``steps``."""
+    model = dp.DataParallel(mlp(seed), comm=comm, schedule="sequential")
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    parts = itertools.chain.from_iterable(
+        batches(digits().train, batch, 1000 * seed + epoch) for epoch in itertools.count()
+    )
+    found = []
+    while True:
+        with dp.gradient_noise_scale(model) as g:
+            for part in itertools.islice(parts, steps):
+                mine = Part(*(tensor.chunk(2)[comm.rank] for tensor in part))
+                optimizer.zero_grad()
+                loss_of(model, mine).backward()
+                optimizer.step()
+        with torch.no_grad():
+            loss = loss_of(model.module, digits().train).item()
+        found.append(Point(loss, g.value, *g.interval))
+        if loss <= TARGET or len(found) == 40:
+            return found
+
+
+def main() -> None:
+    chosen = options(__doc__, "critical_batch")
+    torch.set_num_threads(1)
+    sizes = [8, 64] if chosen.quick else [8, 16, 32, 64, 128, 256, 512]
+    seeds, most = ([0], 60) if chosen.quick else ([0, 1, 2, 3, 4], 1200)
+    tuning = [10] if chosen.quick else [10, 11]
+    steps: dict[int, list[int]] = {}
+    rates = {}
+    with progress(2 * len(sizes) + 1, "tuning, and training to the loss") as done:
+        for size in sizes:
+            rates[size] = tuned(size, most, tuning)
+            done()
+            steps[size] = [steps_to_target(size, rates[size], seed, 2 * most) for seed in seeds]
+            done()
+        size = sizes[len(sizes) // 2]
+        windows = [
+            dp.spawn(noise, 2, size, rates[size], seed, 20, mode="threads")[0] for seed in seeds
+        ]
+        done()
+    fits = [fitted(sizes, [steps[s][n] for s in sizes]) for n in range(len(seeds))]
+    critical, least = spread([fit[0] for fit in fits]), statistics.fmean(f[1] for f in fits)
+
+    rows = [
+        {
+            "batch": str(size),
+            "learning rate": f"{rates[size]:g}",
+            "steps to 0.05": spread(steps[size]).text(0),
+            "samples": f"{size * statistics.fmean(steps[size]):.0f}",
+            "by the fit": f"{least * (1 + critical.mean / size):.0f}",
+        }
+        for size in sizes
+    ]
+    figure, (left, right) = axes("steps to a training loss of 0.05", "noise on the way there")
+    line(left, sizes, [spread(steps[size]) for size in sizes], "measured, 95% over seeds", 0)
+    curve = [sizes[0] * (sizes[-1] / sizes[0]) ** (n / 50) for n in range(51)]
+    label = f"{least:.0f} (1 + {critical.mean:.0f} / batch)"
+    by_fit = [least * (1 + critical.mean / b) for b in curve]
+    left.plot(curve, by_fit, "--", color="grey", label=label)
+    left.set(xscale="log", yscale="log", xlabel="batch", ylabel="steps")
+    numbers_on(left.xaxis, sizes)
+    numbers_on(left.yaxis, [tick for tick in (10, 20, 50, 100, 200, 500, 1000) if tick > least])
+    left.legend(frameon=False)
+    for number, run in enumerate(windows):
+        label = f"noise scale, batch {size}, a line per seed" if number == 0 else ""
+        style = {"color": COLOURS[1], "alpha": 0.8, "marker": "o", "markersize": 4}
+        right.plot([p.loss for p in run], [p.value for p in run], label=label, **style)
+        ends = [
+            [max(0.0, p.value - p.low) for p in run],
+            [max(0.0, min(p.high, 1e4) - p.value) for p in run],
+        ]
+        right.errorbar(
+            [p.loss for p in run],
+            [p.value for p in run],
+            ends,
+            fmt="none",
+            ecolor=COLOURS[1],
+            alpha=0.35,
+        )
+    right.axhline(critical.mean, ls="--", color="grey", label="critical batch of the fit")
+    right.axhspan(critical.low, critical.high, color="grey", alpha=0.15)
+    right.set(
+        xscale="log", yscale="log", xlabel="training loss (falls to the left)", ylabel="samples"
+    )
+    right.legend(frameon=False, loc="upper right")
+    whole = [statistics.median(p.value for p in run) for run in windows]
+    said = [
+        f"Critical batch {critical.text(0)} samples (95% over {len(seeds)} seeds), by the fit.",
+        f"Noise scale with a batch of {size}: {spread(whole).text(0)}, the median of windows of 20 "
+        f"steps, from {min(run[0].value for run in windows):.0f} in the first to "
+        f"{max(run[-1].value for run in windows):.0f} in the last one.",
+    ]
+    facts = {
+        "steps": steps,
+        "rates": rates,
+        "critical": critical._asdict(),
+        "least_steps": least,
+        "noise": [[point._asdict() for point in run] for run in windows],
+    }
+    finish(chosen, rows, figure, facts, said)
+
+
+if __name__ == "__main__":
+    main()

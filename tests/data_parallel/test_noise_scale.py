@@ -1,0 +1,392 @@
+"""``gradient_noise_scale``: its numbers against those by hand, what it costs, what it refuses."""
+
+import math
+import statistics
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore as dp
+from dpcore.noise_scale.measure import Square, estimates
+from dpcore.noise_scale.ratio import ratio_interval
+from tests.data_parallel.models import Small, batch, part, seeded
+
+pytestmark = pytest.mark.patient
+
+ROWS = 12
+LAYOUTS = {
+    "as it comes": {},
+    "several buckets": {"bucket_cap_mb": 0.003},
+    "own gradients": {"gradient_as_bucket_view": False, "bucket_cap_mb": 0.003},
+    "sequential": {"schedule": "sequential", "bucket_cap_mb": 0.003},
+    "found unused": {"find_unused_parameters": True, "bucket_cap_mb": 0.003},
+}
+
+
+def gradient(module, x, y):
+    """Of this rank alone, in a list."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    loss = nn.functional.mse_loss(module(x), y)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
+
+
+def of_all_ranks(comm, tensor):
+    result = torch.empty(comm.world_size, *tensor.shape, dtype=tensor.dtype)
+    comm.all_gather(result, tensor)
+    return result
+
+
+def by_the_paper(small, big, b_small, b_big):
+    """Appendix A.1 of McCandlish et al.: S and |G|^2 of squared norms."""
+    square = (b_big * big - b_small * small) / (b_big - b_small)
+    return (small - big) / (1 / b_small - 1 / b_big), square
+
+
+def ratio_of_sums(steps):
+    noise, square = zip(*steps, strict=True)
+    return max(0.0, sum(noise) / sum(square)) if sum(square) > 0 else math.inf
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_what_the_paper_says(world, layout):
+    def body(comm):
+        module, alone = Small(), Small()
+        model = dp.DataParallel(module, comm=comm, **LAYOUTS[layout])
+        expected = []
+        with dp.gradient_noise_scale(model) as g:
+            for step in range(4):
+                x, y = (part(tensor, comm) for tensor in batch(step))
+                each = of_all_ranks(comm, gradient(alone, x, y))
+                small = each.square().sum(1).mean().item()
+                big = each.mean(0).square().sum().item()
+                expected.append(by_the_paper(small, big, ROWS / world, ROWS))
+                model.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                assert g.steps == step + 1
+                assert g.value == pytest.approx(ratio_of_sums(expected), rel=1e-9)
+        assert g.value == pytest.approx(ratio_of_sums(expected), rel=1e-9)
+        assert len(model.bucket_report()) >= (2 if "bucket_cap_mb" in LAYOUTS[layout] else 1)
+        return g.value, g.interval
+
+    results = dp.spawn(body, world, mode="threads")
+    assert len(set(results)) == 1  # the same bits on every rank
+    (value, (low, high)) = results[0]
+    assert low <= value <= high
+
+
+class Forked(nn.Module):
+    """Odd ranks don't use the second layer."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.first = seeded(lambda: nn.Linear(6, 4)).double()
+        self.second = seeded(lambda: nn.Linear(4, 3)).double()
+        self.uses_all = rank % 2 == 0
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(hidden) if self.uses_all else hidden[:, :3]
+
+
+def test_a_parameter_that_a_rank_does_not_use_has_a_gradient_of_zero_there():
+    def body(comm):
+        module = Forked(comm.rank)
+        model = dp.DataParallel(module, comm=comm, find_unused_parameters=True)
+        with dp.gradient_noise_scale(model) as g:
+            x, y = (part(tensor, comm) for tensor in batch(0))
+            own = torch.autograd.grad(
+                nn.functional.mse_loss(module(x), y),
+                list(module.parameters()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            each = of_all_ranks(comm, torch.cat([part.flatten() for part in own]))
+            nn.functional.mse_loss(model(x), y).backward()
+        small, big = each.square().sum(1).mean().item(), each.mean(0).square().sum().item()
+        noise, square = by_the_paper(small, big, ROWS / 2, ROWS)
+        assert g._steps[0] == pytest.approx((noise, square), rel=1e-9)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("divided", [False, True])
+def test_accumulated_batches(world, divided):
+    """One rank compares the first batch with all of them, several compare ranks. The scale of the
+    loss does not matter."""
+    batches = 3
+
+    def body(comm):
+        alone, model = Small(), dp.DataParallel(Small(), comm=comm)
+        expected = []
+        with dp.gradient_noise_scale(model) as g:
+            for step in range(3):
+                model.zero_grad()
+                parts = []
+                for number in range(batches):
+                    x, y = (part(tensor, comm) for tensor in batch(10 * step + number))
+                    parts.append(gradient(alone, x, y))
+                    last = number + 1 == batches
+                    model.require_backward_grad_sync = last
+                    loss = nn.functional.mse_loss(model(x), y)
+                    (loss / (batches if divided else 1)).backward()
+                ranks = of_all_ranks(comm, torch.stack(parts))
+                big = ranks.mean((0, 1)).square().sum().item()
+                if world == 1:
+                    small, rows = parts[0].square().sum().item(), ROWS
+                else:
+                    small = ranks.mean(1).square().sum(1).mean().item()
+                    rows = batches * ROWS // world
+                expected.append(by_the_paper(small, big, rows, ROWS * batches))
+        assert g.value == pytest.approx(ratio_of_sums(expected), rel=1e-9)
+        assert g.steps == 3
+
+    dp.spawn(body, world, mode="threads")
+
+
+class Mean(nn.Module):
+    """Its gradient is the mean of its inputs, so its noise is theirs."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        return (x * self.weight).sum(1)
+
+
+def test_noise_that_is_known_is_found():
+    """1000 numbers of variance 4 and mean 0.5: tr(S) = 4000, |G|^2 = 250. In one of several runs
+    of a correct interval in twenty it may be missed; with this seed it is not."""
+
+    def body(comm):
+        model = dp.DataParallel(Mean(1000), comm=comm)
+        chance = torch.Generator().manual_seed(comm.rank)
+        with dp.gradient_noise_scale(model) as g:
+            for step in range(60):
+                model.zero_grad()
+                rows = 4 + (step + comm.rank) % 3  # of any size, and not alike on both ranks
+                model(0.5 + 2 * torch.randn(rows, 1000, generator=chance)).mean().backward()
+        low, high = g.interval
+        assert low < 16 < high < 1.1 * low
+        assert g.value == pytest.approx(16, rel=0.03)
+        said = (
+            f"gradient noise scale {g.value:.4g} samples (95%: {low:.4g} to {high:.4g}), 60 steps"
+        )
+        assert repr(g) == said
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_a_window_forgets_and_every_leaves_out():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        with dp.gradient_noise_scale(model, window=3, every=2) as g:
+            for step in range(10):
+                model.zero_grad()
+                model(torch.full((4, 10), 1.0 + comm.rank + step)).mean().backward()
+                assert g.steps == min(3, step // 2 + 1)
+        means = [1.5 + step for step in (4, 6, 8)]
+        noise = 10 * 0.25 / (1 / 4 - 1 / 8)
+        squares = [10 * mean**2 - noise / 8 for mean in means]
+        assert g.value == pytest.approx(noise / statistics.fmean(squares), rel=1e-5)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_nothing_is_done_when_nobody_asks():
+    def so_far(comm):
+        return sum(path["operations"] for path in comm.stats().get("all_reduce", {}).values())
+
+    def operations(comm, model):
+        before = so_far(comm)
+        model.zero_grad()
+        model(torch.ones(2, 10)).mean().backward()
+        return so_far(comm) - before
+
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        for _ in range(40):  # the first steps measure, and choose
+            operations(comm, model)
+        usual = operations(comm, model)
+        with dp.gradient_noise_scale(model):
+            assert operations(comm, model) == usual + 1
+            with torch.no_grad():
+                model(torch.ones(2, 10))
+        assert operations(comm, model) == usual == 1
+        assert not model._forward_pre_hooks
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_gradients_keep_their_bits():
+    def body(comm):
+        results = []
+        for measure in (nullcontext, dp.gradient_noise_scale):
+            model = dp.DataParallel(Small(), comm=comm, bucket_cap_mb=0.003)
+            x, y = (part(tensor, comm) for tensor in batch(0))
+            with measure(model):
+                nn.functional.mse_loss(model(x), y).backward()
+            results.append([p.grad for p in model.parameters() if p.requires_grad])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_steps_whose_loss_overflows_are_left_out():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        with dp.gradient_noise_scale(model) as g:
+            for number in (1.0, math.inf, 2.0):
+                model.zero_grad()
+                model(torch.full((4, 10), number + comm.rank)).mean().backward()
+        assert (g.steps, g.dropped) == (2, 1)
+        assert "2 steps, 1 dropped" in repr(g)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+# ---- what is refused -------------------------------------------------------------------------
+
+
+def one_step(model, rows=2):
+    model(torch.ones(rows, 10)).mean().backward()
+
+
+def in_a_world_of_one(body):
+    dp.spawn(body, 1, mode="threads")
+
+
+def test_one_gradient_is_not_enough():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        with (
+            pytest.raises(dp.Error, match=r"world of one.*no_sync\(\), or train on several ranks"),
+            dp.gradient_noise_scale(model),
+        ):
+            one_step(model)
+        one_step(model)  # as if nothing had been
+
+    in_a_world_of_one(body)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"window": 0}, "window=0: 1, 2, ... is needed"),
+        ({"every": None}, "every=None"),
+        ({"batch_size": 2.5}, r"batch_size=2\.5"),
+    ],
+)
+def test_numbers_that_make_no_sense(options, message):
+    def body(comm):
+        with pytest.raises(dp.Unsupported, match=message):
+            dp.gradient_noise_scale(dp.DataParallel(Mean(10), comm=comm), **options)
+
+    in_a_world_of_one(body)
+
+
+def test_models_that_it_cannot_measure():
+    def body(comm):
+        with pytest.raises(TypeError, match=r"a dpcore\.DataParallel is needed, not a Linear"):
+            dp.gradient_noise_scale(nn.Linear(2, 2))
+        with pytest.raises(dp.Unsupported, match=r"schedule='zero1'.*measure with schedule='buck"):
+            dp.gradient_noise_scale(dp.DataParallel(Mean(10), comm=comm, schedule="zero1"))
+        with pytest.raises(dp.Unsupported, match="schedule='oracle': it averages nothing"):
+            dp.gradient_noise_scale(dp.DataParallel(Mean(10), comm=comm, schedule="oracle"))
+        words = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
+        with pytest.raises(dp.Unsupported, match=r"the gradient of 0\.weight is sparse"):
+            dp.gradient_noise_scale(dp.DataParallel(words, comm=comm))
+
+    in_a_world_of_one(body)
+
+
+def test_uses_that_would_give_wrong_numbers():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        with dp.gradient_noise_scale(model) as g:
+            assert repr(g) == "gradient noise scale: no step was measured yet"
+            with pytest.raises(dp.Error, match="no step was measured yet; run forward"):
+                _ = g.value
+            with (
+                pytest.raises(dp.Error, match="is being measured already"),
+                dp.gradient_noise_scale(model),
+            ):
+                pass
+            with pytest.raises(dp.Error, match="in use already"), g:
+                pass
+            one_step(model)
+            with pytest.raises(dp.Error, match=r"last step are still there.*zero_grad\(\)"):
+                one_step(model)
+            model.zero_grad(set_to_none=False)
+            one_step(model)
+            assert g.steps == 2
+        with model.join(), pytest.raises(dp.Unsupported, match="within join"), g:
+            one_step(model)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_inputs_without_a_batch():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, factor):
+            return (factor * self.weight).sum()
+
+    def body(comm):
+        model = dp.DataParallel(Constant(), comm=comm)
+        with (
+            pytest.raises(dp.Error, match=r"say how many samples .* batch_size=32"),
+            dp.gradient_noise_scale(model),
+        ):
+            model(2.0)
+        with dp.gradient_noise_scale(model, batch_size=8) as g:
+            model(1.0 + comm.rank).backward()
+        noise = 3 * 0.25 / (1 / 8 - 1 / 16)
+        assert g.value == pytest.approx(noise / (3 * 1.5**2 - noise / 16))
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_a_rank_that_does_not_measure_is_an_error_of_all():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        with dp.gradient_noise_scale(model) if comm.rank == 0 else nullcontext():
+            for _ in range(2):
+                model.zero_grad()
+                one_step(model)
+
+    with pytest.raises(dp.Mismatch, match=r"gradient_noise_scale|all_reduce"):
+        dp.spawn(body, 2, mode="threads")
+
+
+# ---- the arithmetic --------------------------------------------------------------------------
+
+
+def test_both_estimates_are_those_of_the_paper():
+    for small, big, b_small, b_big in [(9.0, 5.0, 2, 4), (3.0, 2.9, 16, 256)]:
+        ours = estimates(Square(small, 1 / b_small), Square(big, 1 / b_big))
+        assert ours == pytest.approx(by_the_paper(small, big, b_small, b_big), rel=1e-12)
+
+
+def test_the_interval_holds_the_ratio_as_often_as_it_says():
+    chance = torch.Generator().manual_seed(1)
+    held = 0
+    for _ in range(400):
+        both = torch.randn(2, 50, generator=chance, dtype=torch.float64)
+        low, high = ratio_interval((10 + 4 * both[0]).tolist(), (2 + both[1]).tolist())
+        held += low <= 5 <= high
+    assert 0.92 * 400 <= held <= 0.98 * 400
+
+
+def test_an_interval_has_no_upper_end_when_the_gradient_may_be_zero():
+    assert ratio_interval([1.0], [1.0]) == (0.0, math.inf)
+    low, high = ratio_interval([9.0, 10, 11, 10], [1.0, -1.5, 2, -1])
+    assert high == math.inf and 0 < low < 10
+    assert ratio_interval([1.0, -1, 2, -2], [1.0, -1, 2, -2])[0] == 0.0
