@@ -49,6 +49,7 @@ DPCORE = (
     "nccl",
     "torch_communicator",
     # Uses the package as any program does.
+    "lightning",
     "compare",
     "exercise",
     "help_texts",

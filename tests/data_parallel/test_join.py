@@ -212,3 +212,17 @@ def test_sparse_gradients_of_uneven_inputs():
 
     first, second = dpcore.spawn(body, 2, mode="threads")
     assert first == second
+
+
+def test_until_all_end():
+    def body(comm):
+        model = dpcore.DataParallel(Small(), comm=comm)
+        seen = 0
+        for x in model.until_all_end(inputs_of(comm.rank)):
+            loss_of(model, x).backward()
+            step(model)
+            seen += 1
+        assert_same_values(model.module, alone(3, True))
+        return seen
+
+    assert dpcore.spawn(body, 3, mode="threads") == [2, 3, 4]

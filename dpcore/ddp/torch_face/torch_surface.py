@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # What DataParallel has from torch's class as it is: they touch only what DataParallel sets.
 INHERITED = ("_get_active_ddp_module", "_get_parameters", "gather", "scatter", "to_kwargs")
 _Class = TypeVar("_Class")
+_Batch = TypeVar("_Batch")
 _HookType: Any = vars(dist)["BuiltinCommHookType"]
 
 
@@ -242,6 +243,19 @@ class TorchSurface(BufferMethods):
             throw_on_early_termination,
             divide_by_initial_world_size,
         )
+
+    def until_all_end(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """The batches of ``loader``, inside of ``join()``: a rank whose loader has ended goes on
+        with zeros until those of all ranks have. All ranks have to come to the end; one that
+        breaks out of its loop leaves the others waiting, as in ``join()``.
+
+        >>> for batch in model.until_all_end(loader):          # doctest: +SKIP
+        ...     optimizer.zero_grad()
+        ...     loss(model(batch)).backward()
+        ...     optimizer.step()
+        """
+        with self.join():
+            yield from loader
 
     def join_hook(self, **kwargs: Any) -> ModelJoin:
         if self._across is not None:

@@ -1,0 +1,148 @@
+"""``import dpcore.lightning`` and Lightning knows ``strategy="dpcore"``.
+
+    import dpcore.lightning
+    from lightning.pytorch import Trainer
+
+    Trainer(accelerator="cpu", devices=2, strategy="dpcore").fit(module, loader)
+
+It is Lightning's DDP strategy with ``dpcore.DataParallel`` in the place of torch's DDP; Lightning's
+own collectives (``self.log(..., sync_dist=True)``, barriers) run over the backend "dpcore" as well
+where tensors are on the CPU. Fabric knows the word, too. With arguments of ``DataParallel``:
+``strategy=dpcore.lightning.DpcoreStrategy(deterministic=True)``.
+
+Ranks whose loaders have different lengths train to the end of the longest one: a rank that has run
+out repeats its last batch, and its gradients count as zeros. The mean is over all ranks, as
+in ``model.join()``, and every rank makes the same steps, so nothing that Lightning calls on all
+ranks (logs, validation, checkpoints) meets something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+try:
+    from lightning.fabric.strategies import STRATEGY_REGISTRY
+    from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+except ModuleNotFoundError as missing:
+    if missing.name is None or missing.name.split(".")[0] != "lightning":
+        raise
+    raise ModuleNotFoundError(
+        "dpcore.lightning needs Lightning: pip install lightning", name="lightning"
+    ) from None
+
+from dpcore.ddp.data_parallel import DataParallel
+from dpcore.errors import Unsupported
+
+__all__ = ["DpcoreFabricStrategy", "DpcoreStrategy"]
+
+
+def _backend(asked: str | None, device: torch.device) -> str | None:
+    """The backend of torch.distributed: ours for the CPU, Lightning's choice for others."""
+    return "dpcore" if asked is None and device.type == "cpu" else asked
+
+
+class EvenLoader:
+    """A loader that gives ``steps`` batches, the last of its own again and again where it has
+    fewer. ``repeats`` says whether the batch that was given last is such a one."""
+
+    def __init__(self, loader: Any, steps: int) -> None:
+        self._loader, self._steps = loader, steps
+        self.repeats = False
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        self.repeats = False
+        given, batch = 0, None
+        for batch in self._loader:
+            given += 1
+            yield batch
+        for _ in range(given, self._steps):
+            self.repeats = True
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_loader"], name)  # its sampler, its dataset, ...
+
+
+class DpcoreStrategy(DDPStrategy):
+    """Of ``lightning.pytorch.Trainer``. Takes the arguments of Lightning's ``DDPStrategy``; what
+    that one hands on to torch's DDP goes to ``dpcore.DataParallel``."""
+
+    strategy_name = "dpcore"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._even: EvenLoader | None = None
+
+    def _setup_model(self, model: torch.nn.Module) -> DataParallel:
+        return DataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    def _get_process_group_backend(self) -> str:
+        self._process_group_backend = _backend(self._process_group_backend, self.root_device)
+        return super()._get_process_group_backend()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Of the training loader, if it is the only one and its ranks' lengths differ."""
+        loader = super().process_dataloader(dataloader)
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        if trainer is None or not trainer.training:
+            return loader
+        self._even = None
+        try:
+            length = len(loader)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            length = -1  # unknown: all ranks compare lengths, and then nothing is wrapped
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        torch.distributed.all_gather(lengths, torch.tensor([length]))
+        known = [int(other) for other in lengths]
+        if min(known) < 1 or min(known) == max(known):
+            return loader
+        self._even = EvenLoader(loader, max(known))
+        return self._even
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self._even is not None and self._even.repeats:
+            closure_loss = closure_loss * 0
+        return super().backward(closure_loss, *args, **kwargs)
+
+    def setup(self, trainer: Any) -> None:
+        """Refuses modules that call ``manual_backward``: that runs within the wrapper's forward,
+        before the reducer expects gradients, so they would stay each rank's own."""
+        module = self.lightning_module
+        if trainer.training and module is not None and not module.automatic_optimization:
+            raise Unsupported(
+                'strategy="dpcore": manual optimization (automatic_optimization = False) runs '
+                "backward inside of forward, where gradients are not averaged. Use Lightning's "
+                '"ddp" with process_group_backend="dpcore", or a loop of your own over '
+                "dpcore.DataParallel"
+            )
+        super().setup(trainer)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        strategy_registry.register("dpcore", cls, description="dpcore.DataParallel", override=True)
+
+
+class DpcoreFabricStrategy(FabricDDPStrategy):
+    """Of ``lightning.fabric.Fabric``, with the arguments of Fabric's ``DDPStrategy``."""
+
+    def setup_module(self, module: torch.nn.Module) -> DataParallel:
+        return DataParallel(module, device_ids=self._determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    def _get_process_group_backend(self) -> str:
+        self._process_group_backend = _backend(self._process_group_backend, self.root_device)
+        return super()._get_process_group_backend()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        strategy_registry.register("dpcore", cls, description="dpcore.DataParallel", override=True)
+
+
+DpcoreStrategy.register_strategies(StrategyRegistry)
+DpcoreFabricStrategy.register_strategies(STRATEGY_REGISTRY)

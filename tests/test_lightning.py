@@ -1,0 +1,151 @@
+"""``strategy="dpcore"`` of Lightning and Fabric, against one process that has all batches."""
+
+import importlib
+import os
+import socket
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dpcore
+from tests.ranks import python
+
+pytest.importorskip("lightning")
+RATE = 0.1
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def batches_of(rank, uneven):
+    """Rank 0 has three batches, rank 1 as many or two more."""
+    count = 3 + 2 * rank * uneven
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(2, 3, generator=generator) for _ in range(count)]
+
+
+def alone(uneven):
+    """The parameters after the steps of two ranks, made by one process."""
+    model = network()
+    both = [batches_of(rank, uneven) for rank in range(2)]
+    for step in range(max(map(len, both))):
+        now = [batches[step] for batches in both if step < len(batches)]
+        (sum(model(x).square().mean() for x in now) / 2).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= RATE * parameter.grad
+                parameter.grad = None
+    return model.state_dict()
+
+
+def module_of(by_hand=False):
+    from lightning.pytorch import LightningModule
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+            self.automatic_optimization = not by_hand
+            self.steps = self.means = 0
+
+        def training_step(self, x):
+            self.steps += 1
+            loss = self.network(x).square().mean()
+            self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            return loss
+
+        def validation_step(self, x):
+            self.log("rank", float(self.global_rank), sync_dist=True, batch_size=1)
+
+        def on_validation_epoch_end(self):
+            assert isinstance(self.trainer.strategy.model, dpcore.DataParallel)
+            assert dist.get_backend() == "dpcore"
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    return Module()
+
+
+def trained(uneven, by_hand, folder):
+    from lightning.pytorch import Trainer
+
+    rank = int(os.environ["RANK"])
+    loaders = [
+        torch.utils.data.DataLoader(batches_of(rank, uneven), batch_size=None, shuffle=False)
+        for _ in range(2)
+    ]
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="dpcore",
+        max_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=not by_hand,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+    )
+    module = module_of(by_hand)
+    trainer.fit(module, *loaders)
+    assert module.steps == 3 + 2 * uneven
+    assert trainer.callback_metrics["rank"] == len(batches_of(1, uneven)) / (6 + 2 * uneven)
+    return {name: value.clone() for name, value in module.network.state_dict().items()}
+
+
+def trained_by_fabric():
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="dpcore")
+    fabric.launch()
+    model = network()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=RATE))
+    assert isinstance(model._forward_module, dpcore.DataParallel)
+    assert fabric.all_reduce(torch.tensor(float(fabric.global_rank))) == 0.5
+    for x in batches_of(fabric.global_rank, uneven=False):
+        optimizer.zero_grad()
+        fabric.backward(model(x).square().mean())
+        optimizer.step()
+    return dict(model.module.state_dict())
+
+
+def body(comm, port, folder):
+    rank = comm.rank
+    dpcore.finalize()
+    importlib.import_module("dpcore.lightning")
+
+    # What torchrun says to a rank.
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    said |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({k: str(v) for k, v in said.items()}, TORCHELASTIC_RUN_ID="test")
+    warnings.simplefilter("ignore")
+    for uneven in (False, True):
+        values = trained(uneven, False, folder)
+        torch.testing.assert_close(values, alone(uneven))
+    with pytest.raises(dpcore.Unsupported, match="manual optimization"):
+        trained(False, True, folder)
+    torch.testing.assert_close(trained_by_fabric(), alone(uneven=False))
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def test_lightning_and_fabric(tmp_path):
+    """Also with two batches more on one rank, where Lightning's own strategy hangs."""
+    dpcore.spawn(body, 2, free_port(), str(tmp_path))
+
+
+def test_without_lightning():
+    code = "import sys; sys.modules['lightning'] = None; import dpcore.lightning"
+    out = python.run("-c", code, capture_output=True, text=True)
+    assert "dpcore.lightning needs Lightning: pip install lightning" in out.stderr
