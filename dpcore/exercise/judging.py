@@ -40,8 +40,8 @@ class Verdict:
     exercise: Exercise
     file: Path
     sha256: str
-    seed: int = 0
     results: list[Result] = field(default_factory=list)
+    seed: int = 0
     seconds: float = 0.0
     printed: dict[int, str] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def judge(
     importlib.import_module("dpcore._C")  # where it can't be loaded, it says what to install
     data = file.read_bytes()
     seed = secrets.randbits(SEED_BITS) if seed is None else seed
-    verdict = Verdict(exercise, file, hashlib.sha256(data).hexdigest(), seed)
+    verdict = Verdict(exercise, file, hashlib.sha256(data).hexdigest(), seed=seed)
     begin = time.monotonic()
     problem = _cannot_be_read(data, file)
     lab = Lab(exercise.check, file, seed)

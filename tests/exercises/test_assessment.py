@@ -90,7 +90,7 @@ def test_a_file_that_knows_the_seed_does_not_pass(handed_in, monkeypatch):
         tried.append(seed)
         held = seed == told.seed
         results = [judging.Result(name, "It holds.", held, "not now") for name in told.holds]
-        return judging.Verdict(exercise, file, told.sha256, seed or 7, results)
+        return judging.Verdict(exercise, file, told.sha256, results, seed or 7)
 
     monkeypatch.setattr(verifying.judging, "judge", judge)
     _, found = verifying.contradictions(told, file)
