@@ -15,11 +15,14 @@ examples:
   dpcore exercise check                  all that you have begun
   dpcore exercise check 1 --json         for Gradescope and GitHub Classroom
   pytest exercises/01_all_reduce         the same checks, a test each
+  dpcore exercise check 14 --json > report.json             the assessment, with a report
+  dpcore exercise check --verify report.json assessment.py  runs it again: is the report true?
 
 An exercise is a file with a task in its first lines and gaps to fill. The check compares values
 with those of one process, and looks at behaviour in what dpcore's core has recorded: which
 operations ran, with how many bytes, and when. It ends what hangs and says where it hung. The exit
-status is 0 when all holds, 1 when something does not, and 2 when there is nothing to check.
+status is 0 when all holds, 1 when something does not, and 2 when there is nothing to check. With
+--verify it is 0 when the verdict is that of the report, whichever it is, and 1 when it is not.
 docs/exercises.md has the rest.
 """
 
@@ -49,3 +52,10 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "--again", action="store_true", help="of start: replace your file by a new one"
     )
     made.add_argument("--json", action="store_true", help="of list and check: as JSON")
+    made.add_argument(
+        "--verify",
+        nargs=2,
+        type=Path,
+        metavar=("REPORT", "FILE"),
+        help="of check: whether a report that --json has written tells the truth about this file",
+    )

@@ -17,8 +17,10 @@ def run(options: argparse.Namespace) -> int:
     actions = {"list": _list, "start": _start, "hint": _hint, "check": _check, "solution": _show}
     if options.json and options.action not in ("list", "check"):
         return _refuse(f"--json is about list and check, and not about {options.action}")
+    if options.verify and options.action not in ("list", "check"):  # list: none was given
+        return _refuse(f"--verify is about check, and not about {options.action}")
     try:
-        status = actions[options.action](options)
+        status = _verify(options) if options.verify else actions[options.action](options)
         sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,6 +137,37 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.for_gradescope(verdicts), indent=1))
     return int(not all(verdict.passed for verdict in verdicts))
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from dpcore.exercise import report, verifying
+
+    path, file = options.verify
+    if not file.is_file():
+        return _refuse(f"there is no {file}: --verify takes the report, and the file it is about")
+    try:
+        told = verifying.claim(path, file)
+    except verifying.NotThisFile as problem:
+        print(f"dpcore exercise: {problem}", file=sys.stderr)
+        return 1
+    except ValueError as problem:
+        return _refuse(str(problem))
+    if options.exercise and catalogue.find(options.exercise) != told.exercise:
+        return _refuse(
+            f"{path} is about exercise {told.exercise.number}, and not {options.exercise}"
+        )
+    verdict, found = verifying.contradictions(told, file)
+    if options.json:
+        again = report.for_gradescope([verdict])
+        again["extra_data"] |= {"verified": not found, "contradictions": found}
+        print(json.dumps(again, indent=1))
+        return int(bool(found))
+    state = "passed" if told.passed else "failed"
+    print(f"exercise {told.exercise.number}, {told.exercise.title}: {file}, {state} by the report")
+    for line in found:
+        print(f"  {line}")
+    print("the report is not true" if found else f"the same verdict: {state}")
+    return int(bool(found))
 
 
 def _file_of(exercise: Exercise, options: argparse.Namespace) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import Any
 from dpcore.exercise import on_rank
 from dpcore.exercise.catalogue import Exercise
 from dpcore.exercise.lab import Lab, NotSeen, Wrong
+
+SEED_BITS = 48  # a reader of JSON may take numbers for doubles
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,10 @@ class Verdict:
     file: Path
     sha256: str
     results: list[Result] = field(default_factory=list)
+    seed: int = 0
     seconds: float = 0.0
     printed: dict[int, str] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
 
     @property
     def held(self) -> int:
@@ -65,14 +70,18 @@ def says(check: Callable[[Lab], None]) -> str:
     return " ".join((check.__doc__ or "").split())
 
 
-def judge(exercise: Exercise, file: Path, only: Collection[str] = ()) -> Verdict:
-    """Runs every check on the file, or ``only`` those with these names."""
+def judge(
+    exercise: Exercise, file: Path, only: Collection[str] = (), seed: int | None = None
+) -> Verdict:
+    """Runs every check on the file, or ``only`` those with these names. Without a ``seed``, one is
+    drawn that nobody can have known."""
     importlib.import_module("dpcore._C")  # where it can't be loaded, it says what to install
     data = file.read_bytes()
-    verdict = Verdict(exercise, file, hashlib.sha256(data).hexdigest())
+    seed = secrets.randbits(SEED_BITS) if seed is None else seed
+    verdict = Verdict(exercise, file, hashlib.sha256(data).hexdigest(), seed=seed)
     begin = time.monotonic()
     problem = _cannot_be_read(data, file)
-    lab = Lab(exercise.check, file)
+    lab = Lab(exercise.check, file, seed)
     for name, check in checks_of(exercise).items():
         if only and name not in only:
             continue
@@ -82,7 +91,7 @@ def judge(exercise: Exercise, file: Path, only: Collection[str] = ()) -> Verdict
             problem = problem if problem.startswith("see") else "see above"
             continue
         verdict.results.append(_judged(name, check, lab))
-    verdict.printed = lab.printed
+    verdict.printed, verdict.measured = lab.printed, lab.measured
     verdict.seconds = time.monotonic() - begin
     return verdict
 

@@ -45,8 +45,10 @@ def _end_sessions(folder: Path) -> None:
 class Lab:
     """The student's file and the runs of it that were made so far."""
 
-    def __init__(self, check: Path, file: Path) -> None:
+    def __init__(self, check: Path, file: Path, seed: int = 0) -> None:
         self._check, self._file = check, file
+        self.seed = seed  # for what a check draws, such as data; no rank is told
+        self.measured: dict[str, Any] = {}  # for the report, beside what holds
         self._runs: dict[Any, list[Any] | None] = {}
         self._gave_up = ""
         self.printed: dict[int, str] = {}

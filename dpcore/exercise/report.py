@@ -20,6 +20,10 @@ def words(verdict: Verdict) -> str:
         lines += _wrapped(result.says, f"  {STATE[result.holds]:<7}")
         if result.why:
             lines += _wrapped(result.why, " " * 11)
+    if verdict.measured:
+        lines.append("")
+    for name, value in verdict.measured.items():
+        lines += _wrapped(f"{name}: {value}", "  ")
     for rank, text in sorted(verdict.printed.items()):
         lines += ["", f"rank {rank} printed:", textwrap.indent(text.rstrip(), "  ")]
     found = f"{verdict.held} of {len(verdict.results)} hold ({verdict.seconds:.1f} s)"
@@ -54,10 +58,12 @@ def for_gradescope(verdicts: Sequence[Verdict]) -> dict[str, Any]:
                     "name": verdict.exercise.name,
                     "file": str(verdict.file),
                     "sha256": verdict.sha256,
+                    "seed": verdict.seed,
                     "passed": verdict.passed,
                     "held": verdict.held,
                     "checks": len(verdict.results),
                     "seconds": round(verdict.seconds, 2),
+                    "measured": verdict.measured,
                 }
                 for verdict in verdicts
             ],

@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tests.exercises import mutants_of_ddp, mutants_of_moves, mutants_of_training
+from tests.exercises import (
+    mutants_of_assessment,
+    mutants_of_ddp,
+    mutants_of_moves,
+    mutants_of_training,
+)
 
 
 class Mutant(NamedTuple):
@@ -50,6 +55,6 @@ def read(text):
 
 MUTANTS = [
     mutant
-    for module in (mutants_of_moves, mutants_of_ddp, mutants_of_training)
+    for module in (mutants_of_moves, mutants_of_ddp, mutants_of_training, mutants_of_assessment)
     for mutant in read(module.TEXT)
 ]
