@@ -47,7 +47,7 @@ from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.bare import on_gradient
 from dpcore.compare.training.models import MODELS, Step
-from dpcore.compare.training.ranks import gloo, wrapped
+from dpcore.compare.training.ranks import beside_gloo, wrapped
 from dpcore.costs.link import parse_speed
 from dpcore.ddp.launch_schedule import ACROSS_STEPS
 from dpcore.ddp.needs import Needs
@@ -175,23 +175,23 @@ def bytes_of(parameters: Sequence[torch.Tensor]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
+@beside_gloo
 def measure(
     comm: Any, model: str, contenders: Sequence[str], rounds: int, steps: int, folder: str
 ) -> dict[str, Any]:
     """On a rank: seconds per step, by contender and round."""
     torch.set_num_threads(1)
-    with gloo(comm, folder):
-        alone = seen_alone(model)
-        made = [Contender(name, model, comm) for name in contenders]
-        for contender in made:
-            turn(contender, comm, WARM_STEPS)
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for number in range(rounds):
-            at = number % len(made)
-            for contender in [*made[at:], *made[:at]]:
-                times[contender.name].append(turn(contender, comm, steps))
-        states = {contender.name: contender.state_bytes() for contender in made}
-        comm.barrier()
+    alone = seen_alone(model)
+    made = [Contender(name, model, comm) for name in contenders]
+    for contender in made:
+        turn(contender, comm, WARM_STEPS)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        at = number % len(made)
+        for contender in [*made[at:], *made[:at]]:
+            times[contender.name].append(turn(contender, comm, steps))
+    states = {contender.name: contender.state_bytes() for contender in made}
+    comm.barrier()
     return {"times": times, "states": states, "alone": alone}
 
 

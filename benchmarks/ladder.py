@@ -26,7 +26,7 @@ from dpcore.compare.training.ranks import (
     TORCH,
     TORCH_OVER_OURS,
     WARM_STEPS,
-    gloo,
+    beside_gloo,
     measure,
     of_slowest,
     spawn,
@@ -40,19 +40,19 @@ MACHINE = "machine"  # no link in between
 Figures = tuple[int, int, float]  # all-reduces, their bytes, exposed milliseconds
 
 
+@beside_gloo
 def counted(comm: Any, model: str, contenders: Sequence[str], folder: str) -> dict[str, Figures]:
     """On a rank: what one step of each contender does. What Gloo does is not in our traces."""
     figures = {}
-    with gloo(comm, folder):
-        for name in contenders:
-            step = step_of(name, model, comm)
-            for _ in range(WARM_STEPS):
-                step()
-            comm.barrier()
-            with dp.trace(comm=comm) as trace:
-                step()
-            made = trace.by_operation().get("all_reduce", {"count": 0, "bytes": 0})
-            figures[name] = (made["count"], made["bytes"], trace.exposed_ms)
+    for name in contenders:
+        step = step_of(name, model, comm)
+        for _ in range(WARM_STEPS):
+            step()
+        comm.barrier()
+        with dp.trace(comm=comm) as trace:
+            step()
+        made = trace.by_operation().get("all_reduce", {"count": 0, "bytes": 0})
+        figures[name] = (made["count"], made["bytes"], trace.exposed_ms)
     return figures
 
 

@@ -43,7 +43,7 @@ from dpcore.compare.training.ranks import (
     SETTLING_STEPS,
     TORCH,
     WARM_STEPS,
-    gloo,
+    beside_gloo,
     spawn,
     step_of,
     steps_in,
@@ -96,6 +96,7 @@ def calls(
     return made
 
 
+@beside_gloo
 def measure(
     comm: Any, questions: Sequence[str], sizes: Sequence[int], rounds: int, seconds: float,
     folder: str,
@@ -103,9 +104,7 @@ def measure(
     """On a rank: seconds of a call, round by round."""
     torch.set_num_threads(1)
     times: Times = {}
-    with contextlib.ExitStack() as stack:
-        load = stack.enter_context(neighbours()) if comm.rank == 0 else None
-        stack.enter_context(gloo(comm, folder))
+    with neighbours() if comm.rank == 0 else contextlib.nullcontext() as load:
         made = calls(comm, questions, sizes)
         counts = {}
         for key, call in made.items():

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import dpcore
 from benchmarks.gpu.kernels import PLACE, REDUCED_BYTES, ROUNDS
 from benchmarks.gpu.steps import Contender
+from dpcore.compare.training.ranks import beside_gloo
 
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
@@ -71,6 +71,7 @@ def all_reduce(mode: str, meeting: str, world: int) -> list[dict[str, Any]]:
     return [row]
 
 
+@beside_gloo
 def steps_of_rank(
     control: Any, make: Callable[..., Contender], folder: str
 ) -> dict[str, list[float]]:
@@ -81,8 +82,6 @@ def steps_of_rank(
     device = torch.device(PLACE)
     torch.cuda.set_device(device)
     comm = on_device(control, "cuda", device, **SETTINGS)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=comm.rank, world_size=comm.world_size)
     torchs = nn.parallel.DistributedDataParallel
     made = {
         "dpcore": make(lambda module: dpcore.DataParallel(module, comm=comm)),
@@ -98,7 +97,6 @@ def steps_of_rank(
                 step()
             torch.cuda.synchronize()
             seconds[name].append((time.perf_counter() - begin) / SHARED_STEPS)
-    dist.destroy_process_group()
     comm.close()
     return {name: times[1:] for name, times in seconds.items()}
 

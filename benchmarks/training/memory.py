@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dpcore.compare.training.ranks import WARM_STEPS, gloo, step_of, wrapped
+from dpcore.compare.training.ranks import WARM_STEPS, beside_gloo, step_of, wrapped
 
 _STEPS = WARM_STEPS + 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glibc's mallopt
@@ -75,16 +75,16 @@ def _give_back_at_once() -> None:
     libc.malloc_trim(0)
 
 
+@beside_gloo
 def peak(comm: Any, model: str, contender: str, folder: str) -> int:
     """On a rank: bytes that building and training the model added at most."""
-    with gloo(comm, folder):
-        first = wrapped(contender, torch.nn.Linear(2, 2), comm)  # modules load what they need
-        first(torch.ones(1, 2)).sum().backward()
-        _give_back_at_once()
+    first = wrapped(contender, torch.nn.Linear(2, 2), comm)  # modules load what they need
+    first(torch.ones(1, 2)).sum().backward()
+    _give_back_at_once()
+    comm.barrier()
+    with Watcher() as seen:
+        step = step_of(contender, model, comm)
+        for _ in range(_STEPS):
+            step()
         comm.barrier()
-        with Watcher() as seen:
-            step = step_of(contender, model, comm)
-            for _ in range(_STEPS):
-                step()
-            comm.barrier()
     return seen.most

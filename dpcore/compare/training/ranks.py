@@ -8,13 +8,15 @@ alike. Optimizers are left out: they cost everybody the same.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +46,7 @@ WARM_STEPS = 3  # the first ones rebuild buckets and touch memory
 SETTLING_STEPS = 28  # the most until the default has chosen its schedule
 
 Times = dict[str, list[float]]
+T = TypeVar("T")
 
 
 def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
@@ -126,44 +129,53 @@ def step_of(name: str, model_name: str, comm: Any) -> Callable[[], None]:
     return step
 
 
-@contextlib.contextmanager
-def gloo(comm: Any, folder: str) -> Any:
-    """torch's group beside ours, for torch DDP."""
-    register()
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=comm.rank,
-        world_size=comm.world_size,
-    )
-    try:
-        yield
-    finally:
-        comm.barrier()
-        dist.destroy_process_group()
+def beside_gloo(function: Callable[..., T]) -> Callable[..., T]:
+    """Gives `function(comm, ..., folder)` torch's group beside ours, for torch DDP.
+
+    The models of the call are gone before the group is. A DDP that is the last to hold a Gloo group
+    joins the group's thread under Python's lock, and that thread waits for the lock to free what a
+    work has kept."""
+
+    @functools.wraps(function)
+    def called(comm: Any, *arguments: Any) -> T:
+        register()
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{arguments[-1]}/store",
+            rank=comm.rank,
+            world_size=comm.world_size,
+        )
+        try:
+            return function(comm, *arguments)
+        finally:
+            gc.collect()
+            comm.barrier()
+            dist.destroy_process_group()
+
+    return called
 
 
+@beside_gloo
 def measure(
     comm: Any, model: str, contenders: Sequence[str], rounds: int, seconds: float, folder: str
 ) -> Times:
     """On a rank: seconds per step, per contender and round."""
-    with gloo(comm, folder):
-        torch.manual_seed(comm.rank)
-        steps = {name: step_of(name, model, comm) for name in contenders}
-        for name in contenders:
-            for _ in range(warm_steps(name)):
-                steps[name]()
-        count = steps_in(seconds, steps[contenders[0]], comm)
-        times: Times = {name: [] for name in contenders}
-        for number in range(rounds):
-            for at in range(len(contenders)):
-                name = contenders[(at + number) % len(contenders)]
-                comm.barrier()
-                with dp.trace(comm=comm) if name.endswith(TRACED) else contextlib.nullcontext():
-                    begin = time.perf_counter()
-                    for _ in range(count):
-                        steps[name]()
-                    times[name].append((time.perf_counter() - begin) / count)
+    torch.manual_seed(comm.rank)
+    steps = {name: step_of(name, model, comm) for name in contenders}
+    for name in contenders:
+        for _ in range(warm_steps(name)):
+            steps[name]()
+    count = steps_in(seconds, steps[contenders[0]], comm)
+    times: Times = {name: [] for name in contenders}
+    for number in range(rounds):
+        for at in range(len(contenders)):
+            name = contenders[(at + number) % len(contenders)]
+            comm.barrier()
+            with dp.trace(comm=comm) if name.endswith(TRACED) else contextlib.nullcontext():
+                begin = time.perf_counter()
+                for _ in range(count):
+                    steps[name]()
+                times[name].append((time.perf_counter() - begin) / count)
     return times
 
 
