@@ -169,7 +169,8 @@ def test_a_wrong_call_says_what_would_be_right(arguments, says, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_pytest_does_the_same(tmp_path):
+def test_pytest_does_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # of whoever runs this test
     assert exercise("start", "7", at=tmp_path).returncode == 0
     place = tmp_path / "exercises" / "07_buckets"
     text = (place / "buckets.py").read_text().replace(
