@@ -131,16 +131,21 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         _show,
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
-        "exposed time, overlap.",
+        "exposed time, overlap. Or steps through an algorithm, by its name.",
         epilog=help_texts.SHOW,
     )
     show.add_argument(
         "trace",
         type=Path,
         nargs="+",
-        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs compare",
+        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs "
+        "compare. Or the name of an algorithm",
     )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
+    show.add_argument("--world", type=int, metavar="N", help="ranks of an algorithm (default: 4)")
+    show.add_argument(
+        "--collective", metavar="NAME", help="of an algorithm (default: all_reduce, if it has one)"
+    )
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",

@@ -41,6 +41,8 @@ examples:
   dpcore show before/ after/                    two such folders under each other
   dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
   dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
+  dpcore show ring --open                       steps through an algorithm; needs no trace
+  dpcore show bruck --collective all_to_all --world 5
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
 torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)

@@ -8,12 +8,14 @@ trace is put into it as text, never as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dpcore.files import write_whole
+from dpcore.reference import Schedule
+from dpcore.show import moves
 from dpcore.show.columns import columns_of
 from dpcore.show.figures import figures_of, short, steps_of
 from dpcore.show.reading import Run
@@ -26,6 +28,12 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
     write_whole(path, page_text(runs))
 
 
+def write_moves_page(path: Path, plan: Schedule) -> None:
+    """Writes a page that steps through an algorithm."""
+    title = f"{plan.collective} by {plan.algorithm}"
+    write_whole(path, _text(title, moves.content(plan), []))
+
+
 def page_text(runs: Sequence[Run]) -> str:
     """The page as text."""
     entries, blobs = [], []
@@ -34,12 +42,18 @@ def page_text(runs: Sequence[Run]) -> str:
         entry, packed = _entry(run, drawn)
         entries.append(entry)
         blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
+    names = ", ".join(run.name for run in runs)
+    data = {"runs": entries, "schedules": drawn.content, "world": drawn.first_world}
+    return _text(names, data, blobs)
+
+
+def _text(title: str, data: Mapping[str, Any], blobs: Sequence[str]) -> str:
     parts = resources.files("dpcore.show") / "page_parts"
     scripts = sorted((p for p in parts.iterdir() if p.name.endswith(".js")), key=lambda p: p.name)
     content = {
-        "title": _escaped(", ".join(run.name for run in runs) + " · dpcore show"),
+        "title": _escaped(f"{title} · dpcore show"),
         "style": (parts / "style.css").read_text(encoding="utf-8"),
-        "data": _json({"runs": entries, "schedules": drawn.content, "world": drawn.first_world}),
+        "data": _json(data),
         "columns": "\n".join(blobs),
         "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
     }

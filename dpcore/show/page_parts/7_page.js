@@ -200,8 +200,20 @@ function tables(runs) {
   })));
 }
 
+// The stepper alone, where there is no run.
+function moves(data) {
+  document.body.classList.add("moves-only");
+  const stepper = new Stepper(data.schedules, data.world), { collective, algorithm, world } = stepper.parts;
+  const title = element("h1");
+  const name = () => { title.textContent = `${collective.value} by ${algorithm.value}, ${world.value} ranks`; };
+  for (const choice of [collective, algorithm, world]) choice.addEventListener("change", name);
+  name();
+  document.getElementById("headlines").append(element("div", { className: "headline" }, title));
+  return { stepper };
+}
+
 loadRuns().then((data) => {
-  window.page = new Page(data);
+  window.page = data.runs.length ? new Page(data) : moves(data);
   // The first frame, in milliseconds after somebody asked for the page.
   requestAnimationFrame(() => { document.body.dataset.ready = performance.now().toFixed(0); });
 }).catch((problem) => {
