@@ -23,6 +23,7 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
 USED = (
+    "convert",
     "data_parallel",
     "across_steps",
     "local_updates",
@@ -62,8 +63,9 @@ class Broken(SystemExit):
 
 
 def pages() -> list[tuple[str, list[Path]]]:
-    def first_the_list(path: Path) -> tuple[bool, str]:
-        return path.name != "README.md", path.name
+    def first_the_list(path: Path) -> tuple[bool, int, str]:
+        number = re.match(r"\d+", path.name)
+        return path.name != "README.md", int(number[0]) if number else 0, path.name
 
     return [
         (title, sorted(ROOT.glob(names), key=first_the_list))
