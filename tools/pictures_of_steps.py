@@ -11,6 +11,7 @@ from dpcore.reference.across_steps_time import Network
 from dpcore.reference.buckets import plan_buckets
 
 BYTES_PER_MS = 125e3  # 1 Gbit/s
+LATENCY = 0.1  # ms: of two messages, one after the other
 LEFT, WIDTH = 130, 560
 HIDDEN = "#7fb2d0"
 
@@ -30,7 +31,7 @@ def sent(buckets: Sequence[Sequence[int]], gradients: Sequence[tuple[float, floa
         for bucket in buckets
     ):
         free = max(free, ready) + size / BYTES_PER_MS
-        legs.append(Leg(free - size / BYTES_PER_MS, free))
+        legs.append(Leg(free - size / BYTES_PER_MS, free + LATENCY))
     return legs
 
 
@@ -67,7 +68,7 @@ def whole_of(forward: float, backward: float, gradients: Sequence[tuple[float, f
 
 
 def at_the_end(backward: float, gradients: Sequence[tuple[float, float]]) -> list[Leg]:
-    return [Leg(backward, backward + sum(size for size, _ in gradients) / BYTES_PER_MS)]
+    return [Leg(backward, backward + sum(size for size, _ in gradients) / BYTES_PER_MS + LATENCY)]
 
 
 def per_gradient(forward: float, backward: float, gradients: list[tuple[float, float]]) -> Picture:
