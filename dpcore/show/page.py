@@ -52,7 +52,7 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     figures = figures_of(run)
     columns = columns_of(run, drawn)
     exposed, communication = figures.shown_ms
-    machine = run.machine
+    machine, pipeline = run.machine, figures.pipeline
     entry = {
         "name": run.name,
         "headline": figures.headline,
@@ -61,6 +61,8 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
         "overlap": None if figures.overlap is None else f"{figures.overlap:.0%}",
         "step": None if figures.step_ms is None else short(figures.step_ms),
         "step_count": figures.steps,
+        "pipeline": pipeline.headline if pipeline else "",
+        "several_stages": [r.rank for r in pipeline.ranks if len(r.stages) > 1] if pipeline else [],
         "world_size": run.world_size,
         "network": (run.transport or run.backend) + (f" as slow as {run.link}" if run.link else ""),
         "about": run.about

@@ -29,8 +29,9 @@ class Table:
 
 
 def tables_of(run: Run, figures: RunFigures) -> list[Table]:
-    """Ranks, operations, waits and, where a model was traced, buckets."""
-    tables = [_ranks(figures), _operations(figures), _waits(figures), _buckets(run)]
+    """Ranks, passes of a pipeline, operations, waits and, where a model was traced, buckets."""
+    tables = [_ranks(figures), _passes(figures), _operations(figures), _waits(figures)]
+    tables.append(_buckets(run))
     return [table for table in tables if table.rows]
 
 
@@ -64,6 +65,25 @@ def _ranks(figures: RunFigures) -> Table:
         for rank in figures.ranks
     ]
     return Table("Ranks, over the whole trace; steps are medians", columns, rows)
+
+
+def _passes(figures: RunFigures) -> Table:
+    columns = ["rank", "stages", "forward ms", "backward ms", "bubble", "micro-batches kept"]
+    pipeline = figures.pipeline
+    if pipeline is None:
+        return Table("", columns, [])
+    rows = [
+        [
+            f"rank {rank.rank}",
+            ", ".join(map(str, rank.stages)),
+            short(rank.forward_ms),
+            short(rank.backward_ms),
+            f"{rank.bubble:.1%}",
+            str(rank.live),
+        ]
+        for rank in pipeline.ranks
+    ]
+    return Table(f"Pipeline: {pipeline.headline}; medians of a pass and of a step", columns, rows)
 
 
 def _operations(figures: RunFigures) -> Table:
