@@ -1,4 +1,4 @@
-"""Writes the figures of README.md and docs/performance.md from committed result files.
+"""Writes the figures of README.md and of the documents from committed result files.
 
 python -m benchmarks.readme            # says whether they are up to date
 python -m benchmarks.readme --write    # and makes them so
@@ -25,6 +25,7 @@ from benchmarks.harness.beside_default import (
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+TORCH_DISTRIBUTED = ROOT / "docs" / "torch_distributed.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
@@ -322,6 +323,22 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
+    """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
+    lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
+    for r in {record["strategy"]: record for record in records}.values():  # the last of each
+        row = f"| {r['strategy']} | {time_text(r['dpcore_s'])} |"
+        if r["refused"]:
+            lines.append(f"{row} refuses it | |")
+            continue
+        x = r["of_gloo"]
+        ratio = f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})"
+        lines.append(f"{row} {time_text(r['gloo_s'])} | {ratio} |")
+    what = f"Medians of a step of {records[-1]['world']} ranks, backends in turns,"
+    lines += ["", source("torch_parallel", records[-1], "../", what)]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
@@ -336,12 +353,14 @@ MORE_TABLES = {  # of docs/performance.md
     "local_updates": table_of_local_updates,
     "neighbours": table_of_neighbours,
 }
+TABLES_OF_TORCH = {"torch_parallel": table_of_torch_parallel}  # of docs/torch_distributed.md
+EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH
 
 
 def rendered(document: str) -> str:
     def block(match: re.Match[str]) -> str:
         name = match.group(2)
-        return match.group(1) + (TABLES | MORE_TABLES)[name](load(name)) + match.group(3)
+        return match.group(1) + EVERY_TABLE[name](load(name)) + match.group(3)
 
     return BLOCK.sub(block, document)
 
@@ -351,7 +370,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
     stale = 0
-    for path in (README, PERFORMANCE):
+    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED):
         old = path.read_text(encoding="utf-8")
         new = rendered(old)
         if arguments.write:

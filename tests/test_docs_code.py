@@ -34,6 +34,7 @@ RUN = {  # what each rank prints
     ("local_updates.md", 0): r"True\n",
     ("local_updates.md", 1): r"",
     ("parallel.md", 0): r"torch.Size\(\[4, 8\]\) torch.Size\(\[1, 2, 16, 8\]\) bubble 27.3%\n",
+    ("parallel.md", 1): r"torch.Size\(\[8, 8\]\)\n",
     ("noise_scale.md", 0): r"gradient noise scale .+ samples \(95%: .+ to .+\), 50 steps\n",
     ("performance.md", 0): r"",
     ("show.md", 0): r"",

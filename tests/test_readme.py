@@ -148,6 +148,9 @@ def test_figures_are_those_of_the_committed_results():
     performance = readme.PERFORMANCE.read_text()
     assert set(re.findall(r"<!-- figures: (\w+) -->", performance)) == set(readme.MORE_TABLES)
     assert readme.rendered(performance) == performance
+    torchs = readme.TORCH_DISTRIBUTED.read_text()
+    assert set(re.findall(r"<!-- figures: (\w+) -->", torchs)) == set(readme.TABLES_OF_TORCH)
+    assert readme.rendered(torchs) == torchs
 
 
 def test_a_commit_with_changes_is_shown_as_one():
