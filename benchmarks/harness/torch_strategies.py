@@ -129,7 +129,8 @@ def trained(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     unchanged: int = 0,
 ) -> Trainer:
-    """A module that each rank calls with its rows, where there is an axis "data"."""
+    """A module that each rank calls with its rows, where there is an axis "data". ``unchanged``: of
+    an optimizer that a hook of DDP steps, which begins so many steps late."""
     optimizer = sgd(module.parameters()) if optimizer is None else optimizer
     parts, mine = 1, 0
     for axis in mesh.mesh_dim_names or ():
@@ -141,7 +142,8 @@ def trained(
         optimizer.zero_grad()
         with around():
             loss_of(module(inputs.chunk(parts)[mine]), targets.chunk(parts)[mine]).backward()
-        optimizer.step()
+        if not unchanged:
+            optimizer.step()
 
     return Trainer(mesh, step, partial(whole, module), unchanged)
 
