@@ -135,7 +135,7 @@ def block(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple[
 
 
 def block_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, masked: bool,
+    gradient: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, masked: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The block's part of the gradients. ``out`` and ``lse`` are those of all blocks: with them the
@@ -159,9 +159,9 @@ class _Ring(Function):
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
-        for name, rows, _, masked, *pair in _round(q, k, v, comm, causal):
+        for name, rows, _, masked, k_now, v_now in _round(q, k, v, comm, causal):
             with span(name):
-                more, its_lse = block(q[:, :, rows], *pair, masked, scale)
+                more, its_lse = block(q[:, :, rows], k_now, v_now, masked, scale)
                 before = lse[:, :, rows]
                 both = torch.logaddexp(before, its_lse)
                 out[:, :, rows] *= (before - both).exp().unsqueeze(3)
@@ -181,10 +181,10 @@ class _Ring(Function):
         # What is known of a rank's gradients follows its keys, one turn behind, and comes home.
         known = torch.zeros(2, *k.shape, dtype=lse.dtype)
         moving: list[Any] = []
-        for name, rows, columns, masked, *pair in _round(q, k, v, comm, causal):
+        for name, rows, columns, masked, k_now, v_now in _round(q, k, v, comm, causal):
             with span(f"{name} back"):
-                part = gradient[:, :, rows], q[:, :, rows], *pair, out[:, :, rows], lse[:, :, rows]
-                more, *of_pair = block_backward(*part, masked, scale)
+                of_rows = gradient[:, :, rows], q[:, :, rows], out[:, :, rows], lse[:, :, rows]
+                more, *of_pair = block_backward(*of_rows, k_now, v_now, masked, scale)
                 dq[:, :, rows] += more
             _wait(moving)
             for gradients, of_block in zip(known, of_pair, strict=True):

@@ -165,7 +165,7 @@ def test_a_trace_shows_the_blocks_over_the_shifts(tmp_path):
         with dp.trace(tmp_path / "run.json", comm=comm) as trace:
             ring_attention(q, k, v, comm=comm, causal=True, span=trace.span).sum().backward()
         blocks = [event for event in trace.events if event.kind == "compute"]
-        shifts = [event for event in trace.events if event.name == "send"]
+        shifts = [e for e in trace.events if (e.kind, e.name) == ("operation", "send")]
         assert all(event.peer == (comm.rank + 1) % world for event in shifts)
         for block, shift in zip(blocks[: world - 1], shifts, strict=False):
             assert shift.begin_ns <= block.begin_ns
