@@ -31,6 +31,7 @@ from dpcore.compare.training.ranks import gloo, spawn, steps_in
 
 OURS, PEER = "dpcore", "gloo"
 OF_GLOO_AT_MOST = 1.05
+KEPT = "benchmarks/results/torch_parallel.jsonl"
 WARM_STEPS = 4
 SIZES = Sizes(width=128, words=512, tokens=32, rows=16, microbatches=8, dtype=torch.float32)
 
@@ -98,8 +99,8 @@ def main() -> int:
     add("--ranks", type=int, default=2, help="an even number (default: %(default)s)")
     add("--rounds", type=int, default=21, help="of each backend (default: %(default)s)")
     add("--seconds", type=float, default=0.15, help="of one backend in a round")
-    add("--quick", action="store_true", help="6 short rounds of a tiny model")
-    add("--json", type=Path, default=ROOT / "benchmarks/results/torch_parallel.jsonl")
+    add("--quick", action="store_true", help="6 short rounds of a tiny model, kept nowhere")
+    add("--json", type=Path, help=f"append a line per strategy (default: {KEPT})")
     options = made.parse_args()
     sizes = SIZES
     if options.quick:
@@ -117,7 +118,7 @@ def main() -> int:
     of_ranks = spawn(measure, options.ranks, names, sizes, options.rounds, options.seconds)
     lines = list(records(of_ranks))
     print(table(lines), flush=True)
-    keep(options.json, facts, lines)
+    keep(options.json or (None if options.quick else ROOT / KEPT), facts, lines)
     return 0
 
 
