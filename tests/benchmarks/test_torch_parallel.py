@@ -33,11 +33,11 @@ def test_records_and_tables():
 @pytest.mark.alone
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "kept.jsonl"
-    words = ["torch_parallel", "--quick", "--rounds", "2", "--strategies", "zeroredundancy"]
+    words = ["torch_parallel", "--quick", "--strategies", "zeroredundancy"]
     monkeypatch.setattr(sys, "argv", [*words, "--json", str(kept)])
     assert benchmark.main() == 0
     plain, overlapping = map(json.loads, kept.read_text().splitlines())
-    assert plain["of_gloo"]["low"] > 0 and len(plain["rounds_s"]["gloo"]) == 2
+    assert plain["of_gloo"]["low"] > 0 and len(plain["rounds_s"]["gloo"]) == 6
     assert overlapping["strategy"] == OVERLAPPING and "hang" in overlapping["refused"]
     assert "Gloo refuses it" in capsys.readouterr().out
 

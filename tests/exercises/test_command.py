@@ -157,7 +157,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         (["check"], "nothing is begun in exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
-        (["start", "99"], "they are numbered 1 to 14"),
+        (["start", "99"], "they are numbered 1 to 15"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
         (["hint", "1", "--json"], "--json is about list and check"),
     ],
