@@ -32,6 +32,7 @@ USED = (
     "frameworks",
     "running",
     "network",
+    "interconnects",
     "gpu",
     "mpi",
     "variables",
