@@ -199,6 +199,20 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
+    """What measuring the gradient noise scale adds to a step, a row a model."""
+    lines = ["| a step of 2 ranks | without | measuring adds | 95% |", "|---|---:|---:|---:|"]
+    newest = {record["model"]: record for record in records}
+    for model, record in newest.items():
+        more = {name: f"{100 * (value - 1):.1f}%" for name, value in record["ratio"].items()}
+        step = time_text(record["step_s"])
+        lines.append(
+            f"| {MODELS[model]} | {step} | {more['median']} | {more['low']} to {more['high']} |"
+        )
+    lines += ["", source("noise_cost", records[-1], "../")]
+    return "\n".join(lines) + "\n"
+
+
 def table_of_collectives(records: list[dict[str, Any]]) -> str:
     """How many times as fast as the best of the others, in the arena and with ordinary memory."""
     # With four ranks the smallest operation that gives each of them an element has 16 bytes.
@@ -335,6 +349,7 @@ MORE_TABLES = {  # of docs/performance.md
     "defaults": table_of_defaults,
     "local_updates": table_of_local_updates,
     "neighbours": table_of_neighbours,
+    "noise_cost": table_of_noise_cost,
 }
 
 

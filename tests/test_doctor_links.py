@@ -52,7 +52,7 @@ def test_a_machine_with_gpus(machine):
         "ib0 400 Gbit/s at NUMA node 1",
         "GPU 0000:1b:00.0 PCIe 32.0 GT/s x16 at NUMA node 0",
         "GPU 0000:9a:00.0 PCIe 32.0 GT/s x16 at NUMA node 0",
-        "1 pairs of GPUs by NVLink of 18 links",
+        "1 pair of GPUs by NVLink of 18 links",
         "2 pairs of GPUs by the link between processors",
     ]
     assert finding.details["ways"] == {"NV18": 1, "SYS": 2}
@@ -62,7 +62,7 @@ def test_a_gpu_with_too_few_lanes_is_told(machine):
     (machine / "bus/pci/devices/0000:9a:00.0/current_link_width").write_text("4\n")
     finding = doctor_links.links()
     assert finding.state == "missing"
-    assert "GPU 0000:9a:00.0 PCIe 32.0 GT/s x4 at NUMA node 0 of x16" in finding.text
+    assert "GPU 0000:9a:00.0 PCIe 32.0 GT/s x4 of x16 at NUMA node 0" in finding.text
     assert "lspci -vv" in finding.advice
 
 

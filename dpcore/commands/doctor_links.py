@@ -76,9 +76,9 @@ def _gpus() -> list[tuple[str, bool]]:
             continue
         lanes, most = (_text(device / f"{which}_link_width") for which in ("current", "max"))
         rate = _text(device / "max_link_speed").removesuffix(" PCIe")
-        text = f"GPU {device.name} PCIe {rate} x{lanes}{_at_node(device)}"
         is_narrow = lanes.isdigit() and most.isdigit() and int(lanes) < int(most)
-        found.append((f"{text} of x{most}" if is_narrow else text, is_narrow))
+        width = f"x{lanes} of x{most}" if is_narrow else f"x{lanes}"
+        found.append((f"GPU {device.name} PCIe {rate} {width}{_at_node(device)}", is_narrow))
     return found
 
 
@@ -116,7 +116,8 @@ def _way_text(pair: tuple[str, int]) -> str:
     way, count = pair
     kind = way.rstrip("0123456789")
     lanes = f" of {way[len(kind) :]} links" if way != kind else ""
-    return f"{count} pairs of GPUs by {_WAYS.get(kind, way)}{lanes}"
+    pairs = "1 pair" if count == 1 else f"{count} pairs"
+    return f"{pairs} of GPUs by {_WAYS.get(kind, way)}{lanes}"
 
 
 def _text(path: Path) -> str:
