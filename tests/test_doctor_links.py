@@ -10,7 +10,7 @@ MATRIX = (
     "GPU1\tNV18\t X \tSYS\tNODE\t0-31\t0\t\tN/A\n"
     "GPU2\tSYS\tSYS\t X \tSYS\t32-63\t1\t\tN/A\n"
     "NIC0\tPIX\tNODE\tSYS\t X\n\n"
-    "Legend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe as well as the SMP interconnect\n"
+    "Legend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe and the SMP interconnect\n"
 )
 
 

@@ -1,6 +1,7 @@
 """What ``dpcore doctor`` says of the machine's links: between processors, to cards, between GPUs.
 
-All of it is read from the kernel's files, but for the links between GPUs, which ``nvidia-smi`` knows.
+All of it is read from the kernel's files, but for the links between GPUs, which ``nvidia-smi``
+knows.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ with all samples does, and bit for bit as with `bucketed`; the schedules that cu
 them."""
 
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -24,9 +25,7 @@ class Matrices(nn.Module):
     def __init__(self):
         super().__init__()
         sizes = (INPUTS, 19, 23, 17, OUTPUTS)
-        self.layers = nn.ModuleList(
-            nn.Linear(i, o, bias=False) for i, o in zip(sizes, sizes[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in pairwise(sizes))
 
     def forward(self, x):
         for layer in self.layers[:-1]:
