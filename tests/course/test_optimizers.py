@@ -196,6 +196,7 @@ def test_timms_go_the_same_way(name, monkeypatch):
             gradients_of(model, step)
             optimizer.step()
     before = Small()
+    close = {"rtol": 1e-5, "atol": 1e-8} if name == "novograd" else {"rtol": 1e-9, "atol": 1e-12}
     for a, b, c in zip(*(m.parameters() for m in (ours, theirs, before)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(a, b, **close)  # timm's NovoGrad has its square in float32
         assert (a.dim() > 1 and a.requires_grad) == (not torch.equal(a, c))
