@@ -191,7 +191,10 @@ def held() -> int:
 def weigh(make: Callable[[Any, int], Made], comm: Any) -> dict[str, Any]:
     """Bytes between two steps, of what a rank holds more than before the model was made."""
     give_back_at_once()  # too slow to be timed, so these ranks are others than the timed ones
-    train(make(comm, RANKS), comm, 0)  # a smaller one: libraries are loaded now
+    alone = whole(1)  # and then the strategy, without blocks: what they need is loaded now
+    train(Made(alone, adamw(alone), on_part(alone, lambda x: x), []), comm, 0)
+    del alone
+    train(make(comm, 0), comm, 0)
     comm.barrier()
     before = held()
     made = make(comm, BLOCKS)
