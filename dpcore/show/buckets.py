@@ -50,6 +50,12 @@ class BucketSpan:
         """The number of the operation, -1 where there is none."""
         return -1 if self.sent_by is None else self.sent_by.operation
 
+    @property
+    def leg(self) -> str:
+        """Which part of its journey this is, where that has several."""
+        name = "" if self.sent_by is None else self.sent_by.name
+        return name if name in _LEGS[1:] else ""
+
 
 def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
     """All buckets that a rank sent, by the time of their first gradient."""

@@ -187,6 +187,7 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
                     n=f"bucket {span.bucket}",
                     b=span.bytes,
                     of=_contents(run, span),
+                    leg=span.leg,
                     **(_what_ran(run, drawn, sent_by) if sent_by is not None else {}),
                 )
             labels.append(names[key])

@@ -25,6 +25,7 @@ _COLOURS = {
     "filling": "#d3defa",
     "full": "#f0b429",
     "flight": "#3f7bf0",
+    "gather": "#7db5e8",
     "exposed": "#e5484d",
 }
 _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
@@ -110,7 +111,8 @@ def _draw(
                 ready, launch = span.last_ready_ns, span.launch_ns
                 _box(axes, window, span.first_ready_ns, launch, row + 0.14, 0.14, "filling")
                 _box(axes, window, ready, launch, row + 0.14, 0.14, "full")
-                _box(axes, window, launch, span.end_ns, row, 0.42, "flight")
+                colour = "gather" if span.leg == "all_gather" else "flight"
+                _box(axes, window, launch, span.end_ns, row, 0.42, colour)
         ticks.append((top + bottom) / 2)
         names.append(f"rank {rank.rank}")
         top = bottom - _GAP
@@ -175,9 +177,12 @@ def _legend(figure: Any, runs: Sequence[Run]) -> None:
         "filling": "bucket filling",
         "full": "full, not sent",
         "flight": "in flight",
+        "gather": "in flight: all_gather",
         "exposed": "exposed",
     }
     if not any(event.name == "update" for run in runs for r in run.ranks for event in r.compute):
         del texts["update"]
+    if not any(e.name == "all_gather" for run in runs for r in run.ranks for e in r.operations):
+        del texts["gather"]
     handles = [Patch(color=_COLOURS[name], label=text) for name, text in texts.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

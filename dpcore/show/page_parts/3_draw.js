@@ -16,7 +16,7 @@ class Painter {
     this.colour = new Proxy({}, { get: (_, name) => style.getPropertyValue(`--${name}`).trim() });
     this.cached = {};
     for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "update", "span", "filling", "full",
-      "flight", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
+      "flight", "gather", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
     this.colour = this.cached;
   }
 
@@ -87,7 +87,7 @@ class Painter {
   }
 
   // Filling, full and not yet sent, on its way.
-  buckets(scale, lane, top, height) {
+  buckets(scale, lane, top, height, colourOf) {
     const first = Math.max(0, lane.after(scale.begin) - 1), last = lane.after(scale.end);
     if ((last - first) / (scale.right - scale.left) > 1 / NARROW) {
       this.shades(scale, lane, top, height, this.colour.flight,
@@ -103,7 +103,7 @@ class Painter {
       this.context.fillRect(a, top + third, Math.max(0, c - a), height - 2 * third || 1);
       this.context.fillStyle = this.colour.full;
       if (c - b >= 0.5) this.context.fillRect(b, top + third, c - b, height - 2 * third || 1);
-      this.context.fillStyle = this.colour.flight;
+      this.context.fillStyle = colourOf(i);
       this.context.fillRect(c, top, Math.max(1, d - c - (d - c > 4 ? 1 : 0)), height);
     }
   }

@@ -56,6 +56,7 @@ class Timeline {
 
   colourOf(band) {
     const colour = this.painter.colour;
+    if (band.kind === "bucket") return (i) => (this.labelOf(band.lane, i).leg === "all_gather" ? colour.gather : colour.flight);
     if (band.kind !== "compute") {
       return () => ({ operation: colour.flight, exposed: colour.exposed, mark: colour.mark })[band.kind];
     }
@@ -98,7 +99,7 @@ class Timeline {
   drawBand(band, scale) {
     const { painter } = this, { lane, top, height } = band;
     if (band.kind === "gradient") return painter.ticks(scale, lane, top, height);
-    if (band.kind === "bucket") painter.buckets(scale, lane, top, height);
+    if (band.kind === "bucket") painter.buckets(scale, lane, top, height, this.colourOf(band));
     else painter.lane(scale, lane, top, height, this.colourOf(band));
     if (band.inside) {
       const inset = Math.max(1, Math.round(height / 3));

@@ -11,7 +11,7 @@ class Page {
     this.hint = this.detail.firstElementChild;
     document.getElementById("headlines").append(...data.runs.map(headline));
     document.getElementById("tables").append(...tables(data.runs));
-    document.getElementById("legend").append(...legend());
+    document.getElementById("legend").append(...legend(data.runs));
     document.getElementById("runs").append(...this.timelines.map((timeline) => timeline.root));
     for (const timeline of this.timelines) listenTo(timeline, this);
     this.listen();
@@ -149,6 +149,7 @@ function describe(timeline, { band, lane, index }) {
   if (lane.kind === "gradient") title = `gradient ready: ${label.n || `number ${lane.number[index]}`}`;
   if (lane.kind === "operation" || lane.kind === "wait") lines.push(`operation ${lane.number[index]}`);
   if (lane.kind === "bucket") {
+    if (label.leg) title += `: ${label.leg}`;
     lines.push(`filling ${timeText(lane.ready[index] - begin)}, waiting to be sent ${timeText(lane.launch[index] - lane.ready[index])}, ` +
       `in flight ${timeText(end - lane.launch[index])}`);
     lines.push(`exposed ${timeText(lane.exposed[index])}`);
@@ -178,9 +179,10 @@ function headline(run) {
   return made;
 }
 
-function legend() {
+function legend(runs) {
+  const gathers = runs.some((run) => run.labels.some((label) => label.leg === "all_gather"));
   const entries = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["filling", "bucket filling"], ["full", "full, not sent"],
-    ["flight", "in flight"], ["wait", "standing still"], ["exposed", "exposed"]];
+    ["flight", "in flight"], ...(gathers ? [["gather", "in flight: all_gather"]] : []), ["wait", "standing still"], ["exposed", "exposed"]];
   return entries.map(([colour, text]) => {
     const sample = element("i");
     sample.style.background = `var(--${colour})`;
