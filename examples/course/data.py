@@ -1,9 +1,9 @@
 """Digits for the demonstrations of this folder, and the loop that trains on them.
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels along; nothing is fetched. They are cut
-into 1280 to train on, 217 to tune on, and 300 to report, always the same ones. Each pixel has mean 0
-and, unless it hardly varies, variance 1 over the training part: otherwise what all digits have in
-common decides which learning rate diverges.
+into 1280 to train on, 217 to tune on, and 300 to report, always the same ones. Each pixel has a
+mean of 0 and, unless it hardly varies, a variance of 1 over the training part: otherwise what all
+digits have in common decides which learning rate diverges.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def digits() -> Digits:
 
 def mlp(seed: int, *sizes: int, norm: bool = False) -> nn.Sequential:
     """Linear layers with ReLU between them, and batch norm before it if asked for. Weights are
-    drawn as He et al. (2015) do for ReLU: with torch's own, which are smaller, activations fade from
-    layer to layer, and deep networks begin slowly."""
+    drawn as He et al. (2015) do for ReLU: with torch's own, which are smaller, activations fade
+    from layer to layer, and deep networks begin slowly."""
     numbers = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(sizes or (64, 64, 10)):
