@@ -166,8 +166,7 @@ def main() -> None:
         f"{warm[most].text()} %, on the validation part; SGD on the MLP, each at its best rate, "
         f"from {tests['SGD'].text()} to {tests['SGD, warm-up'].text()} % on the test part.",
         f"{diverged['SGD']} runs of SGD ended with a loss that is no number, {diverged['LAMB']} of "
-        f"LAMB, {diverged['LARS']} of LARS and {diverged['NovoGrad']} of NovoGrad, whose steps have "
-        "a length that the gradient does not change.",
+        f"LAMB, {diverged['LARS']} of LARS and {diverged['NovoGrad']} of NovoGrad.",
         f"Rates are doubled from point to point; the test part is reported once, at the rate that "
         f"was best on the validation part, with 95% over {len(seeds)} seeds.",
     ]
