@@ -21,13 +21,14 @@ backward comes on top. The losses must agree.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,22 +164,21 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
     return [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
 
 
-def train(made: Made, comm: Any, steps: int) -> dict[str, Any]:
-    losses, seconds, before = [], [], 0
-    for step in range(steps + 2):
-        batch = TEXT.batch(step, 0, 1, SEQUENCES)
-        if step == 2:
-            before = sum(map(traffic, made.counted))
-        comm.barrier()
-        begin = time.perf_counter()
+def train(made: Made, comm: Any, first: int, steps: int) -> dict[str, Any]:
+    """Some steps, behind one that is not timed. Nothing is in flight at the end of them."""
+    comm.barrier()
+    begin, before, loss = 0.0, 0, None
+    for step in range(first, first + steps + 1):
+        if step == first + 1:
+            begin, before = time.perf_counter(), sum(map(traffic, made.counted))
         made.optimizer.zero_grad()
-        loss = made.run(batch)
+        loss = made.run(TEXT.batch(step, 0, 1, SEQUENCES))
         made.optimizer.step()
-        seconds.append(time.perf_counter() - begin)
-        losses.append(None if loss is None else loss.item())
+    seconds = (time.perf_counter() - begin) / steps
     moved = sum(map(traffic, made.counted)) - before
     list(made.model.parameters())  # which finishes what "zero1" and "zero2" have under way
-    return {"seconds": seconds[2:], "loss": losses[-1], "moved": moved / max(1, steps)}
+    loss = None if loss is None else loss.item()
+    return {"seconds": seconds, "loss": loss, "moved": moved / steps}
 
 
 def held() -> int:
@@ -192,13 +192,13 @@ def weigh(make: Callable[[Any, int], Made], comm: Any) -> dict[str, Any]:
     """Bytes between two steps, of what a rank holds more than before the model was made."""
     give_back_at_once()  # too slow to be timed, so these ranks are others than the timed ones
     alone = whole(1)  # and then the strategy, without blocks: what they need is loaded now
-    train(Made(alone, adamw(alone), on_part(alone, lambda x: x), []), comm, 0)
+    train(Made(alone, adamw(alone), on_part(alone, lambda x: x), []), comm, 0, 1)
     del alone
-    train(make(comm, 0), comm, 0)
+    train(make(comm, 0), comm, 0, 1)
     comm.barrier()
     before = held()
     made = make(comm, BLOCKS)
-    train(made, comm, 1)
+    train(made, comm, 0, 2)
     comm.barrier()
     total = held() - before
     comm.barrier()
@@ -207,55 +207,72 @@ def weigh(make: Callable[[Any, int], Made], comm: Any) -> dict[str, Any]:
     return {"parameters": parameters, "state": state, "rest": total - parameters - state}
 
 
-def on_rank(comm: dp.Communicator, name: str, steps: int, folder: str) -> dict[str, Any]:
-    """``steps`` 0: what it holds, in place of how long it takes."""
-    torch.set_num_threads(1)
-    make, is_torchs = STRATEGIES[name]
-    rank = comm.rank
-
-    def answer(comm: Any) -> dict[str, Any]:
-        return train(make(comm, BLOCKS), comm, steps) if steps else weigh(make, comm)
-
-    if not is_torchs:
-        return answer(comm)
+@contextlib.contextmanager
+def torchs_group(comm: dp.Communicator, folder: str) -> Iterator[Any]:
+    """Of the backend "dpcore", and its communicator."""
     from dpcore.torch_backend import communicator_of
 
-    dp.finalize()  # torch makes a group of its own
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, about CPUs
     store = f"file://{Path(folder) / 'store'}"
-    dist.init_process_group("dpcore", init_method=store, rank=rank, world_size=RANKS)
+    dist.init_process_group("dpcore", init_method=store, rank=comm.rank, world_size=RANKS)
     try:
-        return answer(communicator_of(dist.group.WORLD))
+        yield communicator_of(dist.group.WORLD)
     finally:
+        comm.barrier()
         dist.destroy_process_group()
 
 
-def ranks(name: str, steps: int) -> list[dict[str, Any]]:
+def weigh_one(comm: dp.Communicator, name: str, folder: str) -> dict[str, Any]:
+    make, is_torchs = STRATEGIES[name]
+    with torchs_group(comm, folder) as torchs:
+        return weigh(make, torchs if is_torchs else comm)
+
+
+def in_turns(
+    comm: dp.Communicator, rounds: int, steps: int, folder: str
+) -> dict[str, list[dict[str, Any]]]:
+    """All strategies, again and again; of each, what every turn has found."""
+    with torchs_group(comm, folder) as torchs:
+        made = {
+            name: make(torchs if is_torchs else comm, BLOCKS)
+            for name, (make, is_torchs) in STRATEGIES.items()
+        }
+        names, found = list(made), {name: [] for name in made}
+        for number in range(rounds + 1):
+            at = number % len(names)
+            for name in names[at:] + names[:at]:
+                found[name].append(train(made[name], comm, number * (steps + 1), steps))
+    return {name: turns[1:] for name, turns in found.items()}  # the first round touches memory
+
+
+def on_ranks(function: Callable[..., Any], *arguments: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found: list[dict[str, Any]] = dp.spawn(on_rank, RANKS, name, steps, folder, timeout=120)
-    return found
+        return dp.spawn(function, RANKS, *arguments, folder, timeout=120)
 
 
 def main() -> None:
     chosen = options(__doc__, "strategies")
-    steps, rounds = (2, 1) if chosen.quick else (10, 3)
-    runs: dict[str, list[dict[str, Any]]] = {}
-    times: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+    steps, rounds = (1, 1) if chosen.quick else (4, 6)
     mib: dict[str, dict[str, float]] = {}
-    with progress((rounds + 1) * len(STRATEGIES), "strategies in turn") as done:
+    with progress(len(STRATEGIES) + 1, "strategies by weight, then by time") as done:
         for name in STRATEGIES:
-            weights = ranks(name, 0)
+            weights = on_ranks(weigh_one, name)
             mib[name] = {
                 what: statistics.fmean(rank[what] for rank in weights) / 2**20
                 for what in weights[0]
             }
             done()
-        for _ in range(rounds):
-            for name in STRATEGIES:
-                found = runs[name] = ranks(name, steps)
-                slowest = [max(pair) for pair in zip(*(f["seconds"] for f in found), strict=True)]
-                times[name].append(1e3 * statistics.median(slowest))
-                done()
+        of_ranks = on_ranks(in_turns, rounds, steps)
+        done()
+    runs = {name: [of[name][-1] for of in of_ranks] for name in STRATEGIES}
+    times = {
+        name: [
+            1e3 * max(turn["seconds"] for turn in turns)
+            for turns in zip(*(of[name] for of in of_ranks), strict=True)
+        ]
+        for name in STRATEGIES
+    }
     kept = {"parameters": "parameters", "state": "optimizer's state", "rest": "gradients and rest"}
     total = {name: sum(of.values()) for name, of in mib.items()}
     moved = {name: max(f["moved"] for f in found) / 2**20 for name, found in runs.items()}
@@ -280,7 +297,7 @@ def main() -> None:
     places = range(len(names))
     ends = [[s.mean - s.low for s in step_ms.values()], [s.high - s.mean for s in step_ms.values()]]
     left.barh(places, [s.mean for s in step_ms.values()], xerr=ends, capsize=3, color=COLOURS[0])
-    left.set(xlabel=f"ms, 95% over {rounds} runs")
+    left.set(xlabel=f"ms, 95% over {rounds} turns")
     begin = [0.0] * len(names)
     for number, (what, text) in enumerate(kept.items()):
         widths = [max(0.0, mib[name][what]) for name in names]
