@@ -201,14 +201,17 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
 
 def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
     """What measuring the gradient noise scale adds to a step, a row a model."""
-    lines = ["| a step of 2 ranks | without | measuring adds | 95% |", "|---|---:|---:|---:|"]
     newest = {record["model"]: record for record in records}
+    names = list(records[-1]["costs"])
+    lines = ["| a step of 2 ranks | without | " + " | ".join(names) + " |"]
+    lines += ["|---|---:|" + "---:|" * len(names)]
     for model, record in newest.items():
-        more = {name: f"{100 * (value - 1):.1f}%" for name, value in record["ratio"].items()}
-        step = time_text(record["step_s"])
-        lines.append(
-            f"| {MODELS[model]} | {step} | {more['median']} | {more['low']} to {more['high']} |"
-        )
+        more = (record["costs"][name] for name in names)
+        cells = [
+            f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})".replace("%", " %")
+            for of in more
+        ]
+        lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {' | '.join(cells)} |")
     lines += ["", source("noise_cost", records[-1], "../")]
     return "\n".join(lines) + "\n"
 
