@@ -120,6 +120,13 @@ def noise(comm: dp.Communicator, batch: int, rate: float, seed: int, steps: int)
             return found
 
 
+def worth_of_steps(run: Sequence[Point], batch: int) -> float:
+    """The mean noise scale of a run. A step is worth 1 / (1 + B / batch) of one without noise."""
+    seen = [point.value for point in run if math.isfinite(point.value)]
+    worth = [1 / (1 + value / batch) for value in seen]
+    return sum(w * value for w, value in zip(worth, seen, strict=True)) / sum(worth)
+
+
 def main() -> None:
     chosen = options(__doc__, "critical_batch")
     torch.set_num_threads(1)
@@ -185,13 +192,14 @@ def main() -> None:
     numbers_of_scale(right)
     numbers_on(right.xaxis, [0.05, 0.1, 0.2, 0.5, 1, 2])
     right.legend(frameon=False, loc="lower left")
-    whole = [statistics.median(p.value for p in run) for run in windows]
+    whole = [worth_of_steps(run, size) for run in windows]
     first, last = (statistics.median(run[at].value for run in windows) for at in (0, -1))
     said = [
         f"Critical batch {critical.text(0)} samples (95% over {len(seeds)} seeds), by the fit.",
-        f"Noise scale with a batch of {size}: {spread(whole).text(0)}, the median of a run's "
-        f"windows of {WINDOW} steps. It grows while the loss falls, from {first:.0f} in the first "
-        f"window to {last:.0f} in the last one.",
+        f"Noise scale, from runs with a batch of {size}: {spread(whole).text(0)}, each window of "
+        f"{WINDOW} steps weighted by what such a step is worth. It grows as the loss falls, from "
+        f"{first:.0f} in the first window to {last:.0f} in the last one. More than the order of "
+        "magnitude it does not promise.",
     ]
     facts = {
         "steps": steps,
