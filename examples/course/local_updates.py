@@ -61,7 +61,7 @@ def train(
 def main() -> None:
     chosen = options(__doc__, "local_updates")
     torch.set_num_threads(1)
-    epochs = 5 if chosen.quick else 20
+    epochs = 5 if chosen.quick else 10
     ways = {
         "gradients, each step": 0,
         "weights, every 4 steps": 4,
