@@ -352,6 +352,7 @@ MORE_TABLES = {  # of docs/performance.md
     "defaults": table_of_defaults,
     "local_updates": table_of_local_updates,
     "neighbours": table_of_neighbours,
+    "noise_cost": table_of_noise_cost,
 }
 
 
