@@ -25,6 +25,7 @@ import contextlib
 import functools
 import gc
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -280,6 +281,9 @@ def main() -> None:
         name: statistics.fmean(f["loss"] for f in found if f["loss"] is not None)
         for name, found in runs.items()
     }
+    apart = max(loss.values()) - min(loss.values())
+    if apart > 1e-3:
+        sys.exit(f"these strategies train different models: {loss}")
     step_ms: dict[str, Spread] = {name: spread(found) for name, found in times.items()}
     rows = [
         {
@@ -314,7 +318,7 @@ def main() -> None:
         f"Of the memory of data parallel training, zero1 keeps {share['zero1']:.2f}, zero2 "
         f"{share['zero2']:.2f}, FSDP2 {share['FSDP2']:.2f}, tensor parallel "
         f"{share['tensor parallel']:.2f} and a pipeline {share['pipeline']:.2f}, with {RANKS} "
-        f"ranks. The last losses differ by {max(loss.values()) - min(loss.values()):.1e}.",
+        f"ranks. The last losses differ by {apart:.1e}.",
         "What is moved is what a rank sends, or reads and writes in memory of the other one; on "
         "one machine that costs little. Over a network it decides: see speed_up.py.",
     ]
