@@ -621,6 +621,13 @@ class Reducer:
     def times(self) -> dict[str, int]:
         """Of the step that was sampled last, and averages; nanoseconds."""
 
+    def watch(self, on: bool, /) -> None:
+        """Whether ``sums`` counts all of what it holds."""
+
+    def sums(self) -> tuple[int, int, int, int, int]:
+        """Since the beginning: backwards whose gradients were averaged, nanoseconds of computing and
+        of waiting; while somebody watches, nanoseconds with buckets on their way, and bytes."""
+
     @property
     def is_incomplete(self) -> bool:
         """Whether a backward has begun to bring gradients and not brought all."""
