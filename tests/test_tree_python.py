@@ -40,6 +40,7 @@ DPCORE = (
     "optimizer",
     "local_updates",
     "noise_scale",
+    "step_figures",
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",

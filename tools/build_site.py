@@ -27,6 +27,7 @@ USED = (
     "across_steps",
     "local_updates",
     "noise_scale",
+    "monitor",
     "parallel",
     "torch_distributed",
     "frameworks",
