@@ -53,6 +53,9 @@ class Schedule:
     def ordered(self) -> bool:
         """Whether it promises to add the contributions of each chunk at once, in rank order."""
 
+    def _repr_html_(self) -> str | None:
+        """For notebooks: move by move."""
+
     @property
     def moves(self) -> list[_Move]:
         """The moves (step, src, dst, chunk, reduce), sorted by step."""

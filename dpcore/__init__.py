@@ -101,12 +101,14 @@ _HOME = {
     "Work": "dpcore.communicators.work",
     "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
     "gradient_noise_scale": "dpcore.noise_scale.measure",
+    "load_ipython_extension": "dpcore.notebook.extension",
     "measure_overlap": "dpcore.ddp.overlap",
     "mesh": "dpcore.parallel.mesh",
     "monitor": "dpcore.step_figures.monitor",
     "pipeline_plan": "dpcore.parallel.pipeline_plans",
     "spawn": "dpcore.launch.spawn",
     "trace": "dpcore.recorder.recording",
+    "unload_ipython_extension": "dpcore.notebook.extension",
 }
 
 __all__ = [

@@ -28,6 +28,7 @@ USED = (
     "local_updates",
     "noise_scale",
     "monitor",
+    "notebooks",
     "parallel",
     "torch_distributed",
     "frameworks",

@@ -8,7 +8,7 @@ trace is put into it as text, never as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,17 @@ def page_text(runs: Sequence[Run]) -> str:
     content = {
         "title": _escaped(", ".join(run.name for run in runs) + " · dpcore show"),
         "style": (parts / "style.css").read_text(encoding="utf-8"),
-        "data": _json({"runs": entries, "schedules": drawn.content, "world": drawn.first_world}),
+        "data": json_text(
+            {"runs": entries, "schedules": drawn.content, "world": drawn.first_world}
+        ),
         "columns": "\n".join(blobs),
         "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
     }
-    frame = (parts / "page.html").read_text(encoding="utf-8")
+    return filled((parts / "page.html").read_text(encoding="utf-8"), content)
+
+
+def filled(frame: str, content: Mapping[str, str]) -> str:
+    """The frame with its contents in the places of their names."""
     pieces = frame.replace("}}", "{{").split("{{")  # texts and names of contents in turn
     return "".join(content[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
@@ -86,7 +92,7 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     return entry, columns.packed()
 
 
-def _json(content: Any) -> str:
+def json_text(content: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c")

@@ -98,7 +98,7 @@ def _plan_of(run: Run, kind: Kind) -> Schedule | None:
     collective, path, number, root, world = kind
     listed = _listed_plan(run.schedules.get(number))
     if listed is not None and world <= _LARGEST_WORLD:
-        return listed if _can_be_followed(listed) else None
+        return listed if can_be_followed(listed) else None
     algorithm = path.partition("/")[0]
     # Which moves the latter has is a matter of hosts.
     if algorithm not in reference.algorithms_of(collective) or algorithm == "hierarchical":
@@ -120,13 +120,13 @@ def _listed_plan(listed: Mapping[str, Any] | None) -> Schedule | None:
     return Schedule(**{name: listed[name] for name in names}, moves=moves)
 
 
-def _can_be_followed(plan: Schedule) -> bool:
-    """A file may say anything, so its lists are proved before they are drawn."""
+def can_be_followed(plan: Schedule) -> bool:
+    """Whether it is right and small enough to be drawn: a file, or a program, may say anything."""
     try:
         check(plan)
     except ScheduleError:
         return False
-    return plan.world * plan.chunks <= _LARGEST_STATE
+    return plan.world <= _LARGEST_WORLD and plan.world * plan.chunks <= _LARGEST_STATE
 
 
 def steps_of(plan: Schedule) -> dict[str, Any]:
