@@ -270,9 +270,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from dpcore.commands import inspect
+    from dpcore.commands import black_box
 
-    return inspect.show(options.pid, as_json=options.json)
+    return black_box.show(options.pid, as_json=options.json)
 
 
 def _show(options: argparse.Namespace) -> int:
