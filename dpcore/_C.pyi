@@ -318,6 +318,9 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """Counters by collective and path."""
 
+    def show_where(self, where: str, since_ns: int) -> None:
+        """Notes in the black box where the program is, and since when (of the monotonic clock)."""
+
     def start_trace(self, capacity: int, /) -> None:
         """Begins to record into a ring of this many events."""
 

@@ -117,11 +117,21 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "inspect",
         _inspect,
         help="show what a running, or hanging, rank does",
-        description="Shows the black box of dpcore processes of this host from outside.",
+        description="Shows the black boxes of dpcore processes of this host from outside, or says "
+        "who holds up their job, on whatever host that is.",
         epilog=help_texts.INSPECT,
     )
-    inspect.add_argument("pid", type=int, nargs="+", help="process number of a rank")
-    inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
+    inspect.add_argument(
+        "pid", type=int, nargs="*", help="process numbers of ranks (default: all of this host)"
+    )
+    inspect.add_argument(
+        "--job",
+        action="store_true",
+        help="say who holds up the job, from what these ranks know of all the others",
+    )
+    inspect.add_argument(
+        "--json", action="store_true", help="one JSON object per communicator, or per job"
+    )
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -270,9 +280,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from dpcore.commands import black_box
+    from dpcore.commands import inspect
 
-    return black_box.show(options.pid, as_json=options.json)
+    return inspect.show(options.pid, as_json=options.json, job=options.job)
 
 
 def _show(options: argparse.Namespace) -> int:

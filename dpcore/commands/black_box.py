@@ -1,22 +1,30 @@
-"""``dpcore inspect``: what a rank does, read from outside while it runs or hangs.
+"""The black boxes of ranks, read from outside while they run or hang.
 
 Every rank keeps its last operations in its arena, which is a ``memfd``: a file without a name that
-``/proc/PID/fd`` still leads to. It is read, never written, and the process is not stopped. What is
-read may be one operation old by the time it is printed, or torn when the rank is busy.
+``/proc/PID/fd`` still leads to. Beside it lie the mirrors, where the process keeps what ranks of
+other hosts have told of themselves. Both are read, never written, and the process is not stopped.
+What is read may be one operation old by the time it is printed, or torn when the rank is busy.
+
+The places of all fields are in ``control_layout.json``, a copy of what ``_C.control_layout()`` says
+(tests/test_inspect_job.py compares them): importing the compiled core, and torch with it, would
+take longer than the reading.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dpcore.errors import Error
 
-_NAME = "/memfd:dpcore-arena"
+_ARENA, _MIRRORS = "/memfd:dpcore-arena", "/memfd:dpcore-mirrors"
 _PAGE = 4096  # control blocks begin on a page
 _SEARCHED_BYTES = 4 << 30
 _SHOWN = 5  # finished operations
@@ -24,26 +32,12 @@ _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
-def show(pids: Sequence[int], *, as_json: bool) -> int:
-    """Prints the black boxes of processes; the exit status."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    status = 0
-    for pid in pids:
-        try:
-            boxes = read(pid)
-        except Error as problem:
-            print(f"dpcore inspect: {problem}", file=sys.stderr)
-            status = 1
-            continue
-        for box in boxes:
-            if as_json:
-                print(json.dumps(box))
-                continue
-            for line, style in _lines(box):
-                console.print(line, style=style or None, markup=False, soft_wrap=True)
-    return status
+@cache
+def layout() -> dict[str, Any]:
+    """Where the fields of the black boxes lie, and the names behind their numbers."""
+    text = (Path(__file__).parent / "control_layout.json").read_text()
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
 
 
 def read(pid: int) -> list[dict[str, Any]]:
@@ -52,7 +46,7 @@ def read(pid: int) -> list[dict[str, Any]]:
     Several where ranks are threads, or groups were split; the one of ``init()`` comes first.
     """
     boxes = []
-    for descriptor in _arenas(pid):
+    for descriptor in _files(pid, _ARENA):
         try:
             boxes += list(_Arena(pid, descriptor).boxes())
         finally:
@@ -65,60 +59,60 @@ def read(pid: int) -> list[dict[str, Any]]:
     return boxes
 
 
-def _arenas(pid: int) -> Iterator[int]:
-    """Descriptors of the arenas that a process owns. The caller closes them."""
+def read_mirrors(pid: int) -> list[dict[str, Any]]:
+    """What the process was told by ranks of other hosts: a black box for each of their groups."""
+    boxes = []
+    for descriptor in _files(pid, _MIRRORS):
+        try:
+            boxes += list(_Mirrors(pid, descriptor).boxes())
+        finally:
+            os.close(descriptor)
+    return boxes
+
+
+def ranks_of_this_host() -> list[int]:
+    """The processes that have arenas, of those that this user may look into."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, Error):
+                if any(_owns(int(name), link) for link in os.listdir(f"/proc/{name}/fd")):
+                    found.append(int(name))
+    return sorted(found)
+
+
+def _owns(pid: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/{name}").startswith(_ARENA)
+    return False
+
+
+def _files(pid: int, name: str) -> Iterator[int]:
+    """Descriptors of the files of this kind that a process has open. The caller closes them."""
     directory = f"/proc/{pid}/fd"
     try:
-        for name in sorted(os.listdir(directory), key=int):
-            path = f"{directory}/{name}"
+        for number in sorted(os.listdir(directory), key=int):
+            path = f"{directory}/{number}"
             try:
-                if os.readlink(path).startswith(_NAME):
+                if os.readlink(path).startswith(name):
                     yield os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue  # closed in the meantime
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid} on this host") from None
     except PermissionError:
         raise Error(f"process {pid} belongs to somebody else; try sudo") from None
 
 
-class _Arena:
-    """An open arena and the layout of what is in it."""
+class _Reader:
+    """An open file and the layout of what is in it."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
-        from dpcore import _C
-
         self._pid = pid
         self._descriptor = descriptor
-        self._layout = _C.control_layout()
+        self._layout = layout()
         self._bytes = os.fstat(descriptor).st_size
         self._now_ns = time.monotonic_ns()
-
-    def boxes(self) -> Iterator[dict[str, Any]]:
-        header = self._struct("header", 0)
-        if header is None or header["magic"] != self._layout["magic"]:
-            return  # between creation and init()
-        if header["version"] != self._layout["version"]:
-            raise Error(
-                f"process {self._pid} runs another version of dpcore (layout {header['version']}, "
-                f"here {self._layout['version']}): inspect it with that version"
-            )
-        root = header["root_control_offset"]
-        offsets = [root, *(at for at in self._marked_pages() if at != root)]
-        for offset in offsets:
-            control = self._struct("control", offset)
-            if control is None or not self._is_plausible(control):
-                continue
-            if offset == root or not control["left"]:
-                yield self._box(offset, control, "init" if offset == root else "split")
-
-    def _marked_pages(self) -> Iterator[int]:
-        """Where control blocks of split groups may lie. Pages are read, not mapped: touching a
-        hole of a mapped memfd would give it memory."""
-        magic = self._layout["magic"].to_bytes(8, sys.byteorder)
-        for offset in range(_PAGE, min(self._bytes, _SEARCHED_BYTES), _PAGE):
-            if os.pread(self._descriptor, 8, offset) == magic:
-                yield offset
 
     def _is_plausible(self, control: Mapping[str, int]) -> bool:
         return (
@@ -131,6 +125,9 @@ class _Arena:
         operations = list(self._operations(offset))
         return {
             "pid": self._pid,
+            "job": f"{control['job']:016x}",
+            "group": control["group"],
+            "member": control["member"],
             "rank": control["rank"],
             "world_size": control["world"],
             "communicator": origin,
@@ -139,6 +136,9 @@ class _Arena:
             "in_flight": [entry for entry in operations if "took_ms" not in entry],
             "finished": [entry for entry in operations if "took_ms" in entry][-_SHOWN:],
             "abort": self._abort(offset),
+            "message": self._message(offset),
+            "where": self._where(offset),
+            "alive_seconds_ago": self._seconds_since(control["alive_ns"] or None),
             "arena_bytes": self._bytes,
         }
 
@@ -182,6 +182,37 @@ class _Arena:
             "seconds_ago": self._seconds_since(record["when_ns"]),
         }
 
+    def _message(self, control_at: int) -> dict[str, Any] | None:
+        """The send or recv that the rank was last seen waiting in."""
+        wait = self._struct("message", control_at + self._layout["control"]["message"][0])
+        if wait is None or wait["seen_ns"] == 0:
+            return None
+        return {
+            "direction": "send" if wait["sends"] else "recv",
+            "peer": wait["peer"],
+            "tag": wait["tag"],
+            "bytes": wait["bytes"],
+            "since_seconds": self._seconds_since(wait["since_ns"]),
+            "seen_seconds_ago": self._seconds_since(wait["seen_ns"]),
+        }
+
+    def _where(self, control_at: int) -> dict[str, Any] | None:
+        """The line that the program was last seen in."""
+        at = control_at + self._layout["control"]["where"][0]
+        where, again = self._struct("where", at), self._struct("where", at)
+        for _ in range(10):  # it may be replaced just now
+            if where is None or again is None or (again == where and where["changes"] % 2 == 0):
+                break
+            where, again = again, self._struct("where", at)
+        if where is None or where["seen_ns"] == 0:
+            return None
+        return {
+            "line": where["text"],
+            "since_seconds": self._seconds_since(where["since_ns"]),
+            "seen_seconds_ago": self._seconds_since(where["seen_ns"]),
+            "operations_entered": where["operations"],
+        }
+
     def _struct(self, name: str, offset: int) -> dict[str, Any] | None:
         """The fields of a struct, or None where the file ends before it does."""
         data = os.pread(self._descriptor, self._layout["sizes"][name], offset)
@@ -195,7 +226,7 @@ class _Arena:
             piece = data[at : at + size]
             if field == "fingerprint":
                 fields[field] = self._fields(field, piece)
-            elif field == "reason":
+            elif field in ("reason", "text"):
                 fields[field] = piece.split(b"\0")[0].decode(errors="replace")
             elif size <= 8:
                 fields[field] = int.from_bytes(piece, sys.byteorder, signed=signed)
@@ -205,45 +236,50 @@ class _Arena:
         names: list[str] = self._layout[table]
         return names[number] if number < len(names) else str(number)
 
-    def _seconds_since(self, when_ns: int) -> float:
-        return round((self._now_ns - when_ns) * 1e-9, 3)
+    def _seconds_since(self, when_ns: int | None) -> float | None:
+        return None if when_ns is None else round((self._now_ns - when_ns) * 1e-9, 3)
 
 
-# ---- as text ---------------------------------------------------------------------------------
+class _Arena(_Reader):
+    """The boxes of a rank of this host, in its own memory."""
+
+    def boxes(self) -> Iterator[dict[str, Any]]:
+        header = self._struct("header", 0)
+        if header is None or header["magic"] != self._layout["magic"]:
+            return  # between creation and init()
+        if header["version"] != self._layout["version"]:
+            raise Error(
+                f"process {self._pid} runs another version of dpcore (layout {header['version']}, "
+                f"here {self._layout['version']}): inspect it with that version"
+            )
+        root = header["root_control_offset"]
+        offsets = [root, *(at for at in self._marked_pages() if at != root)]
+        for offset in offsets:
+            control = self._struct("control", offset)
+            if control is None or not self._is_plausible(control):
+                continue
+            if offset == root or not control["left"]:
+                yield self._box(offset, control, "init" if offset == root else "split")
+
+    def _marked_pages(self) -> Iterator[int]:
+        """Where control blocks of split groups may lie. Pages are read, not mapped: touching a
+        hole of a mapped memfd would give it memory."""
+        magic = self._layout["magic"].to_bytes(8, sys.byteorder)
+        for offset in range(_PAGE, min(self._bytes, _SEARCHED_BYTES), _PAGE):
+            if os.pread(self._descriptor, 8, offset) == magic:
+                yield offset
 
 
-def _lines(box: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    group = "" if box["communicator"] == "init" else " of a group made by split()"
-    state = ", finalized" if box["finalized"] else ""
-    yield (
-        f"process {box['pid']}: rank {box['rank']} of {box['world_size']}{group}{state}, "
-        f"{box['operations_entered']} operations entered",
-        "bold",
-    )
-    abort = box["abort"]
-    if abort is not None:
-        blamed = f", rank {abort['culprit']} is to blame" if abort["culprit"] >= 0 else ""
-        yield f"  gave up {abort['seconds_ago']:.1f} s ago: {abort['error']}{blamed}", "bold red"
-        yield f"    {abort['reason']}", "red"
-    for entry in box["in_flight"]:
-        verb = "was in flight" if abort is not None else "in flight"
-        yield f"  {verb} for {entry['since_seconds']:.1f} s: {_text(entry)}", "yellow"
-    if not box["in_flight"]:
-        yield "  nothing in flight", ""
-    for entry in reversed(box["finished"]):
-        yield (
-            f"  finished {entry['seconds_ago']:.1f} s ago, took {entry['took_ms']:.3f} ms: "
-            f"{_text(entry)}",
-            "dim",
-        )
+class _Mirrors(_Reader):
+    """What a rank of this host knows of a group's members on other hosts."""
 
-
-def _text(entry: Mapping[str, Any]) -> str:
-    text = f"operation {entry['number']} ({entry['collective']}"
-    if "count" in entry:
-        text += f" of {entry['count']} x {entry['dtype']}"
-    if "op" in entry:
-        text += f", {entry['op']}"
-    if "root" in entry:
-        text += f", root {entry['root']}"
-    return text + ")"
+    def boxes(self) -> Iterator[dict[str, Any]]:
+        header = self._struct("mirrors", 0)
+        if header is None or header["magic"] != self._layout["magic"]:
+            return
+        if header["version"] != self._layout["version"]:
+            return  # its arena has said so
+        for offset in range(header["first"], self._bytes, header["stride"]):
+            control = self._struct("control", offset)
+            if control is not None and self._is_plausible(control):
+                yield self._box(offset, control, "init" if control["group"] == 0 else "split")
