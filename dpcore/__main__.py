@@ -118,7 +118,7 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         _inspect,
         help="show what a running, or hanging, rank does",
         description="Shows the black boxes of dpcore processes of this host from outside, or says "
-        "who holds up their job, on whatever host that is.",
+        "who holds up their job,\non whatever host that is.",
         epilog=help_texts.INSPECT,
     )
     inspect.add_argument(

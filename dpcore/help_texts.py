@@ -22,6 +22,7 @@ that is known in advance, over all ranks. The exit status is 1 when there are an
 INSPECT = """\
 examples:
   dpcore inspect --job                          who holds up the job, also on another host
+  dpcore inspect --job 4711                     the same of the job of process 4711 only
   dpcore inspect                                what each rank of this host does, or did last
   dpcore inspect 4711                           the rank in process 4711
   dpcore inspect --json 4711 | jq .in_flight

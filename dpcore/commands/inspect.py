@@ -8,6 +8,7 @@ do is known to the ranks of this one, so no other host is asked, and none has to
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _RANKS_SHOWN = 16
+_NOBODY = "no process of this host that you may look into is a rank of dpcore"
 
 
 def show(pids: Sequence[int], *, as_json: bool, job: bool = False) -> int:
@@ -29,10 +31,12 @@ def show(pids: Sequence[int], *, as_json: bool, job: bool = False) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if job:
+        return _show_jobs(ranks_of_this_host(), pids or None, console, as_json)
     pids = pids or ranks_of_this_host()
     if not pids:
-        raise Error("no process of this host that you may look into is a rank of dpcore")
-    return _show_jobs(pids, console, as_json) if job else _show_boxes(pids, console, as_json)
+        raise Error(_NOBODY)
+    return _show_boxes(pids, console, as_json)
 
 
 def _show_boxes(pids: Sequence[int], console: Console, as_json: bool) -> int:
@@ -53,10 +57,18 @@ def _show_boxes(pids: Sequence[int], console: Console, as_json: bool) -> int:
     return status
 
 
-def _show_jobs(pids: Sequence[int], console: Console, as_json: bool) -> int:
-    found, problems = families(pids)
-    for problem in problems:
-        print(f"dpcore inspect: {problem}", file=sys.stderr)
+def _show_jobs(
+    pids: Sequence[int], asked: Sequence[int] | None, console: Console, as_json: bool
+) -> int:
+    """``asked``: processes whose jobs are meant, instead of all."""
+    if not pids and asked is None:
+        raise Error(_NOBODY)
+    found, problems = families(pids if asked is None else _beside(asked, pids))
+    for pid, problem in problems.items():
+        if asked is None or pid in asked:
+            print(f"dpcore inspect: {problem}", file=sys.stderr)
+    if asked is not None:
+        found = [family for family in found if family.processes & set(asked)]
     judged = [(family, judge(family)) for family in found]
     judged.sort(key=lambda pair: not pair[1].hangs)
     for at, (family, verdict) in enumerate(judged):
@@ -68,6 +80,19 @@ def _show_jobs(pids: Sequence[int], console: Console, as_json: bool) -> int:
         for line, style in _job_lines(family, verdict):
             console.print(line, style=style or None, markup=False, soft_wrap=True)
     return 0 if judged else 1
+
+
+def _beside(asked: Sequence[int], pids: Sequence[int]) -> list[int]:
+    """The processes that share a host with one that was asked for: its network namespace."""
+    hosts = {_host_of(pid) for pid in asked}
+    return [*asked, *(pid for pid in pids if pid not in asked and _host_of(pid) in hosts)]
+
+
+def _host_of(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return -pid  # nobody else is there
 
 
 def _as_json(family: Family, verdict: Verdict) -> dict[str, Any]:

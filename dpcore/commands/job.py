@@ -57,6 +57,11 @@ class Family:
     ranks: dict[int, Rank]
     members: dict[int, dict[int, int]]  # by group and rank in it, the rank in init()
 
+    @property
+    def processes(self) -> set[int]:
+        """Of this host."""
+        return {rank.process for rank in self.ranks.values() if rank.process is not None}
+
     def group_text(self, group: int) -> str:
         """How the group is called in a sentence: nothing for the one of init()."""
         if group == 0:
@@ -66,17 +71,17 @@ class Family:
         return f" of group {group & 0xFFFFFFFF} of ranks {listed}"
 
 
-def families(pids: Iterable[int]) -> tuple[list[Family], list[str]]:
+def families(pids: Iterable[int]) -> tuple[list[Family], dict[int, str]]:
     """All that the processes know of themselves and of others, by the ``init()`` they met in; and
     why some can't be read."""
     found: dict[str, Family] = {}
     mirrors: list[tuple[Box, bool]] = []
-    problems = []
+    problems = {}
     for pid in pids:
         try:
             own, told = black_box.read(pid), black_box.read_mirrors(pid)
         except Error as problem:
-            problems.append(str(problem))
+            problems[pid] = str(problem)
             continue
         state = _state_of(pid)
         for box in own:
