@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ def why_not(title, launcher):
     """Why a command can't be run here, or nothing."""
     if title == "Slurm" and not has_cluster():
         return slurm.why_not()
+    if title == "Ray Train":
+        if find_spec("ray") is None:
+            return "needs Ray: pip install dpcore[ray]"
+        return "" if os.environ.get("DPCORE_TEST_FULL") else "takes long: DPCORE_TEST_FULL=1"
     if title == "mpiexec" and launcher == "mpich":
         return "" if (MPICH / ".stamp").exists() else "type: make .venv-mpich/.stamp"
     if title == "mpiexec" and not MPIRUN.exists():
@@ -88,7 +93,7 @@ def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
     else:
         outcome = run(block, tmp_path, launcher)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    (found,) = LINE.findall(outcome.stdout)
+    (found,) = set(LINE.findall(outcome.stdout))  # Ray may repeat what a worker prints
     first, ranks, backend, digest = found
     assert first == ("21" if "--fail-at" in block else "1")
     assert ranks == ("1" if title == "One process" else "2")
@@ -98,6 +103,6 @@ def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
 
 def test_every_launcher_has_a_section():
     titles = [title for title, _ in BLOCKS]
-    launchers = {"One process", "torchrun", "mpiexec", "Slurm", "By hand"}
+    launchers = {"One process", "torchrun", "mpiexec", "Slurm", "Ray Train", "By hand"}
     assert launchers == set(titles)
     assert titles.count("torchrun") == titles.count("mpiexec") == 2
