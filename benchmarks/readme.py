@@ -1,4 +1,4 @@
-"""Writes the figures of README.md and docs/performance.md from committed result files.
+"""Writes the figures of README.md and of the documents from committed result files.
 
 python -m benchmarks.readme            # says whether they are up to date
 python -m benchmarks.readme --write    # and makes them so
@@ -7,7 +7,6 @@ python -m benchmarks.readme --write    # and makes them so
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
@@ -21,11 +20,12 @@ from benchmarks.harness.beside_default import (
     missed,
     newest,
 )
+from benchmarks.harness.figures import load, size_text, source, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "benchmarks" / "results"
+TORCH_DISTRIBUTED = ROOT / "docs" / "torch_distributed.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)
@@ -35,42 +35,6 @@ MODELS = {
     "many": "400 tensors of 256 B to 16 KiB",
     "gpt2": "GPT-2 shape, 124 M parameters",
 }
-
-
-def size_text(size: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
-
-
-def time_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs" if seconds < 1e-4 else f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1e-2 else f"{seconds * 1e3:.1f} ms"
-
-
-def load(name: str) -> list[dict[str, Any]]:
-    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def source(
-    name: str, first: dict[str, Any], root: str = "", what: str = "Medians of one run"
-) -> str:
-    """`root`: from the document to the root of the repository."""
-    machine = first["machine"]
-    commit = first["commit"][:10] + (
-        "+, with uncommitted changes" if "+" in first["commit"] else ""
-    )
-    return (
-        f"{what} on {machine['cores']} cores of an {machine['cpu']}"
-        f" ({first['date'][:10]}, commit {commit});"
-        f" the records are in [`benchmarks/results/{name}.jsonl`]"
-        f"({root}benchmarks/results/{name}.jsonl)."
-    )
 
 
 def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
@@ -199,6 +163,23 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
+    """What measuring the gradient noise scale adds to a step, a row a model."""
+    newest = {record["model"]: record for record in records}
+    names = list(records[-1]["costs"])
+    lines = ["| a step of 2 ranks | without | " + " | ".join(names) + " |"]
+    lines += ["|---|---:|" + "---:|" * len(names)]
+    for model, record in newest.items():
+        more = (record["costs"][name] for name in names)
+        cells = [
+            f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})".replace("%", " %")
+            for of in more
+        ]
+        lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {' | '.join(cells)} |")
+    lines += ["", source("noise_cost", records[-1], "../")]
+    return "\n".join(lines) + "\n"
+
+
 def table_of_collectives(records: list[dict[str, Any]]) -> str:
     """How many times as fast as the best of the others, in the arena and with ordinary memory."""
     # With four ranks the smallest operation that gives each of them an element has 16 bytes.
@@ -322,6 +303,22 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
+    """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
+    lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
+    for r in {record["strategy"]: record for record in records}.values():  # the last of each
+        row = f"| {r['strategy']} | {time_text(r['dpcore_s'])} |"
+        if r["refused"]:
+            lines.append(f"{row} refuses it | |")
+            continue
+        x = r["of_gloo"]
+        ratio = f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})"
+        lines.append(f"{row} {time_text(r['gloo_s'])} | {ratio} |")
+    what = f"Medians of a step of {records[-1]['world']} ranks, backends in turns,"
+    lines += ["", source("torch_parallel", records[-1], "../", what)]
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
@@ -335,13 +332,16 @@ MORE_TABLES = {  # of docs/performance.md
     "defaults": table_of_defaults,
     "local_updates": table_of_local_updates,
     "neighbours": table_of_neighbours,
+    "noise_cost": table_of_noise_cost,
 }
+TABLES_OF_TORCH = {"torch_parallel": table_of_torch_parallel}  # of docs/torch_distributed.md
+EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH
 
 
 def rendered(document: str) -> str:
     def block(match: re.Match[str]) -> str:
         name = match.group(2)
-        return match.group(1) + (TABLES | MORE_TABLES)[name](load(name)) + match.group(3)
+        return match.group(1) + EVERY_TABLE[name](load(name)) + match.group(3)
 
     return BLOCK.sub(block, document)
 
@@ -351,7 +351,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
     stale = 0
-    for path in (README, PERFORMANCE):
+    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED):
         old = path.read_text(encoding="utf-8")
         new = rendered(old)
         if arguments.write:

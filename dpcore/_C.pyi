@@ -53,6 +53,9 @@ class Schedule:
     def ordered(self) -> bool:
         """Whether it promises to add the contributions of each chunk at once, in rank order."""
 
+    def _repr_html_(self) -> str | None:
+        """For notebooks: move by move."""
+
     @property
     def moves(self) -> list[_Move]:
         """The moves (step, src, dst, chunk, reduce), sorted by step."""
@@ -317,6 +320,9 @@ class Communicator:
 
     def stats(self) -> dict[str, Any]:
         """Counters by collective and path."""
+
+    def show_where(self, where: str, since_ns: int) -> None:
+        """Notes in the black box where the program is, and since when (of the monotonic clock)."""
 
     def start_trace(self, capacity: int, /) -> None:
         """Begins to record into a ring of this many events."""
@@ -620,6 +626,13 @@ class Reducer:
 
     def times(self) -> dict[str, int]:
         """Of the step that was sampled last, and averages; nanoseconds."""
+
+    def watch(self, on: bool, /) -> None:
+        """Whether ``sums`` counts all of what it holds."""
+
+    def sums(self) -> tuple[int, int, int, int, int]:
+        """Since the beginning: backwards whose gradients were averaged, nanoseconds of computing and
+        of waiting; while somebody watches, nanoseconds with buckets on their way, and bytes."""
 
     @property
     def is_incomplete(self) -> bool:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dpcore.parallel.mesh import mesh
     from dpcore.parallel.pipeline_plans import pipeline_plan
     from dpcore.recorder.recording import Trace, trace
+    from dpcore.step_figures.monitor import Monitor, monitor
 
 _COLLECTIVES = (
     "all_gather",
@@ -94,16 +95,20 @@ _HOME = {
     "LaunchControl": "dpcore.ddp.launch_control",
     "LaunchSchedule": "dpcore.ddp.launch_schedule",
     "LocalSGD": "dpcore.local_updates.local_sgd",
+    "Monitor": "dpcore.step_figures.monitor",
     "Overlap": "dpcore.ddp.overlap",
     "Trace": "dpcore.recorder.recording",
     "Work": "dpcore.communicators.work",
     "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
     "gradient_noise_scale": "dpcore.noise_scale.measure",
+    "load_ipython_extension": "dpcore.notebook.extension",
     "measure_overlap": "dpcore.ddp.overlap",
     "mesh": "dpcore.parallel.mesh",
+    "monitor": "dpcore.step_figures.monitor",
     "pipeline_plan": "dpcore.parallel.pipeline_plans",
     "spawn": "dpcore.launch.spawn",
     "trace": "dpcore.recorder.recording",
+    "unload_ipython_extension": "dpcore.notebook.extension",
 }
 
 __all__ = [
@@ -118,6 +123,7 @@ __all__ = [
     "LaunchSchedule",
     "LocalSGD",
     "Mismatch",
+    "Monitor",
     "Overlap",
     "PeerLost",
     "RendezvousError",
@@ -142,6 +148,7 @@ __all__ = [
     "init",
     "measure_overlap",
     "mesh",
+    "monitor",
     "pipeline_plan",
     "recv",
     "reduce",

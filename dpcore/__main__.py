@@ -117,11 +117,21 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "inspect",
         _inspect,
         help="show what a running, or hanging, rank does",
-        description="Shows the black box of dpcore processes of this host from outside.",
+        description="Shows the black boxes of dpcore processes of this host from outside, or says "
+        "who holds up their job,\non whatever host that is.",
         epilog=help_texts.INSPECT,
     )
-    inspect.add_argument("pid", type=int, nargs="+", help="process number of a rank")
-    inspect.add_argument("--json", action="store_true", help="one JSON object per communicator")
+    inspect.add_argument(
+        "pid", type=int, nargs="*", help="process numbers of ranks (default: all of this host)"
+    )
+    inspect.add_argument(
+        "--job",
+        action="store_true",
+        help="say who holds up the job, from what these ranks know of all the others",
+    )
+    inspect.add_argument(
+        "--json", action="store_true", help="one JSON object per communicator, or per job"
+    )
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -131,16 +141,21 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         _show,
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
-        "exposed time, overlap.",
+        "exposed time, overlap. Or steps through an algorithm, by its name.",
         epilog=help_texts.SHOW,
     )
     show.add_argument(
         "trace",
         type=Path,
         nargs="+",
-        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs compare",
+        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs "
+        "compare. Or the name of an algorithm",
     )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
+    show.add_argument("--world", type=int, metavar="N", help="ranks of an algorithm (default: 4)")
+    show.add_argument(
+        "--collective", metavar="NAME", help="of an algorithm (default: all_reduce, if it has one)"
+    )
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",
@@ -272,7 +287,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from dpcore.commands import inspect
 
-    return inspect.show(options.pid, as_json=options.json)
+    return inspect.show(options.pid, as_json=options.json, job=options.job)
 
 
 def _show(options: argparse.Namespace) -> int:

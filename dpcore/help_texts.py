@@ -21,13 +21,16 @@ that is known in advance, over all ranks. The exit status is 1 when there are an
 
 INSPECT = """\
 examples:
-  dpcore inspect 4711                           what rank in process 4711 does, or did last
-  dpcore inspect $(pgrep -f train.py)           all ranks of a job on this host
+  dpcore inspect --job                          who holds up the job, also on another host
+  dpcore inspect --job 4711                     the same of the job of process 4711 only
+  dpcore inspect                                what each rank of this host does, or did last
+  dpcore inspect 4711                           the rank in process 4711
   dpcore inspect --json 4711 | jq .in_flight
 
 The process is not stopped, asked or slowed down: its black box lies in memory that can be read
-from outside, also while it hangs. The ranks that have entered fewer operations than the others
-are the ones to look at. send and recv are not in the black box.
+from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
+--job asks nobody and opens no connection. It sees what this user may see of /proc: as root, or as
+the user of the job. A line of the program is at most a second or two old.
 """
 
 SHOW = """\
@@ -41,6 +44,8 @@ examples:
   dpcore show before/ after/                    two such folders under each other
   dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
   dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
+  dpcore show ring --open                       steps through an algorithm; needs no trace
+  dpcore show bruck --collective all_to_all --world 5
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
 torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)
@@ -69,6 +74,7 @@ columns of --csv:
   step_ms          length of the step
   step_exposed_ms  exposed time of the whole step
   parameters       the first parameters in the bucket
+  leg              reduce_scatter or all_gather, where a bucket has several legs
 """
 
 DOCTOR = """\

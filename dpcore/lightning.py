@@ -26,6 +26,7 @@ import torch
 try:
     from lightning.fabric.strategies import STRATEGY_REGISTRY
     from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
+    from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] != "lightning":
@@ -36,8 +37,10 @@ except ModuleNotFoundError as missing:
 
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Unsupported
+from dpcore.step_figures.figures import numbers_of
+from dpcore.step_figures.monitor import Monitor, monitor
 
-__all__ = ["DpcoreFabricStrategy", "DpcoreStrategy"]
+__all__ = ["DpcoreFabricStrategy", "DpcoreStrategy", "OverlapMonitor"]
 
 
 def _backend(asked: str | None, device: torch.device) -> str | None:
@@ -142,6 +145,42 @@ class DpcoreFabricStrategy(FabricDDPStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         strategy_registry.register("dpcore", cls, description="dpcore.DataParallel", override=True)
+
+
+class OverlapMonitor(Callback):
+    """``dpcore.monitor`` as a callback: ``Trainer(..., callbacks=[OverlapMonitor()])``.
+
+    What steps cost goes to the trainer's loggers as ``dpcore/exposed_ms`` and so on, or, where it
+    has none, to stdout. ``log_every_n_steps``: by default that of the trainer. ``to``: another
+    place for them, as in ``dpcore.monitor``.
+    """
+
+    def __init__(self, log_every_n_steps: int | None = None, to: Any = None) -> None:
+        self._every, self._to = log_every_n_steps, to
+        self.monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        model = trainer.strategy.model
+        if not isinstance(model, DataParallel):
+            raise Unsupported(
+                'OverlapMonitor: it watches dpcore.DataParallel; train with strategy="dpcore", not '
+                f"{type(trainer.strategy).__name__}"
+            )
+
+        def log(figures: dict[str, Any]) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers_of(figures), step=trainer.global_step)
+
+        to = self._to if self._to is not None else log if trainer.loggers else "stdout"
+        self.monitor = monitor(model, self._every or trainer.log_every_n_steps or 50, to)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self.monitor is not None:
+            self.monitor.__exit__(type(exception))
 
 
 DpcoreStrategy.register_strategies(StrategyRegistry)

@@ -1,4 +1,4 @@
-"""Two traces of one model over an emulated link of 1 Gbit/s: sent in buckets, and all at the end.
+"""Two traces of one model over an emulated link of 4 Gbit/s: sent in buckets, and all at the end.
 
 python examples/see_overlap.py
 dpcore show bucketed.json sequential.json --open
@@ -37,5 +37,5 @@ def train(comm: Communicator, schedule: str) -> tuple[float, float]:
 
 
 for schedule in ("bucketed", "sequential"):
-    exposed, communication = dpcore.spawn(train, 2, schedule, link="1gbit,50us")[0]
+    exposed, communication = dpcore.spawn(train, 2, schedule, link="4gbit,50us")[0]
     print(f"{schedule:12} exposed {exposed:5.1f} of {communication:5.1f} ms per step")

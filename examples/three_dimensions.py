@@ -5,7 +5,7 @@
 Eight ranks, which are threads here: two copies of the model (data), each cut into two stages
 (pipeline), each of whose matrices two ranks share (tensor). Both runs begin with the same numbers
 and must stay equal, up to rounding in float64. `dpcore show run.json` shows the last step: F3 is
-the forward of micro-batch 3, and B3 its backward.
+the forward of micro-batch 3, B3 its backward, and arrows are messages.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 import dpcore as dp
 from dpcore.__main__ import _parser, main
-from dpcore.commands import inspect as black_box
+from dpcore.commands import black_box
 from dpcore.commands.bench import Plan, parse_sizes
 from dpcore.commands.bench import rows as bench_rows
 from dpcore.commands.bench_cases import CASES

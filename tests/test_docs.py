@@ -1,5 +1,8 @@
 """The documents: their code is the code's, commands run, links lead somewhere, the site builds."""
 
+import itertools
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -10,10 +13,18 @@ import pytest
 
 from dpcore import errors
 from dpcore.__main__ import _parser
+from tests.ranks import python
+
+try:
+    from nbformat import validate
+except ModuleNotFoundError:
+    validate = None
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-LESSONS = sorted((ROOT / "docs" / "learn").glob("*.md"))
+LESSONS = sorted(
+    (ROOT / "docs" / "learn").glob("*.md"), key=lambda path: int(path.name.partition("-")[0])
+)
 
 
 def name_of(path):
@@ -63,11 +74,23 @@ def test_the_files_that_a_call_enters_are_measured():
     run([sys.executable, "tools/entered_files.py"], timeout=1500)
 
 
-def test_there_are_nine_lessons_that_begin_with_a_number_to_predict():
-    assert [path.name[0] for path in LESSONS] == list("123456789")
+def test_there_are_eighteen_lessons_that_begin_with_a_number_to_predict():
+    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 19))
     for path in LESSONS:
         text = path.read_text()
         assert text.index("**Predict:**") < text.index("```") < text.index("<details>")
+        assert f"](../images/learn/{path.stem}.svg)" in text
+        assert "In torch's words: " in text
+
+
+def test_each_lesson_leads_to_the_next():
+    for path, following in itertools.pairwise(LESSONS):
+        assert "[Next: " in path.read_text() and f"]({following.name})" in path.read_text()
+        assert f"[Back]({path.name})" in following.read_text()
+
+
+def test_the_pictures_of_the_lessons_are_drawn_from_what_they_show():
+    assert not run([sys.executable, "tools/pictures.py"])
 
 
 def test_every_error_has_its_usual_causes():
@@ -135,26 +158,66 @@ def test_commands_exist(path):
             assert (ROOT / words[1]).exists()
 
 
-# What a lesson runs that takes no training: each line that its answer names has to be printed.
+# A lesson runs as the notebook made of it: each line that its answer names has to be printed.
 ANSWERED = [path for path in LESSONS if "<!-- printed:" in path.read_text()]
 
 
+def is_quick(command):
+    """Not what trains or measures, unless all is to be tried."""
+    return command.startswith("dpcore simulate ")
+
+
 @pytest.mark.parametrize("path", ANSWERED, ids=name_of)
-def test_the_answers_are_what_is_printed(path, tmp_path):
-    printed = []
-    for number, (kind, code) in enumerate(blocks(path)):
-        if kind == "bash" and code.startswith("dpcore simulate"):
-            printed.append(run([sys.executable, "-m", *shlex.split(code)]))
-        elif kind == "python" and number == 0:
-            script = tmp_path / "lesson.py"
-            script.write_text(code)
-            printed.append(run([sys.executable, script]))
-    lines = "".join(printed).splitlines()
+def test_the_answers_are_what_is_printed(path, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import notebooks
+
+    program = tmp_path / "lesson.py"
+    program.write_text(notebooks.script(notebooks.notebook(path, tmp_path), is_quick))
+    out = python.run(program, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    assert out.returncode == 0, out.stdout + out.stderr
+    lines = out.stdout.splitlines()
     answers = re.findall(r"<!-- printed: (.+?) -->", path.read_text())
     assert answers
     for answer in answers:
-        pattern = r".*\b".join(re.escape(word) for word in answer.split())
+        pattern = ".*".join(rf"(?<![\w.]){re.escape(word)}(?!\w)" for word in answer.split())
         assert any(re.search(pattern, line) for line in lines), (answer, lines)
+
+
+@pytest.mark.skipif(os.environ.get("DPCORE_TEST_FULL") != "1", reason="make test-full")
+@pytest.mark.parametrize("path", LESSONS, ids=name_of)
+def test_a_lesson_runs_as_a_notebook(path, tmp_path, monkeypatch):
+    """All of it, in a copy of what it needs: each command in two minutes on two cores."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import notebooks
+
+    made = notebooks.notebook(path, tmp_path)
+    for cell in made["cells"]:
+        cell["source"] = [line.replace(" --open", "") for line in cell["source"]]
+    for name in ("docs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    program = tmp_path / "lesson.py"
+    program.write_text(notebooks.script(made, lambda command: True))
+    out = python.run(program, capture_output=True, text=True, timeout=400, cwd=tmp_path)
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
+def test_notebooks_are_as_nbformat_wants_them(tmp_path):
+    out = run([sys.executable, "tools/notebooks.py", str(tmp_path / "notebooks")])
+    assert "18 notebooks, begin with" in out
+    for path in LESSONS:
+        made = json.loads((tmp_path / "notebooks" / f"{path.stem}.ipynb").read_text())
+        if validate is not None:
+            validate(made)
+        kinds = [cell["cell_type"] for cell in made["cells"]]
+        assert kinds[:2] == ["markdown", "code"] and kinds[-1] == "markdown"
+        assert "**Predict:**" in "".join(made["cells"][0]["source"])
+        for cell in made["cells"]:
+            text = "".join(cell["source"])
+            assert cell["cell_type"] == "code" or "<!--" not in text
+            for target in re.findall(r"\]\(([^)\s#]+)", text):
+                if cell["cell_type"] == "markdown" and "://" not in target:
+                    assert (tmp_path / "notebooks" / target).resolve().exists(), target
 
 
 def test_the_example_of_lesson_six_writes_two_traces(tmp_path):

@@ -1,9 +1,11 @@
 """``strategy="dpcore"`` of Lightning and Fabric, against one process that has all batches."""
 
+import csv
 import importlib
 import os
 import socket
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,53 @@ def trained(uneven, by_hand, folder):
     return {name: value.clone() for name, value in module.network.state_dict().items()}
 
 
+def watched(folder):
+    """What the callback says: with a logger of Lightning's, and without one."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    from dpcore.lightning import OverlapMonitor
+
+    loader = torch.utils.data.DataLoader(batches_of(0, False) * 4, batch_size=None)
+    said = []
+    logger = CSVLogger(folder)
+    for of_trainer, callback in (
+        ({"logger": logger, "log_every_n_steps": 4}, OverlapMonitor()),
+        ({"logger": False}, OverlapMonitor(4, said.append)),
+    ):
+        Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy="dpcore",
+            max_epochs=1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            use_distributed_sampler=False,
+            callbacks=[callback],
+            **of_trainer,
+        ).fit(module_of(), loader)
+        assert callback.monitor.last["step"] == 8
+    if os.environ["RANK"] == "0":
+        rows = csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines())
+        logged = [row for row in rows if row["dpcore/exposed_ms"]]
+        assert [row["step"] for row in logged] == ["5", "9"]
+        assert [figures["step"] for figures in said] == [4, 8]
+
+
+def refuses_other_strategies():
+    from lightning.pytorch import Trainer
+
+    from dpcore.lightning import OverlapMonitor
+
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, callbacks=[OverlapMonitor()],
+    )  # fmt: skip
+    with pytest.raises(dpcore.Unsupported, match='train with strategy="dpcore"'):
+        trainer.fit(module_of(), torch.utils.data.DataLoader(batches_of(0, False), batch_size=None))
+
+
 def trained_by_fabric():
     from lightning.fabric import Fabric
 
@@ -113,6 +162,19 @@ def trained_by_fabric():
         fabric.backward(model(x).square().mean())
         optimizer.step()
     return dict(model.module.state_dict())
+
+
+def metrics_over_all_ranks():
+    """Of torchmetrics, by itself: the second rank has seen more."""
+    import torchmetrics
+
+    rank = dist.get_rank()
+    mean, seen = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
+    for value in range(2 + rank):
+        mean.update(float(10 * rank + value))
+        seen.update(float(10 * rank + value))
+    assert mean.compute().item() == pytest.approx((0 + 1 + 10 + 11 + 12) / 5)
+    assert seen.compute().tolist() == [0, 1, 10, 11, 12]
 
 
 def body(comm, port, folder):
@@ -130,7 +192,9 @@ def body(comm, port, folder):
         torch.testing.assert_close(values, alone(uneven))
     with pytest.raises(dpcore.Unsupported, match="manual optimization"):
         trained(False, True, folder)
+    watched(folder)
     torch.testing.assert_close(trained_by_fabric(), alone(uneven=False))
+    metrics_over_all_ranks()
     dist.destroy_process_group()
 
 
@@ -143,6 +207,11 @@ def free_port():
 def test_lightning_and_fabric(tmp_path):
     """Also with two batches more on one rank, where Lightning's own strategy hangs."""
     dpcore.spawn(body, 2, free_port(), str(tmp_path))
+
+
+def test_the_monitor_wants_our_strategy():
+    importlib.import_module("dpcore.lightning")
+    refuses_other_strategies()
 
 
 def test_without_lightning():

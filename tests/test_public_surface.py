@@ -203,12 +203,13 @@ calls = {
     "gradient_noise_scale": lambda: dp.gradient_noise_scale(model),
     "measure_overlap": lambda: dp.measure_overlap(model, lambda: None),
     "mesh": lambda: dp.mesh(dp.current(), data=1),
+    "monitor": lambda: dp.monitor(model, to=None),
     "pipeline_plan": lambda: dp.pipeline_plan("1F1B", stages=2, microbatches=4),
     "finalize": lambda: dp.finalize(),
     "spawn": lambda: dp.spawn(spawned, 1, mode="threads"),
 }
 kinds = (dp.Communicator, dp.DataParallel, dp.LaunchControl, dp.LaunchSchedule, dp.Overlap)
-kinds += (dp.DistributedOptimizer, dp.GradientNoiseScale)
+kinds += (dp.DistributedOptimizer, dp.GradientNoiseScale, dp.Monitor)
 kinds += (dp.DiLoCo, dp.LocalSGD, dp.Schedule, dp.Trace, dp.Work, dp.Error)
 kinds += (dp.Mismatch, dp.PeerLost, dp.RendezvousError, dp.Timeout, dp.Unsupported)
 assert all(inspect.isclass(kind) for kind in kinds)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme
+from benchmarks.harness.figures import source
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -148,13 +149,16 @@ def test_figures_are_those_of_the_committed_results():
     performance = readme.PERFORMANCE.read_text()
     assert set(re.findall(r"<!-- figures: (\w+) -->", performance)) == set(readme.MORE_TABLES)
     assert readme.rendered(performance) == performance
+    torchs = readme.TORCH_DISTRIBUTED.read_text()
+    assert set(re.findall(r"<!-- figures: (\w+) -->", torchs)) == set(readme.TABLES_OF_TORCH)
+    assert readme.rendered(torchs) == torchs
 
 
 def test_a_commit_with_changes_is_shown_as_one():
     record = {"machine": {"cores": 2, "cpu": "X"}, "date": "2026-11-22T00:00", "commit": "a" * 12}
-    assert f"commit {'a' * 10})" in readme.source("x", record)
+    assert f"commit {'a' * 10})" in source("x", record)
     record["commit"] += "+"
-    assert f"commit {'a' * 10}+, with uncommitted changes)" in readme.source("x", record)
+    assert f"commit {'a' * 10}+, with uncommitted changes)" in source("x", record)
 
 
 def test_links_lead_somewhere():

@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import slurm
 from tests.ranks.mpi import MPICH, MPIRUN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +26,7 @@ CASES += [(title, block, "mpich") for title, block in BLOCKS if title == "mpiexe
 LINE = re.compile(r"steps (\d+) to 60 on (\d) ranks, (\w+): loss [\d.]+, parameters (\w{12})")
 
 
-def run(block, folder, launcher):
+def run(block, folder, launcher, **variables):
     """In a folder that has the examples. Root, and more ranks than cores, need Open MPI's leave."""
     (folder / "examples").symlink_to(ROOT / "examples")
     without = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -42,6 +45,7 @@ def run(block, folder, launcher):
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        **variables,
     }
     return subprocess.run(
         ["bash", "-ec", block], cwd=folder, env=environment,
@@ -49,12 +53,27 @@ def run(block, folder, launcher):
     )  # fmt: skip
 
 
-def can_start(title, launcher):
-    if title == "Slurm":
-        return shutil.which("srun") is not None
-    if title == "mpiexec":
-        return (MPICH / ".stamp").exists() if launcher == "mpich" else MPIRUN.exists()
-    return True
+def why_not(title, launcher):
+    """Why a command can't be run here, or nothing."""
+    if title == "Slurm" and not has_cluster():
+        return slurm.why_not()
+    if title == "Ray Train":
+        if find_spec("ray") is None:
+            return "needs Ray: pip install dpcore[ray]"
+        return "" if os.environ.get("DPCORE_TEST_FULL") else "takes long: DPCORE_TEST_FULL=1"
+    if title == "mpiexec" and launcher == "mpich":
+        return "" if (MPICH / ".stamp").exists() else "type: make .venv-mpich/.stamp"
+    if title == "mpiexec" and not MPIRUN.exists():
+        return "Open MPI is not installed beside this Python"
+    return ""
+
+
+@cache
+def has_cluster():
+    """Whether srun leads to a cluster that is there already."""
+    command = ["srun", "--immediate=5", "-n", "1", "true"]
+    there = shutil.which("srun") is not None
+    return there and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 _digests = {}  # by the number of ranks: of all launchers
@@ -66,11 +85,15 @@ _digests = {}  # by the number of ranks: of all launchers
     ids=[f"{title}-{number}" for number, (title, *_) in enumerate(CASES)],
 )
 def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
-    if not can_start(title, launcher):
-        pytest.skip("its launcher is not installed")
-    outcome = run(block, tmp_path, launcher)
+    if reason := why_not(title, launcher):
+        pytest.skip(reason)
+    if title == "Slurm" and not has_cluster():
+        with slurm.cluster(tmp_path / "slurm") as variables:
+            outcome = run(block, tmp_path, launcher, **variables)
+    else:
+        outcome = run(block, tmp_path, launcher)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    (found,) = LINE.findall(outcome.stdout)
+    (found,) = set(LINE.findall(outcome.stdout))  # Ray may repeat what a worker prints
     first, ranks, backend, digest = found
     assert first == ("21" if "--fail-at" in block else "1")
     assert ranks == ("1" if title == "One process" else "2")
@@ -80,5 +103,6 @@ def test_a_command_trains_the_same_model(tmp_path, title, block, launcher):
 
 def test_every_launcher_has_a_section():
     titles = [title for title, _ in BLOCKS]
-    assert {"One process", "torchrun", "mpiexec", "Slurm", "By hand"} == set(titles)
+    launchers = {"One process", "torchrun", "mpiexec", "Slurm", "Ray Train", "By hand"}
+    assert launchers == set(titles)
     assert titles.count("torchrun") == titles.count("mpiexec") == 2

@@ -45,6 +45,28 @@ def assert_properly_nested(content):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_messages_name_the_other_rank_also_in_a_group(tmp_path, mode):
+    """By its number among the ranks that are traced, and not by that in the group."""
+
+    def work(comm, path):
+        group = comm.split(comm.rank % 2)  # ranks 0 and 2, 1 and 3
+        got, way = np.empty(4, np.float32), comm.rank ^ 2
+        with dp.trace(path, comm=comm) as t:
+            sent = group.send(np.ones(4, np.float32), 1 - group.rank, tag=7, async_op=True)
+            group.recv(got, 1 - group.rank, tag=7)
+            sent.wait()
+        messages = [e for e in t.events if e.kind == "operation" and e.name in ("send", "recv")]
+        assert sorted((e.name, e.peer, e.operation) for e in messages) == [
+            ("recv", way, 7), ("send", way, 7),
+        ]  # fmt: skip
+
+    path = tmp_path / "run.json"
+    dp.spawn(work, 4, path, mode=mode)
+    (sent,) = spans_of(read_json(path), name="send", pid=1, cat="operation")
+    assert sent["args"] == sent["args"] | {"operation": 7, "bytes": 16, "peer": 3}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_one_file_shows_all_ranks(tmp_path, mode):
     def work(comm, path):
         values = np.ones(1000, np.float32)

@@ -23,15 +23,19 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
 USED = (
+    "convert",
     "data_parallel",
     "across_steps",
     "local_updates",
     "noise_scale",
+    "monitor",
+    "notebooks",
     "parallel",
     "torch_distributed",
     "frameworks",
     "running",
     "network",
+    "interconnects",
     "gpu",
     "mpi",
     "variables",
@@ -62,8 +66,9 @@ class Broken(SystemExit):
 
 
 def pages() -> list[tuple[str, list[Path]]]:
-    def first_the_list(path: Path) -> tuple[bool, str]:
-        return path.name != "README.md", path.name
+    def first_the_list(path: Path) -> tuple[bool, int, str]:
+        number = re.match(r"\d+", path.name)  # 10 comes after 9
+        return path.name != "README.md", int(number[0]) if number else 0, path.name
 
     return [
         (title, sorted(ROOT.glob(names), key=first_the_list))

@@ -27,6 +27,7 @@ BLOCK = re.compile(r"(<!-- entered files -->\n).*?(<!-- end -->)", re.DOTALL)
 BYTES = 1 << 20
 CALLS = 60  # enough that some find their peer there, and some wait for it
 USUAL = 0.9  # of the calls
+BY_THE_CLOCK = {"engine/engine_trouble.cpp"}  # whether the 20 ms between two looks end in a call
 RUNS = 5  # in some, the two ranks fall into a step in which one sleeps in most calls
 WAYS = {"mapped": "over mapped memory", "tcp": "over TCP"}
 # From the call down to the kernel, as the picture of the folders has them.
@@ -69,7 +70,8 @@ def measured(way: str) -> tuple[set[str], set[str]]:
         )
         for is_late in (False, True)
     )
-    return usual, late - usual
+    usual -= BY_THE_CLOCK
+    return usual, (late | BY_THE_CLOCK) - usual
 
 
 def run(way: str) -> list[tuple[str, set[str]]]:
@@ -123,7 +125,7 @@ def table() -> str:
         if any(cells):
             lines.append(f"| {'' if folder == '.' else folder} | {' | '.join(cells)} |")
     late = [text_of(found[way][1]) for way in WAYS]
-    lines.append(f"| and when a peer is late | {' | '.join(late)} |")
+    lines.append(f"| and when a peer is late, or 20 ms are over | {' | '.join(late)} |")
     return "\n".join(lines) + "\n"
 
 

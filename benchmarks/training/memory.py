@@ -9,17 +9,16 @@ reserve counts as well.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dpcore.compare.training.held import give_back_at_once, proportional_bytes
 from dpcore.compare.training.ranks import WARM_STEPS, beside_gloo, step_of, wrapped
 
 _STEPS = WARM_STEPS + 5
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glibc's mallopt
 _PAUSE = 0.002  # seconds between two looks
 
 
@@ -27,7 +26,7 @@ class Watcher:
     """Looks at this process while its block runs; `most` is in bytes, of what was added in it."""
 
     def __enter__(self) -> Watcher:
-        self._before = _proportional_bytes() + _unmapped_arena_bytes()
+        self._before = proportional_bytes() + _unmapped_arena_bytes()
         self.most = 0
         self._over = threading.Event()
         self._looking = threading.Thread(target=self._look)
@@ -41,12 +40,7 @@ class Watcher:
 
     def _look(self) -> None:
         while not self._over.wait(_PAUSE):
-            self.most = max(self.most, _proportional_bytes())
-
-
-def _proportional_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+            self.most = max(self.most, proportional_bytes())
 
 
 def _unmapped_arena_bytes() -> int:
@@ -66,21 +60,12 @@ def _unmapped_arena_bytes() -> int:
     return own - mapped
 
 
-def _give_back_at_once() -> None:
-    """What is freed goes to the kernel, now and from now on. Else malloc keeps some 100 MB for
-    reuse, more or less by chance, which would count as used."""
-    libc = ctypes.CDLL(None)
-    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-        libc.mallopt(option, _KEPT_BYTES)
-    libc.malloc_trim(0)
-
-
 @beside_gloo
 def peak(comm: Any, model: str, contender: str, folder: str) -> int:
     """On a rank: bytes that building and training the model added at most."""
     first = wrapped(contender, torch.nn.Linear(2, 2), comm)  # modules load what they need
     first(torch.ones(1, 2)).sum().backward()
-    _give_back_at_once()
+    give_back_at_once()
     comm.barrier()
     with Watcher() as seen:
         step = step_of(contender, model, comm)

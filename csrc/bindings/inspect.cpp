@@ -22,7 +22,8 @@ template <class Field>
 void put(py::dict& fields, const char* name, size_t offset) {
   fields[name] =
       py::make_tuple(offset, sizeof(Field),
-                     std::is_signed_v<Field> || std::is_same_v<Field, std::atomic<int64_t>>);
+                     std::is_signed_v<Field> || std::is_same_v<Field, std::atomic<int64_t>> ||
+                         std::is_same_v<Field, std::atomic<int32_t>>);
 }
 
 #define DPCORE_FIELD(fields, type, name) \
@@ -37,15 +38,52 @@ py::dict header_fields() {
   return fields;
 }
 
+py::dict mirrors_fields() {
+  py::dict fields;
+  DPCORE_FIELD(fields, MirrorHeader, magic);
+  DPCORE_FIELD(fields, MirrorHeader, version);
+  DPCORE_FIELD(fields, MirrorHeader, process);
+  DPCORE_FIELD(fields, MirrorHeader, first);
+  DPCORE_FIELD(fields, MirrorHeader, stride);
+  return fields;
+}
+
+py::dict message_fields() {
+  py::dict fields;
+  DPCORE_FIELD(fields, MessageWait, seen_ns);
+  DPCORE_FIELD(fields, MessageWait, since_ns);
+  DPCORE_FIELD(fields, MessageWait, tag);
+  DPCORE_FIELD(fields, MessageWait, bytes);
+  DPCORE_FIELD(fields, MessageWait, peer);
+  DPCORE_FIELD(fields, MessageWait, sends);
+  return fields;
+}
+
+py::dict where_fields() {
+  py::dict fields;
+  DPCORE_FIELD(fields, Whereabouts, changes);
+  DPCORE_FIELD(fields, Whereabouts, seen_ns);
+  DPCORE_FIELD(fields, Whereabouts, since_ns);
+  DPCORE_FIELD(fields, Whereabouts, operations);
+  DPCORE_FIELD(fields, Whereabouts, text);
+  return fields;
+}
+
 py::dict control_fields() {
   py::dict fields;
   DPCORE_FIELD(fields, ControlBlock, magic);
   DPCORE_FIELD(fields, ControlBlock, version);
   DPCORE_FIELD(fields, ControlBlock, rank);
   DPCORE_FIELD(fields, ControlBlock, world);
+  DPCORE_FIELD(fields, ControlBlock, member);
+  DPCORE_FIELD(fields, ControlBlock, job);
+  DPCORE_FIELD(fields, ControlBlock, group);
   DPCORE_FIELD(fields, ControlBlock, left);
   DPCORE_FIELD(fields, ControlBlock, operations_seen);
+  DPCORE_FIELD(fields, ControlBlock, alive_ns);
   DPCORE_FIELD(fields, ControlBlock, abort);
+  DPCORE_FIELD(fields, ControlBlock, message);
+  DPCORE_FIELD(fields, ControlBlock, where);
   DPCORE_FIELD(fields, ControlBlock, history);
   return fields;
 }
@@ -99,12 +137,16 @@ py::dict control_layout() {
   layout["sizes"] = py::dict(
       py::arg("header") = sizeof(ArenaHeader), py::arg("control") = sizeof(ControlBlock),
       py::arg("abort") = sizeof(AbortRecord), py::arg("history_entry") = sizeof(HistoryEntry),
-      py::arg("fingerprint") = sizeof(Fingerprint));
+      py::arg("fingerprint") = sizeof(Fingerprint), py::arg("mirrors") = sizeof(MirrorHeader),
+      py::arg("message") = sizeof(MessageWait), py::arg("where") = sizeof(Whereabouts));
   layout["header"] = header_fields();
   layout["control"] = control_fields();
   layout["abort"] = abort_fields();
   layout["history_entry"] = history_fields();
   layout["fingerprint"] = fingerprint_fields();
+  layout["mirrors"] = mirrors_fields();
+  layout["message"] = message_fields();
+  layout["where"] = where_fields();
   layout["collectives"] = names<Collective>(kCollectiveCount);
   layout["dtypes"] = names<DType>(kDTypeCount);
   layout["ops"] = names<ReduceOp>(kReduceOpCount);

@@ -167,6 +167,13 @@ py::dict times_of(Reducer& reducer) {
   return out;
 }
 
+// See step_watch.h.
+py::tuple sums_of(Reducer& reducer) {
+  const StepWatch::Sums& sums = reducer.watch().sums();
+  return py::make_tuple(sums.backwards, sums.compute_ns, sums.waited_ns, sums.communication_ns,
+                        sums.bytes);
+}
+
 // Of all tensors in the list, which may hold None. Python takes a hundred times as long to look.
 uint64_t hash_of_sizes(const py::list& tensors) {
   Fnv hash;
@@ -310,6 +317,8 @@ void register_reducer(py::module_& m) {
       .def("sample_every", [](Reducer& reducer, uint64_t steps) { reducer.times().every = steps; })
       .def("bucket", bucket_of)
       .def("times", times_of)
+      .def("watch", [](Reducer& reducer, bool on) { reducer.watch().watch(on); })
+      .def("sums", sums_of)
       .def_property_readonly("is_incomplete", &Reducer::is_incomplete)
       .def_property_readonly("has_ended_incomplete", &Reducer::has_ended_incomplete)
       .def_property_readonly("is_graph_static", &Reducer::is_graph_static)

@@ -93,7 +93,13 @@ void register_schedule(py::module_& m) {
       .def_readonly("root", &Schedule::root)
       .def_readonly("ordered", &Schedule::ordered)
       .def_property_readonly("moves", &moves_of)
-      .def("__repr__", &repr_of);
+      .def("__repr__", &repr_of)
+      .def(
+          "_repr_html_",
+          [](const py::object& self) {
+            return py::module_::import("dpcore.show.stepper").attr("stepper_of")(self);
+          },
+          "For notebooks: move by move.");
 
   m.def(
       "schedule",

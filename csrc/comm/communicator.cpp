@@ -49,8 +49,10 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
   rendezvous.costs = options.costs;
   auto endpoint = Endpoint::meet(
       options.threads ? RankKind::threads : RankKind::processes, rendezvous, options.tcp.get(),
-      Group::control_bytes(options.world),
-      [&](std::byte* control) { Group::prepare_control(control, options.rank, options.world); });
+      Group::control_bytes(options.world), [&](std::byte* control) {
+        Group::prepare_control(control, options.rank, options.world,
+                               {Endpoint::job_of(options.job), Context::kRootGroup, options.rank});
+      });
   std::vector<int> members(options.world);
   std::vector<uint64_t> offsets(options.world);
   for (int r = 0; r < options.world; ++r) {
@@ -258,6 +260,17 @@ void Communicator::wait(Operation& operation, double timeout_s,
   }
   if (operation.status.load(std::memory_order_acquire) == Operation::failed) {
     group_->raise_failure();
+  }
+}
+
+void Communicator::show_where(const std::string& where, int64_t since_ns) {
+  if (closed()) {
+    return;
+  }
+  group_->show_where(where, since_ns, now_ns());
+  // A rank that is busy elsewhere still hears what the others say of themselves.
+  if (endpoint().network() != nullptr && context_->engine().in_flight() == 0) {
+    context_->engine().take_in_control();
   }
 }
 

@@ -120,6 +120,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Zero-filled memory that all ranks of the host can reach.
   std::shared_ptr<std::byte> allocate(size_t bytes) { return endpoint().arena().allocate(bytes); }
 
+  // For `dpcore inspect`: where the program is, and since when. By one thread.
+  void show_where(const std::string& where, int64_t since_ns);
   // Tells the peers that this rank gives up, and why; every rank's next call raises.
   void abort(const std::string& reason);
   // Waits for operations in flight, then leaves. Later calls raise. What has failed, and nobody was

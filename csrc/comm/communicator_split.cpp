@@ -48,9 +48,10 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
     offsets[i] = entries[ranks[i]].offset;
   }
   if (new_world > 0) {
-    Group::prepare_control(block.get(), new_rank, new_world);
-    remote = Group::meet_remote(endpoint(), members, new_rank,
-                                Context::group_name(members[0], entries[ranks[0]].groups_made));
+    const uint64_t name = Context::group_name(members[0], entries[ranks[0]].groups_made);
+    Group::prepare_control(block.get(), new_rank, new_world,
+                           {endpoint().job(), name, members[new_rank]});
+    remote = Group::meet_remote(endpoint(), members, new_rank, name);
   }
   Request barrier;  // nobody looks at a control block, or sends a frame, before it is prepared
   barrier.collective = Collective::barrier;

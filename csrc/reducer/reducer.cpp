@@ -231,6 +231,7 @@ void Reducer::begin_forward() {
     }
   }
   times_.forward_begin_ns = now_ns();
+  watch_.forward_begins(times_.forward_begin_ns);
 }
 
 void Reducer::check_complete() {
@@ -252,6 +253,7 @@ void Reducer::check_complete() {
 
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
   times_.forward_end_ns = now_ns();
+  watch_.goes_on(times_.forward_end_ns);
   if (open_) {
     unfinished_ = 0;  // no backward has followed the last forward
     open_ = false;
@@ -300,6 +302,7 @@ void Reducer::open(bool again) {
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
+    bucket.next_leg_launched_ns = 0;
     bucket.first_joined = static_cast<size_t>(&bucket - buckets_.data());
     bucket.joined_count = 1;
     bucket.filled = false;

@@ -36,6 +36,7 @@
 #include "reducer/backward/gradient_hooks.h"
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_times.h"
+#include "reducer/backward/step_watch.h"
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/bucket_communicator.h"
 #include "reducer/bucket/bucket_hook.h"
@@ -198,6 +199,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   const Copies& copies() const { return copies_; }
   int64_t first_gradient_ns() const { return first_gradient_ns_; }
   StepTimes& times() { return times_; }
+  StepWatch& watch() { return watch_; }
 
  private:
   // GradientListener
@@ -254,6 +256,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void queue_end_of_backward();
   void end_of_backward();
   void finish_iteration();
+  void note_ways();
   void check_launch(std::span<const size_t> buckets) const;
   void launch_in_order();
   void send(std::span<Bucket> buckets, Launch how);
@@ -362,6 +365,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   Compute forward_;
   Compute backward_;
   StepTimes times_;
+  StepWatch watch_;
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.
   std::unique_ptr<GradientHooks> hooks_;

@@ -19,6 +19,9 @@ namespace dpcore {
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
   if (!synchronised_) {
     accumulated_[i] = gradients_[i].parameter.grad().defined() ? 1 : 0;
+    if (watch_.is_watched()) {
+      watch_.goes_on(now_ns());
+    }
     return;
   }
   const auto afterwards = c10::make_scope_exit([this] { incoming_ = nullptr; });
@@ -118,6 +121,9 @@ void Reducer::begin_backward_if_new() {
     return;
   }
   first_gradient_ns_ = now_ns();
+  if (!watch_.computes()) {
+    watch_.forward_begins(first_gradient_ns_);  // a backward again
+  }
   find_unused();
 }
 
@@ -162,6 +168,7 @@ void Reducer::end_of_backward() {
       }
     }
     times_.end_of_backward_ns = now_ns();
+    watch_.backward_ends(times_.end_of_backward_ns);
     end_compute(backward_, "backward");
     if (listens(LaunchSchedule::backward_end)) {
       schedule_->on_backward_end(*this);
@@ -177,6 +184,7 @@ void Reducer::end_of_backward() {
     if (!sparse_.empty()) {
       // Another order on another rank would pair different parameters.
       std::sort(sparse_.begin(), sparse_.end());
+      const StepWatch::Wait waiting(watch_);
       callbacks_.reduce_sparse(sparse_);
     }
     await_or_withhold();
@@ -207,7 +215,24 @@ void Reducer::finish_iteration() {
   }
   backward_ns_ = now_ns() - first_gradient_ns_;
   times_.sample(completed_, first_gradient_ns_, buckets_);
+  if (watch_.is_watched()) {
+    note_ways();
+  }
   ++completed_;
+}
+
+void Reducer::note_ways() {
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.skipped) {
+      const uint64_t elements = bucket.bytes / bucket.flat.element_size();
+      watch_.add_way(bucket.launched_ns, bucket.over_ns,
+                     elements * bucket.travelling().element_size());
+    }
+    if (bucket.next_leg_launched_ns != 0) {
+      watch_.add_way(bucket.next_leg_launched_ns, bucket.next_leg_over_ns, bucket.bytes);
+    }
+  }
+  watch_.step_ends();
 }
 
 // ---- traces ----------------------------------------------------------------------------------

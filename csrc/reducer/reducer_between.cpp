@@ -105,6 +105,7 @@ void Reducer::start_norms() {
 
 void Reducer::finish_norms() {
   try {
+    const StepWatch::Wait waiting(watch_);
     norms_->finish(*communicator_, buckets_.size() + 1);
   } catch (...) {
     raise_about(kNorms);

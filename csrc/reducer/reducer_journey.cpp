@@ -75,7 +75,8 @@ void Reducer::launch_next_leg(size_t b, Launch how) {
   call.priority = how.priority;
   call.background = how.background;
   call.layout = salted(Fnv().add(bucket.layout).add(uint64_t{1}).value());
-  note_moment("bucket launch", EventKind::launch, b, bucket.bytes, now_ns());
+  bucket.next_leg_launched_ns = now_ns();
+  note_moment("bucket launch", EventKind::launch, b, bucket.bytes, bucket.next_leg_launched_ns);
   try {
     legs_.start_gather(b, bucket, call);
   } catch (...) {
@@ -89,12 +90,15 @@ void Reducer::wait_for_leg(size_t b) {
   }
   Bucket& bucket = buckets_[b];
   try {
+    const StepWatch::Wait waiting(watch_);
     legs_.wait_for_gather(b);
   } catch (...) {
     const bool of_parameters = legs_.journey().updates_parts();
     raise_about(describe(b, bucket, gradients_), of_parameters ? which_are_new() : "");
   }
   bucket.complete_ns = now_ns();
+  const int64_t over_ns = communicator_->over_ns(b);
+  bucket.next_leg_over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
   if (!legs_.journey().updates_parts()) {
     hand_out(bucket);
     if (listens(LaunchSchedule::bucket_complete)) {

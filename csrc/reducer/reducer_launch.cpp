@@ -184,6 +184,7 @@ std::vector<double> Reducer::max_over_ranks(std::vector<double> values) {
   try {
     communicator_->start(slot, everywhere,
                          {.op = ReduceOp::max, .layout = settings_.tag, .background = false});
+    const StepWatch::Wait waiting(watch_);
     communicator_->wait(slot);
   } catch (...) {
     raise_about("max_over_ranks of schedule '" + schedule_->name() + "'");
@@ -239,11 +240,14 @@ void Reducer::wait(size_t b) {
   }
   const std::span<Bucket> together = sent_with(bucket);
   const size_t first = bucket.first_joined;
+  int64_t over_ns = 0;
   try {
+    const StepWatch::Wait waiting(watch_);
     if (hook_) {
       hook_->wait(b, bucket.flat);
     } else {
       communicator_->wait(first);
+      over_ns = communicator_->over_ns(first);
       if (together.size() > 1) {
         take_apart(together);
       }
@@ -253,6 +257,7 @@ void Reducer::wait(size_t b) {
   }
   for (Bucket& member : together) {
     finish_bucket(member);
+    member.over_ns = over_ns != 0 ? over_ns : member.complete_ns;
   }
   if (!open_ && unfinished_ == 0) {
     finish_iteration();

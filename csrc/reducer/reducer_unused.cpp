@@ -68,6 +68,7 @@ void Reducer::agree_on_unused() {
     communicator_->start(
         slot, used_anywhere_,
         {.op = ReduceOp::sum, .priority = kUrgent, .layout = settings_.tag, .background = false});
+    const StepWatch::Wait waiting(watch_);
     communicator_->wait(slot);
   } catch (...) {
     raise_about("the map of used parameters");
@@ -155,6 +156,7 @@ void Reducer::shadow_backward() {
   }
   open_ = false;
   synchronised_ = false;
+  watch_.shadow_ends();
   ++completed_;
 }
 

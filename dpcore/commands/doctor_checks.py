@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dpcore._core_choice import NoCore, how_to_install_torch
 from dpcore.commands.doctor_gpu import nccl
+from dpcore.commands.doctor_links import links
 from dpcore.commands.doctor_mpi import mpi
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
 
@@ -173,6 +174,7 @@ CHECKS: tuple[Check, ...] = (
     kernel,
     namespaces,
     interfaces,
+    links,
     drawing,
     mpi,
     cupy,

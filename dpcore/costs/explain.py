@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpcore.costs.constants import Costs
+from dpcore.markup import paragraphs, table
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -70,6 +71,25 @@ class Explanation:
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
 
+    def _repr_html_(self) -> str:
+        """For notebooks. The first candidate of each collective is expected to be the fastest."""
+        rows = [
+            [
+                choice.collective if number == 0 else "",
+                one.algorithm + (" (runs)" if one.algorithm == choice.algorithm else ""),
+                f"{one.seconds * 1e6:.1f}",
+                str(one.steps),
+                f"{one.network_bytes / 1e6:.3f}",
+                "yes" if one.ordered else "no",
+                choice.why if number == 0 else "",
+            ]
+            for choice in self
+            for number, one in enumerate(choice.candidates or (_nothing(choice),))
+        ]
+        columns = ["collective", "algorithm", "us", "steps", "MB per host", "ordered", "why"]
+        head = str(self).splitlines()[:4]
+        return table(columns, rows, head[0]) + paragraphs(head[1:])
+
     def __str__(self) -> str:
         memory, network = self.costs.memory, self.costs.network
         head = [
@@ -84,6 +104,11 @@ class Explanation:
                 f"message, {rate:.2f} GB/s"
             )
         return "\n".join([*head, *map(str, self.choices)])
+
+
+def _nothing(choice: Choice) -> Candidate:
+    """Where no candidate was priced."""
+    return Candidate(choice.algorithm, 0.0, 0, 0.0, True, True)
 
 
 def explain(native: _C.Communicator, nbytes: int, source: str) -> Explanation:

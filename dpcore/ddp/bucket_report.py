@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from dpcore.markup import paragraphs, table
+
 
 @dataclass(frozen=True)
 class BucketLine:
@@ -42,19 +44,45 @@ class BucketReport(Sequence[BucketLine]):
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __str__(self) -> str:
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        columns = ["bucket", "MiB", "dtype", "ready ms", "sent ms", "done ms", "parameters"]
+        rows = [
+            [
+                str(number),
+                f"{line.bytes / 2**20:.3f}",
+                line.dtype,
+                *(
+                    "-" if time is None else f"{time:.3f}"
+                    for time in (line.ready_ms, line.launched_ms, line.complete_ms)
+                ),
+                _names(line),
+            ]
+            for number, line in enumerate(self)
+        ]
+        return table(columns, rows, self._head()[0]) + paragraphs(self._head()[1:])
+
+    def _head(self) -> list[str]:
         order = "of arrival" if self.rebuilt else "of registration, reversed"
-        text = [
+        return [
             f"schedule {self.schedule}, {len(self)} buckets in the order {order}",
             *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
+        ]
+
+    def __str__(self) -> str:
+        text = [
+            *self._head(),
             "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",
         ]
         for number, line in enumerate(self._lines):
             times = (line.ready_ms, line.launched_ms, line.complete_ms)
             shown = "".join(f"{'-':>11}" if time is None else f"{time:>11.3f}" for time in times)
-            names = ", ".join(line.parameters[:2])
-            more = len(line.parameters) - 2
-            names += f" and {more} more" if more > 0 else ""
             size = line.bytes / 2**20
-            text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {names}")
+            text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {_names(line)}")
         return "\n".join(text)
+
+
+def _names(line: BucketLine) -> str:
+    names = ", ".join(line.parameters[:2])
+    more = len(line.parameters) - 2
+    return names + (f" and {more} more" if more > 0 else "")

@@ -13,6 +13,7 @@ communication, so that a copy that only one rank makes does not disturb the numb
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,7 @@ class ModelGroup:
         compares = capabilities_of(group).compares_layouts
         self._comm = cast(Any, group) if compares else None
         self._kind = type(module).__name__
+        self.waited_ns = 0  # in operations that the program waits for on the spot
         number = 0
         if self._comm is not None and is_copy:
             self._comm._copied_models += 1
@@ -106,6 +108,15 @@ class ModelGroup:
         return work
 
     def _run(self, name: str, *buffers: Any, content: int = 0, **options: Any) -> Any:
+        if options.get("async_op"):
+            return self._call(name, buffers, content, options)
+        begin = time.monotonic_ns()
+        try:
+            return self._call(name, buffers, content, options)
+        finally:
+            self.waited_ns += time.monotonic_ns() - begin
+
+    def _call(self, name: str, buffers: Any, content: int, options: dict[str, Any]) -> Any:
         operation = getattr(self.group, name)
         if self._comm is None:
             return operation(*buffers, **options)

@@ -223,6 +223,7 @@ def _close_shortcuts(open_ones: Sequence[str]) -> None:
         sys.modules[f"dpcore.reference.{name}"] = None  # type: ignore[assignment]
         if hasattr(reference, name):
             delattr(reference, name)
+    sys.modules["dpcore.parallel.pipeline_plans"] = None  # type: ignore[assignment]
     dpcore._C.plan_buckets = shut("plan_buckets")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.costs import constants as costs
 from dpcore.costs.link import check_no_link, link_or_variable, make_link, speeds
 from dpcore.errors import Error, Unsupported
+from dpcore.launch import whereabouts
 from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
 from dpcore.launch.rendezvous import tcp_options
 
@@ -227,6 +228,8 @@ def connect(
     _all.add(communicator)
     if transport != "inproc":
         _tell_peers_about_uncaught_errors()
+        if world_size > 1:
+            whereabouts.watch(communicator)
     _announce(communicator, job, began_ns)
     return communicator
 

@@ -173,7 +173,7 @@ def run_processes(
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    _start_fork_server()
+    start_fork_server()
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
     rendezvous = f"spawn-{uuid.uuid4().hex}"
     outcomes = [Outcome(rank) for rank in range(world_size)]
@@ -181,7 +181,7 @@ def run_processes(
     processes = []
     lines: dict[Connection, tuple[Outcome, Any]] = {}
     try:
-        with _unimportable_main():
+        with unimportable_main():
             for rank in range(world_size):
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
@@ -209,7 +209,7 @@ def run_processes(
     return outcomes
 
 
-def _start_fork_server() -> None:
+def start_fork_server() -> None:
     """Starts the fork server such that no file is left when everything is killed.
 
     Its socket lies in a directory of its own, which is removed at once: the open handle of the
@@ -292,7 +292,7 @@ def _rank_main(
     import cloudpickle
     import torch
 
-    _end_with_launcher()
+    end_with_launcher()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
@@ -315,7 +315,7 @@ def _rank_main(
     sys.stderr.flush()
 
 
-def _end_with_launcher() -> None:
+def end_with_launcher() -> None:
     """From here on the kernel sends SIGTERM when the launcher is gone, however it went."""
     launcher = multiprocessing.parent_process()
     if launcher is None:
@@ -329,7 +329,7 @@ def _end_with_launcher() -> None:
 
 
 @contextlib.contextmanager
-def _unimportable_main() -> Iterator[None]:
+def unimportable_main() -> Iterator[None]:
     """Keeps multiprocessing from running the caller's script again in every rank."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -28,6 +28,7 @@ _ELEMENT_WISE = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam"),
     *("RMSprop", "Adagrad", "Adadelta", "Adamax"),
 )
+_PER_PARAMETER = ("Adafactor", "Muon")  # each parameter is, as a whole
 
 
 class DistributedOptimizer(Optimizer):
@@ -38,8 +39,9 @@ class DistributedOptimizer(Optimizer):
     it. ``step()`` returns before the parameters are new; whoever reads them by ``model`` or runs
     a forward gets them new.
 
-    torch's element-wise optimizers are known. A class of one's own says which kind it is, by
-    ``element_wise = True`` or ``per_parameter = True``; the latter run under "priority" and "dear".
+    torch's element-wise optimizers are known, and that its Adafactor and Muon need whole
+    parameters. A class of one's own says which kind it is, by ``element_wise = True`` or
+    ``per_parameter = True``; the latter run under "priority" and "dear".
     """
 
     def __init__(self, optimizer: Optimizer, model: DataParallel) -> None:
@@ -126,10 +128,11 @@ class DistributedOptimizer(Optimizer):
 
 def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
     kind = type(optimizer)
-    is_torchs = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENT_WISE
-    if is_torchs or getattr(kind, "element_wise", False):
+    is_torchs = kind.__module__.startswith("torch.optim")
+    if (is_torchs and kind.__name__ in _ELEMENT_WISE) or getattr(kind, "element_wise", False):
         return
-    if not getattr(kind, "per_parameter", False):
+    is_known = is_torchs and kind.__name__ in _PER_PARAMETER
+    if not (is_known or getattr(kind, "per_parameter", False)):
         raise Unsupported(
             f"DistributedOptimizer: whether {kind.__name__} may step a few parameters at a time is "
             "not known. If each number is stepped by its own gradient and state, set "

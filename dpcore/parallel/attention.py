@@ -17,7 +17,8 @@ are then shared by groups of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+Span = Callable[[str], AbstractContextManager[Any]]
 _GRADIENTS = 1  # tag of the keys' and values' gradients; that of themselves is 0
 
 
@@ -51,10 +53,18 @@ def zigzag(length: int, world: int, rank: int) -> Tensor:
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, comm: Any, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    comm: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    span: Span = nullcontext,
 ) -> Tensor:
     """Attention of this rank's tokens to all ranks' tokens. With ``causal`` ranks hold the tokens
-    that ``zigzag`` says; otherwise any equal number of them."""
+    that ``zigzag`` says; otherwise any equal number of them. ``span``: that of a ``dp.trace()``,
+    which then shows the blocks over the shifts, "block 2" for the keys of rank 2."""
     _check(q, k, v)
     if q.device.type != "cpu":
         raise Unsupported(f"ring_attention: tensors on {q.device}; it computes on the CPU")
@@ -63,9 +73,9 @@ def ring_attention(
             f"ring_attention: {q.shape[2]} queries and {k.shape[2]} keys on a rank; both must be "
             "as many, and with causal=True two equal chunks (zigzag)"
         )
-    if scale is None:
-        scale = q.shape[3] ** -0.5
-    return _Ring.apply(q, k, v, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    made: Tensor = _Ring.apply(q, k, v, comm, causal, scale, span)  # type: ignore[no-untyped-call]
+    return made
 
 
 def ulysses_attention(
@@ -83,11 +93,9 @@ def ulysses_attention(
     _check(q, k, v)
     world, heads, shared = comm.world_size, q.shape[1], k.shape[1]
     if shared < world or (heads != shared and shared % world):
-        raise Unsupported(
-            f"ulysses_attention: {shared} heads of keys for {world} ranks; "
-            + ("there is none for some" if shared < world else "groups of heads can't be cut")
-            + ", so use ring_attention or fewer ranks"
-        )
+        why = "there is none for some" if shared < world else "groups of heads can't be cut"
+        have = f"ulysses_attention: {shared} heads of keys for {world} ranks"
+        raise Unsupported(f"{have}; {why}, so use ring_attention or fewer ranks")
     q_seen, k_seen, v_seen = (all_to_all(x, comm, 1, 2, join_sizes=lengths) for x in (q, k, v))
     out = scaled_dot_product_attention(
         q_seen, k_seen, v_seen, is_causal=causal, scale=scale, enable_gqa=heads != shared
@@ -127,7 +135,7 @@ def block(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple[
 
 
 def block_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, masked: bool,
+    gradient: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, masked: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The block's part of the gradients. ``out`` and ``lse`` are those of all blocks: with them the
@@ -146,40 +154,38 @@ def _serving(k: Tensor, q: Tensor) -> Tensor:
 class _Ring(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, comm: Any, causal: bool, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, comm: Any, causal: bool, scale: float, span: Span
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
-        for source, (k_now, v_now) in _round(torch.stack((k, v)), comm):
-            rows, columns, masked = block_of(comm.rank, source, causal, q.shape[2])
-            pair = k_now[:, :, columns], v_now[:, :, columns]
-            more, its_lse = block(q[:, :, rows], *pair, masked, scale)
-            before = lse[:, :, rows]
-            both = torch.logaddexp(before, its_lse)
-            out[:, :, rows] *= (before - both).exp().unsqueeze(3)
-            out[:, :, rows] += more * (its_lse - both).exp().unsqueeze(3)
-            lse[:, :, rows] = both
+        for name, rows, _, masked, k_now, v_now in _round(q, k, v, comm, causal):
+            with span(name):
+                more, its_lse = block(q[:, :, rows], k_now, v_now, masked, scale)
+                before = lse[:, :, rows]
+                both = torch.logaddexp(before, its_lse)
+                out[:, :, rows] *= (before - both).exp().unsqueeze(3)
+                out[:, :, rows] += more * (its_lse - both).exp().unsqueeze(3)
+                lse[:, :, rows] = both
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = comm, causal, scale
+        ctx.rest = comm, causal, scale, span
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        comm, causal, scale = ctx.rest
+        comm, causal, scale, span = ctx.rest
         dq = torch.zeros(q.shape, dtype=lse.dtype)
         # What is known of a rank's gradients follows its keys, one turn behind, and comes home.
         known = torch.zeros(2, *k.shape, dtype=lse.dtype)
         moving: list[Any] = []
-        for source, (k_now, v_now) in _round(torch.stack((k, v)), comm):
-            rows, columns, masked = block_of(comm.rank, source, causal, q.shape[2])
-            pair = k_now[:, :, columns], v_now[:, :, columns]
-            part = gradient[:, :, rows], q[:, :, rows], *pair, out[:, :, rows], lse[:, :, rows]
-            more, *of_pair = block_backward(*part, masked, scale)
-            dq[:, :, rows] += more
+        for name, rows, columns, masked, k_now, v_now in _round(q, k, v, comm, causal):
+            with span(f"{name} back"):
+                of_rows = gradient[:, :, rows], q[:, :, rows], out[:, :, rows], lse[:, :, rows]
+                more, *of_pair = block_backward(*of_rows, k_now, v_now, masked, scale)
+                dq[:, :, rows] += more
             _wait(moving)
             for gradients, of_block in zip(known, of_pair, strict=True):
                 gradients[:, :, columns] += of_block
@@ -187,17 +193,18 @@ class _Ring(Function):
             moving = start_shift(sent, known, comm, tag=_GRADIENTS)
         _wait(moving)
         dk, dv = known.to(k.dtype)
-        return dq.to(q.dtype), dk, dv, None, None, None
+        return dq.to(q.dtype), dk, dv, None, None, None, None
 
 
-def _round(kv: Tensor, comm: Any) -> Iterator[tuple[int, Tensor]]:
-    """Turn by turn whose keys and values they are, and those; the next ones come meanwhile."""
+def _round(q: Tensor, k: Tensor, v: Tensor, comm: Any, causal: bool) -> Iterator[Any]:
+    """Turn by turn a block's name, what ``block_of`` says of it, and its keys and values; the next
+    ones come meanwhile."""
+    kv = torch.stack((k, v))
     for turn in range(comm.world_size):
-        coming, moving = kv, []
-        if turn < comm.world_size - 1:
-            coming = empty_like(kv, comm)
-            moving = start_shift(kv, coming, comm)
-        yield (comm.rank - turn) % comm.world_size, kv
+        source, coming = (comm.rank - turn) % comm.world_size, empty_like(kv, comm)
+        moving = start_shift(kv, coming, comm) if turn < comm.world_size - 1 else []
+        rows, columns, masked = block_of(comm.rank, source, causal, q.shape[2])
+        yield f"block {source}", rows, columns, masked, *kv[:, :, :, columns]
         _wait(moving)
         kv = coming
 

@@ -97,17 +97,15 @@ def all_to_all(
     lengths = list(join_sizes or [x.shape[join]] * comm.world_size)
 
     def run(x: Tensor) -> Tensor:
-        leaving = [part.reshape(-1) for part in torch.split(x, parts, split)]
-        shapes = []
-        for length in lengths:
-            shape = list(x.shape)
-            shape[split], shape[join] = parts[comm.rank], length
-            shapes.append(torch.Size(shape))
-        sent, came = [part.numel() for part in leaving], [shape.numel() for shape in shapes]
+        leaving = x.movedim((split, join), (0, 1)).contiguous()
+        rest = leaving.shape[2:]
+        came = [parts[comm.rank] * length * rest.numel() for length in lengths]
         output: Tensor = comm.empty(sum(came), dtype=x.dtype)
-        comm.all_to_all(output, torch.cat(leaving), input_sizes=sent, output_sizes=came)
-        pieces = zip(torch.split(output, came), shapes, strict=True)
-        return torch.cat([piece.view(shape) for piece, shape in pieces], join)
+        sent = _elements(parts, leaving)
+        comm.all_to_all(output, leaving.view(-1), input_sizes=sent, output_sizes=came)
+        pieces = zip(torch.split(output, came), lengths, strict=True)
+        joined = [piece.view(parts[comm.rank], length, *rest) for piece, length in pieces]
+        return torch.cat(joined, 1).movedim((0, 1), (split, join))
 
     return _through(x, run, lambda g: all_to_all(g, comm, join, split, lengths, parts))
 

@@ -106,12 +106,10 @@ def _of_torch(device_mesh: Any, sizes: dict[str, int]) -> Mesh:
 
     names = device_mesh.mesh_dim_names or ()
     found = dict(zip(names, device_mesh.mesh.shape, strict=False))
-    if not found or (sizes and sizes != found):
-        raise Unsupported(
-            f"mesh: {sizes} are not the axes of torch's mesh, {found}"
-            if found
-            else "mesh: torch's DeviceMesh has no names; make it with mesh_dim_names="
-        )
+    if not found:
+        raise Unsupported("mesh: torch's DeviceMesh has no names; make it with mesh_dim_names=")
+    if sizes and sizes != found:
+        raise Unsupported(f"mesh: {sizes} are not the axes of torch's mesh, {found}")
     groups = {name: device_mesh.get_group(name) for name in names}
     axes = {n: communicator_of(group) or TorchCommunicator(group) for n, group in groups.items()}
     return Mesh(TorchCommunicator(), found, axes)

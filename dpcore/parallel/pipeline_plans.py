@@ -17,12 +17,12 @@ and stages alike; for v stages on each rank (R-1)/(vM+R-1). A plan is checked wh
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -172,13 +172,14 @@ class PipelinePlan:
         share = {"F": 1.0, "B": 1.0, "I": 1 - weight, "W": weight}
         ends: dict[Action, float] = {}
         spans: list[list[tuple[Action, float, float]]] = [[] for _ in self.actions]
-        left = sum(map(len, self.actions))
-        while left:
-            before = left
+        while len(ends) < len(self._all):
+            before, stuck = len(ends), []
             for rank, row in enumerate(self.actions):
                 for action in row[len(spans[rank]) :]:
                     needs = self.needs(action)
-                    if not all(need in ends for need in needs):
+                    if missing := next((need for need in needs if need not in ends), None):
+                        there = self.rank_of[missing.stage]
+                        stuck.append(f"rank {rank} waits in {action} for {missing} of rank {there}")
                         break
                     away = (link * (self.rank_of[need.stage] != rank) for need in needs)
                     ready = (ends[need] + way for need, way in zip(needs, away, strict=True))
@@ -186,21 +187,14 @@ class PipelinePlan:
                     kind = "F" if action.kind == "F" else "B"
                     ends[action] = begin + of_stage[kind][action.stage] * share[action.kind]
                     spans[rank].append((action, begin, ends[action]))
-                    left -= 1
-            if left == before:
-                raise Unsupported(self._deadlock(ends, [len(done) for done in spans]))
+            if len(ends) == before:
+                raise Unsupported(f"{self.name} would never end: {'; '.join(stuck)}")
         return Price(max(ends.values()), spans)
 
     def live(self) -> list[int]:
         """The most micro-batches, counted at each of its stages, that a rank has activations of."""
-        most = []
-        for row in self.actions:
-            count, counts = 0, [0]
-            for action in row:
-                count += {"F": 1, "I": 0}.get(action.kind, -1)
-                counts.append(count)
-            most.append(max(counts))
-        return most
+        change = {"F": 1, "I": 0, "B": -1, "W": -1}
+        return [max(accumulate((change[a.kind] for a in row), initial=0)) for row in self.actions]
 
     def draw(self) -> str:
         """Rank by rank: a column lasts as long as F, I or W, and B two of them; dots are idle."""
@@ -227,61 +221,46 @@ class PipelinePlan:
 
     def to_csv(self) -> str:
         """For ``_load_csv`` of torch's schedules: a line for each rank, a cell for each action."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(map(str, row) for row in self.actions)
-        return text.getvalue()
+        return "".join(",".join(map(str, row)) + "\n" for row in self.actions)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> PipelinePlan:
         """Of a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes that
         torch overlaps stand one after the other."""
         rows = []
-        for cells in csv.reader(io.StringIO(text)):
-            for cell in filter(None, map(str.strip, cells)):
+        for line in text.splitlines():
+            for cell in filter(None, map(str.strip, line.split(","))):
                 if not _CELL.fullmatch(cell):
                     raise Unsupported(
                         f"pipeline_plan: {cell!r} is no pass such as 0F3; messages are no part of "
                         'a plan, so write it with format="compute_only"'
                     )
-            found = _ACTION.findall(" ".join(cells))
+            found = _ACTION.findall(line)
             rows.append(tuple(Action(int(stage), kind, int(m)) for stage, kind, m in found))
         return cls(name, tuple(rows))
 
     # ---- what can be wrong -----------------------------------------------------------------------
 
     def _check_complete(self) -> None:
-        placed: Mapping[int, int] = self.rank_of if self._all else {}
+        placed, kinds = self.rank_of, defaultdict(list)
         if sorted(placed) != list(range(len(placed))) or not placed:
             raise Unsupported(f"{self.name}: stages are numbered from 0, and not {sorted(placed)}")
         for rank, row in enumerate(self.actions):
-            for action in row:
-                if placed[action.stage] != rank:
-                    where = f"ranks {rank} and {placed[action.stage]}"
-                    raise Unsupported(f"{self.name}: stage {action.stage} is on {where}")
-        listed = [action for row in self.actions for action in row]
-        for stage in range(self.stages):
-            for m in range(self.microbatches):
-                kinds = sorted(a.kind for a in listed if (a.stage, a.microbatch) == (stage, m))
-                if kinds not in (["B", "F"], ["F", "I", "W"]):
-                    raise Unsupported(
-                        f"{self.name}: stage {stage} has {' '.join(kinds) or 'nothing'} of "
-                        f"micro-batch {m}; it needs F and B, or F, I and W"
-                    )
-
-    def _deadlock(self, ends: Mapping[Action, float], done: Sequence[int]) -> str:
-        stuck = []
-        for rank, row in enumerate(self.actions):
-            if done[rank] < len(row):
-                action = row[done[rank]]
-                missing = next(need for need in self.needs(action) if need not in ends)
-                there = self.rank_of[missing.stage]
-                stuck.append(f"rank {rank} waits in {action} for {missing} of rank {there}")
-        return f"{self.name} would never end: {'; '.join(stuck)}"
+            for stage, kind, m in row:
+                kinds[stage, m].append(kind)
+                if (other := placed[stage]) != rank:
+                    raise Unsupported(f"{self.name}: stage {stage} is on ranks {rank} and {other}")
+        for stage, m in product(range(self.stages), range(self.microbatches)):
+            found = sorted(kinds[stage, m])
+            if found not in (["B", "F"], ["F", "I", "W"]):
+                raise Unsupported(
+                    f"{self.name}: stage {stage} has {' '.join(found) or 'nothing'} of "
+                    f"micro-batch {m}; it needs F and B, or F, I and W"
+                )
 
 
 def _for_each(value: float | Sequence[float], stages: int, name: str) -> Sequence[float]:
-    if not isinstance(value, Sequence):
-        return [value] * stages
-    if len(value) != stages:
-        raise Unsupported(f"price: {name} has {len(value)} times for {stages} stages")
-    return value
+    times = value if isinstance(value, Sequence) else [value] * stages
+    if len(times) != stages:
+        raise Unsupported(f"price: {name} has {len(times)} times for {stages} stages")
+    return times

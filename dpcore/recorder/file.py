@@ -40,8 +40,9 @@ class Event(NamedTuple):
               says for what, ``peer`` for whom. exposed: a thread sat in a communication call.
               ready: a gradient is in its bucket. launch: a bucket was sent. compute, mark: what
               the program recorded itself; forward and backward of a DataParallel.
-    ``operation``  its number in the communicator (of send and recv: the tag; of ready and launch:
-              the gradient's or bucket's).
+    ``operation``  its number in the communicator (of send and recv: the tag, and ``peer`` is the
+              other rank of the traced communicator; of ready and launch: the gradient's or
+              bucket's).
     ``path``  of operations: the algorithm and how its data travelled, "two_shot/push" or
               "ring/moves", or "" where that is not known; ``world`` and ``root`` are the
               communicator's and the call's (-1: none), ``schedule`` the number of its moves.

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 import warnings
@@ -36,12 +37,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.communicators.protocol import capabilities_of
 from dpcore.errors import Error, Unsupported
+from dpcore.markup import frame
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord, covered_ms
+from dpcore.recorder.intervals import union_of
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
+
+_PAGE_HEIGHT = 640  # pixels, in a notebook
 
 # Who records: one trace per process, or per thread where ranks are threads.
 _recording: dict[tuple[int, int], Trace] = {}
@@ -248,6 +253,14 @@ class Trace:
         """How long at least one operation was in flight on this rank."""
         return covered_ms(event for event in self.events if event.kind == "operation")
 
+    @property
+    def overlap(self) -> float | None:
+        """The share of the communication that no thread waited for; None where there was none."""
+        in_flight = union_of([e for e in self.events if e.kind == "operation"])
+        exposed = union_of([e for e in self.events if e.kind == "exposed"])
+        total = in_flight.total_ns
+        return 1 - in_flight.within(exposed) / total if total else None
+
     def by_operation(self) -> dict[str, dict[str, Any]]:
         """For each collective: how many, bytes, and milliseconds in flight and exposed."""
         result: dict[str, dict[str, Any]] = {}
@@ -272,6 +285,29 @@ class Trace:
             if event.kind == "wait":
                 result[event.name] = result.get(event.name, 0.0) + event.ms
         return result
+
+    def show(self) -> None:
+        """Opens the page that ``dpcore show`` makes: in a notebook below the cell, else in a
+        browser. Of all ranks where the trace has a file, else of this one."""
+        from dpcore.show import views
+
+        views.show(self._page(), self)
+
+    def _page(self) -> str:
+        from dpcore.show.page import page_text
+        from dpcore.show.reading import read_run
+
+        record = self._ended()
+        if self.path is not None and self._comm.rank == 0:
+            return page_text([read_run(self.path)])
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"rank {self._comm.rank}.json"
+            trace_file.write(file, [record], self._comm.world_size, self._facts())
+            return page_text([read_run(file)])
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the page. Nothing while it records."""
+        return frame(self._page(), _PAGE_HEIGHT) if self._record is not None else None
 
     def __repr__(self) -> str:
         if self._record is None:

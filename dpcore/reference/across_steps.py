@@ -13,6 +13,7 @@ and who waits where:
 ``Priority`` all_reduce, update                           forward, for the layer it needs
 ``Dear``     reduce_scatter, all_gather, update           the same
 ``Zero1``    reduce_scatter, update of 1/N, all_gather    step() for the first, forward for the last
+``Zero2``    the same                                     the same, and backward for memory
 
 All send as many bytes, since a ring or a two-shot all-reduce *is* a reduce-scatter and an
 all-gather. And all give the same weights: a layer never computes with weights that lack their
@@ -39,6 +40,7 @@ plain [array([0.64]), array([0.64])]
 priority [array([0.64]), array([0.64])]
 dear [array([0.64]), array([0.64])]
 zero1 [array([0.64]), array([0.64])]
+zero2 [array([0.64]), array([0.64])]
 >>> print(*trained(Priority).log[5:11], sep=", ")
 wait for 0, update 0, forward 0, wait for 1, update 1, forward 1
 """
@@ -53,6 +55,7 @@ import numpy as np
 
 Update = Callable[..., None]  # one of element_wise.py
 Gradient = Callable[[Any, Any], Sequence[np.ndarray | None]]
+Bucket = Any  # a row for each rank: an array, or a dict of those rows that this rank keeps
 
 
 def all_reduce(buckets: Sequence[np.ndarray]) -> None:
@@ -91,7 +94,9 @@ class Plain:
         self.settings, self.shapes = settings, [layer.shape for layer in weights]
         self.layers, self.ranks = range(len(weights)), range(world)
         self.weights = [[rows_of(layer, world) for layer in weights] for _ in self.ranks]
-        self.gradients = [[np.zeros_like(layer) for layer in mine] for mine in self.weights]
+        self.gradients: list[list[Bucket]] = [
+            [np.zeros_like(layer) for layer in mine] for mine in self.weights
+        ]
         self.states: list[list[dict[str, Any]]] = [[{} for _ in weights] for _ in self.ranks]
         self.legs: list[list[tuple[Any, list[np.ndarray]]]] = [[] for _ in weights]  # in flight
         self.noted: list[dict[int, dict[str, Any]]] = [{} for _ in self.ranks]  # updates to make
@@ -116,9 +121,10 @@ class Plain:
     def forward_needs(self, rank: int, layer: int) -> None:
         """Everything is there."""
 
-    def own(self, rank: int, bucket: np.ndarray) -> np.ndarray:
+    def own(self, rank: int, bucket: Bucket) -> np.ndarray:
         """The part of a bucket that this rank updates."""
-        return bucket
+        whole: np.ndarray = bucket
+        return whole
 
     def squares(self) -> float:
         """Of all gradients: each rank has them and finds this by itself."""
@@ -152,9 +158,9 @@ class Plain:
         for layer in self.layers:
             self.wait(layer)
         scale = min(1.0, norm / (self.squares() ** 0.5 + 1e-6))
-        for mine in self.gradients:
+        for rank, mine in enumerate(self.gradients):
             for gradient in mine:
-                gradient *= scale
+                self.own(rank, gradient)[...] *= scale
 
     def forward(self, rank: int, batch: Any) -> Sequence[np.ndarray | None]:
         gradients = self.gradient(Weights(self, rank), batch)
@@ -196,7 +202,7 @@ class Plain:
         weights = self.own(rank, self.weights[rank][layer])
         gradient = self.own(rank, self.gradients[rank][layer])
         self.update_weights(weights, gradient, self.states[rank][layer], **settings)
-        self.gradients[rank][layer][...] = 0.0
+        self.gradients[rank][layer] = np.zeros_like(self.weights[rank][layer])
 
 
 class Priority(Plain):
@@ -258,7 +264,7 @@ class Zero1(Dear):
     def forward_needs(self, rank: int, layer: int) -> None:
         self.wait(layer)
 
-    def own(self, rank: int, bucket: np.ndarray) -> np.ndarray:
+    def own(self, rank: int, bucket: Bucket) -> np.ndarray:
         row: np.ndarray = bucket[rank]
         return row
 
@@ -270,7 +276,30 @@ class Zero1(Dear):
         )
 
 
-SCHEDULES = {"plain": Plain, "priority": Priority, "dear": Dear, "zero1": Zero1}
+class Zero2(Zero1):
+    """Keeps its row of each gradient only: a bucket goes when its reduce-scatter is over.
+
+    Whole buckets that travel have memory for ``at_a_time`` of them. A launch waits for the one that
+    had its memory before, so backward stands still where gradients come faster than they leave.
+    """
+
+    at_a_time = 4
+
+    def gradient_ready(self, layer: int) -> None:
+        travelling = [sent for sent in reversed(self.order_of_need) if self.legs[sent]]
+        if len(travelling) == self.at_a_time:
+            self.wait(travelling[0])
+        super().gradient_ready(layer)
+
+    def wait(self, layer: int) -> None:
+        is_gradient = any(leg is reduce_scatter for leg, _ in self.legs[layer])
+        super().wait(layer)
+        if is_gradient and layer in self.has_gradient:  # else it was not used, and all is zero
+            for rank, mine in enumerate(self.gradients):
+                mine[layer] = {rank: mine[layer][rank].copy()}
+
+
+SCHEDULES = {"plain": Plain, "priority": Priority, "dear": Dear, "zero1": Zero1, "zero2": Zero2}
 
 
 class Weights:

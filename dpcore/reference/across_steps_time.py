@@ -12,13 +12,15 @@ plain     18
 priority  17
 dear      16.5
 zero1     16.5
+zero2     16.5
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-SCHEDULES = ("plain", "priority", "dear", "zero1")
+SCHEDULES = ("plain", "priority", "dear", "zero1", "zero2")
+AT_A_TIME = 4  # whole buckets that zero2 has memory for
 
 
 class Network:
@@ -60,6 +62,8 @@ def step_time(
             now = max(now, wire.wait(layer)) + forward[layer]
         for layer in reversed(layers):
             now += backward[layer]
+            if name == "zero2" and layer + AT_A_TIME < len(forward):  # whose memory it gets
+                now = max(now, wire.wait(layer + AT_A_TIME))
             urgency = layer if name == "priority" else number
             wire.launch(layer, now, network[layer] / share, urgency)
             number += 1
@@ -68,7 +72,7 @@ def step_time(
         elif name == "dear":
             for layer in layers:
                 wire.launch(layer, now, network[layer] / share, number + layer)
-        elif name == "zero1":
+        elif name in ("zero1", "zero2"):
             for layer in reversed(layers):  # step(): an update after each reduce-scatter
                 now = max(now, wire.wait(layer))
                 wire.launch(layer, now, network[layer] / share, number + layer)

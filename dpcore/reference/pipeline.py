@@ -33,7 +33,7 @@ class Pipeline:
     """``modules``: those of this rank, by the number of their stage. ``empty(microbatch)`` is a new
     tensor with the shape and type of an activation between two stages. ``loss(output, target)`` is
     a mean over a micro-batch, used on the last stage. ``span``: that of a ``dp.trace()``, which
-    then shows F3 and B3."""
+    then shows 1F3, the forward of micro-batch 3 through stage 1, and 1B3."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Pipeline:
         comm: Any,
         empty: Callable[[int], Any],
         loss: Callable[[Any, Any], Any],
-        span: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext(),
+        span: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         if len(plan.actions) != comm.world_size:
             raise ValueError(f"{plan.name} is for {len(plan.actions)} ranks, not {comm.world_size}")
@@ -75,7 +75,7 @@ class Pipeline:
 
     def forward(self, stage: int, m: int, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
         x = inputs[m] if stage == 0 else self.receive("F", stage, m).requires_grad_()
-        with self.span(f"F{m}"):
+        with self.span(f"{stage}F{m}"):
             y = self.modules[stage](x)
             if self.is_last(stage):
                 y = self.loss(y, targets[m]) * self.shares[m]
@@ -87,7 +87,7 @@ class Pipeline:
     def backward(self, stage: int, m: int, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
         x, y = self.kept.pop((stage, m))
         gradient = None if self.is_last(stage) else self.receive("B", stage, m)
-        with self.span(f"B{m}"):
+        with self.span(f"{stage}B{m}"):
             y.backward(gradient)
         if stage > 0:
             self.send("B", stage - 1, m, x.grad)

@@ -6,6 +6,7 @@
     buckets    when a bucket filled, waited and travelled
     columns    the events of a lane as compact columns for the page
     schedules  the moves and values that the stepper of the page draws
+    moves      an algorithm by its name, to be stepped through without a trace
     page       one self-contained HTML file of all that
     picture    the same lanes as a PNG
     tables     the same numbers in the terminal

@@ -31,6 +31,7 @@ from dpcore.show.buckets import (
     parameters_of,
 )
 from dpcore.show.figures import communication_of, exposed_of
+from dpcore.show.pipelines import Message, messages_of, pass_of
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.schedules import DrawnSchedules, kind_of
 
@@ -92,6 +93,7 @@ def columns_of(run: Run, drawn: DrawnSchedules) -> Columns:
         _add_events(columns, rank.rank, "operation", rank.operation_lanes, rank.operations, told)
         _add_events(columns, rank.rank, "wait", rank.wait_lanes, rank.waits)
         _add_events(columns, rank.rank, "mark", [0] * len(rank.marks), rank.marks)
+    _add_messages(columns, run)
     return columns
 
 
@@ -121,7 +123,31 @@ def _add_compute(columns: Columns, rank: RankEvents) -> None:
         row = next((i for i, end in enumerate(free_from) if end <= event.begin_ns), len(free_from))
         free_from[row:] = [event.end_ns]
         rows.append(row)
-    _add_events(columns, rank.rank, "compute", rows, events)
+    _add_events(columns, rank.rank, "compute", rows, events, _what_pass)
+
+
+def _what_pass(event: Event) -> dict[str, Any]:
+    """For the label of a pass of a pipeline: its kind, stage and micro-batch."""
+    action = pass_of(event.name)
+    return {} if action is None else {"pass": tuple(action)}
+
+
+def _add_messages(columns: Columns, run: Run) -> None:
+    """A lane for each rank that sends: from a send to the end of its receive, whose rank is the
+    number of the event. Messages may be on their way at once."""
+    by_source: dict[int, list[Message]] = {}
+    for message in messages_of(run):
+        by_source.setdefault(message.source, []).append(message)
+    for source, mine in by_source.items():
+        columns.add(
+            source,
+            "message",
+            0,
+            [message.begin_ns for message in mine],
+            [max(0, message.end_ns - message.begin_ns) for message in mine],
+            [columns.label(n="message", b=message.bytes) for message in mine],
+            [message.target for message in mine],
+        )
 
 
 def _add_gradients(columns: Columns, run: Run, rank: RankEvents) -> None:
@@ -187,6 +213,7 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
                     n=f"bucket {span.bucket}",
                     b=span.bytes,
                     of=_contents(run, span),
+                    leg=span.leg,
                     **(_what_ran(run, drawn, sent_by) if sent_by is not None else {}),
                 )
             labels.append(names[key])

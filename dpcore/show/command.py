@@ -1,4 +1,4 @@
-"""``dpcore show run.json [other.json]``: page, picture, tables, numbers."""
+"""``dpcore show run.json [other.json]``: page, picture, tables, numbers; ``dpcore show ring``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpcore.errors import Error
+from dpcore.reference import describe
+from dpcore.show import moves
 from dpcore.show.figures import RunFigures, figures_of
 from dpcore.show.kineto import export
-from dpcore.show.page import write_page
+from dpcore.show.page import write_moves_page, write_page
 from dpcore.show.picture import write_picture
 from dpcore.show.reading import Run, read_runs
 from dpcore.show.rows import csv_text, write_csv
@@ -19,6 +22,9 @@ from dpcore.show.tables import print_tables
 
 def run(options: argparse.Namespace) -> int:
     """Does what the command line asks for; the exit status."""
+    if moves.is_meant(options.trace):
+        return _run_moves(options)
+    _refuse_what_is_of_algorithms(options)
     runs = read_runs(options.trace)
     figures = [figures_of(trace) for trace in runs]
     only_data = options.json or options.csv is not None or options.export is not None
@@ -42,10 +48,39 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print_tables(runs, figures, written)
     if options.open and page is not None:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        _open(page)
     return 0
+
+
+def _run_moves(options: argparse.Namespace) -> int:
+    (name,) = map(str, options.trace)
+    for other in ("png", "steps", "csv", "export", "json"):
+        if getattr(options, other):
+            raise Error(f"--{other} is for a trace, and {name} is an algorithm")
+    plan = moves.asked(name, options.collective, options.world)
+    page = options.out or Path(f"{name}.html")
+    write_moves_page(page, plan)
+    print(describe(plan), end="")
+    print(f"wrote {page}")
+    if options.open:
+        _open(page)
+    return 0
+
+
+def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
+    known = ", ".join(moves.algorithms())
+    for name in ("world", "collective"):
+        if getattr(options, name) is not None:
+            raise Error(f"--{name} is for an algorithm, not for a trace: {known}")
+    first = options.trace[0]
+    if len(options.trace) == 1 and not first.suffix and not first.exists():
+        raise Error(f"there is no file {first}, and no algorithm of that name: {known}")
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())
 
 
 def beside(run: Run, ending: str) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
+from dpcore.show.pipelines import PipelineFigures, pipeline_of
 from dpcore.show.reading import RankEvents, Run
 
 Step = tuple[int, int]  # begin and end in nanoseconds
@@ -76,6 +77,7 @@ class RunFigures:
     ranks: list[RankFigures]
     operations: list[OperationFigures]
     waits: list[WaitFigures]
+    pipeline: PipelineFigures | None = None
 
     @property
     def headline(self) -> str:
@@ -159,6 +161,7 @@ def figures_of(run: Run) -> RunFigures:
         ranks=ranks,
         operations=_operations(run),
         waits=_waits(run.ranks),
+        pipeline=pipeline_of(run),
     )
 
 

@@ -8,12 +8,14 @@ trace is put into it as text, never as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dpcore.files import write_whole
+from dpcore.reference import Schedule
+from dpcore.show import moves
 from dpcore.show.columns import columns_of
 from dpcore.show.figures import figures_of, short, steps_of
 from dpcore.show.reading import Run
@@ -26,6 +28,12 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
     write_whole(path, page_text(runs))
 
 
+def write_moves_page(path: Path, plan: Schedule) -> None:
+    """Writes a page that steps through an algorithm."""
+    title = f"{plan.collective} by {plan.algorithm}"
+    write_whole(path, _text(title, moves.content(plan), []))
+
+
 def page_text(runs: Sequence[Run]) -> str:
     """The page as text."""
     entries, blobs = [], []
@@ -34,16 +42,26 @@ def page_text(runs: Sequence[Run]) -> str:
         entry, packed = _entry(run, drawn)
         entries.append(entry)
         blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
+    names = ", ".join(run.name for run in runs)
+    data = {"runs": entries, "schedules": drawn.content, "world": drawn.first_world}
+    return _text(names, data, blobs)
+
+
+def _text(title: str, data: Mapping[str, Any], blobs: Sequence[str]) -> str:
     parts = resources.files("dpcore.show") / "page_parts"
     scripts = sorted((p for p in parts.iterdir() if p.name.endswith(".js")), key=lambda p: p.name)
     content = {
-        "title": _escaped(", ".join(run.name for run in runs) + " · dpcore show"),
+        "title": _escaped(f"{title} · dpcore show"),
         "style": (parts / "style.css").read_text(encoding="utf-8"),
-        "data": _json({"runs": entries, "schedules": drawn.content, "world": drawn.first_world}),
+        "data": json_text(data),
         "columns": "\n".join(blobs),
         "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
     }
-    frame = (parts / "page.html").read_text(encoding="utf-8")
+    return filled((parts / "page.html").read_text(encoding="utf-8"), content)
+
+
+def filled(frame: str, content: Mapping[str, str]) -> str:
+    """The frame with its contents in the places of their names."""
     pieces = frame.replace("}}", "{{").split("{{")  # texts and names of contents in turn
     return "".join(content[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
@@ -52,7 +70,7 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     figures = figures_of(run)
     columns = columns_of(run, drawn)
     exposed, communication = figures.shown_ms
-    machine = run.machine
+    machine, pipeline = run.machine, figures.pipeline
     entry = {
         "name": run.name,
         "headline": figures.headline,
@@ -61,6 +79,8 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
         "overlap": None if figures.overlap is None else f"{figures.overlap:.0%}",
         "step": None if figures.step_ms is None else short(figures.step_ms),
         "step_count": figures.steps,
+        "pipeline": pipeline.headline if pipeline else "",
+        "several_stages": [r.rank for r in pipeline.ranks if len(r.stages) > 1] if pipeline else [],
         "world_size": run.world_size,
         "network": (run.transport or run.backend) + (f" as slow as {run.link}" if run.link else ""),
         "about": run.about
@@ -86,7 +106,7 @@ def _entry(run: Run, drawn: DrawnSchedules) -> tuple[dict[str, Any], str]:
     return entry, columns.packed()
 
 
-def _json(content: Any) -> str:
+def json_text(content: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c")

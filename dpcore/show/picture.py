@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from dpcore.files import write_whole
 from dpcore.recorder.file import Event
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
 from dpcore.show.figures import RunFigures, Step, exposed_of, figures_of, short, steps_of
+from dpcore.show.pipelines import messages_of, pass_of
 from dpcore.show.reading import RankEvents, Run
 
 if TYPE_CHECKING:
@@ -21,12 +22,17 @@ _COLOURS = {
     "forward": "#35a29f",
     "backward": "#7a6ff0",
     "update": "#d977b8",
+    "input": "#9a6fe0",
+    "weight": "#4a4fb0",
     "other": "#9aa3b2",
     "filling": "#d3defa",
     "full": "#f0b429",
     "flight": "#3f7bf0",
+    "gather": "#7db5e8",
     "exposed": "#e5484d",
 }
+_PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
+_MOST_ARROWS = 200
 _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
 
 
@@ -93,14 +99,16 @@ def _draw(
     begin, end = window
     top = 0.0
     ticks, names = [], []
+    computing: dict[int, float] = {}  # where each rank's lane begins
     for rank, lanes in zip(run.ranks, lanes_of_ranks, strict=True):
         bottom = top + _GAP - _height(lanes)
         for left, right in zip(exposed_of(rank).begins, exposed_of(rank).ends, strict=True):
             if right > begin and left < end:
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
+        computing[rank.rank] = top
         for event in _within(rank.compute, window):
-            colour = event.name if event.name in _COLOURS else "other"
-            _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, colour)
+            _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, _colour_of(event))
+            _name_pass(axes, window, event, top - 0.45)
         for event in _within(rank.exposed, window):
             _box(axes, window, event.begin_ns, event.end_ns, top - 1.4, 0.36, "exposed")
         row = top - _COMPUTE - _EXPOSED
@@ -110,10 +118,12 @@ def _draw(
                 ready, launch = span.last_ready_ns, span.launch_ns
                 _box(axes, window, span.first_ready_ns, launch, row + 0.14, 0.14, "filling")
                 _box(axes, window, ready, launch, row + 0.14, 0.14, "full")
-                _box(axes, window, launch, span.end_ns, row, 0.42, "flight")
+                colour = "gather" if span.leg == "all_gather" else "flight"
+                _box(axes, window, launch, span.end_ns, row, 0.42, colour)
         ticks.append((top + bottom) / 2)
         names.append(f"rank {rank.rank}")
         top = bottom - _GAP
+    _draw_messages(axes, run, window, computing)
     axes.set_ylim(top + _GAP - 0.2, 0.1)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
@@ -121,7 +131,42 @@ def _draw(
     axes.set_title(f"{run.name}: {_title(figures_of(run))}", loc="left", fontsize=10.5)
 
 
+def _colour_of(event: Event) -> str:
+    if (action := pass_of(event.name)) is not None:
+        return _PASSES[action.kind]
+    return event.name if event.name in _COLOURS else "other"
+
+
+def _name_pass(axes: Axes, window: Step, event: Event, middle: float) -> None:
+    """F3 into the forward of micro-batch 3, where it is wide enough."""
+    begin, end = window
+    action = pass_of(event.name)
+    inside = begin <= event.begin_ns and event.end_ns <= end
+    if action is not None and inside and event.end_ns - event.begin_ns > (end - begin) / 50:
+        at = (event.begin_ns + event.end_ns) / 2 - begin
+        text = f"{action.kind}{action.microbatch}"
+        axes.text(at * 1e-6, middle, text, color="white", fontsize=6.5, ha="center", va="center")
+
+
+def _draw_messages(axes: Axes, run: Run, window: Step, computing: Mapping[int, float]) -> None:
+    """Arrows from sends to the ends of their receives, unless they would be a thicket."""
+    begin, end = window
+    seen = [m for m in messages_of(run) if m.begin_ns >= begin and m.end_ns <= end]
+    for message in seen if len(seen) <= _MOST_ARROWS else []:
+        source, target = computing[message.source], computing[message.target]
+        down = target < source
+        axes.annotate(
+            "",
+            ((message.end_ns - begin) * 1e-6, target - (0 if down else 0.9)),
+            ((message.begin_ns - begin) * 1e-6, source - (0.9 if down else 0)),
+            arrowprops={"arrowstyle": "-|>,head_width=0.15,head_length=0.3", "lw": 0.6,
+                        "color": "#4a5568", "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+
+
 def _title(figures: RunFigures) -> str:
+    if figures.pipeline is not None:
+        return figures.pipeline.headline
     if figures.step_ms is None or figures.overlap is None:
         return figures.headline
     exposed, _ = figures.shown_ms
@@ -171,13 +216,19 @@ def _legend(figure: Any, runs: Sequence[Run]) -> None:
     texts = {
         "forward": "forward",
         "backward": "backward",
+        "input": "of inputs (I)",
+        "weight": "of weights (W)",
         "update": "update",
         "filling": "bucket filling",
         "full": "full, not sent",
         "flight": "in flight",
+        "gather": "in flight: all_gather",
         "exposed": "exposed",
     }
-    if not any(event.name == "update" for run in runs for r in run.ranks for event in r.compute):
-        del texts["update"]
+    shown = {_colour_of(event) for run in runs for r in run.ranks for event in r.compute}
+    for name in {"update", "input", "weight"} - shown:
+        del texts[name]
+    if not any(e.name == "all_gather" for run in runs for r in run.ranks for e in r.operations):
+        del texts["gather"]
     handles = [Patch(color=_COLOURS[name], label=text) for name, text in texts.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

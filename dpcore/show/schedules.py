@@ -23,9 +23,9 @@ from dpcore.reference.moves import Move, Schedule
 from dpcore.reference.schedules import REDUCING
 from dpcore.show.reading import Run
 
-_LARGEST_WORLD = 8  # larger ones would have more arrows than one can follow
+LARGEST_WORLD = 8  # larger ones would have more arrows than one can follow
 _LARGEST_STATE = 1024  # copies of chunks
-_SHOWN_FIRST = {"all_reduce": "two_shot", "broadcast": "two_shot", "reduce": "two_shot"}
+SHOWN_FIRST = {"all_reduce": "two_shot", "broadcast": "two_shot", "reduce": "two_shot"}
 
 Kind = tuple[str, str, str, int, int]
 Drawing = tuple[str, str, str, int]  # world, collective, name: of the drawn one; world of what ran
@@ -82,7 +82,7 @@ class DrawnSchedules:
                 if name not in entry["algorithms"]:
                     plan = reference.make_schedule(name, collective, world)
                     entry["algorithms"][name] = steps_of(plan)
-            entry.setdefault("first", _SHOWN_FIRST.get(collective, known[0]))
+            entry.setdefault("first", SHOWN_FIRST.get(collective, known[0]))
 
     def _entry(self, world: int, collective: str) -> dict[str, Any]:
         of_world = self.content.setdefault(str(world), {})
@@ -91,21 +91,21 @@ class DrawnSchedules:
 
 
 def _drawn_world(run: Run) -> int:
-    return min(max(2, run.world_size), _LARGEST_WORLD)
+    return min(max(2, run.world_size), LARGEST_WORLD)
 
 
 def _plan_of(run: Run, kind: Kind) -> Schedule | None:
     collective, path, number, root, world = kind
     listed = _listed_plan(run.schedules.get(number))
-    if listed is not None and world <= _LARGEST_WORLD:
-        return listed if _can_be_followed(listed) else None
+    if listed is not None and world <= LARGEST_WORLD:
+        return listed if can_be_followed(listed) else None
     algorithm = path.partition("/")[0]
     # Which moves the latter has is a matter of hosts.
     if algorithm not in reference.algorithms_of(collective) or algorithm == "hierarchical":
         return None
     if world < 2 or (listed is not None and listed != _plan(algorithm, collective, world, root)):
         return None  # it moved nothing, or was one's own and is only called like that
-    return _plan(algorithm, collective, min(world, _LARGEST_WORLD), root)
+    return _plan(algorithm, collective, min(world, LARGEST_WORLD), root)
 
 
 def _plan(algorithm: str, collective: str, world: int, root: int) -> Schedule:
@@ -120,13 +120,13 @@ def _listed_plan(listed: Mapping[str, Any] | None) -> Schedule | None:
     return Schedule(**{name: listed[name] for name in names}, moves=moves)
 
 
-def _can_be_followed(plan: Schedule) -> bool:
-    """A file may say anything, so its lists are proved before they are drawn."""
+def can_be_followed(plan: Schedule) -> bool:
+    """Whether it is right and small enough to be drawn: a file, or a program, may say anything."""
     try:
         check(plan)
     except ScheduleError:
         return False
-    return plan.world * plan.chunks <= _LARGEST_STATE
+    return plan.world <= LARGEST_WORLD and plan.world * plan.chunks <= _LARGEST_STATE
 
 
 def steps_of(plan: Schedule) -> dict[str, Any]:

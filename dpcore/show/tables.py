@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore.show.buckets import bucket_spans, model_name, parameters_of
+from dpcore.show.buckets import LEGS, bucket_spans, model_name, parameters_of
 from dpcore.show.figures import RunFigures, short
 from dpcore.show.reading import Run
 
@@ -29,8 +29,9 @@ class Table:
 
 
 def tables_of(run: Run, figures: RunFigures) -> list[Table]:
-    """Ranks, operations, waits and, where a model was traced, buckets."""
-    tables = [_ranks(figures), _operations(figures), _waits(figures), _buckets(run)]
+    """Ranks, passes of a pipeline, operations, waits and, where a model was traced, buckets."""
+    tables = [_ranks(figures), _passes(figures), _operations(figures), _waits(figures)]
+    tables.append(_buckets(run))
     return [table for table in tables if table.rows]
 
 
@@ -66,6 +67,25 @@ def _ranks(figures: RunFigures) -> Table:
     return Table("Ranks, over the whole trace; steps are medians", columns, rows)
 
 
+def _passes(figures: RunFigures) -> Table:
+    columns = ["rank", "stages", "forward ms", "backward ms", "bubble", "micro-batches kept"]
+    pipeline = figures.pipeline
+    if pipeline is None:
+        return Table("", columns, [])
+    rows = [
+        [
+            f"rank {rank.rank}",
+            ", ".join(map(str, rank.stages)),
+            short(rank.forward_ms),
+            short(rank.backward_ms),
+            f"{rank.bubble:.1%}",
+            str(rank.live),
+        ]
+        for rank in pipeline.ranks
+    ]
+    return Table(f"Pipeline: {pipeline.headline}; medians of a pass and of a step", columns, rows)
+
+
 def _operations(figures: RunFigures) -> Table:
     columns = ["operation", "count", "MiB", "in flight ms", "exposed ms", "path"]
     rows = [
@@ -92,8 +112,9 @@ def _waits(figures: RunFigures) -> Table:
 
 
 def _buckets(run: Run) -> Table:
-    """Means over the steps of the first rank; a bucket of an older plan has a line of its own."""
-    by_bucket: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
+    """Means over the steps of the first rank. Each leg of a bucket and a bucket of an older plan
+    have lines of their own."""
+    by_bucket: dict[tuple[int, int, int, int, str], list[tuple[float, ...]]] = {}
     for span in bucket_spans(run, run.ranks[0]):
         times = (
             span.last_ready_ns - span.first_ready_ns,
@@ -101,16 +122,20 @@ def _buckets(run: Run) -> Table:
             span.end_ns - span.launch_ns,
             span.exposed_ns,
         )
-        by_bucket.setdefault((span.model, span.bucket, span.bytes), []).append(times)
+        order = LEGS.index(span.leg) if span.leg else 0
+        by_bucket.setdefault((span.model, span.bucket, span.bytes, order, span.leg), []).append(
+            times
+        )
     rows = [
         [
-            f"{bucket} of {name}" if (name := model_name(run, model)) else str(bucket),
+            " ".join(filter(None, (str(bucket), leg, name and f"of {name}"))),
             short(nbytes / 2**20) if nbytes else "–",
             str(len(times)),
             *(short(_mean(column) * 1e-6) for column in zip(*times, strict=True)),
             parameters_of(run, bucket, nbytes, model) or "–",
         ]
-        for (model, bucket, nbytes), times in sorted(by_bucket.items())[:_MOST_ROWS]
+        for (model, bucket, nbytes, _, leg), times in sorted(by_bucket.items())[:_MOST_ROWS]
+        for name in [model_name(run, model)]
     ]
     columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms"]
     columns += ["exposed ms", "parameters"]

@@ -21,7 +21,18 @@ from typing import NamedTuple
 
 import torch
 from data import Part, batches, digits, loss_of, mlp
-from figures import COLOURS, axes, finish, line, numbers_on, options, progress, spread
+from figures import (
+    COLOURS,
+    axes,
+    finish,
+    line,
+    numbers_of_scale,
+    numbers_on,
+    options,
+    progress,
+    spread,
+)
+from matplotlib.colors import to_rgb
 
 import dpcore as dp
 
@@ -36,7 +47,9 @@ class Point(NamedTuple):
 
 
 TARGET = 0.05  # training loss
-RATES = [0.05 * 2**power for power in range(7)]
+MOST_DRAWN = 10_000  # samples
+RATES = [0.05 * 2 ** (power / 2) for power in range(13)]
+WINDOW = 8  # steps, of each measurement of the noise
 
 
 def steps_to_target(batch: int, rate: float, seed: int, most: int) -> int:
@@ -107,12 +120,19 @@ def noise(comm: dp.Communicator, batch: int, rate: float, seed: int, steps: int)
             return found
 
 
+def worth_of_steps(run: Sequence[Point], batch: int) -> float:
+    """The mean noise scale of a run. A step is worth 1 / (1 + B / batch) of one without noise."""
+    seen = [point.value for point in run if math.isfinite(point.value)]
+    worth = [1 / (1 + value / batch) for value in seen]
+    return sum(w * value for w, value in zip(worth, seen, strict=True)) / sum(worth)
+
+
 def main() -> None:
     chosen = options(__doc__, "critical_batch")
     torch.set_num_threads(1)
     sizes = [8, 64] if chosen.quick else [8, 16, 32, 64, 128, 256, 512]
     seeds, most = ([0], 60) if chosen.quick else ([0, 1, 2, 3, 4], 1200)
-    tuning = [10] if chosen.quick else [10, 11]
+    tuning = [10] if chosen.quick else [10, 11, 12, 13]
     steps: dict[int, list[int]] = {}
     rates = {}
     with progress(2 * len(sizes) + 1, "tuning, and training to the loss") as done:
@@ -122,8 +142,9 @@ def main() -> None:
             steps[size] = [steps_to_target(size, rates[size], seed, 2 * most) for seed in seeds]
             done()
         size = sizes[len(sizes) // 2]
-        windows = [
-            dp.spawn(noise, 2, size, rates[size], seed, 20, mode="threads")[0] for seed in seeds
+        windows = [  # at half of the rate: twice as many steps on the same way down
+            dp.spawn(noise, 2, size, rates[size] / 2, seed, WINDOW, mode="threads")[0]
+            for seed in seeds
         ]
         done()
     fits = [fitted(sizes, [steps[s][n] for s in sizes]) for n in range(len(seeds))]
@@ -132,7 +153,7 @@ def main() -> None:
     rows = [
         {
             "batch": str(size),
-            "learning rate": f"{rates[size]:g}",
+            "learning rate": f"{rates[size]:.2g}",
             "steps to 0.05": spread(steps[size]).text(0),
             "samples": f"{size * statistics.fmean(steps[size]):.0f}",
             "by the fit": f"{least * (1 + critical.mean / size):.0f}",
@@ -149,34 +170,36 @@ def main() -> None:
     numbers_on(left.xaxis, sizes)
     numbers_on(left.yaxis, [tick for tick in (10, 20, 50, 100, 200, 500, 1000) if tick > least])
     left.legend(frameon=False)
-    for number, run in enumerate(windows):
-        label = f"noise scale, batch {size}, a line per seed" if number == 0 else ""
-        style = {"color": COLOURS[1], "alpha": 0.8, "marker": "o", "markersize": 4}
-        right.plot([p.loss for p in run], [p.value for p in run], label=label, **style)
-        ends = [
-            [max(0.0, p.value - p.low) for p in run],
-            [max(0.0, min(p.high, 1e4) - p.value) for p in run],
-        ]
-        right.errorbar(
-            [p.loss for p in run],
-            [p.value for p in run],
-            ends,
-            fmt="none",
-            ecolor=COLOURS[1],
-            alpha=0.35,
-        )
+    seen = [point for run in windows for point in run if point.value < MOST_DRAWN]
+    below = [max(0.0, point.value - point.low) for point in seen]
+    above = [max(0.0, min(point.high, MOST_DRAWN) - point.value) for point in seen]
+    right.errorbar(
+        [point.loss for point in seen],
+        [point.value for point in seen],
+        [below, above],
+        fmt="o",
+        markersize=4,
+        color=COLOURS[1],
+        ecolor=(*to_rgb(COLOURS[1]), 0.3),
+        label=f"noise scale, batch {size}, windows of {WINDOW} steps",
+    )
     right.axhline(critical.mean, ls="--", color="grey", label="critical batch of the fit")
     right.axhspan(critical.low, critical.high, color="grey", alpha=0.15)
     right.set(
         xscale="log", yscale="log", xlabel="training loss (falls to the left)", ylabel="samples"
     )
-    right.legend(frameon=False, loc="upper right")
-    whole = [statistics.median(p.value for p in run) for run in windows]
+    right.set_ylim(1, MOST_DRAWN)
+    numbers_of_scale(right)
+    numbers_on(right.xaxis, [0.05, 0.1, 0.2, 0.5, 1, 2])
+    right.legend(frameon=False, loc="lower left")
+    whole = [worth_of_steps(run, size) for run in windows]
+    first, last = (statistics.median(run[at].value for run in windows) for at in (0, -1))
     said = [
         f"Critical batch {critical.text(0)} samples (95% over {len(seeds)} seeds), by the fit.",
-        f"Noise scale with a batch of {size}: {spread(whole).text(0)}, the median of windows of 20 "
-        f"steps, from {min(run[0].value for run in windows):.0f} in the first to "
-        f"{max(run[-1].value for run in windows):.0f} in the last one.",
+        f"Noise scale, from runs with a batch of {size}: {spread(whole).text(0)}, each window of "
+        f"{WINDOW} steps weighted by what such a step is worth. It grows as the loss falls, from "
+        f"{first:.0f} in the first window to {last:.0f} in the last one. More than the order of "
+        "magnitude it does not promise.",
     ]
     facts = {
         "steps": steps,

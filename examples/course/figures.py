@@ -141,6 +141,14 @@ def numbers_on(axis: Any, ticks: Sequence[float], names: Sequence[str] | None = 
     axis.set_ticks([], minor=True)
 
 
+def numbers_of_scale(plot: Axes) -> None:
+    """1, 2, 5, 10, ... on an upright axis of powers, as far as it goes."""
+    low, high = plot.get_ylim()
+    ticks = [one * 10**power for power in range(-3, 9) for one in (1, 2, 5)]
+    seen = [tick for tick in ticks if low <= tick <= high]
+    numbers_on(plot.yaxis, seen, [f"{tick:,}" if tick >= 1 else f"{tick:g}" for tick in seen])
+
+
 def finish(
     chosen: argparse.Namespace,
     rows: Sequence[Mapping[str, str]],

@@ -177,7 +177,7 @@ def main() -> None:
             "gradients in buckets of 4 MiB."
         )
     facts = {
-        "seconds": times,
+        "rounds_s": times,
         "computing_s": computing,
         "worlds": worlds,
         "predicted": curves,

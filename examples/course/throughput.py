@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from data import Part, digits, loss_of, mlp
-from figures import axes, finish, line, numbers_on, options, progress, spread
+from figures import axes, finish, line, numbers_of_scale, numbers_on, options, progress, spread
 
 from dpcore.compare.training.text import Text, language_model
 from dpcore.compare.training.text import loss_of as loss_of_text
@@ -95,19 +95,13 @@ def main() -> None:
     for number, (plot, (name, (_, sizes))) in enumerate(zip(plots, works.items(), strict=True)):
         line(plot, sizes, [rates[name, size] for size in sizes], "measured", number)
         first = rates[name, sizes[0]].mean / sizes[0]
-        plot.plot(sizes, [size * first for size in sizes], "--", color="grey", lw=1)
+        label = "if a step cost the same"
+        plot.plot(sizes, [size * first for size in sizes], "--", color="grey", lw=1, label=label)
         plot.set(xscale="log", yscale="log", xlabel="batch", ylabel="samples per second")
         numbers_on(plot.xaxis, sizes)
         plot.set_ylim(top=2 * max(rates[name, size].high for size in sizes))
-        plot.annotate(
-            "if a step cost the same",
-            (sizes[1], sizes[1] * first),
-            (0, 14),
-            textcoords="offset points",
-            color="grey",
-            ha="right",
-            fontsize=9,
-        )
+        numbers_of_scale(plot)
+        plot.legend(frameon=False, loc="lower right")
         gain = [rates[name, size].mean / rates[name, sizes[0]].mean for size in sizes]
         enough = next(s for s, g in zip(sizes, gain, strict=True) if g > 0.8 * max(gain))
         said.append(

@@ -72,5 +72,5 @@ def train(comm, model, train_set, epochs, seed, end_of_epoch):
 #| so as many epochs as before are half the steps, if each step gets as far as two did.
 #: hint
 #| Twice the batch has half the noise, and can be followed twice as far: the linear rule is
-#| `lr=RATE * comm.world_size`.
+#| `lr=RATE * comm.world_size`. docs/learn/12-accuracy.md has when it holds.
 #: end

@@ -8,7 +8,7 @@ import torch
 
 import dpcore
 from dpcore.reference import across_steps
-from dpcore.reference.across_steps import SCHEDULES, Dear, Plain, Priority, Zero1
+from dpcore.reference.across_steps import SCHEDULES, Dear, Plain, Priority, Zero1, Zero2
 from dpcore.reference.across_steps_time import step_time
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import OPTIMIZERS, Twin, Wrapped
@@ -60,6 +60,25 @@ def test_what_a_rank_of_zero1_keeps_is_a_part():
     assert whole / 4 <= kept <= whole / 4 + padding
 
 
+def test_what_a_rank_of_zero2_keeps_of_the_gradients_is_a_part():
+    """And four whole ones at most travel at a time."""
+    side = Twin(3, CASES["plain"], "sgd", "zero2")
+    training = side.training
+    most = 0
+
+    def launch(leg, layer, memory):
+        nonlocal most
+        type(training).launch(training, leg, layer, memory)
+        if leg is across_steps.reduce_scatter:
+            most = max(most, sum(bool(legs) for legs in training.legs))
+
+    training.launch = launch
+    side.backward(0)
+    assert most == training.at_a_time == 4
+    kept = [list(layer) for layer in training.gradients[2] if isinstance(layer, dict)]
+    assert kept == [[2]] * (len(training.layers) - 4)
+
+
 def test_where_each_schedule_waits():
     """From `step()` to the end of the next forward, in the log of rank 0."""
     logs = {}
@@ -77,11 +96,16 @@ def test_where_each_schedule_waits():
         "priority": ["wait for {}", "update {}", "forward {}"],
         "dear": ["wait for {}", "update {}", "forward {}"],
         "zero1": ["wait for {}", "forward {}"],
+        "zero2": ["wait for {}", "forward {}"],
     }
-    before = {"plain": ["update {}"], "zero1": ["wait for {}", "update {}", "send all_gather {}"]}
+    in_step = ["wait for {}", "update {}", "send all_gather {}"]
+    before = {"plain": ["update {}"], "zero1": in_step, "zero2": in_step}
+    lent = {f"wait for {layer}" for layer in range(4, last + 1)}  # zero2 did so in backward
     for name, log in logs.items():
         turn = range(last + 1) if name == "plain" else range(last, -1, -1)
         expected = [line.format(layer) for layer in turn for line in before.get(name, ())]
+        if name == "zero2":
+            expected = [line for line in expected if line not in lent]
         expected += [line.format(layer) for layer in range(last + 1) for line in each[name]]
         assert log == expected
 
@@ -135,6 +159,13 @@ class ClipsByItsOwnPart(Zero1):
                 gradient *= scale
 
 
+class KeepsTheRowOfAnother(Zero2):
+    def wait(self, layer):
+        super().wait(layer)
+        if isinstance(self.gradients[0][layer], dict):
+            self.gradients[0][layer][0][...] = self.gradients[1][layer][1]
+
+
 class UpdatesBeforeItsPartIsThere(Zero1):
     def optimizer_step(self):
         for layer in self.layers:
@@ -160,6 +191,7 @@ KILLED_BY = {
     TakesTheRateOfTheNextStep: "learning rates",
     SkipsTheLastStep: "plain",
     ClipsByItsOwnPart: "clipping by norm",
+    KeepsTheRowOfAnother: "plain",
     UpdatesBeforeItsPartIsThere: "plain",
     Sums: "plain",
 }
@@ -186,6 +218,14 @@ def test_no_schedule_beats_computing_or_the_network():
         assert all(time >= bound - 1e-9 for time in times.values())
         assert all(times[name] <= times["plain"] for name in LATE)
     assert times["dear"] < times["plain"]
+
+
+def test_memory_for_four_buckets_costs_time_where_gradients_come_in_a_burst():
+    """The last layers' gradients are there at once, and the first ones compute for long."""
+    layers = {"forward": [1] * 8, "backward": [8, 8, 0, 0, 0, 0, 0, 0], "network": [4] * 8}
+    assert step_time("zero2", **layers) > step_time("zero1", **layers)
+    steady = {"forward": [1] * 8, "backward": [2] * 8, "network": [4] * 8}
+    assert step_time("zero2", **steady) == step_time("zero1", **steady)
 
 
 def test_a_step_of_one_layer_hides_nothing():

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import shaped_link
+from benchmarks import noise_cost, shaped_link
 from dpcore.compare import demo
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import kind_and_cap
@@ -114,3 +114,11 @@ def test_training_over_a_real_link(tmp_path, monkeypatch):
             assert min(record["steps_s"]) > 0.5 * gradient_bytes / 25e6  # less a burst of 64 KiB
     assert {"timeline.html", "timeline.png"} <= {path.name for path in folder.iterdir()}
     assert "dpcore-bucketed-1" in (folder / "timeline.html").read_text()
+
+
+def test_what_measuring_noise_costs_is_measured():
+    line = noise_cost.cost("many", 2, 2)
+    assert line["step_s"] > 0
+    assert list(line["costs"]) == ["every step", "one of ten"]
+    for of in line["costs"].values():
+        assert of["low"] <= of["median"] <= of["high"]

@@ -173,4 +173,44 @@ range(len(sizes))
     numbers = list(range(len(sizes)))
     return known(sizes, [0] * len(sizes), numbers[::-1], [first_cap, cap])
     buckets, open_bucket, room = [], [], first_cap
+
+== pipeline | * all forwards first | kept | micro-batches at once
+--
+        early = min(stages - 1 - stage, microbatches)
+++
+        early = microbatches
+
+== pipeline | one forward too few | bubble | of the time
+--
+        early = min(stages - 1 - stage, microbatches)
+++
+        early = min(max(0, stages - 2 - stage), microbatches)
+
+== pipeline | the backward first | ends | would never end
+--
+            row += [("F", m), ("B", m - early)]
+++
+            row += [("B", m - early), ("F", m)]
+
+== pipeline | forgets the last backwards | each_once | each once
+--
+        row += [("B", m) for m in range(microbatches - early, microbatches)]
+++
+        row += [("B", m) for m in range(microbatches - early, microbatches - 1)]
+
+== pipeline | the last backward first | in_order | stage 0 runs
+--
+        row += [("B", m) for m in range(microbatches - early, microbatches)]
+++
+        row += [("B", m) for m in reversed(range(microbatches - early, microbatches))]
+
+== pipeline | somebody else's plan | each_once | dpcore.parallel.pipeline_plans is closed
+--
+    rows = []
+++
+    import dpcore
+
+    known = dpcore.pipeline_plan("1F1B", stages=stages, microbatches=microbatches)
+    return [[(a.kind, a.microbatch) for a in row] for row in known.actions]
+    rows = []
 """

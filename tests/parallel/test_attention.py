@@ -154,3 +154,23 @@ def test_what_cannot_be_shared_is_refused_with_words():
             ulysses_attention(four.repeat(1, 2, 1, 1), four, four, comm=comm)
 
     dp.spawn(body, 3, mode="threads")
+
+
+def test_a_trace_shows_the_blocks_over_the_shifts(tmp_path):
+    """Own keys first, then those of the rank before; each shift begins before its block."""
+    world = 3
+
+    def body(comm):
+        q, k, v = (x.requires_grad_() for x in tensors(2, 2, 4)[:3])
+        with dp.trace(tmp_path / "run.json", comm=comm) as trace:
+            ring_attention(q, k, v, comm=comm, causal=True, span=trace.span).sum().backward()
+        blocks = [event for event in trace.events if event.kind == "compute"]
+        shifts = [e for e in trace.events if (e.kind, e.name) == ("operation", "send")]
+        assert all(event.peer == (comm.rank + 1) % world for event in shifts)
+        for block, shift in zip(blocks[: world - 1], shifts, strict=False):
+            assert shift.begin_ns <= block.begin_ns
+        return [event.name for event in blocks]
+
+    for rank, names in enumerate(dp.spawn(body, world, mode="threads")):
+        turns = [f"block {(rank - turn) % world}" for turn in range(world)]
+        assert names == [*turns, *(f"{name} back" for name in turns)]

@@ -1,5 +1,8 @@
 """The twins in dpcore/reference against one process of torch in float64."""
 
+import os
+import re
+import signal
 import time
 
 import numpy as np
@@ -9,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
 import dpcore as dp
+from dpcore.launch.spawn import run_processes
 from dpcore.parallel.pipeline_plans import PipelinePlan
 from dpcore.reference.element_wise import adamw
 from dpcore.reference.pipeline import Pipeline
@@ -189,7 +193,7 @@ def test_the_measured_bubble_is_the_priced_one(name, tmp_path):
 
     found = threads(body, 3)
     names = [[e.name for e in events] for events in found]
-    assert names == [[f"{a.kind}{a.microbatch}" for a in row] for row in plan.actions]
+    assert names == [[str(action) for action in row] for row in plan.actions]
     begin = min(e.begin_ns for events in found for e in events)
     end = max(e.end_ns for events in found for e in events)
     busy = sum(e.end_ns - e.begin_ns for events in found for e in events)
@@ -217,6 +221,33 @@ def test_a_lost_rank_is_named_with_stage_and_micro_batch():
     (kind, said), (_, cause) = threads(body, 2)
     assert "in the forward of micro-batch 0, stage 1" in cause
     assert kind == "PeerLost" and "in the backward of micro-batch 0, stage 0" in said
+
+
+def test_a_killed_process_is_named_with_stage_and_micro_batch():
+    """The first stage has sent all, and waits for a gradient that will not come."""
+    plan = dp.pipeline_plan("1F1B", stages=2, microbatches=3)
+
+    def body(comm):
+        def dies_at_the_second(x, seen=[]):  # noqa: B006
+            seen.append(x)
+            if len(seen) == 2:
+                time.sleep(0.2)  # the other rank waits by now
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x * 2
+
+        modules = {comm.rank: dies_at_the_second if comm.rank else nn.Linear(2, 2)}
+        loss = nn.functional.mse_loss
+        pipe = Pipeline(plan, modules, comm, lambda m: torch.empty(1, 2), loss)
+        x = [torch.ones(1, 2)] * 3
+        with pytest.raises(dp.PeerLost) as caught:
+            pipe.step(x, x)
+        return str(caught.value)
+
+    survivor, victim = run_processes(body, 2)
+    assert victim.exit_code == -signal.SIGKILL
+    assert survivor.error is None, survivor.traceback
+    assert re.search(r"rank 1 \(process \d+\) died", survivor.result), survivor.result
+    assert "(in the backward of micro-batch 1, stage 0)" in survivor.result
 
 
 def test_a_pipeline_says_what_does_not_fit():

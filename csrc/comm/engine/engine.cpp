@@ -48,6 +48,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
   Operation* raw = operation.get();
   raw->self = std::move(operation);
   raw->begun_ns = endpoint_->trace().recording() ? now_ns() : 0;
+  raw->over_ns = 0;
   raw->blocked_since_ns = 0;
   raw->in_background = background;
   raw->status.store(Operation::pending, std::memory_order_relaxed);
@@ -264,6 +265,9 @@ void Engine::complete(size_t index, Operation::Status status) {
     endpoint_->trace().add(event);
   }
   const bool background = operation->in_background;
+  if (background) {
+    operation->over_ns = now_ns();
+  }
   operation->retire();
   operation->self.reset();
   operation->status.store(status, std::memory_order_seq_cst);

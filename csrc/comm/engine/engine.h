@@ -78,6 +78,8 @@ class Engine {
   // Over TCP: takes in what has come that nobody asked for, unless a thread holds the progress
   // lock, which does so itself.
   void take_in_unexpected();
+  // The same, but leaves data where it is.
+  void take_in_control();
 
   // Whether a thread is within wait() or run_inline().
   bool somebody_waits() const {

@@ -110,6 +110,12 @@ bool Engine::look_for_trouble() {
   return went_on;
 }
 
+void Engine::take_in_control() {
+  if (ProgressLock lock(*this); lock) {
+    endpoint_->network()->poll();
+  }
+}
+
 void Engine::take_in_unexpected() {
   if (ProgressLock lock(*this); lock) {
     endpoint_->network()->poll();

@@ -88,6 +88,7 @@ class Operation {
   bool in_background = false;
   uint32_t counted = 0;  // whether the engine counts it among those in flight
   int64_t begun_ns = 0;  // for the trace
+  int64_t over_ns = 0;   // of one in the background, once it is complete; 0 of others
   int64_t blocked_since_ns = 0;
   int missing_peer = -1;  // was gone at the last look, and is needed
   WaitPoint blocked_at;

@@ -15,6 +15,7 @@
 
 #include "comm/base/error.h"
 #include "comm/base/fault.h"
+#include "comm/base/fnv.h"
 #include "comm/base/fork_guard.h"
 
 namespace dpcore {
@@ -28,10 +29,13 @@ int usable_processors() {
 
 }  // namespace
 
+uint64_t Endpoint::job_of(const std::string& name) { return Fnv().add(name).value(); }
+
 std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezvous,
                                          const TcpOptions* tcp, size_t control_bytes,
                                          const std::function<void(std::byte*)>& prepare_control) {
   std::shared_ptr<Endpoint> self(new Endpoint);
+  self->job_ = job_of(rendezvous.name);
   self->rank_ = rendezvous.rank;
   self->fork_generation_ = fork_guard::generation();
   self->shares_process_ = how == RankKind::threads;

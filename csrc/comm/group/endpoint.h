@@ -52,6 +52,9 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // A hash of the name that its ranks met by.
+  uint64_t job() const { return job_; }
+  static uint64_t job_of(const std::string& name);
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(peers_.size()); }
   Arena& arena() { return *arena_; }
@@ -125,6 +128,7 @@ class Endpoint {
     std::atomic<bool> dead{false};
   };
 
+  uint64_t job_ = 0;
   int rank_ = 0;
   bool oversubscribed_ = false;
   bool shares_process_ = false;

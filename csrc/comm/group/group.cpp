@@ -89,21 +89,24 @@ std::unique_ptr<RemoteMembers> Group::meet_remote(const Endpoint& endpoint,
   }
   return std::find(remote.begin(), remote.end(), true) == remote.end()
              ? nullptr
-             : std::make_unique<RemoteMembers>(*endpoint.network(), id, members, std::move(remote),
-                                               rank);
+             : std::make_unique<RemoteMembers>(*endpoint.network(), endpoint.job(), id, members,
+                                               std::move(remote), rank);
 }
 
 size_t Group::control_bytes(int world) {
   return sizeof(ControlBlock) + static_cast<size_t>(world) * sizeof(std::atomic<uint64_t>);
 }
 
-void Group::prepare_control(std::byte* at, int rank, int world) {
+void Group::prepare_control(std::byte* at, int rank, int world, const Names& names) {
   std::memset(static_cast<void*>(at), 0, control_bytes(world));
   auto* control = reinterpret_cast<ControlBlock*>(at);
   control->magic = kControlMagic;
   control->version = kLayoutVersion;
   control->rank = rank;
   control->world = world;
+  control->member = names.member;
+  control->job = names.job;
+  control->group = names.group;
 }
 
 void Group::ring_others() const {
@@ -293,6 +296,16 @@ void Group::show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int
   message.peer.store(peer, std::memory_order_relaxed);
   message.sends.store(sends ? 1 : 0, std::memory_order_relaxed);
   message.seen_ns.store(now, std::memory_order_release);
+}
+
+void Group::show_where(const std::string& text, int64_t since, int64_t now) {
+  Whereabouts& where = mine().where;
+  const uint64_t entered = mine().operations_seen.load(std::memory_order_acquire);
+  const bool stays = where.operations.load(std::memory_order_relaxed) == entered;
+  note_where(where, text.c_str(), since, entered, now);
+  if (remote_ && stays) {
+    remote_->tell_where(where, now);
+  }
 }
 
 std::string Group::describe(uint64_t number, const Fingerprint& what) {

@@ -41,8 +41,14 @@ class Group {
                                                     const std::vector<int>& members, int rank,
                                                     uint64_t id);
   static size_t control_bytes(int world);
+  // Who a control block belongs to: see ControlBlock.
+  struct Names {
+    uint64_t job = 0;
+    uint64_t group = 0;
+    int member = 0;
+  };
   // Makes zeroed memory a control block; to be done before peers may look.
-  static void prepare_control(std::byte* at, int rank, int world);
+  static void prepare_control(std::byte* at, int rank, int world, const Names& names);
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(members_.size()); }
@@ -111,6 +117,9 @@ class Group {
   void show_life(int64_t now);
   // And it waits for this message; of several, the first one is shown.
   void show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since, int64_t now);
+  // Where the program of this rank is, and how long: for those who look while it hangs. Ranks of
+  // other hosts are told when no operation was entered since the last call. By one thread.
+  void show_where(const std::string& where, int64_t since, int64_t now);
   // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
   std::string last_operation_of(int r) const;
   static std::string describe(uint64_t number, const Fingerprint& what);

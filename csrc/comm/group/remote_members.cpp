@@ -1,15 +1,20 @@
-// Frames to mirrors and back. A mirror is anonymous memory: pages of stages that no small
-// operation has used are never touched.
+// Frames to mirrors and back. A mirror is memory that is taken when it is touched: pages of stages
+// that no small operation has used never are.
 #include "comm/group/remote_members.h"
 
+#include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "comm/base/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -20,38 +25,71 @@ constexpr uint64_t kEverything = ~uint64_t{0};
 
 }  // namespace
 
-void RemoteMembers::Unmap::operator()(std::byte* base) const { munmap(base, bytes); }
+// Where no descriptor is left, or a file may not be so long, nobody can look from outside, which is
+// no reason to fail.
+RemoteMembers::Memory::Memory(size_t bytes)
+    : fd_(static_cast<int>(syscall(SYS_memfd_create, "dpcore-mirrors", MFD_CLOEXEC))),
+      bytes_(bytes) {
+  if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(bytes)) != 0) {
+    close(std::exchange(fd_, -1));
+  }
+  const int flags = fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd_, 0);
+  if (at == MAP_FAILED) {
+    const int problem = errno;
+    if (fd_ >= 0) {
+      close(fd_);
+    }
+    throw Error(std::string("no memory to mirror another rank: ") + std::strerror(problem));
+  }
+  base_ = static_cast<std::byte*>(at);
+  if (fd_ >= 0) {
+    fork_guard::add_descriptor(fd_);
+  }
+}
+
+RemoteMembers::Memory::~Memory() {
+  munmap(base_, bytes_);
+  if (fd_ >= 0) {
+    fork_guard::close_descriptor(fd_);
+  }
+}
 
 size_t RemoteMembers::stages_offset(int world) {
   const size_t control = sizeof(ControlBlock) + world * sizeof(std::atomic<uint64_t>);
   return (control + kPage - 1) / kPage * kPage;
 }
 
-RemoteMembers::RemoteMembers(Network& network, uint64_t group, const std::vector<int>& members,
-                             std::vector<bool> remote, int rank)
+RemoteMembers::RemoteMembers(Network& network, uint64_t job, uint64_t group,
+                             const std::vector<int>& members, std::vector<bool> remote, int rank)
     : network_(network), group_(group), members_(members) {
   const int world = static_cast<int>(members.size());
+  const size_t bytes = stages_offset(world) + kStages * kStageBytes;
+  const auto count = static_cast<size_t>(std::count(remote.begin(), remote.end(), true));
+  memory_ = std::make_unique<Memory>(kPage + count * bytes);
+  std::byte* next = memory_->base() + kPage;
   rank_of_.resize(*std::max_element(members.begin(), members.end()) + 1, -1);
   for (int r = 0; r < world; ++r) {
     rank_of_[members[r]] = r;
-    const size_t bytes = stages_offset(world) + kStages * kStageBytes;
-    void* at = nullptr;
-    if (r != rank && remote[r]) {
-      at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1, 0);
-      if (at == MAP_FAILED) {
-        throw Error(std::string("no memory to mirror another rank: ") + std::strerror(errno));
-      }
-    }
-    mirrors_.emplace_back(static_cast<std::byte*>(at), Unmap{bytes});
-    if (at != nullptr) {
+    const bool is_mirrored = r != rank && remote[r];
+    mirrors_.push_back(is_mirrored ? std::exchange(next, next + bytes) : nullptr);
+    if (is_mirrored) {
       ControlBlock& block = control(r);
       block.magic = kControlMagic;
       block.version = kLayoutVersion;
       block.rank = r;
       block.world = world;
+      block.member = members[r];
+      block.job = job;
+      block.group = group;
     }
   }
+  auto* header = reinterpret_cast<MirrorHeader*>(memory_->base());
+  header->version = kLayoutVersion;
+  header->process = getpid();
+  header->first = kPage;
+  header->stride = bytes;
+  header->magic = kControlMagic;
   network_.add_group(group_, this);
 }
 
@@ -140,6 +178,20 @@ void RemoteMembers::tell_alive(const MessageWait& message, int64_t now) {
   });
 }
 
+void RemoteMembers::tell_where(const Whereabouts& where, int64_t now) {
+  WhereBody body;
+  body.age_ns = now - where.since_ns.load(std::memory_order_relaxed);
+  body.operations = where.operations.load(std::memory_order_relaxed);
+  std::memcpy(body.text, where.text, sizeof(body.text));
+  const FrameHeader frame = frame_of(FrameKind::where);
+  for_each([&](int peer) {
+    if (network_.has_room(peer)) {
+      network_.queue(peer, frame, &body, sizeof(body));
+    }
+    network_.flush(peer);
+  });
+}
+
 void RemoteMembers::flush_all() {
   for_each([&](int peer) { network_.flush(peer); });
 }
@@ -175,6 +227,9 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
       if (frame.bytes > 0) {
         take_message_wait(r, payload);
       }
+      break;
+    case FrameKind::where:
+      take_where(r, payload);
       break;
     case FrameKind::data:
       break;
@@ -236,6 +291,14 @@ void RemoteMembers::take_message_wait(int r, const std::byte* payload) {
   message.peer.store(body.peer, std::memory_order_relaxed);
   message.sends.store(body.sends, std::memory_order_relaxed);
   message.seen_ns.store(now, std::memory_order_release);
+}
+
+void RemoteMembers::take_where(int r, const std::byte* payload) {
+  WhereBody body;
+  std::memcpy(&body, payload, sizeof(body));
+  body.text[sizeof(body.text) - 1] = '\0';
+  const int64_t now = now_ns();
+  note_where(control(r).where, body.text, now - body.age_ns, body.operations, now);
 }
 
 }  // namespace dpcore

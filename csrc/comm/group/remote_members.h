@@ -4,7 +4,8 @@
 // member's own arena, filled from the control frames that the member sends. Whoever compares
 // fingerprints, waits for a counter, adopts a failure or tells who is late reads a mirror as it
 // reads a mapped arena, and need not know the difference. The other way round, what this rank
-// writes into its own control block is sent to these members by the calls below.
+// writes into its own control block is sent to these members by the calls below. The mirrors lie in
+// a memfd, like an arena, so that `dpcore inspect` finds in one process what is known of all.
 //
 // Threads: mirrors are written by take(), under the engine's progress lock (and the network's lock
 // on its targets); their atomics are read by anybody. The tell_ functions may be called by any
@@ -23,7 +24,7 @@ namespace dpcore {
 class RemoteMembers final : public Network::Target {
  public:
   // `members[r]` is the endpoint rank of rank r; `remote[r]` whether it is reached by TCP.
-  RemoteMembers(Network& network, uint64_t group, const std::vector<int>& members,
+  RemoteMembers(Network& network, uint64_t job, uint64_t group, const std::vector<int>& members,
                 std::vector<bool> remote, int rank);
   ~RemoteMembers() override;
   RemoteMembers(const RemoteMembers&) = delete;
@@ -33,7 +34,7 @@ class RemoteMembers final : public Network::Target {
   uint64_t group() const { return group_; }
   bool contains(int r) const { return mirrors_[r] != nullptr; }
   // What stands for the base of r's arena: the control block lies at its start.
-  std::byte* base(int r) const { return mirrors_[r].get(); }
+  std::byte* base(int r) const { return mirrors_[r]; }
   int peer_of(int r) const { return members_[r]; }
 
   // What this rank has just written into `slot`; `bytes` of user data, and a part of its stage.
@@ -45,6 +46,8 @@ class RemoteMembers final : public Network::Target {
   void tell_left(const AbortRecord& record);
   // With the message that this rank waits for, if it was seen to at `now`.
   void tell_alive(const MessageWait& message, int64_t now);
+  // Where this rank's program is. Peers that have not taken what was sent before are left out.
+  void tell_where(const Whereabouts& where, int64_t now);
   // Of user data, sent with posts so far.
   uint64_t posted_bytes() const { return posted_bytes_.load(std::memory_order_relaxed); }
   void flush(int r) { network_.flush(members_[r]); }
@@ -55,17 +58,27 @@ class RemoteMembers final : public Network::Target {
   void give_up() { given_up_.store(true, std::memory_order_release); }
 
  private:
-  struct Unmap {
-    size_t bytes = 0;
-    void operator()(std::byte* base) const;
+  // All mirrors behind each other, after a header.
+  class Memory {
+   public:
+    explicit Memory(size_t bytes);
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    std::byte* base() const { return base_; }
+
+   private:
+    int fd_;
+    size_t bytes_;
+    std::byte* base_ = nullptr;
   };
-  using Mirror = std::unique_ptr<std::byte, Unmap>;
 
   static size_t stages_offset(int world);
   ControlBlock& control(int r) const { return *reinterpret_cast<ControlBlock*>(base(r)); }
   void take_post(int r, const FrameHeader& frame, const std::byte* payload);
   void take_abort(int r, AbortRecord::State state, const std::byte* payload);
   void take_message_wait(int r, const std::byte* payload);
+  void take_where(int r, const std::byte* payload);
   template <class F>
   void for_each(F&& call) const;
   FrameHeader frame_of(FrameKind kind, uint64_t operation = 0) const;
@@ -75,7 +88,8 @@ class RemoteMembers final : public Network::Target {
   uint64_t group_;
   std::vector<int> members_;
   std::vector<int> rank_of_;  // by endpoint rank
-  std::vector<Mirror> mirrors_;
+  std::unique_ptr<Memory> memory_;
+  std::vector<std::byte*> mirrors_;
   std::atomic<bool> given_up_{false};
   std::atomic<uint64_t> posted_bytes_{0};
 };

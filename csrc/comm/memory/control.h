@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "comm/base/types.h"
 #include "comm/memory/doorbell.h"
@@ -19,7 +20,7 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -29,6 +30,7 @@ inline constexpr int kSlotsKept = 2 * kSlots;
 // Operations kept in the black box: those in flight, and as many finished ones.
 inline constexpr int kHistory = 2 * kSlots;
 inline constexpr int kReasonBytes = 1024;
+inline constexpr int kWhereBytes = 240;
 inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
 inline constexpr size_t kStageBytes = size_t{512} << 10;
 
@@ -109,13 +111,41 @@ struct MessageWait {
   std::atomic<uint32_t> sends;
 };
 
+// Where the program of a rank is, for those who look while it hangs. Written about once a second,
+// by a thread beside the program, and by nobody while the process is stopped. `changes` is odd
+// while the text is being replaced: a reader that finds it odd, or another number afterwards, reads
+// again.
+struct Whereabouts {
+  std::atomic<uint64_t> changes;
+  std::atomic<int64_t> seen_ns;      // 0: nobody has looked yet
+  std::atomic<int64_t> since_ns;     // it is there since
+  std::atomic<uint64_t> operations;  // that the rank had entered by then
+  char text[kWhereBytes];
+};
+
+// By one thread at a time.
+inline void note_where(Whereabouts& where, const char* text, int64_t since_ns, uint64_t operations,
+                       int64_t now) {
+  where.changes.fetch_add(1, std::memory_order_acq_rel);
+  const size_t length = strnlen(text, sizeof(where.text) - 1);
+  std::memcpy(where.text, text, length);
+  where.text[length] = '\0';
+  where.since_ns.store(since_ns, std::memory_order_relaxed);
+  where.operations.store(operations, std::memory_order_relaxed);
+  where.seen_ns.store(now, std::memory_order_relaxed);
+  where.changes.fetch_add(1, std::memory_order_release);
+}
+
 // One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
 struct alignas(64) ControlBlock {
   uint64_t magic;
   uint32_t version;
   int32_t rank;
   int32_t world;
-  std::atomic<uint32_t> left;             // finalized: no operation will follow
+  int32_t member;              // the rank's number in the communicator of init()
+  uint64_t job;                // the same for the ranks that met in one init(), and for no others
+  uint64_t group;              // names the communicator within the job, see Context
+  std::atomic<uint32_t> left;  // finalized: no operation will follow
   std::atomic<uint32_t> departed;         // peers that will not look here again; they count
   std::atomic<uint64_t> operations_seen;  // operations this rank has entered
   std::atomic<int64_t> alive_ns;          // when this rank last looked up from a wait
@@ -124,6 +154,7 @@ struct alignas(64) ControlBlock {
   alignas(64) std::atomic<uint64_t> over_below;
   alignas(64) AbortRecord abort;
   MessageWait message;
+  Whereabouts where;
   OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
 
@@ -138,6 +169,16 @@ struct alignas(64) ControlBlock {
     }
     over_below.store(over, std::memory_order_release);
   }
+};
+
+// At offset 0 of what a process keeps of the ranks of other hosts (group/remote_members.h). A
+// control block per rank follows, `stride` bytes apart.
+struct alignas(64) MirrorHeader {
+  uint64_t magic;
+  uint32_t version;
+  int32_t process;
+  uint64_t first;
+  uint64_t stride;
 };
 
 // At offset 0 of every arena.

@@ -124,6 +124,13 @@ const char* MessageOperation::trace_name() const {
   return direction_ == Direction::send ? "send" : "recv";
 }
 
+// A trace shows all communicators of a rank, so it calls peers by their number in the first one.
+void MessageOperation::tell_what_ran(TraceEvent& event) const {
+  if (peer_ != kAnyRank) {
+    event.peer = group_->member(peer_);
+  }
+}
+
 std::string MessageOperation::who_is_late() const {
   if (peer_ == kAnyRank) {
     return "nothing with this tag came from any rank";

@@ -24,6 +24,7 @@ class MessageOperation final : public Operation {
   const char* trace_name() const override;
   uint64_t trace_bytes() const override { return message_.total; }
   uint64_t trace_number() const override { return message_.tag.part; }
+  void tell_what_ran(TraceEvent& event) const override;
   bool needs(int r) const override;
   std::string who_is_late() const override;
   int first_late() const override { return peer_; }

@@ -86,6 +86,9 @@ struct Bucket {
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;
   int64_t complete_ns = 0;
+  int64_t over_ns = 0;  // of the first leg: before complete_ns, where nobody waited then
+  int64_t next_leg_launched_ns = 0;  // 0: there was none in this iteration
+  int64_t next_leg_over_ns = 0;
   std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
 
   const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }

@@ -66,6 +66,8 @@ class BucketCommunicator {
   // In place. Ranks start the same operations in the same order.
   virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
   virtual void wait(size_t slot) = 0;
+  // After wait(): when the operation was over. 0 where nobody can tell.
+  virtual int64_t over_ns(size_t) const { return 0; }
   // Whether wait() would return, or throw, at once. False where nobody can tell.
   virtual bool is_done(size_t) { return false; }
   // Nobody will wait for it any more: keeps the memory until the operation lets go of it.

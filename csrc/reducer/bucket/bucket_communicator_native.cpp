@@ -56,6 +56,7 @@ void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
 
 void NativeBucketCommunicator::wait(size_t slot) {
   communicator_->wait(*works_[slot], 0, interrupt_);
+  over_ns_[slot] = works_[slot]->over_ns;
   works_[slot].reset();  // back to the pool
 }
 

@@ -28,9 +28,13 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   void check_usable() override { communicator_->check_usable(); }
   bool can_go_in_halves() const override { return true; }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
-  void reserve(size_t slots) override { works_.resize(slots); }
+  void reserve(size_t slots) override {
+    works_.resize(slots);
+    over_ns_.resize(slots);
+  }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
   void wait(size_t slot) override;
+  int64_t over_ns(size_t slot) const override { return over_ns_[slot]; }
   bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
   TraceRecorder* trace() override { return &communicator_->endpoint().trace(); }
@@ -40,6 +44,7 @@ class NativeBucketCommunicator final : public BucketCommunicator {
   bool ordered_;
   Engine::Interrupt interrupt_;
   std::vector<Work> works_;
+  std::vector<int64_t> over_ns_;
 };
 
 }  // namespace dpcore

@@ -137,16 +137,17 @@ def beside_gloo(function: Callable[..., T]) -> Callable[..., T]:
     work has kept."""
 
     @functools.wraps(function)
-    def called(comm: Any, *arguments: Any) -> T:
+    def called(comm: Any, *arguments: Any, **named: Any) -> T:
+        folder = named["folder"] if "folder" in named else arguments[-1]
         register()
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{arguments[-1]}/store",
+            init_method=f"file://{folder}/store",
             rank=comm.rank,
             world_size=comm.world_size,
         )
         try:
-            return function(comm, *arguments)
+            return function(comm, *arguments, **named)
         finally:
             gc.collect()
             comm.barrier()

@@ -87,6 +87,9 @@ def count_active(model: Wrapped, is_active: bool) -> tuple[bool, int]:
 def take_part(model: Wrapped, active: int) -> None:
     """Averages are over the ranks with inputs, or over all."""
     all_ranks = model._divide_by_initial_world_size
+    monitor = vars(model).get("_monitor")
+    if monitor is not None and active == model.group.world_size:
+        monitor._exchange_when_due()
     model._reducer.set_scale(1.0 if all_ranks else model.group.world_size / active)
 
 

@@ -32,6 +32,7 @@ _OF_THIS_PROCESS = (
     "_listening",
     "_model_group",
     "_mixed",
+    "_monitor",
     "_reducer",
     "_torch_group",
     "_watch",

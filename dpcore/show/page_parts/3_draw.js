@@ -15,8 +15,8 @@ class Painter {
     const style = getComputedStyle(document.documentElement);
     this.colour = new Proxy({}, { get: (_, name) => style.getPropertyValue(`--${name}`).trim() });
     this.cached = {};
-    for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "update", "span", "filling", "full",
-      "flight", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
+    for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "update", "input", "weight", "message", "span", "filling", "full",
+      "flight", "gather", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
     this.colour = this.cached;
   }
 
@@ -87,7 +87,7 @@ class Painter {
   }
 
   // Filling, full and not yet sent, on its way.
-  buckets(scale, lane, top, height) {
+  buckets(scale, lane, top, height, colourOf) {
     const first = Math.max(0, lane.after(scale.begin) - 1), last = lane.after(scale.end);
     if ((last - first) / (scale.right - scale.left) > 1 / NARROW) {
       this.shades(scale, lane, top, height, this.colour.flight,
@@ -103,7 +103,7 @@ class Painter {
       this.context.fillRect(a, top + third, Math.max(0, c - a), height - 2 * third || 1);
       this.context.fillStyle = this.colour.full;
       if (c - b >= 0.5) this.context.fillRect(b, top + third, c - b, height - 2 * third || 1);
-      this.context.fillStyle = this.colour.flight;
+      this.context.fillStyle = colourOf(i);
       this.context.fillRect(c, top, Math.max(1, d - c - (d - c > 4 ? 1 : 0)), height);
     }
   }
@@ -144,6 +144,26 @@ class Painter {
 
   shading(scale, lane, top, height) {
     if (lane) this.lane(scale, lane, top, height, () => this.colour.shade);
+  }
+
+  // Cut off where the view ends; without a head where that is out of view.
+  arrow(scale, begin, fromY, end, toY) {
+    const { context } = this, x = this.toX(scale, begin), right = this.toX(scale, end);
+    const height = (at) => fromY + (right > x ? (at - x) / (right - x) : 1) * (toY - fromY);
+    const from = Math.max(scale.left, x), to = Math.min(scale.right, right);
+    context.strokeStyle = context.fillStyle = this.colour.message;
+    context.lineWidth = 1.2;
+    context.beginPath();
+    context.moveTo(from, x < from ? height(from) : fromY);
+    context.lineTo(to, right > to ? height(to) : toY);
+    context.stroke();
+    if (right > scale.right) return;
+    const turn = Math.atan2(toY - fromY, right - x), side = (by) => [right - 6 * Math.cos(turn + by), toY - 6 * Math.sin(turn + by)];
+    context.beginPath();
+    context.moveTo(right, toY);
+    context.lineTo(...side(0.4));
+    context.lineTo(...side(-0.4));
+    context.fill();
   }
 
   text(text, x, y, colour, font = '600 12.5px system-ui, "DejaVu Sans", sans-serif') {

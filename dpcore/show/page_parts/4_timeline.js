@@ -1,6 +1,8 @@
 // One run on a canvas, with an overview above. What is looked at is shared by all runs of the page:
 // a span of time around the begin of a step, so that two runs lie under each other step by step.
 
+const MOST_ARROWS = 300;
+
 class Timeline {
   constructor(run, view, page) {
     Object.assign(this, { run, view, page });
@@ -56,14 +58,27 @@ class Timeline {
 
   colourOf(band) {
     const colour = this.painter.colour;
+    if (band.kind === "bucket") return (i) => (this.labelOf(band.lane, i).leg === "all_gather" ? colour.gather : colour.flight);
     if (band.kind !== "compute") {
       return () => ({ operation: colour.flight, exposed: colour.exposed, mark: colour.mark })[band.kind];
     }
     const known = { forward: colour.forward, backward: colour.backward, update: colour.update };
-    return (i) => known[this.labelOf(band.lane, i).n] || colour.span;
+    const passes = { F: colour.forward, B: colour.backward, I: colour.input, W: colour.weight };
+    return (i) => {
+      const { n, pass } = this.labelOf(band.lane, i);
+      if (pass) return passes[pass[1]];
+      return known[n] || (/^block \d+/.test(n) ? (n.endsWith("back") ? colour.backward : colour.forward) : colour.span);
+    };
   }
 
   labelOf(lane, i) { return this.run.labels[lane.label[i]]; }
+
+  // What is written into an event. A rank with one stage need not say it: F3, and not 2F3.
+  nameOf(lane, i) {
+    const { n, pass } = this.labelOf(lane, i);
+    if (pass && !this.run.several_stages.includes(lane.rank)) return pass[1] + pass[2];
+    return n.replace("bucket ", "");
+  }
 
   draw() {
     const { painter, scale, layout } = this;
@@ -78,6 +93,7 @@ class Timeline {
         '12px system-ui, "DejaVu Sans", sans-serif');
     }
     for (const band of layout.bands) this.drawBand(band, scale);
+    this.drawMessages(scale);
     this.drawSelection(scale);
     this.drawOverview();
     this.writeReadout(scale);
@@ -98,16 +114,32 @@ class Timeline {
   drawBand(band, scale) {
     const { painter } = this, { lane, top, height } = band;
     if (band.kind === "gradient") return painter.ticks(scale, lane, top, height);
-    if (band.kind === "bucket") painter.buckets(scale, lane, top, height);
+    if (band.kind === "bucket") painter.buckets(scale, lane, top, height, this.colourOf(band));
     else painter.lane(scale, lane, top, height, this.colourOf(band));
     if (band.inside) {
       const inset = Math.max(1, Math.round(height / 3));
       painter.lane(scale, band.inside, top + height - inset, inset, () => painter.colour.wait);
     }
     if (band.kind === "compute" || band.kind === "bucket") {
-      painter.names(scale, lane, top, height, (i) => this.labelOf(lane, i).n.replace("bucket ", ""));
+      painter.names(scale, lane, top, height, (i) => this.nameOf(lane, i));
     }
     return undefined;
+  }
+
+  // Arrows from where a message was sent to where it was received, unless they would be a thicket.
+  drawMessages(scale) {
+    const lanes = this.run.lanes.filter((lane) => lane.kind === "message"), seen = [];
+    for (const lane of lanes) {
+      for (let i = 0; i < lane.length && lane.begin[i] < scale.end; i++) if (lane.end[i] > scale.begin) seen.push([lane, i]);
+    }
+    if (seen.length > MOST_ARROWS) return;
+    const computing = (rank) => this.layout.bands.find((band) => band.rank === rank && band.kind === "compute");
+    for (const [lane, i] of seen) {
+      const from = computing(lane.rank), to = computing(lane.number[i]);
+      if (!from || !to || from === to) continue;
+      const down = to.top > from.top;
+      this.painter.arrow(scale, lane.begin[i], from.top + (down ? from.height : 0), lane.end[i], to.top + (down ? 0 : to.height));
+    }
   }
 
   drawSelection(scale) {

@@ -11,7 +11,7 @@ class Page {
     this.hint = this.detail.firstElementChild;
     document.getElementById("headlines").append(...data.runs.map(headline));
     document.getElementById("tables").append(...tables(data.runs));
-    document.getElementById("legend").append(...legend());
+    document.getElementById("legend").append(...legend(data.runs));
     document.getElementById("runs").append(...this.timelines.map((timeline) => timeline.root));
     for (const timeline of this.timelines) listenTo(timeline, this);
     this.listen();
@@ -137,6 +137,8 @@ class Page {
   }
 }
 
+const PASSES = { F: "forward", B: "backward", I: "gradient of the input", W: "gradient of the weights" };
+
 // An event in words: a title and lines.
 function describe(timeline, { band, lane, index }) {
   const label = timeline.labelOf(lane, index), begin = lane.begin[index], end = lane.end[index];
@@ -144,11 +146,14 @@ function describe(timeline, { band, lane, index }) {
   const when = step < 0 ? `at ${timeText(begin)}` : `at ${timeText(begin - timeline.steps[step][0])} of step ${step + 1}`;
   const lines = [lane.kind === "gradient" || lane.kind === "mark" ? when : `${timeText(end - begin)}, ${when}`];
   let title = label.n || "";
+  if (label.pass) title = `${label.n}: ${PASSES[label.pass[1]]} of micro-batch ${label.pass[2]}, stage ${label.pass[0]}`;
+  if (lane.kind === "operation" && label.peer >= 0) title += `${label.n === "recv" ? " from" : " to"} rank ${label.peer}`;
   if (lane.kind === "exposed") title = `exposed: the program waited in ${label.n}`;
   if (lane.kind === "wait") title = `waited for ${label.n}${label.peer >= 0 ? ` (rank ${label.peer})` : ""}`;
   if (lane.kind === "gradient") title = `gradient ready: ${label.n || `number ${lane.number[index]}`}`;
   if (lane.kind === "operation" || lane.kind === "wait") lines.push(`operation ${lane.number[index]}`);
   if (lane.kind === "bucket") {
+    if (label.leg) title += `: ${label.leg}`;
     lines.push(`filling ${timeText(lane.ready[index] - begin)}, waiting to be sent ${timeText(lane.launch[index] - lane.ready[index])}, ` +
       `in flight ${timeText(end - lane.launch[index])}`);
     lines.push(`exposed ${timeText(lane.exposed[index])}`);
@@ -171,16 +176,20 @@ function headline(run) {
       `${run.step_count ? " per step" : ""}, `, element("em", { textContent: `overlap ${run.overlap}` }));
   }
   const step = run.step === null ? "" : `, ${run.step_count} steps of ${run.step} ms`;
-  const about = [`${run.world_size} ranks over ${run.network}${step}`, run.about].filter(Boolean).join(" · ");
+  const about = [`${run.world_size} ranks over ${run.network}${step}`, run.pipeline, run.about].filter(Boolean).join(" · ");
   made.append(title, element("p", {}, element("span", { className: "name", textContent: run.name }), ` · ${about}`));
   if (run.error) made.append(element("p", { className: "trouble", textContent: `The run ended with ${run.error}` }));
   if (run.dropped) made.append(element("p", { className: "trouble", textContent: `${run.dropped} oldest events are missing: the ring was full. dpcore.trace(capacity=...) keeps more.` }));
   return made;
 }
 
-function legend() {
+function legend(runs) {
+  const gathers = runs.some((run) => run.labels.some((label) => label.leg === "all_gather"));
   const entries = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["filling", "bucket filling"], ["full", "full, not sent"],
-    ["flight", "in flight"], ["wait", "standing still"], ["exposed", "exposed"]];
+    ["flight", "in flight"], ...(gathers ? [["gather", "in flight: all_gather"]] : []), ["wait", "standing still"], ["exposed", "exposed"]];
+  const has = (kind) => runs.some((run) => run.labels.some(({ pass }) => pass && pass[1] === kind));
+  if (has("W")) entries.splice(2, 0, ["weight", "of weights (W)"]);
+  if (has("I")) entries.splice(2, 0, ["input", "of inputs (I)"]);
   return entries.map(([colour, text]) => {
     const sample = element("i");
     sample.style.background = `var(--${colour})`;
@@ -200,8 +209,20 @@ function tables(runs) {
   })));
 }
 
+// The stepper alone, where there is no run.
+function moves(data) {
+  document.body.classList.add("moves-only");
+  const stepper = new Stepper(data.schedules, data.world), { collective, algorithm, world } = stepper.parts;
+  const title = element("h1");
+  const name = () => { title.textContent = `${collective.value} by ${algorithm.value}, ${world.value} ranks`; };
+  for (const choice of [collective, algorithm, world]) choice.addEventListener("change", name);
+  name();
+  document.getElementById("headlines").append(element("div", { className: "headline" }, title));
+  return { stepper };
+}
+
 loadRuns().then((data) => {
-  window.page = new Page(data);
+  window.page = data.runs.length ? new Page(data) : moves(data);
   // The first frame, in milliseconds after somebody asked for the page.
   requestAnimationFrame(() => { document.body.dataset.ready = performance.now().toFixed(0); });
 }).catch((problem) => {

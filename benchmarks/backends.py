@@ -1,0 +1,98 @@
+"""Who moves tensors of the CPU, and how fast? `python -m benchmarks.backends`"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dpcore.compare.collectives.cells import COLLECTIVES, size_text
+from dpcore.compare.collectives.contenders import OURS, Contender, peer
+from dpcore.compare.collectives.interleave import Measurement
+from dpcore.compare.collectives.options import options_of, parser
+from dpcore.compare.collectives.session import Run, exit_status, run, start
+from dpcore.compare.collectives.summary import summarise
+from dpcore.compare.collectives.table import microseconds
+from dpcore.ddp.overlap import median_interval
+
+DESCRIPTION = """\
+The backends that torch has for tensors of the CPU, or could have, side by side in one run: dpcore
+(ordinary tensors, and in its arena), Gloo, Open MPI, MPICH. A table per collective and number of
+ranks, with a row per size and backend: time, algorithm bandwidth, bus bandwidth, each with the
+interval that holds the true median with a confidence of 95%.
+
+UCC takes no part: neither Debian nor PyPI has it, and the wheels of torch are built without it.
+"""
+CONFIDENCE_DOUBT = 0.05
+WITHOUT = "UCC: not in Debian 12 or PyPI, and torch's wheels are built without it"
+
+
+def main() -> int:
+    made = parser(DESCRIPTION, "8:64M:8x", "8:8M:64x", worlds="2,4,8", rounds=9)
+    made.add_argument(
+        "--collectives", default="all_reduce,all_gather,reduce_scatter,broadcast", metavar="NAMES",
+        help=f"of {','.join(COLLECTIVES)} (default: %(default)s)",
+    )  # fmt: skip
+    made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here as well")
+    arguments = made.parse_args()
+    options = options_of(made, arguments)
+    names = arguments.collectives.split(",")
+    for name in names:
+        if name not in COLLECTIVES:
+            made.error(f"--collectives: unknown {name!r}, choose from {', '.join(COLLECTIVES)}")
+    contenders = (*OURS, *map(peer, options.peers))
+    runs = run(contenders, names, options)
+    if arguments.markdown is not None:
+        arguments.markdown.write_text("\n".join(markdown(runs)) + "\n", encoding="utf-8")
+    return exit_status(runs)
+
+
+def markdown(runs: Sequence[Run]) -> Iterator[str]:
+    """The tables of a whole run."""
+
+    def kind(of: Run) -> tuple[int, str]:
+        return of[0].cell.world, of[0].cell.collective
+
+    for (world, collective), group in itertools.groupby(runs, kind):
+        yield f"### {collective}, {world} ranks"
+        yield ""
+        yield "| size | backend | time, us | algorithm bandwidth, GB/s | bus bandwidth, GB/s |"
+        yield "|---:|---|---:|---:|---:|"
+        for of_size in group:
+            yield from _rows(of_size)
+        yield ""
+    yield f"Without {WITHOUT}."
+
+
+def _rows(results: Run) -> Iterator[str]:
+    known = [figures.median_s for figures in summarise(results) if figures is not None]
+    for result, figures in zip(results, summarise(results), strict=True):
+        name = _name_of(result.contender)
+        if figures is None:
+            yield f"| {size_text(result.cell.bytes)} | {name} | n/a: {result.missing} | | |"
+            continue
+        low, high = median_interval(result.rounds, CONFIDENCE_DOUBT)
+        time = f"{microseconds(figures.median_s)} ({microseconds(low)} to {microseconds(high)})"
+        time = f"**{time}**" if figures.median_s == min(known) else time
+        rates = [_rates(result, factor, low, high) for factor in (1.0, _bus_factor(result))]
+        yield f"| {size_text(result.cell.bytes)} | {name} | {time} | {rates[0]} | {rates[1]} |"
+
+
+def _rates(result: Measurement, factor: float, low: float, high: float) -> str:
+    moved = result.cell.bytes * factor / 1e9
+    middle = sorted(result.rounds)[len(result.rounds) // 2]
+    return f"{moved / middle:.3f} ({moved / high:.3f} to {moved / low:.3f})"
+
+
+def _bus_factor(result: Measurement) -> float:
+    return result.cell.kind.bus_factor(result.cell.world)
+
+
+def _name_of(contender: Contender) -> str:
+    return {"dpcore arena": "dpcore, in its arena", "dpcore plain": "dpcore"}.get(
+        contender.name, contender.name
+    )
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,110 @@
+"""What does a line while training cost? `python -m benchmarks.monitor_cost`
+
+Steps of data parallel training with `dpcore.monitor` and without, in turn, and the time that its
+own calls take in a step. The aim is below 0.5 % of a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpcore as dp
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
+
+LINES_EVERY = 50  # steps, the default
+
+
+def measured(comm: Any, name: str, rounds: int, seconds: float, folder: str) -> dict[str, Any]:
+    """On a rank: seconds per step without and with a monitor, and in its calls."""
+    module, forward = MODELS[name]()
+    model = dp.DataParallel(module, comm=comm)
+
+    def step() -> None:
+        model.zero_grad()
+        torch.autograd.backward(forward(model))
+
+    def steps() -> float:
+        comm.barrier()
+        begin = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - begin) / count
+
+    for _ in range(SETTLING_STEPS):
+        step()
+    count = max(LINES_EVERY + 1, steps_in(seconds, step, comm))
+    found: dict[str, Any] = {"without": [], "with": [], "in_calls": []}
+    for _ in range(rounds):
+        found["without"].append(steps())
+        with dp.monitor(model, LINES_EVERY, to=None) as monitor:
+            in_calls = timed(monitor, model)
+            found["with"].append(steps())
+            found["in_calls"].append(sum(in_calls) / count)
+    return found
+
+
+def timed(monitor: Any, model: Any) -> list[float]:
+    """Seconds of each call, from now on."""
+    taken: list[float] = []
+    call = monitor._before_forward
+    monitor._hook.remove()
+
+    def around(*arguments: Any) -> None:
+        begin = time.perf_counter()
+        call(*arguments)
+        taken.append(time.perf_counter() - begin)
+
+    monitor._hook = model.register_forward_pre_hook(around)
+    return taken
+
+
+def cost(name: str, world: int, rounds: int, seconds: float) -> dict[str, Any]:
+    ranks = spawn(measured, world, name, rounds, seconds)
+    times = {key: of_slowest_rank(rank[key] for rank in ranks) for key in ranks[0]}
+    step = statistics.median(times["without"])
+    pairs = zip(times["with"], times["without"], strict=True)
+    return {
+        "model": name,
+        "world": world,
+        "step_s": step,
+        "cost_of_step": statistics.median(own - plain for own, plain in pairs) / step,
+        "cost_of_calls": statistics.median(times["in_calls"]) / step,
+        "rounds_s": times,
+    }
+
+
+def main() -> None:
+    made = script_parser(__doc__)
+    made.add_argument("--models", default="mlp,transformer,many", help="%(default)s")
+    made.add_argument("--world", type=int, default=2)
+    made.add_argument("--rounds", type=int, default=11)
+    made.add_argument("--seconds", type=float, default=0.5, help="of one contender in a round")
+    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/monitor_cost.jsonl")
+    options = made.parse_args()
+    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+    facts = run_facts(
+        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
+    )
+    print(f"{'':14}{'step ms':>10}{'by turns':>10}{'its calls':>11}")
+    for name in options.models.split(","):
+        line = cost(name, options.world, options.rounds, options.seconds)
+        print(
+            f"{name:14}{line['step_s'] * 1e3:>10.2f}{line['cost_of_step']:>10.2%}"
+            f"{line['cost_of_calls']:>11.3%}",
+            flush=True,
+        )
+        keep(options.json, facts, [line])
+
+
+if __name__ == "__main__":
+    main()

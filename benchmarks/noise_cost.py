@@ -1,0 +1,100 @@
+"""What does `dp.gradient_noise_scale` cost? `python -m benchmarks.noise_cost`
+
+Ten steps of one and the same model without it, with it, and with it in one step of ten, in turn.
+The cost is the processor time that it adds, as a share of a step: other work on the machine makes
+steps longer and shorter by more than what is looked for here. A step is zero_grad, forward and
+backward, so an optimizer makes the share smaller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpcore as dp
+from dpcore.compare.collectives.options import script_parser
+from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.records import ROOT, keep, run_facts
+from dpcore.compare.training.models import MODELS
+from dpcore.compare.training.ranks import WARM_STEPS
+from dpcore.ddp.overlap import median_interval
+
+PLAIN = "without"
+CONTENDERS = {PLAIN: 0, "every step": 1, "one of ten": 10}
+STEPS = 10  # of a turn
+
+
+def measure(comm: Any, model_name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """On a rank: seconds per step and of them on processors, by contender and round."""
+    torch.set_num_threads(1)
+    torch.manual_seed(comm.rank)
+    module, forward = MODELS[model_name]()
+    model = dp.DataParallel(module, comm=comm, schedule="bucketed")
+
+    def turn(every: int, steps: int) -> tuple[float, float]:
+        comm.barrier()
+        begin, used = time.perf_counter(), time.process_time()
+        with dp.gradient_noise_scale(model, every=every) if every else contextlib.nullcontext():
+            for _ in range(steps):
+                module.zero_grad()
+                torch.autograd.backward(forward(model))
+        return (time.perf_counter() - begin) / steps, (time.process_time() - used) / steps
+
+    turn(0, WARM_STEPS)
+    turn(1, 1)
+    found: dict[str, dict[str, list[float]]] = {n: {"wall": [], "cpu": []} for n in CONTENDERS}
+    for number in range(rounds):
+        names = list(CONTENDERS)
+        for name in names[number % 3 :] + names[: number % 3]:
+            wall, cpu = turn(CONTENDERS[name], STEPS)
+            found[name]["wall"].append(wall)
+            found[name]["cpu"].append(cpu)
+    return found
+
+
+def cost(model: str, world: int, rounds: int) -> dict[str, Any]:
+    of_ranks = dp.spawn(measure, world, model, rounds, timeout=300)
+    step = statistics.median(of_slowest_rank(one[PLAIN]["wall"] for one in of_ranks))
+    costs = {}
+    for name in list(CONTENDERS)[1:]:
+        added = [
+            (mine - plain) / step
+            for one in of_ranks
+            for mine, plain in zip(one[name]["cpu"], one[PLAIN]["cpu"], strict=True)
+        ]
+        low, high = median_interval(added, 0.05)
+        costs[name] = {"median": statistics.median(added), "low": low, "high": high}
+    return {"model": model, "world": world, "step_s": step, "costs": costs, "ranks": of_ranks}
+
+
+def main() -> None:
+    made = script_parser(__doc__)
+    made.add_argument("--models", default="mlp,transformer", help="default: %(default)s")
+    made.add_argument("--world", type=int, default=2, help="ranks (default: %(default)s)")
+    made.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
+    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/noise_cost.jsonl")
+    options = made.parse_args()
+    if unknown := [name for name in options.models.split(",") if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+    if options.world < 2:
+        made.error("a world of one has one gradient in a step: --world 2 or more")
+    facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})
+    print(f"{'':14}{'step ms':>10}{'':4}{'measured in':14}{'cost':>8}{'95%':>18}")
+    for model in options.models.split(","):
+        line = cost(model, options.world, options.rounds)
+        for name, of in line["costs"].items():
+            print(
+                f"{model:14}{line['step_s'] * 1e3:>10.2f}{'':4}{name:14}{of['median']:>8.2%}"
+                f"{of['low']:>9.2%} to {of['high']:.2%}",
+                flush=True,
+            )
+        keep(options.json, facts, [line])
+
+
+if __name__ == "__main__":
+    main()

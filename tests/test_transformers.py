@@ -1,0 +1,44 @@
+"""The recipe of docs/frameworks.md for the Trainer of Transformers, on a tiny random model, against
+the same trainer as it is, with torch's DDP."""
+
+import importlib.util
+
+import pytest
+
+from tests.ranks import python
+from tests.test_docs_code import OF_TRANSFORMERS, blocks
+
+is_missing = importlib.util.find_spec("transformers") is None
+pytestmark = pytest.mark.skipif(is_missing, reason="needs transformers: pip install transformers")
+
+CHECKS = """
+assert isinstance(trainer.model_wrapped, dpcore.DataParallel)
+assert trainer.model_wrapped.module is trainer.model is model
+syncs = trainer.model_wrapped._reducer.completed
+trainer.train()  # once more: what is wrapped stays as it is
+assert trainer.model_wrapped._reducer.completed == syncs + 3
+torch.manual_seed(0)
+before = GPT2LMHeadModel(config)
+torch.manual_seed(0)
+theirs = Trainer(GPT2LMHeadModel(config), options, train_dataset=rows)
+theirs.train()
+theirs.train()
+assert type(theirs.model_wrapped) is torch.nn.parallel.DistributedDataParallel
+expected = theirs.model.state_dict()
+torch.testing.assert_close(dict(model.state_dict()), dict(expected))
+assert not torch.equal(before.transformer.wte.weight, expected["transformer.wte.weight"])
+print(syncs, trainer.evaluate(rows)["eval_loss"] > 0)
+"""
+
+
+def test_the_trainer_of_the_documents(tmp_path):
+    """A step is two batches on each of two ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(blocks()[OF_TRANSFORMERS] + CHECKS)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(tmp_path / "said"), "--redirects", "3", str(script)]
+    run = python.run(*command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    errors = "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
+    assert run.returncode == 0, run.stderr + errors
+    for path in tmp_path.rglob("stdout.log"):
+        assert path.read_text().splitlines()[-1] == "3 True"
