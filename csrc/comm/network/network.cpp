@@ -96,7 +96,7 @@ void Network::share_card() {
   for (const auto& peer : peers_) {
     if (peer) {
       for (TcpLine& line : peer->data) {
-        line.limit_unsent(frame_bytes_);
+        line.keep_unsent(frame_bytes_);
       }
     }
   }

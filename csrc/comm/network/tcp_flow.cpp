@@ -8,6 +8,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cmath>
+
+#include "comm/network/tcp_socket.h"
 
 namespace dpcore {
 namespace {
@@ -15,16 +18,26 @@ namespace {
 constexpr double kLeastBytes = 32 << 10;
 constexpr int64_t kMeasuredForNs = 1'000'000;
 constexpr int64_t kShortestPauseNs = 30'000;
+constexpr int64_t kForgotten = 32;  // of the lateness, one part at each look
+constexpr double kSegment = 256 << 10;
 
 }  // namespace
 
 bool TcpFlow::has_room(int fd, int priority, int64_t until_next_look_ns, int64_t now) {
+  note_look(now);
   if (now - measured_ns_ > kMeasuredForNs) {
     measured_ns_ = now;
     measure(fd);
   }
-  const double busy_ns = 2 * round_trip_ns_ + static_cast<double>(until_next_look_ns);
-  const double enough = std::max(kLeastBytes, bytes_per_ns_ * busy_ns);
+  const double look_ns = static_cast<double>(until_next_look_ns);
+  const double late_ns = static_cast<double>(std::max(until_next_look_ns, late_ns_));
+  const double needed = bytes_per_ns_ * (2 * round_trip_ns_ + look_ns);
+  const double wanted = bytes_per_ns_ * (2 * round_trip_ns_ + late_ns);
+  const double enough = std::max({kLeastBytes, needed, std::min(wanted, kSegment)});
+  if (until_next_look_ns == kEarlyLookNs && std::abs(enough - enough_) > kLeastBytes) {
+    enough_ = enough;
+    TcpSocket::limit_unsent(fd, static_cast<size_t>(std::clamp(enough, least_unsent_, kSegment)));
+  }
   int on_the_way = 0;
   if (bytes_per_ns_ == 0 || ioctl(fd, SIOCOUTQ, &on_the_way) != 0 || on_the_way <= enough) {
     priority_ = priority;
@@ -35,7 +48,21 @@ bool TcpFlow::has_room(int fd, int priority, int64_t until_next_look_ns, int64_t
   }
   const auto too_many_ns = static_cast<int64_t>((on_the_way - enough) / bytes_per_ns_);
   free_ns_ = now + std::max(kShortestPauseNs, too_many_ns);
+  waits_ = true;
   return false;
+}
+
+void TcpFlow::keep_unsent(int fd, size_t bytes) {
+  least_unsent_ = static_cast<double>(bytes);
+  TcpSocket::limit_unsent(fd, bytes);
+}
+
+// A look that comes before its time says nothing.
+void TcpFlow::note_look(int64_t now) {
+  if (waits_ && now >= free_ns_) {
+    waits_ = false;
+    late_ns_ = std::max(now - free_ns_, late_ns_ - late_ns_ / kForgotten);
+  }
 }
 
 void TcpFlow::measure(int fd) {

@@ -27,7 +27,7 @@ class TcpLine {
   explicit TcpLine(TcpSocket socket) : socket_(std::move(socket)) {}
 
   int fd() const { return socket_.fd(); }
-  void limit_unsent(size_t bytes) { socket_.limit_unsent(bytes); }
+  void keep_unsent(size_t bytes) { flow_.keep_unsent(fd(), bytes); }
   // Why the connection is of no use any more; empty while it is.
   const std::string& problem() const { return problem_; }
 

@@ -139,8 +139,8 @@ void TcpSocket::bear_silence(int fd, int64_t nanoseconds) {
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(wanted, kMostSilenceMs)));
 }
 
-void TcpSocket::limit_unsent(size_t bytes) {
-  set_option(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(bytes));
+void TcpSocket::limit_unsent(int fd, size_t bytes) {
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(bytes));
 }
 
 bool TcpSocket::send_all(const void* data, size_t bytes, int64_t deadline_ns,

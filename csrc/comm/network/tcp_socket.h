@@ -64,7 +64,7 @@ class TcpSocket {
   // kernel asks now and then whether the other one still knows of the connection.
   void prepare_for_frames();
   // The kernel takes no more data while so many bytes of it have not left.
-  void limit_unsent(size_t bytes);
+  static void limit_unsent(int fd, size_t bytes);
   // How long a connection may be without an answer before the kernel gives it up. The kernel counts
   // in milliseconds, and 12 days at most here.
   static void bear_silence(int fd, int64_t nanoseconds);
