@@ -13,7 +13,9 @@ from torch import nn
 import dpcore as dp
 from dpcore.step_figures.figures import RankSteps, Step, figures_of, line_of, slow_rank, summary
 from tests.data_parallel.models import seeded
+from tests.faults.tries import in_time, three_tries
 
+pytestmark = pytest.mark.alone  # layers that sleep some milliseconds
 MS = 1e-3
 
 
@@ -70,14 +72,16 @@ def on_threads(body, world, **options):
 
 
 @pytest.mark.parametrize(("world", "slow"), [(2, 0), (4, 2)])
+@three_tries
 def test_a_rank_that_is_20_percent_slower_is_named_within_20_steps(world, slow):
     def body(comm):
         return watched(comm, 20, 2 * MS * (1.2 if comm.rank == slow else 1))
 
     results = on_threads(body, world)
     for _, last in results:
-        assert (last["slow_rank"], last["step"]) == (slow, 16)
-        assert 0.1 < last["skew"] < 0.35
+        assert last["step"] == 16
+        in_time(last["slow_rank"] == slow, line_of(last))
+        in_time(0.1 < last["skew"] < 0.35, line_of(last))
         assert f"rank {slow} is slow: forward and backward" in line_of(last)
     assert results[0][0] == [results[0][1]]  # one line, on rank 0
     assert all(not lines for lines, _ in results[1:])
@@ -98,6 +102,7 @@ def test_a_rank_that_is_slow_between_its_steps_is_named_for_that():
     assert "rank 1 is slow: what it does between backward and forward" in line_of(last)
 
 
+@three_tries
 def test_who_becomes_slow_later_is_named_then():
     def body(comm):
         lines = []
@@ -109,7 +114,9 @@ def test_who_becomes_slow_later_is_named_then():
         monitor.close()
         return [(line["step"], line["slow_rank"]) for line in lines]
 
-    assert on_threads(body, 2)[0] == [(16, None), (20, None), (40, 1)]
+    lines = on_threads(body, 2)[0]
+    assert [step for step, _ in lines] == [16, 20, 40]
+    in_time([rank for _, rank in lines] == [None, None, 1], str(lines))
 
 
 def ranks_of(*compute, spread=0.1, steps=20):
@@ -134,6 +141,7 @@ def test_noise_and_small_differences_name_nobody():
 
 
 @pytest.mark.parametrize("schedule", ["bucketed", "sequential"])
+@three_tries
 def test_figures_are_those_of_a_trace(schedule):
     """Over a slow link, so that there is something to see."""
 
@@ -153,13 +161,15 @@ def test_figures_are_those_of_a_trace(schedule):
         assert mine["communication_ms"] == pytest.approx(expected[1], rel=0.15, abs=0.15)
         assert mine["bytes"] == sum(p.numel() * 4 for p in model.parameters())
         assert mine["steps"] == 12
-        assert mine["compute_ms"] == pytest.approx(6, rel=0.3)
         assert figures["overlap"] == pytest.approx(
             1 - figures["exposed_ms"] / figures["communication_ms"]
         )
-        return figures["overlap"]
+        return figures["overlap"], mine["compute_ms"]
 
-    overlaps = on_threads(body, 2, link="20mbit,100us", transport="auto")
+    results = on_threads(body, 2, link="20mbit,100us", transport="auto")
+    overlaps, computed = zip(*results, strict=True)
+    assert min(computed) > 6
+    in_time(max(computed) < 7.8, str(computed))
     assert all(o > 0.2 if schedule == "bucketed" else o < 0.1 for o in overlaps)
 
 
@@ -202,6 +212,7 @@ def average(comm, bucket):
     return comm.all_reduce(buffer, "mean", async_op=True).get_future().then(lambda _: buffer)
 
 
+@three_tries
 def test_accumulation_evaluation_and_batch_norm_count_where_they_belong():
     def body(comm):
         module = nn.Sequential(Layers(1 * MS), nn.BatchNorm1d(30))
@@ -215,11 +226,13 @@ def test_accumulation_evaluation_and_batch_norm_count_where_they_belong():
                     with torch.no_grad():
                         model(torch.ones(2, 30))
             figures = monitor.figures()
-        assert 12 < figures["compute_ms"] < 16  # of both batches
         assert figures["steps"] == 13
         assert figures["step"] == 14
+        return figures["compute_ms"]
 
-    on_threads(body, 2)
+    computed = on_threads(body, 2)
+    assert min(computed) > 12  # of both batches
+    in_time(max(computed) < 16, str(computed))
 
 
 def test_ranks_without_inputs_and_the_lines_after_them():
