@@ -74,26 +74,28 @@ def module_of(by_hand=False):
     return Module()
 
 
-def trained(uneven, by_hand, folder):
+def trainer_with(**more):
     from lightning.pytorch import Trainer
 
+    return Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="dpcore",
+        max_epochs=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **more,
+    )
+
+
+def trained(uneven, by_hand, folder):
     rank = int(os.environ["RANK"])
     loaders = [
         torch.utils.data.DataLoader(batches_of(rank, uneven), batch_size=None, shuffle=False)
         for _ in range(2)
     ]
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="dpcore",
-        max_epochs=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=not by_hand,
-        use_distributed_sampler=False,
-        default_root_dir=folder,
-    )
+    trainer = trainer_with(logger=False, enable_checkpointing=not by_hand, default_root_dir=folder)
     module = module_of(by_hand)
     trainer.fit(module, *loaders)
     assert module.steps == 3 + 2 * uneven
@@ -103,7 +105,6 @@ def trained(uneven, by_hand, folder):
 
 def watched(folder):
     """What the callback says: with a logger of Lightning's, and without one."""
-    from lightning.pytorch import Trainer
     from lightning.pytorch.loggers import CSVLogger
 
     from dpcore.lightning import OverlapMonitor
@@ -115,18 +116,9 @@ def watched(folder):
         ({"logger": logger, "log_every_n_steps": 4}, OverlapMonitor()),
         ({"logger": False}, OverlapMonitor(4, said.append)),
     ):
-        Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy="dpcore",
-            max_epochs=1,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            use_distributed_sampler=False,
-            callbacks=[callback],
-            **of_trainer,
-        ).fit(module_of(), loader)
+        trainer_with(enable_checkpointing=False, callbacks=[callback], **of_trainer).fit(
+            module_of(), loader
+        )
         assert callback.monitor.last["step"] == 8
     if os.environ["RANK"] == "0":
         rows = csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines())

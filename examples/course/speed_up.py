@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from figures import COLOURS, axes, finish, line, numbers_on, options, progress, spread
@@ -88,6 +89,11 @@ def row(ranks: int, link: str, ms: float, times: str) -> dict[str, str]:
     return {"ranks": str(ranks), "link": link, "ms per step": f"{ms:.1f}", "speed-up": times}
 
 
+def predicted(plot: Any, worlds: list[int], found: list[float], link: str, colour: str) -> None:
+    label = f"{link}, predicted"
+    plot.plot(worlds, found, marker="o", markersize=4, ls="--", color=colour, label=label)
+
+
 def main() -> None:
     chosen = options(__doc__, "speed_up")
     rounds, count = (1, 2) if chosen.quick else (5, 10)
@@ -134,30 +140,14 @@ def main() -> None:
 
     figure, (left, right) = axes("a transformer, a core per rank", "100 ms, 100 MB of gradients")
     for number, (link, found) in enumerate(curves.items()):
-        left.plot(
-            worlds,
-            found,
-            marker="o",
-            markersize=4,
-            ls="--",
-            color=COLOURS[number],
-            label=f"{link}, predicted",
-        )
+        predicted(left, worlds, found, link, COLOURS[number])
     line(left, [1, 2], [spread([1.0]), spread(ratio)], "in memory, measured", 4)
     line(left, [1, 2], [spread([1.0]), spread(over_link)], f"{CHECKED} emulated, measured", 3)
     if not chosen.quick:
         some = sorted({round(needed[8]), round(needed[16])}, reverse=True)
         for number, gbit in enumerate(some):
             found = [speed_up(scenario(w), Speed(gbit * 1e9 / 8, 10e-6), 0.1) for w in worlds]
-            right.plot(
-                worlds,
-                found,
-                marker="o",
-                markersize=4,
-                ls="--",
-                color=COLOURS[number],
-                label=f"{gbit} Gbit/s per rank, predicted",
-            )
+            predicted(right, worlds, found, f"{gbit} Gbit/s per rank", COLOURS[number])
         right.plot(list(BOOK), list(BOOK.values()), "k*", markersize=11, label="the textbook")
     for plot in (left, right):
         plot.plot(worlds, worlds, color="grey", lw=1, label="as many times as ranks")
