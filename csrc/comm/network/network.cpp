@@ -24,7 +24,7 @@ constexpr int kLineBits = 8;  // an event's name: peer, then connection
 constexpr size_t kLongestFrame =
     sizeof(FrameHeader) + std::max(sizeof(PostBody) + kMaxPostedBytes, sizeof(FailedBody));
 constexpr int kEvents = 64;
-constexpr size_t kHalfSegment = size_t{128} << 10;
+constexpr size_t kHalfSegment = TcpFlow::kSegmentBytes / 2;
 constexpr size_t kLeastShare = size_t{32} << 10;
 constexpr size_t kPage = 4096;
 constexpr int64_t kSettleLookNs = 200'000;

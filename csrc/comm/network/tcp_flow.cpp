@@ -19,7 +19,7 @@ constexpr double kLeastBytes = 32 << 10;
 constexpr int64_t kMeasuredForNs = 1'000'000;
 constexpr int64_t kShortestPauseNs = 30'000;
 constexpr int64_t kForgotten = 32;  // of the lateness, one part at each look
-constexpr double kSegment = 256 << 10;
+constexpr double kSegment = TcpFlow::kSegmentBytes;
 
 }  // namespace
 

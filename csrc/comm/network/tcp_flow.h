@@ -28,6 +28,7 @@ class TcpFlow {
   // The kernel may always keep so many bytes that have not left.
   void keep_unsent(int fd, size_t bytes);
 
+  static constexpr size_t kSegmentBytes = size_t{256} << 10;  // the most that urgent data waits for
   static constexpr int64_t kLateLookNs = 10'000'000;
   static constexpr int64_t kEarlyLookNs = 500'000;  // where messages have priorities
 
