@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import backend_tables
 from benchmarks.harness.beside_default import (
     DEFAULT,
     OURS,
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 TORCH_DISTRIBUTED = ROOT / "docs" / "torch_distributed.md"
+BACKENDS = ROOT / "docs" / "backends.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)
@@ -335,7 +337,8 @@ MORE_TABLES = {  # of docs/performance.md
     "noise_cost": table_of_noise_cost,
 }
 TABLES_OF_TORCH = {"torch_parallel": table_of_torch_parallel}  # of docs/torch_distributed.md
-EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH
+TABLES_OF_BACKENDS = {"backends": backend_tables.tables}  # of docs/backends.md
+EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH | TABLES_OF_BACKENDS
 
 
 def rendered(document: str) -> str:
@@ -351,7 +354,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
     stale = 0
-    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED):
+    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED, BACKENDS):
         old = path.read_text(encoding="utf-8")
         new = rendered(old)
         if arguments.write:
