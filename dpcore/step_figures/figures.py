@@ -80,21 +80,19 @@ def summary(steps: Sequence[Step]) -> RankSteps:
     if not steps:
         return RankSteps()
 
-    def median(name: str) -> float:
-        return statistics.median(float(getattr(step, name)) for step in steps)
-
-    compute = median_interval([step.compute_ms for step in steps], _DOUBT)
-    between = median_interval([step.between_ms for step in steps], _DOUBT)
+    step, compute, exposed, communication, size = zip(*steps, strict=True)
+    between = [each.between_ms for each in steps]
+    median = statistics.median
     return RankSteps(
         len(steps),
-        median("step_ms"),
-        median("compute_ms"),
-        *compute,
-        median("between_ms"),
-        *between,
-        median("exposed_ms"),
-        median("communication_ms"),
-        median("bytes"),
+        median(step),
+        median(compute),
+        *median_interval(compute, _DOUBT),
+        median(between),
+        *median_interval(between, _DOUBT),
+        median(exposed),
+        median(communication),
+        median(size),
     )
 
 
