@@ -34,6 +34,7 @@ USED = (
     "torch_distributed",
     "frameworks",
     "running",
+    "compatibility",
     "network",
     "interconnects",
     "gpu",
