@@ -151,8 +151,9 @@ def commit() -> str:
     """With a + where more than page and record differ from it."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.check_output([*git, "rev-parse", "--short=10", "HEAD"], text=True).strip()
-    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*compatibility*"]
-    return head + ("+" if subprocess.check_output(changed) else "")
+    status = [*git, "status", "--porcelain", "--untracked-files=no", "--", "."]
+    changed = subprocess.check_output([*status, ":!*compatibility*"])
+    return head + ("+" if changed else "")
 
 
 # ---- the record --------------------------------------------------------------------------------
