@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 try:
     from lightning.fabric.strategies import STRATEGY_REGISTRY
@@ -114,18 +115,16 @@ class DpcoreStrategy(DDPStrategy):
             closure_loss = closure_loss * 0
         return super().backward(closure_loss, *args, **kwargs)
 
-    def setup(self, trainer: Any) -> None:
-        """Refuses modules that call ``manual_backward``: that runs within the wrapper's forward,
-        before the reducer expects gradients, so they would stay each rank's own."""
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        """Manual optimization runs backward within the wrapper's forward, at whose end gradients
+        are expected otherwise."""
         module = self.lightning_module
-        if trainer.training and module is not None and not module.automatic_optimization:
-            raise Unsupported(
-                'strategy="dpcore": manual optimization (automatic_optimization = False) runs '
-                "backward inside of forward, where gradients are not averaged. Use Lightning's "
-                '"ddp" with process_group_backend="dpcore", or a loop of your own over '
-                "dpcore.DataParallel"
-            )
-        super().setup(trainer)
+        is_manual = module is not None and not module.automatic_optimization
+        if is_manual and isinstance(self.model, DataParallel):
+            self.model.reducer.prepare_for_backward(closure_loss)
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Lightning's makes up for what torch's reducer misses of a static graph."""
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
@@ -142,6 +141,13 @@ class DpcoreFabricStrategy(FabricDDPStrategy):
         self._process_group_backend = _backend(self._process_group_backend, self.root_device)
         return super()._get_process_group_backend()
 
+    def backward(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Also within the wrapper's forward: a ``training_step`` with ``manual_backward``."""
+        running = DistributedDataParallel._active_ddp_module
+        if isinstance(running, DataParallel):
+            running.reducer.prepare_for_backward(tensor)
+        super().backward(tensor, *args, **kwargs)
+
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         strategy_registry.register("dpcore", cls, description="dpcore.DataParallel", override=True)
@@ -152,7 +158,8 @@ class OverlapMonitor(Callback):
 
     What steps cost goes to the trainer's loggers as ``dpcore/exposed_ms`` and so on, or, where it
     has none, to stdout. ``log_every_n_steps``: by default that of the trainer. ``to``: another
-    place for them, as in ``dpcore.monitor``.
+    place for them, as in ``dpcore.monitor``. A training that ends before its first line gets one
+    at its end.
     """
 
     def __init__(self, log_every_n_steps: int | None = None, to: Any = None) -> None:
@@ -176,6 +183,8 @@ class OverlapMonitor(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.monitor is not None:
+            if self.monitor.lines == 0 and trainer.global_step > 1:
+                self.monitor.figures()
             self.monitor.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

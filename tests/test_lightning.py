@@ -59,6 +59,11 @@ def module_of(by_hand=False):
             self.steps += 1
             loss = self.network(x).square().mean()
             self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            if by_hand:
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
             return loss
 
         def validation_step(self, x):
@@ -74,13 +79,13 @@ def module_of(by_hand=False):
     return Module()
 
 
-def trainer_with(**more):
+def trainer_with(strategy="dpcore", **more):
     from lightning.pytorch import Trainer
 
     return Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="dpcore",
+        strategy=strategy,
         max_epochs=1,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -110,21 +115,55 @@ def watched(folder):
     from dpcore.lightning import OverlapMonitor
 
     loader = torch.utils.data.DataLoader(batches_of(0, False) * 4, batch_size=None)
-    said = []
+    said, short = [], []
     logger = CSVLogger(folder)
     for of_trainer, callback in (
         ({"logger": logger, "log_every_n_steps": 4}, OverlapMonitor()),
         ({"logger": False}, OverlapMonitor(4, said.append)),
+        ({"logger": False, "max_steps": 3}, OverlapMonitor(to=short.append)),
     ):
         trainer_with(enable_checkpointing=False, callbacks=[callback], **of_trainer).fit(
             module_of(), loader
         )
-        assert callback.monitor.last["step"] == 8
+        assert callback.monitor.last["step"] == of_trainer.get("max_steps", 8)
     if os.environ["RANK"] == "0":
         rows = csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines())
         logged = [row for row in rows if row["dpcore/exposed_ms"]]
         assert [row["step"] for row in logged] == ["5", "9"]
         assert [figures["step"] for figures in said] == [4, 8]
+        assert [figures["steps"] for figures in short] == [2]
+
+
+def of_two_players():
+    """Two optimizers in turns. The first half of each batch stays on its rank for the moment."""
+    from lightning.pytorch import LightningModule
+
+    from dpcore.lightning import DpcoreStrategy
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.players = nn.ModuleList(network() for _ in range(2))
+
+        def training_step(self, x):
+            for player, optimizer in zip(self.players, self.optimizers(), strict=True):
+                optimizer.zero_grad()
+                with self.trainer.strategy.block_backward_sync():
+                    self.manual_backward(player(x[:1]).square().mean() / 2)
+                self.manual_backward(player(x[1:]).square().mean() / 2)
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(player.parameters(), lr=RATE) for player in self.players]
+
+    module = Module()
+    loader = torch.utils.data.DataLoader(
+        batches_of(int(os.environ["RANK"]), uneven=False), batch_size=None, shuffle=False
+    )
+    strategy = DpcoreStrategy(find_unused_parameters=True)
+    trainer_with(strategy=strategy, logger=False, enable_checkpointing=False).fit(module, loader)
+    return module.players
 
 
 def refuses_other_strategies():
@@ -156,6 +195,30 @@ def trained_by_fabric():
     return dict(model.module.state_dict())
 
 
+def trained_by_fabric_and_hand():
+    """A ``training_step`` with ``manual_backward``, which Fabric runs as the wrapper's forward."""
+    from lightning.fabric import Fabric
+    from lightning.pytorch import LightningModule
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, x):
+            self.manual_backward(self.network(x).square().mean())
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="dpcore")
+    fabric.launch()
+    module = Module()
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=RATE))
+    for x in batches_of(fabric.global_rank, uneven=False):
+        optimizer.zero_grad()
+        model.training_step(x)
+        optimizer.step()
+    return dict(module.network.state_dict())
+
+
 def metrics_over_all_ranks():
     """Of torchmetrics, by itself: the second rank has seen more."""
     import torchmetrics
@@ -179,13 +242,14 @@ def body(comm, port, folder):
     said |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in said.items()}, TORCHELASTIC_RUN_ID="test")
     warnings.simplefilter("ignore")
-    for uneven in (False, True):
-        values = trained(uneven, False, folder)
+    for uneven, by_hand in ((False, False), (True, False), (True, True)):
+        values = trained(uneven, by_hand, folder)
         torch.testing.assert_close(values, alone(uneven))
-    with pytest.raises(dpcore.Unsupported, match="manual optimization"):
-        trained(False, True, folder)
+    for player in of_two_players():
+        torch.testing.assert_close(dict(player.state_dict()), dict(alone(uneven=False)))
     watched(folder)
     torch.testing.assert_close(trained_by_fabric(), alone(uneven=False))
+    torch.testing.assert_close(trained_by_fabric_and_hand(), alone(uneven=False))
     metrics_over_all_ranks()
     dist.destroy_process_group()
 

@@ -35,6 +35,7 @@ USED = (
     "backends",
     "frameworks",
     "running",
+    "compatibility",
     "network",
     "interconnects",
     "gpu",

@@ -285,13 +285,14 @@ class DataParallel(FlushedBefore, TorchSurface):
             inputs, kwargs = arguments.moved(self, inputs, kwargs)
         if recorded := reducer.is_recorded:
             reducer.forward_begins()
+        prepared = self.reducer.prepared
         output = self._run(synchronised, inputs, kwargs)
         if recorded:
             reducer.forward_ends()
             when_backward_begins(output, reducer.backward_begins)
         if self._syncs_buffers(before_forward=False):
             self._sync_module_buffers(root)
-        if learning:
+        if learning and not self.reducer.was_prepared_since(prepared):
             output = self._expect_gradients(output, synchronised)
         return output
 

@@ -69,6 +69,8 @@ class Monitor:
         self._pending: tuple[Any, torch.Tensor, int] | None = None
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
+        self.lines = 0
+        """How many lines there are, with one that is under way: the same number on all ranks."""
         self._begin()
         vars(model)["_monitor"] = self
         self._hook: Any = model.register_forward_pre_hook(self._before_forward)
@@ -109,6 +111,7 @@ class Monitor:
 
     def _exchange(self, step: int) -> None:
         self._take(wait=True)
+        self.lines += 1
         group = self._model._model_group
         steps = [end.step_since(begin) for begin, end in self._steps]
         own = torch.tensor(summary(steps), dtype=torch.float64)
@@ -184,6 +187,7 @@ class Monitor:
 def _closed() -> Monitor:
     monitor = Monitor.__new__(Monitor)
     monitor._model = monitor._pending = monitor.last = None
+    monitor.lines = 0
     return monitor
 
 

@@ -72,6 +72,55 @@ def test_an_unused_parameter_in_the_last_step_raises_in_finalize():
     dpcore.spawn(body, 2)
 
 
+class BackwardWithin(nn.Module):
+    """Runs its backwards by itself, in the forward of its wrapper, as manual optimization does."""
+
+    def __init__(self, *of_each_backward):
+        super().__init__()
+        self.inner, self.of_each_backward = Branches(), of_each_backward
+
+    def forward(self, x, reducer):
+        for branches in self.of_each_backward:
+            loss = self.inner(x, *branches)
+            reducer.prepare_for_backward(loss)
+            loss.backward()
+
+
+def test_a_backward_within_forward_is_averaged():
+    """torch: only where somebody calls ``prepare_for_backward``; Lightning does."""
+
+    def body(comm):
+        x = torch.full((1, 4), comm.rank + 1.0)
+        model = dpcore.DataParallel(BackwardWithin((0, 1)), comm=comm)
+        for step in range(3):
+            model.zero_grad()
+            model(x, model.reducer)
+            assert model._reducer.completed == step + 1
+        expected = BackwardWithin((0, 1))
+        expected.load_state_dict(model.module.state_dict())
+        for other in range(comm.world_size):
+            (expected.inner(torch.full((1, 4), other + 1.0), 0, 1) / comm.world_size).backward()
+        torch.testing.assert_close(
+            [p.grad for p in model.parameters()], [p.grad for p in expected.parameters()]
+        )
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+def test_an_unused_parameter_of_a_backward_within_forward_raises_at_its_end():
+    """torch: nothing notices."""
+
+    def body(comm):
+        together = BackwardWithin((0,), (1,))
+        model = dpcore.DataParallel(together, comm=comm, schedule="sequential")
+        model(torch.ones(1, 4), model.reducer)  # together they reach all
+        missed = dpcore.DataParallel(BackwardWithin((0,)), comm=comm)
+        with pytest.raises(dpcore.Error, match=MISSED):
+            missed(torch.ones(1, 4), missed.reducer)
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
 def test_optimizers_of_other_parameters_step():
     def body(comm):
         model = dpcore.DataParallel(Branches(), comm=comm)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.ddp.completion import raise_if_incomplete
+from dpcore.ddp.outputs import when_backward_begins
 from dpcore.ddp.torch_face.comm_hooks import GradBucket, bucket_of, completed
 from dpcore.ddp.torch_face.logging_data import buckets_of
 
@@ -21,6 +22,7 @@ class ReducerFace:
 
     def __init__(self, model: Wrapped) -> None:
         self._of = weakref.ref(model)
+        self.prepared = 0  # backwards by ``prepare_for_backward``
 
     @property
     def _model(self) -> Wrapped:
@@ -28,6 +30,28 @@ class ReducerFace:
         if model is None:
             raise ReferenceError("the wrapped model of this reducer is gone")
         return model
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        """Expects gradients of ``outputs`` from now on: for a backward within forward, at whose end
+        none is expected then. A backward that brings what the last one missed belongs to it."""
+        model = self._model
+        reducer = model._reducer
+        self.prepared += 1
+        if reducer.is_incomplete:
+            return
+        reducer.wait_for_gradients()
+        if reducer.is_recorded:
+            reducer.forward_ends()
+            when_backward_begins(outputs, reducer.backward_begins)
+        model._expect_gradients(outputs, model.require_backward_grad_sync)
+
+    def was_prepared_since(self, before: int) -> bool:
+        """Whether a backward has been prepared; then it has to be complete. ``before``: of
+        ``prepared``."""
+        if self.prepared == before:
+            return False
+        raise_if_incomplete(self._model)
+        return True
 
     def _run_allreduce_hook(self, bucket: Any) -> Any:
         """The sum over ranks, in the bucket's buffer."""
