@@ -56,7 +56,7 @@ def test_it_is_what_the_paper_says(world, layout):
         module, alone = Small(), Small()
         model = dp.DataParallel(module, comm=comm, **LAYOUTS[layout])
         expected = []
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             for step in range(4):
                 x, y = (part(tensor, comm) for tensor in batch(step))
                 each = of_all_ranks(comm, gradient(alone, x, y))
@@ -95,7 +95,7 @@ def test_a_parameter_that_a_rank_does_not_use_has_a_gradient_of_zero_there():
     def body(comm):
         module = Forked(comm.rank)
         model = dp.DataParallel(module, comm=comm, find_unused_parameters=True)
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             x, y = (part(tensor, comm) for tensor in batch(0))
             own = torch.autograd.grad(
                 nn.functional.mse_loss(module(x), y),
@@ -122,7 +122,7 @@ def test_accumulated_batches(world, divided):
     def body(comm):
         alone, model = Small(), dp.DataParallel(Small(), comm=comm)
         expected = []
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             for step in range(3):
                 model.zero_grad()
                 parts = []
@@ -165,7 +165,7 @@ def test_noise_that_is_known_is_found():
     def body(comm):
         model = dp.DataParallel(Mean(1000), comm=comm)
         chance = torch.Generator().manual_seed(comm.rank)
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             for step in range(60):
                 model.zero_grad()
                 rows = 4 + (step + comm.rank) % 3  # of any size, and not alike on both ranks
@@ -193,6 +193,24 @@ def test_a_window_forgets_and_every_leaves_out():
         noise = 10 * 0.25 / (1 / 4 - 1 / 8)
         squares = [10 * mean**2 - noise / 8 for mean in means]
         assert g.value == pytest.approx(noise / statistics.fmean(squares), rel=1e-5)
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def test_one_step_of_ten_is_measured_and_the_first_one_is():
+    def body(comm):
+        model = dp.DataParallel(Mean(10), comm=comm)
+        steps_of_block = []
+        for before in (0, 3):  # steps that nobody measures
+            for _ in range(before):
+                model.zero_grad()
+                one_step(model)
+            with dp.gradient_noise_scale(model) as g:
+                for _ in range(12):
+                    model.zero_grad()
+                    one_step(model)
+                    steps_of_block.append(g.steps)
+        assert steps_of_block == 2 * [*(10 * [1]), 2, 2]
 
     dp.spawn(body, 2, mode="threads")
 
@@ -239,7 +257,7 @@ def test_gradients_keep_their_bits():
 def test_steps_whose_loss_overflows_are_left_out():
     def body(comm):
         model = dp.DataParallel(Mean(10), comm=comm)
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             for number in (1.0, math.inf, 2.0):
                 model.zero_grad()
                 model(torch.full((4, 10), number + comm.rank)).mean().backward()
@@ -307,7 +325,7 @@ def test_models_that_it_cannot_measure():
 def test_uses_that_would_give_wrong_numbers():
     def body(comm):
         model = dp.DataParallel(Mean(10), comm=comm)
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             assert repr(g) == "gradient noise scale: no step was measured yet"
             with pytest.raises(dp.Error, match="no step was measured yet; run forward"):
                 _ = g.value
