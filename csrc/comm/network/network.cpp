@@ -84,19 +84,22 @@ Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
 }
 
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
-// that has begun: together one segment of 256 KiB. All connections share it, as long as that leaves
-// each of them enough to keep the NIC busy until this rank looks again.
+// that has begun: together one segment of 256 KiB, which all connections share, as long as that
+// leaves each of them enough to keep the NIC busy until this rank looks again. Where looks are late
+// a connection gets more, up to its peer's share of a segment.
 void Network::share_card() {
   size_t lines = 0;
+  size_t peers = 0;
   for (const auto& peer : peers_) {
     lines += peer ? peer->data.size() : 0;
+    peers += peer ? 1 : 0;
   }
   const size_t share = kHalfSegment / std::max<size_t>(lines, 1) / kPage * kPage;
   frame_bytes_ = std::max(share, kLeastShare);
   for (const auto& peer : peers_) {
     if (peer) {
       for (TcpLine& line : peer->data) {
-        line.keep_unsent(frame_bytes_);
+        line.share(frame_bytes_, TcpFlow::kSegmentBytes / peers);
       }
     }
   }

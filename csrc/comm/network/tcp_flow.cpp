@@ -19,7 +19,6 @@ constexpr double kLeastBytes = 32 << 10;
 constexpr int64_t kMeasuredForNs = 1'000'000;
 constexpr int64_t kShortestPauseNs = 30'000;
 constexpr int64_t kForgotten = 32;  // of the lateness, one part at each look
-constexpr double kSegment = TcpFlow::kSegmentBytes;
 
 }  // namespace
 
@@ -33,10 +32,11 @@ bool TcpFlow::has_room(int fd, int priority, int64_t until_next_look_ns, int64_t
   const double late_ns = static_cast<double>(std::max(until_next_look_ns, late_ns_));
   const double needed = bytes_per_ns_ * (2 * round_trip_ns_ + look_ns);
   const double wanted = bytes_per_ns_ * (2 * round_trip_ns_ + late_ns);
-  const double enough = std::max({kLeastBytes, needed, std::min(wanted, kSegment)});
+  const double enough = std::max({kLeastBytes, needed, std::min(wanted, most_unsent_)});
   if (until_next_look_ns == kEarlyLookNs && std::abs(enough - enough_) > kLeastBytes) {
     enough_ = enough;
-    TcpSocket::limit_unsent(fd, static_cast<size_t>(std::clamp(enough, least_unsent_, kSegment)));
+    const double unsent = std::clamp(enough, least_unsent_, most_unsent_);
+    TcpSocket::limit_unsent(fd, static_cast<size_t>(unsent));
   }
   int on_the_way = 0;
   if (bytes_per_ns_ == 0 || ioctl(fd, SIOCOUTQ, &on_the_way) != 0 || on_the_way <= enough) {
@@ -52,9 +52,10 @@ bool TcpFlow::has_room(int fd, int priority, int64_t until_next_look_ns, int64_t
   return false;
 }
 
-void TcpFlow::keep_unsent(int fd, size_t bytes) {
-  least_unsent_ = static_cast<double>(bytes);
-  TcpSocket::limit_unsent(fd, bytes);
+void TcpFlow::share(int fd, size_t unsent, size_t late) {
+  least_unsent_ = static_cast<double>(unsent);
+  most_unsent_ = static_cast<double>(std::max(unsent, late));
+  TcpSocket::limit_unsent(fd, unsent);
 }
 
 // A look that comes before its time says nothing.

@@ -6,9 +6,9 @@
 // keep the link busy: what it carries in two of its shortest round trips, and in the time until
 // this rank looks again. A rank that has to share a processor may look late, so that time is
 // generous. Once a message has had a priority the time is short, and longer by as much as this
-// rank's looks have been late, up to a segment: so a busy processor does not leave the link idle,
-// and urgent data waits for no more than a segment and a frame. A frame that is more urgent than
-// what is on its way starts at once.
+// rank's looks have been late, up to its share of a segment: so a busy processor does not leave the
+// link idle, and urgent data waits for no more than a segment and a frame. A frame that is more
+// urgent than what is on its way starts at once.
 //
 // Time is an argument. Under the engine's progress lock.
 #pragma once
@@ -25,8 +25,9 @@ class TcpFlow {
   bool has_room(int fd, int priority, int64_t until_next_look_ns, int64_t now);
   int64_t free_ns() const { return free_ns_; }
 
-  // The kernel may always keep so many bytes that have not left.
-  void keep_unsent(int fd, size_t bytes);
+  // This connection's shares: so many bytes the kernel may always keep that have not left, and as
+  // many as `late` where looks are late.
+  void share(int fd, size_t unsent, size_t late);
 
   static constexpr size_t kSegmentBytes = size_t{256} << 10;  // the most that urgent data waits for
   static constexpr int64_t kLateLookNs = 10'000'000;
@@ -44,6 +45,7 @@ class TcpFlow {
   bool waits_ = false;   // a frame, for this rank to look at free_ns_
   int64_t late_ns_ = 0;  // by which looks come after that; what was long ago counts less
   double least_unsent_ = 0;
+  double most_unsent_ = 0;
   double enough_ = 0;  // bytes that may be on their way, when the kernel was told last
 };
 

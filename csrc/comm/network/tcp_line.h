@@ -27,7 +27,7 @@ class TcpLine {
   explicit TcpLine(TcpSocket socket) : socket_(std::move(socket)) {}
 
   int fd() const { return socket_.fd(); }
-  void keep_unsent(size_t bytes) { flow_.keep_unsent(fd(), bytes); }
+  void share(size_t unsent, size_t late) { flow_.share(fd(), unsent, late); }
   // Why the connection is of no use any more; empty while it is.
   const std::string& problem() const { return problem_; }
 
