@@ -307,6 +307,13 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
 
 
 def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
+    """A table for each number of ranks."""
+    worlds = sorted({record["world"] for record in records})
+    of_each = [[r for r in records if r["world"] == world] for world in worlds]
+    return "\n".join(map(_table_of_strategies, of_each))
+
+
+def _table_of_strategies(records: list[dict[str, Any]]) -> str:
     """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
     lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
     for r in {record["strategy"]: record for record in records}.values():  # the last of each

@@ -5,7 +5,8 @@
 Eight ranks, which are threads here: two copies of the model (data), each cut into two stages
 (pipeline), each of whose matrices two ranks share (tensor). Both runs begin with the same numbers
 and must stay equal, up to rounding in float64. `dpcore show run.json` shows the last step: F3 is
-the forward of micro-batch 3, B3 its backward, and arrows are messages.
+the forward of micro-batch 3, B3 its backward, arrows are messages, and a table says how long each
+layer waited for its all-reduces.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def train(
         with dp.trace(path, comm=comm) if last else nullcontext() as trace:
             if trace is not None:
                 pipe.span = trace.span
+                trace.layers(model)
             loss = pipe.step(inputs, targets)
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])

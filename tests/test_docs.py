@@ -74,8 +74,8 @@ def test_the_files_that_a_call_enters_are_measured():
     run([sys.executable, "tools/entered_files.py"], timeout=1500)
 
 
-def test_there_are_eighteen_lessons_that_begin_with_a_number_to_predict():
-    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 19))
+def test_there_are_twenty_lessons_that_begin_with_a_number_to_predict():
+    assert [int(path.name.partition("-")[0]) for path in LESSONS] == list(range(1, 21))
     for path in LESSONS:
         text = path.read_text()
         assert text.index("**Predict:**") < text.index("```") < text.index("<details>")
@@ -204,7 +204,7 @@ def test_a_lesson_runs_as_a_notebook(path, tmp_path, monkeypatch):
 
 def test_notebooks_are_as_nbformat_wants_them(tmp_path):
     out = run([sys.executable, "tools/notebooks.py", str(tmp_path / "notebooks")])
-    assert "18 notebooks, begin with" in out
+    assert "20 notebooks, begin with" in out
     for path in LESSONS:
         made = json.loads((tmp_path / "notebooks" / f"{path.stem}.ipynb").read_text())
         if validate is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcore.show import figures_of, read_run
 from tests.ranks import python
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -81,6 +82,18 @@ def test_see_overlap(tmp_path):
         assert {event.get("cat") for event in events} >= {"compute", "operation", "exposed"}
 
 
+def test_see_layers(tmp_path):
+    """Each layer has an all-reduce in each direction, and each turn of the ring but one a shift."""
+    layers, ring = run_example("see_layers.py", str(tmp_path)).splitlines()
+    assert layers.startswith("layers: ") and ring.startswith("ring: ")
+    found = figures_of(read_run(tmp_path / "layers.json")).spans
+    names = [f"layer {n}" for n in range(4)]
+    assert [s.name for s in found] == [*names, *(f"{name} back" for name in reversed(names))]
+    assert all(s.operations == {"all_reduce": s.count} and s.exposed_ms > 0 for s in found)
+    turns = figures_of(read_run(tmp_path / "ring.json")).ring
+    assert [turn.shift_ms > 0 for turn in turns] == [True] * 3 + [False] + [True] * 5
+
+
 def test_reverse_order():
     lines = run_example("reverse_order.py", "2").splitlines()
     assert len(lines) == 2
@@ -127,6 +140,9 @@ def test_three_dimensions(tmp_path):
     losses, weights = map(float, re.findall(r"([\d.e+-]+) in", out.splitlines()[-1]))
     assert losses < 1e-12 and weights < 1e-10
     spans = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") == "compute"]
-    by_rank = {r: [e["name"] for e in spans if e["pid"] == r] for r in range(8)}
+    passes = [e for e in spans if not e["name"].startswith("layer ")]
+    by_rank = {r: [e["name"] for e in passes if e["pid"] == r] for r in range(8)}
     assert by_rank[0] == ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]  # stage 0
     assert by_rank[2] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2", "1F3", "1B3"]  # stage 1
+    layers = {e["name"] for e in spans if e["pid"] in (2, 6)} - set(by_rank[2])
+    assert layers == {f"layer {n}{way}" for n in (3, 4, 5) for way in ("", " back")}

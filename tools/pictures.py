@@ -163,6 +163,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "16-several-machines": pictures_of_learning.machines,
     "17-a-model-in-stages": pictures_of_parts.stages,
     "18-a-sequence-in-a-ring": pictures_of_parts.ring,
+    "19-two-matrices-one-sum": pictures_of_parts.matrices,
+    "20-held-once": pictures_of_parts.held,
 }
 
 

@@ -219,11 +219,12 @@ def _close_shortcuts(open_ones: Sequence[str]) -> None:
         torch.nn.parallel.DistributedDataParallel.__init__ = shut(  # type: ignore[method-assign]
             "DistributedDataParallel"
         )
-    for name in ("ladder", "buckets"):
+    for name in ("ladder", "buckets", "tensor_parallel", "zero"):
         sys.modules[f"dpcore.reference.{name}"] = None  # type: ignore[assignment]
         if hasattr(reference, name):
             delattr(reference, name)
-    sys.modules["dpcore.parallel.pipeline_plans"] = None  # type: ignore[assignment]
+    for name in ("attention", "pipeline_plans"):
+        sys.modules[f"dpcore.parallel.{name}"] = None  # type: ignore[assignment]
     dpcore._C.plan_buckets = shut("plan_buckets")
 
 

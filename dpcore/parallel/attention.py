@@ -28,12 +28,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
 from dpcore.errors import Unsupported
+from dpcore.parallel import tags
 from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 Span = Callable[[str], AbstractContextManager[Any]]
-_GRADIENTS = 1  # tag of the keys' and values' gradients; that of themselves is 0
 
 
 def zigzag(length: int, world: int, rank: int) -> Tensor:
@@ -190,7 +190,7 @@ class _Ring(Function):
             for gradients, of_block in zip(known, of_pair, strict=True):
                 gradients[:, :, columns] += of_block
             sent, known = known, empty_like(known, comm)
-            moving = start_shift(sent, known, comm, tag=_GRADIENTS)
+            moving = start_shift(sent, known, comm, tag=tags.GRADIENTS)
         _wait(moving)
         dk, dv = known.to(k.dtype)
         return dq.to(q.dtype), dk, dv, None, None, None, None

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dpcore.errors import Unsupported
+from dpcore.parallel import tags
 
 Sizes = Sequence[int] | None
-_SHIFT_TAG = 1 << 20
 
 
 def cut(length: int, parts: int) -> list[int]:
@@ -122,14 +122,16 @@ def shift(x: Tensor, comm: Any, by: int = 1) -> Tensor:
     return _through(x, run, lambda gradient: shift(gradient, comm, -by))
 
 
-def start_shift(x: Tensor, output: Tensor, comm: Any, by: int = 1, tag: int = 0) -> list[Any]:
+def start_shift(
+    x: Tensor, output: Tensor, comm: Any, by: int = 1, tag: int = tags.SHIFT
+) -> list[Any]:
     """``shift`` without autograd and without waiting: two handles to wait for."""
     there, here = (comm.rank + by) % comm.world_size, (comm.rank - by) % comm.world_size
     if there == comm.rank:
         output.copy_(x)
         return []
-    receiving = comm.recv(output, here, tag=_SHIFT_TAG + tag, async_op=True)
-    return [comm.send(x, there, tag=_SHIFT_TAG + tag, async_op=True), receiving]
+    receiving = comm.recv(output, here, tag=tag, async_op=True)
+    return [comm.send(x, there, tag=tag, async_op=True), receiving]
 
 
 def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:

@@ -42,6 +42,8 @@ from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord, covered_ms
 from dpcore.recorder.intervals import union_of
+from dpcore.recorder.layers import record_layers
+from dpcore.recorder.threads import thread_names
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
@@ -109,6 +111,7 @@ class Trace:
         self._capacity = capacity
         self._own: deque[Event] = deque(maxlen=capacity)  # spans and marks of the program
         self._own_count = 0
+        self._hooks: list[Any] = []
         self._record: RankRecord | None = None
         self._state = "new"
         self.path: Path | None = None
@@ -138,6 +141,8 @@ class Trace:
         where: TracebackType | None,
     ) -> None:
         del _recording[self._key]
+        for hook in self._hooks:
+            hook.remove()
         # First of all: exchanging the events must not become part of them.
         self._record = self._stop()
         self._state = "ended"
@@ -170,6 +175,13 @@ class Trace:
         finally:
             self._add(name, "compute", begin, time.monotonic_ns())
 
+    def layers(self, modules: Any) -> None:
+        """Records forward and backward of each of these modules as spans, such as "layer 3" and
+        "layer 3 back": of a list by its number, of a mapping by its name. ``dpcore show`` says for
+        each how long its collectives were waited for."""
+        self._check_recording()
+        self._hooks += record_layers(modules, self._add_layer)
+
     def mark(self, name: str) -> None:
         """Records a moment, such as "epoch 3", as an event of kind "mark"."""
         self._check_recording()
@@ -179,6 +191,10 @@ class Trace:
     def _check_recording(self) -> None:
         if self._state != "recording":
             raise Error("this trace is not recording: use span() and mark() inside its block")
+
+    def _add_layer(self, name: str, begin: int, end: int) -> None:
+        if self._state == "recording":  # a backward may come later
+            self._add(name, "compute", begin, end)
 
     def _add(self, name: str, kind: str, begin: int, end: int) -> None:
         self._own_count += 1
@@ -202,7 +218,7 @@ class Trace:
         return RankRecord(
             rank=self._comm.rank,
             process=os.getpid(),
-            threads=_thread_names({event.thread for event in merged}, self._comm),
+            threads=thread_names({event.thread for event in merged}, self._comm),
             dropped=dropped + self._own_count - len(self._own),
             events=merged,
             schedules={_number(n): trace_file.describe(s) for n, s in schedules.items()},
@@ -356,27 +372,6 @@ def _event_of(fields: tuple[Any, ...], schedules: Mapping[int, Any]) -> Event:
 
 def _number(schedule: int) -> str:
     return f"{schedule:016x}"  # JSON's numbers are too short
-
-
-def _thread_names(used: set[int], comm: Communicator) -> dict[int, str]:
-    """Names of the threads that have events, this one first, and of the device's track."""
-    of_python = {thread.native_id: thread.name for thread in threading.enumerate()}
-    me = threading.get_native_id()
-    names: dict[int, str] = {}
-    for thread in sorted(used | {me}, key=lambda thread: (thread != me, thread)):
-        if thread == trace_file.DEVICE_TRACK:
-            names[thread] = f"stream of {getattr(comm, 'device', 'the device')}"
-            continue
-        name = of_python.get(thread) or _name_of_native_thread(thread)
-        names[thread] = "main" if name == "MainThread" else name
-    return names
-
-
-def _name_of_native_thread(thread: int) -> str:
-    try:
-        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-    except OSError:
-        return f"thread {thread} (ended)"
 
 
 def _gather(comm: Communicator, mine: bytes) -> list[bytes]:

@@ -25,7 +25,8 @@ from typing import Any
 
 from dpcore.errors import Error
 from dpcore.recorder.file import Event, RankRecord
-from dpcore.recorder.recording import Trace, _thread_names
+from dpcore.recorder.recording import Trace
+from dpcore.recorder.threads import thread_names
 from dpcore.recorder.torch_profile import RankProfile, align, profile_of, rank_profile
 from dpcore.recorder.torch_profile.clocks import wait_for_the_last
 from dpcore.recorder.torch_profile.events import described
@@ -113,7 +114,7 @@ class ProfilerTrace(Trace):
         return RankRecord(
             rank=self._comm.rank,
             process=os.getpid(),
-            threads=_thread_names({e.thread for e in kept}, self._comm),
+            threads=thread_names({e.thread for e in kept}, self._comm),
             dropped=len(merged) - len(kept) + self._own_count - len(self._own),
             events=kept,
         )

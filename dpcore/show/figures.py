@@ -12,13 +12,15 @@ import bisect
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.show.pipelines import PipelineFigures, pipeline_of
 from dpcore.show.reading import RankEvents, Run
+from dpcore.show.rings import TurnFigures, turns_of
+from dpcore.show.spans import SpanFigures, spans_of
 
 Step = tuple[int, int]  # begin and end in nanoseconds
 
@@ -78,6 +80,8 @@ class RunFigures:
     operations: list[OperationFigures]
     waits: list[WaitFigures]
     pipeline: PipelineFigures | None = None
+    spans: list[SpanFigures] = field(default_factory=list)
+    ring: list[TurnFigures] = field(default_factory=list)
 
     @property
     def headline(self) -> str:
@@ -162,6 +166,8 @@ def figures_of(run: Run) -> RunFigures:
         operations=_operations(run),
         waits=_waits(run.ranks),
         pipeline=pipeline_of(run),
+        spans=spans_of(run),
+        ring=turns_of(run),
     )
 
 

@@ -32,6 +32,7 @@ _COLOURS = {
     "exposed": "#e5484d",
 }
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
+_PARTS = ("layer ", "block ")  # of a model, of a ring
 _MOST_ARROWS = 200
 _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
 
@@ -106,7 +107,7 @@ def _draw(
             if right > begin and left < end:
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
         computing[rank.rank] = top
-        for event in _within(rank.compute, window):
+        for event in _drawn(_within(rank.compute, window)):
             _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, _colour_of(event))
             _name_pass(axes, window, event, top - 0.45)
         for event in _within(rank.exposed, window):
@@ -131,20 +132,30 @@ def _draw(
     axes.set_title(f"{run.name}: {_title(figures_of(run))}", loc="left", fontsize=10.5)
 
 
+def _drawn(events: list[Event]) -> list[Event]:
+    """The layers within the passes of a pipeline would hide them: a picture has one row for all."""
+    has_passes = any(pass_of(event.name) for event in events)
+    return [e for e in events if not (has_passes and e.name.startswith(_PARTS))]
+
+
 def _colour_of(event: Event) -> str:
     if (action := pass_of(event.name)) is not None:
         return _PASSES[action.kind]
+    if event.name.startswith(_PARTS):
+        return "backward" if event.name.endswith(" back") else "forward"
     return event.name if event.name in _COLOURS else "other"
 
 
 def _name_pass(axes: Axes, window: Step, event: Event, middle: float) -> None:
-    """F3 into the forward of micro-batch 3, where it is wide enough."""
+    """F3 into the forward of micro-batch 3, and layers and blocks, where they are wide enough."""
     begin, end = window
     action = pass_of(event.name)
+    text = f"{action.kind}{action.microbatch}" if action is not None else ""
+    if event.name.startswith(_PARTS):
+        text = event.name.removesuffix(" back")
     inside = begin <= event.begin_ns and event.end_ns <= end
-    if action is not None and inside and event.end_ns - event.begin_ns > (end - begin) / 50:
+    if text and inside and event.end_ns - event.begin_ns > (end - begin) * max(2, len(text)) / 100:
         at = (event.begin_ns + event.end_ns) / 2 - begin
-        text = f"{action.kind}{action.microbatch}"
         axes.text(at * 1e-6, middle, text, color="white", fontsize=6.5, ha="center", va="center")
 
 

@@ -24,14 +24,15 @@ class Table:
     @property
     def texts(self) -> list[int]:
         """The first column, and lists of names."""
-        words = ("path", "parameters")
+        words = ("path", "parameters", "operations")
         return [i for i, name in enumerate(self.columns) if i == 0 or name in words]
 
 
 def tables_of(run: Run, figures: RunFigures) -> list[Table]:
-    """Ranks, passes of a pipeline, operations, waits and, where a model was traced, buckets."""
-    tables = [_ranks(figures), _passes(figures), _operations(figures), _waits(figures)]
-    tables.append(_buckets(run))
+    """Ranks, passes of a pipeline, spans of the program, turns of a ring, operations, waits and,
+    where a model was traced, buckets."""
+    tables = [_ranks(figures), _passes(figures), _spans(figures), _turns(figures)]
+    tables += [_operations(figures), _waits(figures), _buckets(run)]
     return [table for table in tables if table.rows]
 
 
@@ -84,6 +85,43 @@ def _passes(figures: RunFigures) -> Table:
         for rank in pipeline.ranks
     ]
     return Table(f"Pipeline: {pipeline.headline}; medians of a pass and of a step", columns, rows)
+
+
+def _spans(figures: RunFigures) -> Table:
+    columns = ["span", "times", "ms", "communication ms", "exposed ms", "of its time", "MiB"]
+    rows = [
+        [
+            span.name,
+            str(span.count),
+            short(span.ms),
+            short(span.communication_ms),
+            short(span.exposed_ms),
+            f"{span.exposed_share:.0%}",
+            short(span.bytes / 2**20),
+            ", ".join(f"{name} {count / span.count:g}" for name, count in span.operations.items()),
+        ]
+        for span in figures.spans[:_MOST_ROWS]
+    ]
+    title = "Layers and other spans that communicate, means of one of them"
+    return Table(title, [*columns, "operations"], rows)
+
+
+def _turns(figures: RunFigures) -> Table:
+    columns = ["turn of the ring", "times", "block ms", "shift ms", "on the link ms"]
+    rows = [
+        [
+            turn.name,
+            str(turn.count),
+            short(turn.block_ms) if turn.block_ms else "–",
+            short(turn.shift_ms) if turn.shift_ms else "–",
+            _shown(turn.link_ms),
+            short(turn.exposed_ms) if turn.shift_ms else "–",
+            "–" if turn.hidden is None else f"{turn.hidden:.0%}",
+        ]
+        for turn in figures.ring
+    ]
+    title = "Ring attention: what of each shift is hidden under its block, means"
+    return Table(title, [*columns, "exposed ms", "hidden"], rows)
 
 
 def _operations(figures: RunFigures) -> Table:

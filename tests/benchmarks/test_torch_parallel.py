@@ -28,6 +28,10 @@ def test_records_and_tables():
     table = readme.table_of_torch_parallel([facts | line for line in lines])
     assert "| 1F1B | 4000.0 ms | 8000.0 ms | 0.50 (0.50 to 1.10) |" in table
     assert f"| {OVERLAPPING} | 2000.0 ms | refuses it | |" in table
+    of_both = [facts | line | {"world": world} for line in lines for world in (4, 2)]
+    two, four = readme.table_of_torch_parallel(of_both).split("\n\n| |")
+    assert "of 2 ranks" in two and "of 4 ranks" in four
+    assert two.count("| 1F1B |") == four.count("| 1F1B |") == 1
 
 
 def test_a_small_run(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from tests.exercises import (
     mutants_of_assessment,
     mutants_of_ddp,
     mutants_of_moves,
+    mutants_of_parts,
     mutants_of_training,
 )
 
@@ -55,6 +56,12 @@ def read(text):
 
 MUTANTS = [
     mutant
-    for module in (mutants_of_moves, mutants_of_ddp, mutants_of_training, mutants_of_assessment)
+    for module in (
+        mutants_of_moves,
+        mutants_of_ddp,
+        mutants_of_training,
+        mutants_of_assessment,
+        mutants_of_parts,
+    )
     for mutant in read(module.TEXT)
 ]

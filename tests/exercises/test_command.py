@@ -21,8 +21,8 @@ def exercise(*arguments, at, timeout=180):
     return python.run(*command, capture_output=True, text=True, timeout=timeout, cwd=at)
 
 
-def test_there_are_fifteen_in_order():
-    assert [one.number for one in KNOWN] == list(range(1, 16))
+def test_there_are_seventeen_in_order():
+    assert [one.number for one in KNOWN] == list(range(1, 18))
 
 
 def test_list(tmp_path):
@@ -157,7 +157,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         (["check"], "nothing is begun in exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
-        (["start", "99"], "they are numbered 1 to 15"),
+        (["start", "99"], "they are numbered 1 to 17"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
         (["hint", "1", "--json"], "--json is about list and check"),
     ],

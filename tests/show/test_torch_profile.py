@@ -255,3 +255,58 @@ def test_a_folder_without_traces_and_a_file_given_twice(tmp_path):
         read_runs([path, tmp_path])
     with pytest.raises(Error, match="there is no file"):
         read_runs([path, tmp_path / "missing.json"])
+
+
+# ---- torch.distributed.pipelining ----------------------------------------------------------------
+
+EVALUATES = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def of_pipeline(stage, marks):
+    """``marks``: name, begin and end of an annotation, and what ran in it."""
+    events = []
+    for name, begin, end, operators in marks:
+        events.append(span(f"PP:{name}", "user_annotation", 1, begin, end))
+        events += [span(what, "cpu_op", 1, at, until) for what, at, until in operators]
+    events += [
+        span("c10d::send" if stage == 0 else "c10d::recv_", "cpu_op", 1, 0, 0.1),
+        span("gloo:send" if stage == 0 else "gloo:recv", "user_annotation", 7, 0.1, 2),
+    ]
+    return events
+
+
+def test_passes_of_torchs_pipelines_begin_with_their_first_operator(tmp_path):
+    """Before it, torch waits for what the pass needs, within the annotation."""
+    first = [
+        ("0F0", 0, 10, [("aten::mm", 0.5, 10)]),
+        ("0SEND_F0", 10, 11, []),
+        ("0B0", 11, 40, [(EVALUATES, 30, 40)]),
+    ]
+    last = [
+        ("1RECV_F0", 0, 0.2, []),
+        ("1F0", 0.2, 20, [("aten::mm", 12, 20)]),
+        ("1I0", 20, 24, [(EVALUATES, 20, 24)]),
+        ("1W0", 24, 28, [("aten::mm", 24, 28)]),
+    ]
+    write(tmp_path / "rank0.json", of_pipeline(0, first), rank=0)
+    write(tmp_path / "rank1.json", of_pipeline(1, last), rank=1)
+    (run,) = read_runs([tmp_path])
+    passes = [[(e.name, round(e.ms, 3)) for e in rank.compute] for rank in run.ranks]
+    assert passes == [[("0F0", 9.5), ("0B0", 10)], [("1F0", 8), ("1I0", 4), ("1W0", 4)]]
+    pipeline = figures_of(run).pipeline
+    assert pipeline.bubble == pytest.approx(1 - (19.5 + 16) / 2 / 39.5)
+    assert [line.stages for line in pipeline.ranks] == [[0], [1]]
+    assert pipeline.priced is not None
+
+
+def test_a_forward_and_a_backward_in_one_annotation_are_two_passes(tmp_path):
+    both = [("aten::mm", 1, 4), (EVALUATES, 6, 9), ("aten::mm", 6, 8)]
+    marks = [
+        ("0F0", 0, 0.5, [("aten::mm", 0, 0.5)]),
+        ("(0F1;0B0)OVERLAP_F_B", 0.5, 10, both),
+        ("0B1", 10, 14, [(EVALUATES, 10, 14)]),
+    ]
+    path = write(tmp_path / "rank0.json", of_pipeline(0, marks), rank=0, world=1)
+    (run,) = read_runs([path])
+    found = [(e.name, round(e.begin_ns * 1e-6, 3), round(e.ms, 3)) for e in run.ranks[0].compute]
+    assert found == [("0F0", 0, 0.5), ("0F1", 1, 3), ("0B0", 6, 4), ("0B1", 10, 4)]

@@ -17,6 +17,7 @@ from benchmarks.harness.torch_strategies import (
     whole,
 )
 from dpcore.parallel.pipeline_plans import PipelinePlan
+from dpcore.show import figures_of, read_run
 from tests.ranks.groups import in_group
 
 SMALL = Sizes(rows=8, microbatches=4, layers=4)
@@ -103,3 +104,34 @@ def test_plans_travel_both_ways(tmp_path):
     kinds = of_ranks[0][1]
     assert kinds["in two parts"] == kinds["ScheduleInterleavedZeroBubble"] | {"I", "W"}
     assert kinds["1F1B"] == {"F", "B"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["InterleavedZeroBubble", "DualPipeV"])
+def test_passes_are_found_in_files_of_torchs_profiler(name, tmp_path):
+    """In the order of the plan, on each rank; of the halves of backwards, too."""
+
+    def body():
+        mesh = grid_over("dpcore", WORLD)(pipeline=-1)
+        rank, count = mesh.get_local_rank(), 2 * WORLD
+        mine = [rank, rank + WORLD if "Interleaved" in name else count - 1 - rank]
+        stages = stages_of(SMALL, count, mine, mesh)
+        schedule = get_schedule_class(name)(stages, SMALL.microbatches, loss_fn=loss_of)
+        inputs, targets = batch_of(SMALL, 0)
+        given = [inputs] if any(stage.is_first for stage in stages) else []
+        target = targets if any(stage.is_last for stage in stages) else None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for _ in range(2):
+                schedule.step(*given, target=target)
+        profiler.export_chrome_trace(str(tmp_path / "profiles" / f"rank{rank}.json"))
+        schedule._dump_csv(str(tmp_path / f"{rank}.csv"), format="compute_only")
+        return dp.pipeline_plan(tmp_path / f"{rank}.csv")
+
+    (tmp_path / "profiles").mkdir()
+    plan = in_group(body, WORLD)[0]
+    run = read_run(tmp_path / "profiles")
+    for rank, row in zip(run.ranks, plan.actions, strict=True):
+        assert [event.name for event in rank.compute] == 2 * [str(action) for action in row]
+    found = figures_of(run).pipeline
+    assert found.steps == 2 and 0 < found.bubble < 1 and found.priced is not None
+    assert [line.live for line in found.ranks] == plan.live()

@@ -33,6 +33,7 @@ from dpcore.recorder.torch_profile.passes import (
     backwards_of,
     forwards_of,
     optimizer_steps_of,
+    passes_of,
     steps_of,
 )
 
@@ -213,7 +214,10 @@ def _compute(
 ) -> list[Event]:
     spans: list[tuple[str, int, int, int | str]] = []
     spans += [("forward", s.begin_ns, s.end_ns, s.thread) for s in forwards_of(profile)]
-    spans += [("backward", b.begin_ns, b.end_ns, b.thread) for b in backwards]
+    passes = passes_of(profile)
+    spans += [(p.name, p.begin_ns, p.end_ns, p.thread) for p in passes]
+    if not passes:  # a pipeline's one backward would cover the forwards in between
+        spans += [("backward", b.begin_ns, b.end_ns, b.thread) for b in backwards]
     spans += [("optimizer", s.begin_ns, s.end_ns, s.thread) for s in optimizer_steps_of(profile)]
     on_device: list[tuple[str, int, int, int | str]] = []
     if launches is not None:
@@ -222,7 +226,8 @@ def _compute(
             if extent is not None:
                 on_device.append((name, *extent, DEVICE_TRACK))
         # Where the file has no launches, the host's times are all there is.
-        spans = on_device if any(name == "forward" for name, *_ in on_device) else spans
+        names = {"forward", *(p.name for p in passes)}
+        spans = on_device if any(name in names for name, *_ in on_device) else spans
     return [Event(n, "compute", -1, _number(t), 0, 0, begin, end) for n, begin, end, t in spans]
 
 

@@ -67,7 +67,7 @@ class Timeline {
     return (i) => {
       const { n, pass } = this.labelOf(band.lane, i);
       if (pass) return passes[pass[1]];
-      return known[n] || (/^block \d+/.test(n) ? (n.endsWith("back") ? colour.backward : colour.forward) : colour.span);
+      return known[n] || (/^(block|layer) /.test(n) ? (n.endsWith(" back") ? colour.backward : colour.forward) : colour.span);
     };
   }
 

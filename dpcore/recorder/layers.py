@@ -1,0 +1,72 @@
+"""Layers in a trace: spans around the forward and the backward of modules.
+
+Forward lies between two hooks of the module. Backward begins when the gradient of its output is
+there and ends when that of its input is, by hooks of these tensors. Nothing is wrapped, and hooks
+return nothing, so that results keep their bits. A layer whose input needs no gradient, such as an
+embedding, has no end of backward that could be seen, and no span of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dpcore.errors import Unsupported
+
+Add = Callable[[str, int, int], None]  # name, begin, end
+Hook = Callable[..., None]
+
+
+def record_layers(modules: Any, add: Add) -> list[Any]:
+    """Handles of hooks, whose ``remove()`` ends it."""
+    handles: list[Any] = []
+    for name, module in _named(modules):
+        begun: list[int] = []
+        before, behind = _hooks(f"layer {name}", begun, add)
+        handles.append(module.register_forward_pre_hook(before))
+        handles.append(module.register_forward_hook(behind, with_kwargs=True))
+    return handles
+
+
+def _named(modules: Any) -> list[tuple[Any, Any]]:
+    if hasattr(modules, "items"):
+        found = list(modules.items())
+    else:
+        found = list(enumerate(modules)) if isinstance(modules, Iterable) else []
+    if not found or not all(hasattr(module, "register_forward_hook") for _, module in found):
+        raise Unsupported(
+            f"trace.layers: {type(modules).__name__} holds no modules; pass a list of layers, such "
+            "as model.blocks, or a mapping with names for them"
+        )
+    return found
+
+
+def _hooks(name: str, begun: list[int], add: Add) -> tuple[Hook, Hook]:
+    def before(*_: Any) -> None:
+        begun.append(time.monotonic_ns())
+
+    def behind(_: Any, arguments: Any, named: Any, output: Any) -> None:
+        if not begun:
+            return
+        add(name, begun.pop(), time.monotonic_ns())
+        source = _with_gradient((*arguments, *named.values()))
+        result = _with_gradient(output)
+        if source is None or result is None:
+            return
+        back: list[int] = []
+
+        def ends(_: Any) -> None:
+            if back:
+                add(f"{name} back", back.pop(), time.monotonic_ns())
+
+        result.register_hook(lambda _: back.append(time.monotonic_ns()))
+        source.register_hook(ends)
+
+    return before, behind
+
+
+def _with_gradient(values: Any) -> Any:
+    """The first tensor among them that gets a gradient."""
+    candidates = values if isinstance(values, list | tuple) else (values,)
+    return next((value for value in candidates if getattr(value, "requires_grad", False)), None)
