@@ -1,5 +1,6 @@
 """docs/compatibility.md says what the record of tests says, and nothing that did not run."""
 
+import doctest
 import json
 import re
 
@@ -33,6 +34,11 @@ def test_what_the_page_says_has_passed_is_in_the_record():
     assert len({json.dumps([one["row"], one["python"], one["torch"]]) for one in record}) == len(
         record
     )
+
+
+def test_what_its_functions_say_of_themselves():
+    result = doctest.testmod(compatibility)
+    assert result.attempted > 2 and result.failed == 0
 
 
 def test_each_row_has_tests_that_exist():
