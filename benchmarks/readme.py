@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import backend_tables
 from benchmarks.harness.beside_default import (
     DEFAULT,
     OURS,
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 TORCH_DISTRIBUTED = ROOT / "docs" / "torch_distributed.md"
+BACKENDS = ROOT / "docs" / "backends.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)
@@ -167,14 +169,15 @@ def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
     """What measuring the gradient noise scale adds to a step, a row a model."""
     newest = {record["model"]: record for record in records}
     names = list(records[-1]["costs"])
-    lines = ["| a step of 2 ranks | without | " + " | ".join(names) + " |"]
-    lines += ["|---|---:|" + "---:|" * len(names)]
+    lines = ["| a step of 2 ranks | without | " + " | ".join(names) + " | two reads alone |"]
+    lines += ["|---|---:|" + "---:|" * (len(names) + 1)]
     for model, record in newest.items():
         more = (record["costs"][name] for name in names)
         cells = [
             f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})".replace("%", " %")
             for of in more
         ]
+        cells.append(f"{record['bound']:.1%}".replace("%", " %"))
         lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {' | '.join(cells)} |")
     lines += ["", source("noise_cost", records[-1], "../")]
     return "\n".join(lines) + "\n"
@@ -335,7 +338,8 @@ MORE_TABLES = {  # of docs/performance.md
     "noise_cost": table_of_noise_cost,
 }
 TABLES_OF_TORCH = {"torch_parallel": table_of_torch_parallel}  # of docs/torch_distributed.md
-EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH
+TABLES_OF_BACKENDS = {"backends": backend_tables.tables}  # of docs/backends.md
+EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH | TABLES_OF_BACKENDS
 
 
 def rendered(document: str) -> str:
@@ -351,7 +355,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
     stale = 0
-    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED):
+    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED, BACKENDS):
         old = path.read_text(encoding="utf-8")
         new = rendered(old)
         if arguments.write:

@@ -1,11 +1,13 @@
 """What holds for every test."""
 
-import fcntl
+import gc
 import signal
+from statistics import fmean
 
 import pytest
 
 from dpcore.launch.spawn import PRELOAD
+from tests import sharing
 
 # Started in the background by a shell, a program ignores Ctrl-C and so do its children: the tests
 # of what Ctrl-C does would wait for ever.
@@ -14,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # What each rank that is a process would import: torch._dynamo, for one, with its first optimizer.
 PRELOAD += ["dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.torch_backend"]
-PRELOAD += ["torch._dynamo", "pytest"]
+PRELOAD += ["torch._dynamo", "pytest", "tests.ranks.frozen"]
 
 EXIT_STATUS = "dpcore/exitstatus"  # in pytest's cache, for tools/test_again.py
 
@@ -37,28 +39,33 @@ def pytest_sessionfinish(session, exitstatus):
 
 # ---- side by side ------------------------------------------------------------------------------
 
-# Tests of several processes (pytest -n, or another terminal) share the machine by a lock on this
-# file; a test that is marked `alone`, since it has a deadline of a few seconds, holds it by itself.
-_machine = open(__file__)  # noqa: SIM115
+_machine = sharing.open_here()
+
+
+def _shares_of(item):
+    """Of the machine, which tests of several processes share (pytest -n, or another terminal)."""
+    if item.get_closest_marker("alone") is not None:
+        return sharing.SHARES
+    return 1 if item.get_closest_marker("hurried") is None else 2
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Those come last, since others wait meanwhile: files with some, then files of nothing else."""
-    marks = {}
+    """Those with more come later, since others wait for them: files with some, then files of
+    nothing else."""
+    shares = {}
     for item in items:
-        marks.setdefault(item.path, set()).add(_is_alone(item))
-    items.sort(key=lambda item: (sum(marks[item.path]) / len(marks[item.path]), _is_alone(item)))
+        shares.setdefault(item.path, []).append(_shares_of(item))
+    items.sort(key=lambda item: (fmean(shares[item.path]), _shares_of(item)))
 
 
-def _is_alone(item):
-    return item.get_closest_marker("alone") is not None
+def pytest_collection_finish():
+    """What was imported stays: the garbage collector need not look through it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    fcntl.flock(_machine, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
-    try:
+    with sharing.taken(_machine, _shares_of(item)):
         return (yield)
-    finally:
-        fcntl.flock(_machine, fcntl.LOCK_UN)

@@ -9,8 +9,6 @@ import torch
 
 from tools import gpu_check, gpu_machine
 
-pytestmark = pytest.mark.alone
-
 ROW = {"section": "step gpt2", "what": "step", "contender": "dpcore", "target_of_torch": 0.95}
 MISS = ROW | {"of_torch": 1.03, "reached": False}
 COPY = {"section": "flatten 4096", "what": "unflatten", "target_of_copy": 0.85}
@@ -69,6 +67,7 @@ def test_a_build_that_fails_ends_it(run, capsys):
     assert "torch sees no GPU: " in capsys.readouterr().err
 
 
+@pytest.mark.hurried
 def test_tests_have_what_the_build_has_left(run, monkeypatch):
     began = time.monotonic()
     heard = {}
@@ -95,6 +94,7 @@ def test_tests_have_what_the_build_has_left(run, monkeypatch):
     assert heard["sanitizer"] == pytest.approx(101, abs=1)
 
 
+@pytest.mark.hurried
 def test_every_stage_has_time_to_begin(run, monkeypatch):
     monkeypatch.setattr(gpu_machine, "find_tool", lambda name: None)
     writes(monkeypatch, {"failures": {}, "results": []})

@@ -6,12 +6,12 @@ The ranks meet through the launcher, and what they send each other goes over the
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 from dpcore.compare.collectives.wires import Wire
 from tests.faults.hosts import hosts, why_not
+from tests.ranks import python
 from tests.ranks.mpi import MPICH, MPIRUN, ROOT, each_mpi, needs_mpi
 
 LINE = re.compile(r"steps 1 to 60 on 2 ranks, (\w+): loss [\d.]+, parameters (\w{12})")
@@ -19,7 +19,7 @@ LINE = re.compile(r"steps 1 to 60 on 2 ranks, (\w+): loss [\d.]+, parameters (\w
 
 def train(between, launcher, *options):
     """What `mpiexec` with a rank on each host says."""
-    words = [sys.executable, "examples/train.py", *options]
+    words = [python.executable(), "examples/train.py", *options]
     environment = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["DPCORE_SOCKET_IFNAME"] = "eth0"  # the names of these hosts lead nowhere

@@ -13,7 +13,7 @@ nbclient = pytest.importorskip("nbclient", reason="needs IPython: pip install nb
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel", reason="needs IPython: pip install nbclient ipykernel")
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.hurried
 
 
 class Said:

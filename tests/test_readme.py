@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import readme
 from benchmarks.harness.figures import source
+from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,12 +33,13 @@ def commands():
 
 def as_a_reader(command, folder=ROOT, limit=180):
     """In a shell that knows nothing of the environment until it is activated, as the page says. The
-    environment is the one that the tests run in, which need not be .venv."""
+    environment is the one that the tests run in, which need not be .venv; its Python is forked."""
     there = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     own = str(Path(sys.executable).parent)
     there["PATH"] = os.pathsep.join(p for p in there["PATH"].split(os.pathsep) if p != own)
+    forked = f"PATH={shlex.quote(str(python.folder()))}:$PATH"
     return subprocess.run(
-        ["bash", "-c", f"source {shlex.quote(str(ACTIVATE))} && {command}"],
+        ["bash", "-c", f"source {shlex.quote(str(ACTIVATE))} && {forked} && {command}"],
         capture_output=True, text=True, timeout=limit, env=there, cwd=folder,
     )  # fmt: skip
 
@@ -91,13 +93,16 @@ FIRST = [line.split("  #")[0] for line in blocks("bash")[0].splitlines()]
 RUNNABLE = [
     c for c in commands() if not c.startswith(("make", "pip")) and c not in (ACTIVATION, *FIRST)
 ]
-FEWER_ROUNDS = {"dpcore demo": " --rounds 2 --steps 2", "dpcore compare": " --rounds 3"}
+FEWER_ROUNDS = {"dpcore demo": " --rounds 1 --steps 2", "dpcore compare": " --rounds 3"}
 
 
 @in_an_environment
 @pytest.mark.parametrize("command", FIRST)
-def test_the_first_commands_run_where_the_readers_script_and_model_are(command, tmp_path):
-    """With fewer rounds, which the first test of a machine with two cores cannot spare."""
+def test_the_first_commands_run_where_the_readers_script_and_model_are(
+    command, tmp_path, monkeypatch
+):
+    """With fewer rounds and steps, which the first test of a machine with two cores can't spare."""
+    python.run_first(monkeypatch, python.SETTLES_SOON)
     (tmp_path / "train.py").write_text(blocks("python")[0])
     example = (ROOT / "docs" / "compare.md").read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "my.py").write_text(example)
@@ -112,6 +117,14 @@ def test_the_first_screen_has_three_commands_and_one_picture():
     first = TEXT.split("## Train")[0]
     assert len(re.findall(r"!\[", first)) == 1
     assert len(first.splitlines()) <= 40
+
+
+@in_an_environment
+def test_the_environment_has_the_command():
+    """The others are run by copies of its commands, in processes that are forked."""
+    run = subprocess.run([ACTIVATE.with_name("dpcore"), "--version"], capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert ACTIVATE.with_name("torchrun").exists()
 
 
 @in_an_environment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import slurm
+from tests.ranks import python, slurm
 from tests.ranks.mpi import MPICH, MPIRUN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,17 +27,14 @@ LINE = re.compile(r"steps (\d+) to 60 on (\d) ranks, (\w+): loss [\d.]+, paramet
 
 
 def run(block, folder, launcher, **variables):
-    """In a folder that has the examples. Root, and more ranks than cores, need Open MPI's leave."""
+    """In a folder that has the examples, with forked ranks. Root, and more ranks than cores, need
+    Open MPI's leave."""
     (folder / "examples").symlink_to(ROOT / "examples")
     without = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in without}
-    path = [str(Path(sys.executable).parent), environment["PATH"]]
+    path = [str(python.folder()), str(Path(sys.executable).parent), environment["PATH"]]
     if launcher == "mpich":
-        python = folder / "bin" / "python"  # MPICH's environment has one without torch
-        python.parent.mkdir()
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
-        path = [str(python.parent), str(MPICH / "bin"), *path]
+        path.insert(1, str(MPICH / "bin"))  # its environment has a Python without torch
         environment["MPI4PY_LIBMPI"] = str(MPICH / "lib" / "libmpi.so.12")
     environment |= {
         "PATH": os.pathsep.join(path),

@@ -54,6 +54,8 @@ def test_what_failed_runs_again(again, capsys, failed, ended, status, said):
 def test_a_run_leaves_how_it_ended(tmp_path):
     """What the tool reads is written by tests/conftest.py, also when pytest is stopped."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "tests").mkdir()  # with a machine of its own: this test has a share of the other
+    (tmp_path / "tests" / "sharing.py").write_text((ROOT / "tests" / "sharing.py").read_text())
     kept = tmp_path / ".pytest_cache" / "v" / "dpcore" / "exitstatus"
     for body, status in (
         ("def test_it(): pass", 0),

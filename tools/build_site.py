@@ -32,6 +32,7 @@ USED = (
     "notebooks",
     "parallel",
     "torch_distributed",
+    "backends",
     "frameworks",
     "running",
     "compatibility",

@@ -6,18 +6,21 @@ python tools/entered_files.py --write    # and makes them so
 It builds tests/cpp/entered.cpp with a hook at the start of every function, runs it over mapped
 memory and over TCP, and keeps the files that nearly all calls enter in each of some runs, so none
 that are entered only where a rank happens to sleep. Both ranks share one processor, so the lists
-are the same on every machine.
+are the same on every machine; the two ways are measured side by side where there are more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,33 +40,37 @@ FOLDERS = (
 )  # fmt: skip
 
 
+_found: dict[str, str] = {}  # for `files_of`: by offset, "" where it is elsewhere
+
+
 def files_of(offsets: set[str]) -> dict[str, str]:
     """The file of csrc/comm where a function begins, for those that are there."""
-    asked = sorted(offsets)
-    command = ["addr2line", "-e", str(PROGRAM), *asked]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {}
-    for offset, line in zip(asked, out.splitlines(), strict=True):
-        match = re.search(r"csrc/comm/([^:]+)", line)
-        if match:
-            found[offset] = match[1]
-    return found
+    if asked := sorted(offset for offset in offsets if offset not in _found):
+        command = ["addr2line", "-e", str(PROGRAM), *asked]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for offset, line in zip(asked, out.splitlines(), strict=True):
+            match = re.search(r"csrc/comm/([^:]+)", line)
+            _found[offset] = match[1] if match else ""
+    return {offset: _found[offset] for offset in offsets if _found[offset]}
 
 
-def go_before_others() -> None:
-    """A rank that has lost its processor to another program for long sleeps in every call."""
+@contextlib.contextmanager
+def before_others() -> Iterator[None]:
+    """For what this thread starts: a rank that has lost its processor to another program for long
+    sleeps in every call."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-
-
-def measured(way: str) -> tuple[set[str], set[str]]:
-    """What calls usually enter, and what they enter besides when a rank is late."""
-    processors = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(processors)})
     try:
-        runs = [run(way) for _ in range(RUNS)]
+        yield
     finally:
-        os.sched_setaffinity(0, processors)
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def measured(way: str, processor: int) -> tuple[set[str], set[str]]:
+    """What calls usually enter, and what they enter besides when a rank is late. In a thread of its
+    own, which stays on this processor."""
+    os.sched_setaffinity(0, {processor})
+    runs = [run(way) for _ in range(RUNS)]
     usual, late = (
         set.intersection(
             *(usually([f for kind, f in calls if (kind == "late") == is_late]) for calls in runs)
@@ -77,9 +84,8 @@ def measured(way: str) -> tuple[set[str], set[str]]:
 def run(way: str) -> list[tuple[str, set[str]]]:
     """Call by call: its kind, and the files that it entered."""
     command = [str(PROGRAM), way, str(BYTES), str(CALLS)]
-    out = subprocess.run(
-        command, capture_output=True, text=True, check=True, preexec_fn=go_before_others
-    ).stdout
+    with before_others():
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     calls: list[tuple[str, set[str]]] = []
     for line in out.split():
         if line.startswith("0x"):
@@ -110,7 +116,9 @@ def text_of(files: set[str]) -> str:
 def table() -> str:
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     subprocess.run(["make", "-s", jobs, str(PROGRAM.relative_to(ROOT))], cwd=ROOT, check=True)
-    found = {way: measured(way) for way in WAYS}
+    processors = sorted(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(len(processors)) as pool:  # most of the time, a rank is late
+        found = dict(zip(WAYS, pool.map(measured, WAYS, itertools.cycle(processors)), strict=True))
     heads = [f"{name}: {len(found[way][0])} files" for way, name in WAYS.items()]
     lines = [f"| csrc/comm | {' | '.join(heads)} |", "|---|---|---|"]
     seen = {

@@ -164,7 +164,7 @@ def _verify(options: argparse.Namespace) -> int:
         return int(bool(found))
     state = "passed" if told.passed else "failed"
     print(f"exercise {told.exercise.number}, {told.exercise.title}: {file}, {state} by the report")
-    for line in found:
+    for line in [*found, *verifying.measured_now(told, verdict)]:
         print(f"  {line}")
     print("the report is not true" if found else f"the same verdict: {state}")
     return int(bool(found))

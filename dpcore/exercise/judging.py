@@ -126,10 +126,17 @@ def need(condition: Any, words: str) -> None:
 
 
 def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -> None:
-    """Raises ``Wrong`` unless two arrays, or lists of them, are the same up to rounding; with the
-    first place where they differ."""
+    """Raises ``Wrong`` unless two arrays, or lists or dictionaries of them, are the same up to
+    rounding; with the first place where they differ."""
     import numpy as np
 
+    if isinstance(expected, dict):
+        need(isinstance(found, dict), f"{what}: {_shown(found)} is no dictionary of tensors")
+        for name in {**expected, **found}:
+            need(name in found, f"{what}: {name} has none")
+            need(name in expected, f"{what}: {name} has one, and should have none")
+            need_values(found[name], expected[name], f"{what}, {name}", tolerance)
+        return
     if isinstance(expected, list):
         need(
             isinstance(found, list) and len(found) == len(expected),
@@ -161,7 +168,18 @@ def need_same(found: Any, expected: Any, what: str) -> None:
     need_values(found, expected, what)
     need(
         np.asarray(found).tobytes() == np.asarray(expected).tobytes(),
-        f"{what}: the last bits differ",
+        f"{what}: the last bits differ, since the same numbers were added in another order",
+    )
+
+
+def need_written(found: Any, before: Any, world: int, what: str) -> None:
+    """Raises ``Wrong`` if the vector that was handed over is what it was; alone, it may be."""
+    import numpy as np
+
+    need(
+        world == 1 or not np.array_equal(found, before),
+        f"{what}: the vector is what it was before the call. `vector = ...` makes another one; the "
+        "sum has to be written into this one, as `+=` and `vector.copy_(...)` do",
     )
 
 

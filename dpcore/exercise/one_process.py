@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need_values
+from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.lab import Wrong
 
 if TYPE_CHECKING:
     from dpcore.exercise.lab import Lab
@@ -33,7 +34,22 @@ def check_gradients(lab: Lab) -> None:
         for step, (one, other) in enumerate(
             zip(found["gradients"], expected["gradients"], strict=True), 1
         ):
-            need_values(one, other, f"rank {rank}, step {step}, gradients")
+            need_means(one, other, 3, f"rank {rank}, step {step}, gradients")
+
+
+def need_means(found: Any, expected: dict[str, Any], world: int, what: str) -> None:
+    """Raises ``Wrong`` unless the gradients are the means, and says so if they are the sums."""
+    sums = {name: world * gradient for name, gradient in expected.items()}
+    need(not _are(found, sums), f"{what}: they are the sums over {world} ranks, and not the means")
+    need_values(found, expected, what)
+
+
+def _are(found: Any, expected: Any) -> bool:
+    try:
+        need_values(found, expected, "")
+    except Wrong:
+        return False
+    return True
 
 
 def check_training(lab: Lab) -> None:

@@ -53,13 +53,14 @@ def part(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     return tensor.chunk(world)[rank]
 
 
-def values(module: nn.Module) -> list[torch.Tensor]:
-    """Of parameters and buffers."""
-    return [tensor.detach().clone() for tensor in [*module.parameters(), *module.buffers()]]
+def values(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Of parameters and buffers, under the names that a check says."""
+    found = {name: p.detach().clone() for name, p in module.named_parameters()}
+    return found | {f"the buffer {name}": b.clone() for name, b in module.named_buffers()}
 
 
-def gradients(module: nn.Module) -> list[torch.Tensor]:
-    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 class Momentum:
@@ -153,14 +154,14 @@ def train_turned(on: Stage, make: Callable[[nn.Module, Any], Any]) -> list[Any]:
     return found
 
 
-def turned_alone(world: int) -> list[torch.Tensor]:
+def turned_alone(world: int) -> dict[str, torch.Tensor]:
     """The mean over ranks."""
     each = []
     for rank in range(world):
         module = Turned(rank % 2 == 1)
         module(turned_input(rank)).square().sum().backward()
         each.append(gradients(module))
-    return [torch.stack(same).mean(0) for same in zip(*each, strict=True)]
+    return {name: torch.stack([one[name] for one in each]).mean(0) for name in each[0]}
 
 
 # ---- slow layers over a slow link --------------------------------------------------------------

@@ -4,6 +4,9 @@ A report is what ``dpcore exercise check --json`` has written. It has the file's
 seed of what the assessor has drawn, so the same checks can be made with the same data. Whoever
 writes a report can choose a seed and write a file that passes with this seed only. Therefore a file
 that has passed has to pass with a seed that is drawn now, too.
+
+What was measured, such as steps, may differ by rounding on another machine. It is no part of the
+verdict, and where it differs both are shown.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ class Claim:
     seed: int
     passed: bool
     holds: dict[str, bool]  # by the names of the checks
+    score_is_sum: bool  # of the points of the tests, one for each that has passed
+    measured: dict[str, Any]
 
 
 class NotThisFile(Exception):
@@ -64,7 +69,14 @@ def _claim(report: Any, sha256: str, what: str) -> Claim:
         for test in report["tests"]
         if str(test["number"]).partition(".")[0] == str(exercise.number)
     }
-    return Claim(exercise, sha256, seed, entry["passed"] is True, holds)
+    points = [int(test["status"] == "passed") for test in report["tests"]]
+    score_is_sum = (
+        [test["score"] for test in report["tests"]] == points
+        and (report["score"], report["max_score"]) == (sum(points), len(points))
+        and entry["held"] == sum(holds.values())
+    )
+    measured = dict(entry["measured"])
+    return Claim(exercise, sha256, seed, entry["passed"] is True, holds, score_is_sum, measured)
 
 
 def contradictions(told: Claim, file: Path) -> tuple[judging.Verdict, list[str]]:
@@ -97,4 +109,18 @@ def differences(told: Claim, again: judging.Verdict) -> list[str]:
     ]
     if told.passed != all(told.holds.values()):
         found.append("the report contradicts itself about whether the file has passed")
+    if not told.score_is_sum:
+        found.append("the report's score is not the sum of its points")
+    return found
+
+
+def measured_now(told: Claim, again: judging.Verdict) -> list[str]:
+    """What was measured, where it is not what the report says."""
+    found = []
+    for name in sorted({*told.measured, *again.measured}):
+        now, then = again.measured.get(name, "none"), told.measured.get(name, "none")
+        if now != then:
+            is_long = isinstance(now, list) or isinstance(then, list)
+            differ = "not those of the report" if is_long else f"{now}, and {then} by the report"
+            found.append(f"{name}: {differ}")
     return found

@@ -5,7 +5,7 @@
             optimizer.zero_grad()
             loss(model(inputs), targets).backward()
             optimizer.step()
-    print(g)  # gradient noise scale 126 (95%: 108 to 151), 200 steps
+    print(g)  # gradient noise scale 126 samples (95%: 108 to 151), 200 steps
 
 The simple noise scale of McCandlish et al. (An Empirical Model of Large-Batch Training, 2018,
 appendix A.1) is B = tr(S) / |G|^2: the variance of one sample's gradient, over the square of the
@@ -15,6 +15,9 @@ With one rank, the first batch that is accumulated is the smaller one.
 
 Both numbers are noisy in one step, and their ratio would be biased: they are summed over steps, and
 divided once.
+
+Every gradient is read twice for it, which is some percent of a step that does little with each. The
+scale changes slowly, so one step of ten is measured unless more are asked for.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class GradientNoiseScale:
         self._dropped = 0
         self._hook: Any = None
         self._reducer: Any = None
+        self._begin: int | None = None  # the reducer's number of the first step within the block
 
     # ---- what can be read --------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class GradientNoiseScale:
             raise Error(
                 "gradient_noise_scale: this model is being measured already; leave that block first"
             )
-        self._reducer = model._reducer
+        self._reducer, self._begin = model._reducer, None
         model.__dict__["_noise_scale"] = self
         self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         return self
@@ -139,9 +143,10 @@ class GradientNoiseScale:
         samples = self._samples(inputs, kwargs)
         before = self._accumulated
         alone = model.group.world_size == 1
+        number, is_due = self._of_this_step(model._reducer)
         if not before:
             _check_gradients_are_new(model)
-        elif alone and len(before) == 1:
+        elif is_due and alone and len(before) == 1:
             self._first = _squared_norm(model._parameters_by_number)
         if not model.require_backward_grad_sync:
             before.append(samples)
@@ -153,15 +158,21 @@ class GradientNoiseScale:
                 "sizes are needed. Accumulate two or more batches a step with model.no_sync(), or "
                 "train on several ranks"
             )
-        reducer = model._reducer
-        if reducer is not self._reducer:  # refresh() was called
-            self._reducer, self._of_step = reducer, {}
-        number = reducer.completed
-        if number % self._every == 0:
+        if is_due:
             first = Square(self._first, 1 / batches[0]) if alone else None
             self._of_step[number] = (len(batches), first)
             # The mean of means over each batch.
-            reducer.measure_norms(math.fsum(1 / size for size in batches) / len(batches) ** 2)
+            variance = math.fsum(1 / size for size in batches) / len(batches) ** 2
+            self._reducer.measure_norms(variance)
+
+    def _of_this_step(self, reducer: Any) -> tuple[int, bool]:
+        """Its number, and whether it is measured: the first one within the block is."""
+        if reducer is not self._reducer:  # refresh() was called
+            self._reducer, self._begin, self._of_step = reducer, None, {}
+        number: int = reducer.completed
+        if self._begin is None:
+            self._begin = number
+        return number, (number - self._begin) % self._every == 0
 
     def _samples(self, inputs: Any, kwargs: Any) -> int:
         if self._batch_size is not None:
@@ -217,7 +228,7 @@ def gradient_noise_scale(
     model: DataParallel,
     *,
     window: int | None = None,
-    every: int = 1,
+    every: int = 10,
     batch_size: int | None = None,
 ) -> GradientNoiseScale:
     """Measures the gradient noise scale of the steps of ``model`` within the block, on all ranks.
@@ -226,7 +237,8 @@ def gradient_noise_scale(
     batch; gradients are zeroed or dropped in each step.
 
     ``window``      only the last so many measured steps are in the value.
-    ``every``       measure one step of so many, for less cost.
+    ``every``       measure one step of so many, beginning with the first. In each step (1) it takes
+                    some percent of the time, in one of ten some thousandths.
     ``batch_size``  samples of one forward on this rank; by default the first dimension of the first
                     tensor that the model is given.
 

@@ -74,27 +74,25 @@ class Slow(NamedTuple):
 def summary(steps: Sequence[Step]) -> RankSteps:
     """Of one rank.
 
-    >>> summary([Step(10, 8, 1, 2, 4000)] * 7).between_ms
+    >>> summary([Step(10.0, 8.0, 1.0, 2.0, 4000.0)] * 7).between_ms
     1.0
     """
     if not steps:
         return RankSteps()
 
-    def median(name: str) -> float:
-        return statistics.median(float(getattr(step, name)) for step in steps)
-
-    compute = median_interval([step.compute_ms for step in steps], _DOUBT)
-    between = median_interval([step.between_ms for step in steps], _DOUBT)
+    step, compute, exposed, communication, size = zip(*steps, strict=True)
+    between = [each.between_ms for each in steps]
+    median = statistics.median
     return RankSteps(
         len(steps),
-        median("step_ms"),
-        median("compute_ms"),
-        *compute,
-        median("between_ms"),
-        *between,
-        median("exposed_ms"),
-        median("communication_ms"),
-        median("bytes"),
+        median(step),
+        median(compute),
+        *median_interval(compute, _DOUBT),
+        median(between),
+        *median_interval(between, _DOUBT),
+        median(exposed),
+        median(communication),
+        median(size),
     )
 
 

@@ -38,10 +38,10 @@ class _Moment(NamedTuple):
     """Sums since the model was wrapped, before a forward. Nanoseconds."""
 
     now: int
+    waited_for_module: int  # for buffers and batch normalisation: within forward and backward
     backwards: int
     compute: int
     waited: int
-    waited_for_module: int  # for buffers and batch normalisation: within forward and backward
     communication: int
     bytes: int
 
@@ -64,7 +64,8 @@ class Monitor:
     ) -> None:
         self._model: Any = model
         self._every, self._tell = every, tell
-        self._steps: deque[Step] = deque(maxlen=min(max(every, _LEAST_WINDOW), _MOST_WINDOW))
+        window = min(max(every, _LEAST_WINDOW), _MOST_WINDOW)
+        self._steps: deque[tuple[_Moment, _Moment]] = deque(maxlen=window)  # when each began, ended
         self._pending: tuple[Any, torch.Tensor, int] | None = None
         self.last: dict[str, Any] | None = None
         """The figures of the last line, on every rank."""
@@ -89,27 +90,22 @@ class Monitor:
             return
         if not model.require_backward_grad_sync:
             return  # a step is from one synchronised forward to the next
-        self._note_step()
-        if not model._join_config.enable:
+        backwards = self._note_step()
+        if backwards >= self._line_at and not model._join_config.enable:
             self._exchange_when_due()
 
-    def _note_step(self) -> None:
+    def _note_step(self) -> int:
+        """How many backwards there were. Of each step only two moments are kept, for the line."""
         if self._model._reducer is not self._reducer:
             self._begin()
-        now, before = self._moment(), self._before
-        if before is not None and now.backwards == before.backwards:
-            return  # no backward has followed the last forward
-        if before is not None and now.backwards > 1:  # not the first step, which makes the memory
-            self._steps.append(now.step_since(before))
-        self._before = now
-        self._take()
-
-    def _moment(self) -> _Moment:
-        backwards, compute, waited, communication, size = self._reducer.sums()
         of_module = self._model._model_group.waited_ns
-        return _Moment(
-            time.monotonic_ns(), backwards, compute, waited, of_module, communication, size
-        )
+        now, before = _Moment(time.monotonic_ns(), of_module, *self._reducer.sums()), self._before
+        if before is None or now.backwards != before.backwards:  # a backward followed the forward
+            if before is not None and now.backwards > 1:  # not the first, which makes the memory
+                self._steps.append((before, now))
+            self._before = now
+            self._take()
+        return now.backwards
 
     def _exchange_when_due(self) -> None:
         """All ranks call it before the same synchronised forward, in which all have inputs."""
@@ -122,7 +118,8 @@ class Monitor:
         self._take(wait=True)
         self.lines += 1
         group = self._model._model_group
-        own = torch.tensor(summary(self._steps), dtype=torch.float64)
+        steps = [end.step_since(begin) for begin, end in self._steps]
+        own = torch.tensor(summary(steps), dtype=torch.float64)
         if group.world_size == 1:
             self._say(step, own.unsqueeze(0))
             return
@@ -155,8 +152,7 @@ class Monitor:
         well."""
         if self._model is None:
             raise Error("monitor: this one is closed; its last figures are in `last`")
-        self._note_step()
-        self._exchange(self._reducer.sums()[0])
+        self._exchange(self._note_step())
         self._take(wait=True)
         assert self.last is not None
         return self.last

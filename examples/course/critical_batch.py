@@ -107,7 +107,7 @@ def noise(comm: dp.Communicator, batch: int, rate: float, seed: int, steps: int)
     )
     found = []
     while True:
-        with dp.gradient_noise_scale(model) as g:
+        with dp.gradient_noise_scale(model, every=1) as g:
             for part in itertools.islice(parts, steps):
                 mine = Part(*(tensor.chunk(2)[comm.rank] for tensor in part))
                 optimizer.zero_grad()

@@ -10,7 +10,9 @@ All you have is messages:
     comm.recv(tensor, src)         waits for a message from rank src and writes it into the tensor
 
 Any way will do; the next exercise is about a good one. The simplest has one rank that collects
-and adds, and hands the result back. Read docs/learn/1-the-mean.md first.
+and adds, and hands the result back. All ranks have to hold the same bits: numbers with a floating
+point add up to something else in another order, so if every rank adds for itself, they have to add
+in the same order. Read docs/learn/1-the-mean.md first.
 """
 
 import torch

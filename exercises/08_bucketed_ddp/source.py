@@ -10,6 +10,7 @@ what the hook does, and ``finish``, which the program calls between backward and
 
     comm.all_reduce(tensor, "mean", async_op=True)   begins an operation, returns at once
     work.wait()                                      on what it returns: the tensor is the mean
+    flat = like.new_empty(n); flat.split([n0, ...])  a flat tensor and views of it, as in exercise 5
 
 Four things to get right:
 

@@ -14,7 +14,10 @@ last one travels alone.
     control.launch(4)             sends one
     control.wait_for_all()        returns when all gradients are means
 
-Which buckets travel together must not differ between ranks; which one is complete first may.
+Which buckets travel together must not differ between ranks; which one is complete first may. A pair
+that is launched before its turn is held back until those before it are sent, so that all ranks
+begin the same operations in the same order.
+
 docs/data_parallel.md has more about schedules, and examples/ three of the literature.
 """
 

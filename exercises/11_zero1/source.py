@@ -68,8 +68,8 @@ class Zero1:
 #| The state is one tensor of `self.part` elements: `parameter.new_zeros(self.part)` has the right
 #| type.
 #: hint
-#| `values.chunk(world_size)[rank]` is this rank's part of the parameters. Clone it before you hand
-#| both to `all_gather`: input and output must not be the same memory.
+#| `values.chunk(world_size)[rank]` is this rank's part of the parameters. It is a view: what is
+#| written to it is in `values` as well.
 #: hint
 #| Reduce-scatter the gradients into a tensor like your part; update velocity and part in place;
 #| then all-gather the parts into `values`, which is copied back below.

@@ -8,9 +8,10 @@ and with many local steps ranks drift apart (federated averaging has very many o
     comm.broadcast(tensor, root)      the values of rank ``root`` on all ranks, in place
     comm.all_reduce(tensor, "mean")   the mean over all ranks, in place
 
-``train`` begins with the values of rank 0, and ends with equal parameters on all ranks: if the
-number of steps is no multiple of ``sync_every``, the last steps are averaged as well. It never
-averages what is equal already.
+``train`` begins with the values of rank 0, buffers included, and ends with equal parameters on all
+ranks: if the number of steps is no multiple of ``sync_every``, the last steps are averaged as well.
+It never averages what is equal already. Batches come one after the other, as from a DataLoader that
+streams: nobody knows how many there are before the last has come.
 """
 
 import torch
@@ -27,7 +28,8 @@ def local_step(module, x, y, lr):
 
 
 def train(comm, module, batches, lr, sync_every):
-    """Trains on the batches (pairs of x and y) of this rank. All ranks have as many."""
+    """Trains on the batches of this rank: an iterator over pairs of x and y. All ranks have as
+    many."""
     #: solution
     for tensor in [*module.parameters(), *module.buffers()]:
         comm.broadcast(tensor.data, 0)

@@ -37,7 +37,7 @@ def train(model, optimizer, comm, steps=2):
         optimizer.step()
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 def test_a_rank_that_dies_while_parameters_are_gathered():
     """Over a link on which the gathers take half a second."""
 

@@ -1,13 +1,12 @@
 """The benchmark across steps: its bound, its table, and a short run on this host."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import across_steps
 from dpcore.compare.records import load
+from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,10 +56,8 @@ def test_the_modules_that_are_needed_first_and_last():
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.across_steps", *arguments],
-        capture_output=True, text=True, timeout=170, cwd=ROOT,
-    )  # fmt: skip
+    command = ["-m", "benchmarks.across_steps", *arguments]
+    return python.run(*command, capture_output=True, text=True, timeout=170, cwd=ROOT)
 
 
 def test_a_short_run_on_this_host(tmp_path):

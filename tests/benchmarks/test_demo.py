@@ -14,6 +14,7 @@ from dpcore.compare.training import worker
 from dpcore.compare.training.worker import Job
 from dpcore.show import read_run
 from dpcore.show.buckets import bucket_spans
+from tests.ranks import python
 from tests.show.traces import write_trace
 
 
@@ -71,6 +72,7 @@ def test_over_a_slow_link_torch_and_dpcore_are_compared(monkeypatch, why_not):
 
 def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     """One step of each: the losses are compared, and everything that it names lies there."""
+    python.run_first(monkeypatch, python.SETTLES_SOON)
     monkeypatch.setattr(demo.namespaces, "why_not", lambda: "needs rights that nobody has")
     link = demo.scenes()[1]
     monkeypatch.setattr(demo, "scenes", lambda: [link])

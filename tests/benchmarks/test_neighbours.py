@@ -79,7 +79,7 @@ def test_ratios():
     assert row in readme.table_of_neighbours([facts | line for line in lines])
 
 
-@pytest.mark.alone
+@pytest.mark.hurried  # with busy loops of its own
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "neighbours.jsonl"
     command = ["neighbours", "--sizes", "4K", "--rounds", "2", "--seconds", "0.01"]

@@ -30,7 +30,6 @@ def test_records_and_tables():
     assert f"| {OVERLAPPING} | 2000.0 ms | refuses it | |" in table
 
 
-@pytest.mark.alone
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "kept.jsonl"
     words = ["torch_parallel", "--quick", "--strategies", "zeroredundancy"]

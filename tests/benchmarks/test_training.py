@@ -120,5 +120,6 @@ def test_what_measuring_noise_costs_is_measured():
     line = noise_cost.cost("many", 2, 2)
     assert line["step_s"] > 0
     assert list(line["costs"]) == ["every step", "one of ten"]
+    assert 0 < line["bound"] < 1
     for of in line["costs"].values():
         assert of["low"] <= of["median"] <= of["high"]

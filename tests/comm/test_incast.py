@@ -17,8 +17,6 @@ from dpcore.reference import Move
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.test_link import seconds_of
 
-pytestmark = pytest.mark.alone
-
 ALL = [(kind, name) for kind, names in reference.ALGORITHMS.items() for name in names]
 EVERYBODY_SENDS = [
     ("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct"),
@@ -107,6 +105,7 @@ def test_a_simulated_card_takes_in_what_arrives_one_after_the_other():
     assert taken == pytest.approx({"short": 0.3, "long": 1.2})
 
 
+@pytest.mark.alone
 def test_a_run_over_an_emulated_link_is_near_the_bound():
     """At 5 Mbit/s 128 KiB between 8 ranks need 367 ms; with an incast they took 1.4 times that.
     What a busy machine adds is on top, so the best of a few counts."""

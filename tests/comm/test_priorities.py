@@ -14,8 +14,6 @@ from dpcore.costs.link import Speed
 from dpcore.simulate.network import Network, NetworkOperation
 from tests.comm.modes import HOW
 
-pytestmark = pytest.mark.alone
-
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PIECE = 256 << 10
@@ -140,6 +138,7 @@ def completed_before_the_urgent_one(comm, count, nbytes, urgent_bytes):
     return order.index(count)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("how", "nbytes"),
     [({"mode": "threads", "link": "40mbit,100us"}, 64 << 10), (HOW["tcp"], 1 << 20)],

@@ -161,7 +161,7 @@ def test_all_on_one_host_need_no_network():
     assert on_hosts("0,0", body) == [("shm", ["two_shot/push"], 0)] * 2
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 def test_a_rank_that_wants_tcp_only_is_refused():
     def body(comm):
         me, place = comm.rank, f"tcp://127.0.0.1:{port}"

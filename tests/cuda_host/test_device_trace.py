@@ -15,7 +15,7 @@ from dpcore.show.schedules import DrawnSchedules
 from tests.cuda_host import device_traces as bodies
 from tests.ranks.devices import on_devices
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
+pytestmark = pytest.mark.usefixtures("fake")
 
 BACKENDS = ["nccl", "cuda"]
 
@@ -38,6 +38,7 @@ def test_groups_are_recorded_as_well():
     on_devices(partial(bodies.groups_are_recorded_as_well, device="cpu"), 2)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_steps_and_their_file(tmp_path, backend, capsys):
     path = tmp_path / "run.json"
@@ -126,6 +127,7 @@ def test_each_operation_says_what_it_ran(tmp_path, backend, expected):
     assert ring.paths["ring/moves"] == 2
 
 
+@pytest.mark.alone
 def test_exposed_is_what_the_caller_waits_for():
     """A rank that comes late: the others stand still, and compute before is not exposed."""
 

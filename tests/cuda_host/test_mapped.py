@@ -77,7 +77,7 @@ def test_many_operations_in_flight_and_groups():
         assert inner == (3.0 if rank < 2 else 7.0)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 def test_a_rank_that_does_not_come_ends_the_waits_of_the_stream():
     others_gave_up = threading.Event()
 
@@ -101,7 +101,7 @@ def test_a_rank_that_does_not_come_ends_the_waits_of_the_stream():
         assert "rank 2 has not called it" in str(error)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 def test_a_full_queue_does_not_keep_a_failure_from_ending_it():
     """The caller waits for room in the stream's queue, with the communicator's lock: what ends the
     waits of the stream must not ask for that."""

@@ -12,7 +12,7 @@ from dpcore.communicators.device import DeviceCommunicator
 from tests.cpp.programs import STAND_IN
 from tests.ranks.devices import calls, errors_of, on_devices, start
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("fake")]
+pytestmark = pytest.mark.usefixtures("fake")
 LIBRARY = f"NCCL 2.27.3 ({STAND_IN})"  # stands in every error that comes from it
 
 
@@ -46,6 +46,7 @@ def test_an_error_that_comes_later_names_the_library(fake):
         assert "reports: unhandled stand-in error" in str(error)
 
 
+@pytest.mark.hurried
 def test_a_stuck_device_is_a_timeout(fake):
     fake.fake_nccl_hang(1)
 
@@ -62,6 +63,7 @@ def test_a_stuck_device_is_a_timeout(fake):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.hurried
 def test_a_full_queue_does_not_keep_an_abort_from_ending_it(fake):
     """The caller waits within NCCL for room in the stream's queue."""
     fake.fake_nccl_hang(0)
@@ -79,6 +81,7 @@ def test_a_full_queue_does_not_keep_an_abort_from_ending_it(fake):
     assert "CommAbort" in calls(fake, 0) and "CommAbort" in calls(fake, 1)
 
 
+@pytest.mark.hurried
 def test_a_rank_that_does_not_come_is_named():
     gone_on = threading.Event()
 
@@ -150,6 +153,7 @@ def test_ranks_on_one_gpu_are_refused():
         on_devices(lambda comm: None, 3, uuids=["a", "b", "a"])
 
 
+@pytest.mark.hurried
 def test_a_start_that_fails_names_the_rank(fake):
     fake.fake_nccl_fail(b"CommInitRankConfig", 4)
     with pytest.raises(dpcore.Error, match=r"ncclCommInitRankConfig: invalid argument") as caught:
@@ -187,6 +191,7 @@ def test_an_error_of_a_call_in_progress_names_the_library(fake):
         assert f"{LIBRARY}, ncclAllReduce: unhandled stand-in error" in str(error), error
 
 
+@pytest.mark.hurried
 def test_a_start_without_a_name_to_meet_by_names_the_library(fake):
     fake.fake_nccl_fail(b"GetUniqueId", 4)
     with pytest.raises(dpcore.Error, match="ncclGetUniqueId: invalid argument") as caught:
@@ -194,6 +199,7 @@ def test_a_start_without_a_name_to_meet_by_names_the_library(fake):
     assert LIBRARY in str(caught.value)
 
 
+@pytest.mark.hurried
 def test_a_group_of_calls_that_failed_is_closed(fake):
     """Otherwise the next communicator of this thread would only collect what it is asked for."""
 

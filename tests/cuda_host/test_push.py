@@ -322,7 +322,7 @@ def test_ranks_that_ask_for_different_memory():
         assert "rank 0 asks for 400 bytes of shared device memory, rank 1 for 404" in str(error)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("barrier", [SHARED, OWN])
 def test_a_call_may_be_more_patient_than_its_communicator(barrier):
     def body(comm):
@@ -335,7 +335,7 @@ def test_a_call_may_be_more_patient_than_its_communicator(barrier):
     assert on(barrier, body, 2, timeout=1.0) == [[3.0]] * 2
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("barrier", [SHARED, OWN])
 def test_a_rank_that_stays_away_is_named_and_nobody_writes_to_it(barrier):
     met = threading.Barrier(3)

@@ -11,8 +11,6 @@ from dpcore.ddp.rebuilding import CAPS_MB, Speed, best_caps, measured_speed
 from dpcore.reference.buckets import plan_buckets
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 
 
@@ -64,6 +62,7 @@ def test_training_is_the_same_and_all_ranks_choose_alike(world, options):
     assert len(set(caps)) == 1 and caps[0] / MIB in CAPS_MB
 
 
+@pytest.mark.alone
 def test_a_slow_link_is_measured_as_such():
     def body(comm):
         return measured_speed(comm, nn.Linear(1, 1).weight.device)

@@ -52,7 +52,7 @@ def kill_this_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("world", (2, 3))
 def test_a_rank_that_is_killed_in_backward(schedule, world):
@@ -74,7 +74,7 @@ def test_a_rank_that_is_killed_in_backward(schedule, world):
         assert seconds < 10
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_rank_that_stops_in_backward(schedule):
     gave_up = threading.Event()
@@ -100,7 +100,7 @@ def test_a_rank_that_stops_in_backward(schedule):
     assert isinstance(late.result[2], dpcore.Error)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("kind", (ValueError, SystemExit))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_exception_of_the_user_in_backward_ends_the_others_wait(schedule, kind):

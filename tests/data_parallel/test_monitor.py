@@ -13,9 +13,8 @@ from torch import nn
 import dpcore as dp
 from dpcore.step_figures.figures import RankSteps, Step, figures_of, line_of, slow_rank, summary
 from tests.data_parallel.models import seeded
-from tests.faults.tries import in_time, three_tries
+from tests.faults.tries import in_time, timed
 
-pytestmark = pytest.mark.alone  # layers that sleep some milliseconds
 MS = 1e-3
 
 
@@ -71,8 +70,8 @@ def on_threads(body, world, **options):
 # ---- who is slow -------------------------------------------------------------------------------
 
 
+@timed
 @pytest.mark.parametrize(("world", "slow"), [(2, 0), (4, 2)])
-@three_tries
 def test_a_rank_that_is_20_percent_slower_is_named_within_20_steps(world, slow):
     def body(comm):
         return watched(comm, 20, 2 * MS * (1.2 if comm.rank == slow else 1))
@@ -87,12 +86,14 @@ def test_a_rank_that_is_20_percent_slower_is_named_within_20_steps(world, slow):
     assert all(not lines for lines, _ in results[1:])
 
 
+@timed
 def test_nobody_is_named_in_20_runs_of_ranks_that_are_alike():
     results = [on_threads(lambda comm: watched(comm, 18), 4)[0][1] for _ in range(20)]
     assert [last["slow_rank"] for last in results] == [None] * 20
     assert "no rank is slow" in line_of(results[0])
 
 
+@timed
 def test_a_rank_that_is_slow_between_its_steps_is_named_for_that():
     def body(comm):
         return watched(comm, 20, between=(3 if comm.rank == 1 else 1) * MS)[1]
@@ -102,7 +103,7 @@ def test_a_rank_that_is_slow_between_its_steps_is_named_for_that():
     assert "rank 1 is slow: what it does between backward and forward" in line_of(last)
 
 
-@three_tries
+@timed
 def test_who_becomes_slow_later_is_named_then():
     def body(comm):
         lines = []
@@ -140,8 +141,8 @@ def test_noise_and_small_differences_name_nobody():
 # ---- the numbers -------------------------------------------------------------------------------
 
 
+@timed
 @pytest.mark.parametrize("schedule", ["bucketed", "sequential"])
-@three_tries
 def test_figures_are_those_of_a_trace(schedule):
     """Over a slow link, so that there is something to see."""
 
@@ -212,7 +213,7 @@ def average(comm, bucket):
     return comm.all_reduce(buffer, "mean", async_op=True).get_future().then(lambda _: buffer)
 
 
-@three_tries
+@timed
 def test_accumulation_evaluation_and_batch_norm_count_where_they_belong():
     def body(comm):
         module = nn.Sequential(Layers(1 * MS), nn.BatchNorm1d(30))
@@ -367,6 +368,7 @@ def test_what_it_does_not_take():
 # ---- what it costs -----------------------------------------------------------------------------
 
 
+@timed
 def test_it_costs_less_than_half_a_percent_of_a_step_of_10_ms():
     """The time in its calls: those of most steps, and those that begin and end a line."""
 

@@ -4,7 +4,7 @@ import gc
 import itertools
 import json
 import math
-import subprocess
+import os
 import sys
 
 import pytest
@@ -18,6 +18,7 @@ from dpcore.show.buckets import bucket_spans, parameters_of
 from dpcore.show.figures import steps_of
 from dpcore.show.reading import read_runs
 from tests.faults.tries import in_time, three_tries
+from tests.ranks import python
 from tests.ranks.groups import in_group
 
 STEPS = 4
@@ -189,8 +190,7 @@ def test_it_needs_no_core(tmp_path):
     """Where no compiled module fits, one's own run of torch DDP can still be seen."""
     (tmp_path / "train.py").write_text(WITHOUT_A_CORE)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    own = os.environ | {"PYTHON_EXEC": sys.executable}  # ranks that have imported nothing yet
+    done = python.run(*command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert read_run(tmp_path / "run.json").world_size == 2

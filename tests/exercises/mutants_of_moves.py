@@ -8,11 +8,25 @@ TEXT = """
 ++
     return
 
-== all_reduce | * adds into another tensor | two_ranks | rank 0 of 2
+== all_reduce | * adds into another tensor | two_ranks | rank 0 of 2: the vector is what it was
 --
         vector += part
 ++
         vector = vector + part
+
+== all_reduce | each adds its own first | bits | were added in another order
+--
+    if comm.rank != 0:
+++
+    part = torch.empty_like(vector)
+    mine, others = vector.clone(), [r for r in range(comm.world_size) if r != comm.rank]
+    for rank in others:
+        comm.send(mine, rank)
+    for rank in others:
+        comm.recv(part, rank)
+        vector += part
+    return
+    if comm.rank != 0:
 
 == all_reduce | two ranks only | three_ranks | the ranks wait for each other
 --

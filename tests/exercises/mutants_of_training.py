@@ -1,7 +1,7 @@
 """Of the other exercises about training; mutants.py says how to read it."""
 
 TEXT = """
-== naive_ddp | sums | gradients | elements are wrong
+== naive_ddp | sums | gradients | they are the sums over 3 ranks, and not the means
 --
 parameter.grad, "mean"
 ++
@@ -217,6 +217,12 @@ new_zeros(self.part * comm.world_size)
     if local_steps:
         average(comm, module)
 ++
+
+== local_sgd | forgets buffers | each_step | the buffer shift
+--
+    for tensor in [*module.parameters(), *module.buffers()]:
+++
+    for tensor in module.parameters():
 
 == local_sgd | averages twice at the end | bytes | averages have
 --

@@ -55,6 +55,20 @@ def test_the_same_verdict(handed_in):
     assert again["exercises"][0]["measured"] == told["exercises"][0]["measured"]  # to the last bit
 
 
+def test_a_better_score_is_noticed(handed_in):
+    told = verifying.claim(handed_in / "report.json", handed_in / "assessment.py")
+    assert told.score_is_sum
+    report = json.loads((handed_in / "report.json").read_text())
+    report["score"] += 1
+    (handed_in / "score.json").write_text(json.dumps(report))
+    told = verifying.claim(handed_in / "score.json", handed_in / "assessment.py")
+    results = [judging.Result(name, name, True) for name in told.holds]
+    verdict = judging.Verdict(EXERCISE, handed_in / "assessment.py", told.sha256, results)
+    assert verifying.differences(told, verdict) == [
+        "the report's score is not the sum of its points"
+    ]
+
+
 @pytest.fixture
 def forged_report(handed_in):
     """The task as it is, with a report of the solution under its SHA-256."""
@@ -75,6 +89,9 @@ def test_a_report_that_is_better_than_the_file_is_not_true(forged_report):
     assert "the report says that this holds, and it fails: In each epoch no sample" in found[0]
     truth = {result.name: bool(result.holds) for result in verdict.results}
     assert not verifying.differences(replace(told, passed=False, holds=truth), verdict)
+    lines = verifying.measured_now(told, verdict)
+    assert lines[0] == "accuracies: not those of the report"
+    assert re.fullmatch(r"steps: (none|\d+), and \d+ by the report", lines[1])
     assert verifying.differences(replace(told, holds=truth), verdict) == [
         "the report contradicts itself about whether the file has passed"
     ]

@@ -1,4 +1,4 @@
-"""What survivors must hear within a second or two is heard in time on a machine that is theirs."""
+"""What survivors must hear within a second or two is heard in time on half a machine."""
 
 import pytest
 
@@ -7,4 +7,4 @@ def pytest_collection_modifyitems(items):
     for item in items:
         is_patient = item.get_closest_marker("patient") is not None
         if "tests/faults/" in item.path.as_posix() and not is_patient:
-            item.add_marker(pytest.mark.alone)
+            item.add_marker(pytest.mark.hurried)

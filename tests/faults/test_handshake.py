@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from dpcore import _C, RendezvousError
 from dpcore.launch import session
 
+pytestmark = pytest.mark.patient
+
 SECRET = "right"
 GREETING = struct.Struct("<QIIIIiiiiiI32s32s64s")
 CHALLENGE = struct.Struct("<QII32s32s256s")

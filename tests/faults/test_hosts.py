@@ -172,6 +172,7 @@ def test_a_break_of_two_seconds_is_survived():
     assert outputs == ["[1.0]\n"] * 2, problems
 
 
+@pytest.mark.alone
 def test_a_slow_link_is_slow_and_right():
     """1 MB each way at 100 Mbit/s takes 80 ms in one step of two; nothing piles up in memory."""
     steps = "t = torch.ones(250_000)\ncomm.all_reduce(t, op='mean')\nbegin = time.perf_counter()\n"

@@ -138,6 +138,7 @@ def all_trials(comm, plan):
     reports = []
     open_files = []
     for phase, seed in plan:
+        print(f"{time.monotonic():.3f}: {phase} {seed}", flush=True)  # shown where a test fails
         if phase == "start":  # no rank comes late for another reason than its death
             place = f"together-{seed}"
             dp.init(rank=comm.rank, world_size=comm.world_size, init_method=place).barrier()

@@ -8,6 +8,8 @@ def test():
 
 import functools
 
+import pytest
+
 
 class OutOfTime(AssertionError):
     """Something came late, or not in the order that the test is about."""
@@ -29,3 +31,8 @@ def three_tries(test):
         return test(*args, **kwargs)
 
     return tried
+
+
+def timed(test):
+    """For a bound on a time that is measured: three tries, with nothing beside them."""
+    return pytest.mark.alone(three_tries(test))

@@ -321,7 +321,7 @@ def kill_this_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 @pytest.mark.parametrize("delay", (0, 2))
 @pytest.mark.parametrize("world", (2, 3))
 def test_a_rank_that_dies_in_a_sync(world, delay):
@@ -373,7 +373,7 @@ def test_a_rank_that_dies_in_a_sync(world, delay):
             assert agreed.abs().max() < 1e-12
 
 
-@pytest.mark.alone
+@pytest.mark.hurried
 def test_a_rank_that_never_comes():
     def body(comm):
         model, optimizer = parts()

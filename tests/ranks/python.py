@@ -4,44 +4,66 @@
     ranks = [start("script.py", str(rank), stdout=subprocess.PIPE) for rank in range(2)]
 
 Importing torch takes a processor two seconds, forking a process that has done so (`server.py`) some
-milliseconds. This is for tests of what a program does once it runs. Tests of its start (imports, or
-variables that Python, the loader or a library reads when it is loaded) start a Python of their own,
-with `subprocess`.
+milliseconds. It is the same with the Pythons that a forked program starts, such as the ranks of
+torchrun, and with those of a launcher that gets `executable()` in the place of Python. This is for
+tests of what a program does once it runs. Tests of its start (imports, or variables that Python,
+the loader or a library reads when it is loaded) start a Python of their own, with `subprocess`.
 """
 
-import atexit
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 from functools import cache
 from pathlib import Path
 
+from tests.ranks import client
+
 ROOT = Path(__file__).resolve().parents[2]
-_one_at_a_time = threading.Lock()  # may talk to the server
+# For `run_first`: a comparison does not wait for the default to have chosen its schedule.
+SETTLES_SOON = "from dpcore.compare.training import ranks; ranks.SETTLING_STEPS = ranks.WARM_STEPS"
+_owner = None  # a socket: the server ends when this process does
 
 
 @cache
-def _server():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+def folder():
+    """Of the server's socket; for a PATH, since its `python`, `torchrun` and `dpcore` are those of
+    this environment with forked processes."""
+    global _owner
+    made = Path(tempfile.mkdtemp(prefix="dpcore-tests-"))
+    program = made / "python"
+    program.write_text(f"#!{sys.executable} -IS\n{Path(client.__file__).read_text()}")
+    for path in (Path(sys.executable).with_name(name) for name in ("torchrun", "dpcore")):
+        if path.exists():
+            _, _, script = path.read_text().partition("\n")
+            (made / path.name).write_text(f"#!{program}\n{script}")
+    for path in made.iterdir():
+        path.chmod(0o755)
+    _owner, owned = socket.socketpair()
+    with owned, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(made / "server"))
+        listener.listen(128)
+        handles = [listener.fileno(), owned.fileno()]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its pool starts at the import
         subprocess.Popen(
-            [sys.executable, "-m", "tests.ranks.server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.ranks.server", *map(str, handles)],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=handles,
         )  # fmt: skip
-    atexit.register(ours.close)
-    return ours
+    return made
+
+
+def executable():
+    """What a launcher may start in the place of this Python, to have forked ranks."""
+    return str(folder() / "python")
 
 
 class _Forked(subprocess.Popen):
-    """A process that the server has forked. The server waits for it and writes into a pipe how it
-    ended. These are the methods by which `Popen` starts processes and waits for them."""
+    """A process that the server has forked. The server waits for it and says how it ended. These
+    are the methods by which `Popen` starts processes and waits for them."""
 
     def __init__(self, words, network, **options):
         self._network = network
@@ -51,23 +73,18 @@ class _Forked(subprocess.Popen):
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
         creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more,
     ):  # fmt: skip
-        request = {
-            "words": args,
-            "environment": dict(os.environ if env is None else env),
-            "folder": os.path.abspath(cwd or os.getcwd()),
-            "network": self._network,
-            "new_session": more[5],
-        }
         inherited = zip((p2cread, c2pwrite, errwrite), (0, 1, 2), strict=True)
-        standard = [own if own >= 0 else shared for own, shared in inherited]
-        self._end, end = os.pipe()
-        try:
-            with _one_at_a_time:
-                line = _server()
-                socket.send_fds(line, [json.dumps(request).encode()], [end, *standard])
-                self.pid = int(line.recv(100))
-        finally:
-            os.close(end)
+        self.pid, line = client.ask(
+            str(folder() / "server"),
+            args,
+            {shared: own if own >= 0 else shared for own, shared in inherited},
+            dict(os.environ if env is None else env),
+            os.path.abspath(cwd or os.getcwd()),
+            network=self._network,
+            new_session=more[5],
+            executable=str(folder() / "python"),
+        )
+        self._end = line.detach()
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -111,3 +128,8 @@ def run(*words, input=None, timeout=None, capture_output=False, check=False, **o
     if check:
         done.check_returncode()
     return done
+
+
+def run_first(monkeypatch, code):
+    """In this test, programs that are forked run this code before their own."""
+    monkeypatch.setenv("TESTS_RUN_FIRST", code)

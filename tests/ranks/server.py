@@ -1,18 +1,23 @@
 """A Python that has imported torch and dpcore once, and forks copies of itself that go on as
-programs of their own. `python.py` starts it and asks it for them.
+programs of their own. `python.py` starts it, `client.py` asks it for them.
 
 The server runs no tensor operation and makes no communicator. It has one thread, so no lock is held
 when it forks. A copy gets the arguments, environment, folder and descriptors of the request and a
-new `__main__`, and ends as every Python does.
+new `__main__`, and ends as every Python does. It is killed when whoever has asked is gone.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
+import itertools
 import json
+import multiprocessing
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -20,64 +25,100 @@ import types
 
 PRELOADED = (
     "numpy",
+    "pytest",
     "torch",
     "torch.distributed.run",
     "torch._dynamo",  # the first optimizer of a process imports it: two seconds
     "dpcore._C",
+    "dpcore.__main__",
     "dpcore.launch.session",
+    "dpcore.launch.spawn",
     "dpcore.torch_backend",
     "dpcore.ddp.data_parallel",
+    "dpcore.compare.training.worker",
+    "dpcore.show",
 )
-CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+# Code that a program runs before its own: what a test sets for the programs that it starts.
+FIRST = "TESTS_RUN_FIRST"
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 0x80000, 2
+MOST_DESCRIPTORS = 250  # that the kernel passes in one message
 
 
-def serve(line):
-    """Forks a copy for every request and reports how each one ends, until the line is closed.
-    Returns the request in a copy, None in the server."""
-    running = {}  # by process handle: its number, and where to say how it ended
+def serve(listener, owner):
+    """Forks a copy for every request and reports how each one ends, until the owner is gone.
+    Returns the request and its descriptors in a copy, None in the server."""
+    running = {}  # by process handle: its number, and the line to whoever has asked
     while True:
-        ready, _, _ = select.select([line, *running], [], [])
+        lines = {line: handle for handle, (_, line) in running.items()}
+        ready, _, _ = select.select([owner, listener, *running, *lines], [], [])
         for handle in running.keys() & set(ready):
-            process, end = running.pop(handle)
-            os.write(end, str(os.waitpid(process, 0)[1]).encode())
-            os.close(end)
+            process, line = running.pop(handle)
+            with contextlib.suppress(OSError):
+                line.send(str(os.waitpid(process, 0)[1]).encode())
+            line.close()
             os.close(handle)
-        if line not in ready:
-            continue
-        request, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 4)
-        if not request:
+        for line in lines.keys() & set(ready):
+            if lines[line] in running:  # nobody waits for it any more
+                process, _ = running.pop(lines[line])
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                line.close()
+                os.close(lines[line])
+        if owner in ready:
             return None
-        assert len(os.listdir("/proc/self/task")) == 1, "the server has threads"
-        process = os.fork()
-        if process == 0:
-            request = json.loads(request)
-            if request["new_session"]:
-                os.setsid()
-            for target, source in enumerate(descriptors[1:]):
-                os.dup2(source, target)
-            line.send(str(os.getpid()).encode())
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            return request
-        for descriptor in descriptors[1:]:
-            os.close(descriptor)
-        running[os.pidfd_open(process)] = process, descriptors[0]
+        if listener in ready:
+            line, _ = listener.accept()
+            request, descriptors, _, _ = socket.recv_fds(line, 1 << 20, MOST_DESCRIPTORS)
+            if not request:
+                line.close()
+                continue
+            assert len(os.listdir("/proc/self/task")) == 1, "the server has threads"
+            process = os.fork()
+            if process == 0:
+                request = json.loads(request)
+                if request.get("new_session"):
+                    os.setsid()
+                with contextlib.suppress(OSError):
+                    line.send(str(os.getpid()).encode())
+                return request, descriptors
+            for descriptor in descriptors:
+                os.close(descriptor)
+            running[os.pidfd_open(process)] = process, line
 
 
-def enter(network):
-    """As `ip netns exec`: the network namespace of this name, and a /sys that shows it."""
+def take(wanted, descriptors):
+    """Makes these descriptors those that are wanted, and closes all others."""
+    above = max(wanted) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    for number, descriptor in zip(wanted, moved, strict=True):
+        os.dup2(descriptor, number)
+    ends = [-1, *sorted(wanted), os.sysconf("SC_OPEN_MAX")]
+    for one, following in itertools.pairwise(ends):
+        if one + 1 < following:  # Python takes an empty range at 0 for all there are
+            os.closerange(one + 1, following)
+
+
+def enter(network, name_of_host):
+    """These namespaces, where they are others; with a network, a /sys that shows it."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result):
         if result != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter {network}")
+            raise OSError(ctypes.get_errno(), "cannot enter a namespace")
 
-    with open(f"/run/netns/{network}") as namespace:
-        check(libc.setns(namespace.fileno(), CLONE_NEWNET))
-    check(libc.unshare(CLONE_NEWNS))
-    check(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None))
-    check(libc.umount2(b"/sys", MNT_DETACH))
-    check(libc.mount(network.encode(), b"/sys", b"sysfs", 0, None))
+    if is_other(name_of_host, "uts"):
+        check(libc.setns(name_of_host, CLONE_NEWUTS))
+    if is_other(network, "net"):
+        check(libc.setns(network, CLONE_NEWNET))
+        check(libc.unshare(CLONE_NEWNS))
+        check(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None))
+        check(libc.umount2(b"/sys", MNT_DETACH))
+        check(libc.mount(b"namespace", b"/sys", b"sysfs", 0, None))
+
+
+def is_other(namespace, kind):
+    return os.fstat(namespace).st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def program(words):
@@ -103,15 +144,24 @@ def program(words):
         return compile(source.read(), kind, "exec"), {"__file__": kind}
 
 
-def become(request):
+def become(request, descriptors):
     """Runs the program in this process, up to its end or exception."""
-    if request["network"]:
-        enter(request["network"])
+    network, name_of_host, *own = descriptors
+    enter(network, name_of_host)
+    take(request["descriptors"], own)
+    os.sched_setaffinity(0, request["processors"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    sys.executable = request["executable"]
+    multiprocessing.set_executable(sys.executable)
+    if request.get("unbuffered"):
+        sys.stdout.reconfigure(line_buffering=True)
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # read when the library was loaded
+        sys.modules["torch"].set_num_threads(int(threads))
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*filter(None, own), *INSTALLED]
+    exec(os.environ.get(FIRST, ""), {})
     code, about = program(request["words"])
     main = types.ModuleType("__main__")
     vars(main).update(about)
@@ -127,7 +177,12 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # what all copies share need not be looked through by each
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for those who ask
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
-    if request is not None:
+    listener, owner = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    asked = serve(listener, owner)
+    if asked is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        become(request)
+        listener.close()
+        owner.close()
+        become(*asked)
+    else:
+        shutil.rmtree(os.path.dirname(listener.getsockname()))

@@ -1,4 +1,5 @@
-"""Forked programs are as started ones: arguments, environment, folder, streams and ends."""
+"""Forked programs are as started ones: arguments, environment, folder, streams and ends; whether a
+test asks for them or a launcher, which runs `python.executable()`."""
 
 import json
 import os
@@ -22,10 +23,11 @@ print(json.dumps({
 """
 
 
-def both(*words, **options):
-    """What a forked Python did, and what a started one did."""
+def all_ways(*words, **options):
+    """What a forked Python did, what one did that a launcher has forked, and a started one."""
     options = {"capture_output": True, "text": True, "timeout": 60, **options}
-    return python.run(*words, **options), subprocess.run([sys.executable, *words], **options)
+    launched = [[program, *words] for program in (python.executable(), sys.executable)]
+    return [python.run(*words, **options), *(subprocess.run(o, **options) for o in launched)]
 
 
 @pytest.mark.parametrize("kind", ["code", "script", "module"])
@@ -34,8 +36,9 @@ def test_a_program_finds_what_it_would_find(tmp_path, kind):
     program = {"code": ["-c", SAY], "script": ["said.py"], "module": ["-m", "said"]}[kind]
     environment = {**os.environ, "MINE": "yes"}
     del environment["HOME"]
-    forked, started = both(*program, "a", "-b", cwd=tmp_path, env=environment)
-    assert json.loads(forked.stdout) == json.loads(started.stdout), (forked, started)
+    *forked, started = all_ways(*program, "a", "-b", cwd=tmp_path, env=environment)
+    for one in forked:
+        assert json.loads(one.stdout) == json.loads(started.stdout), (one, started)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +55,9 @@ def test_a_program_finds_what_it_would_find(tmp_path, kind):
     ],
 )
 def test_a_program_ends_as_it_would_end(code):
-    forked, started = both("-c", code, input="a line\n")
-    ends = [(end.returncode, end.stdout, end.stderr) for end in (forked, started)]
-    assert ends[0] == ends[1]
+    found = all_ways("-c", code, input="a line\n")
+    ends = [(end.returncode, end.stdout, end.stderr) for end in found]
+    assert ends[0] == ends[1] == ends[2]
 
 
 def test_an_exception_is_printed_and_the_status_is_1():
@@ -90,3 +93,68 @@ def test_whoever_takes_too_long_is_killed():
     with pytest.raises(subprocess.TimeoutExpired):
         python.run("-c", "import time; time.sleep(60)", timeout=0.2)
     assert time.monotonic() - began < 30
+
+
+# ---- in the place of Python ----------------------------------------------------------------------
+
+
+def test_its_pythons_are_forked_in_their_turn(tmp_path):
+    """Also the fork server of `dpcore.spawn`, and what a console script of this one runs."""
+    has_torch = "import sys; print('torch' in sys.modules)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-u', '-c', {has_torch!r}])"
+    code += "; import dpcore; print(dpcore.spawn(lambda comm: comm.rank, 2))"
+    out = subprocess.run([python.executable(), "-c", code], capture_output=True, text=True)
+    assert out.stdout == "True\n[0, 1]\n", out.stderr
+    script = tmp_path / "ranks.py"
+    script.write_text(f"{has_torch}\nimport os; assert os.environ['RANK'] in '01'")
+    command = [python.folder() / "torchrun", "--standalone", "--nproc-per-node", "2", script]
+    out = subprocess.run(command, capture_output=True, text=True)
+    assert out.stdout == "True\n" * 2, out.stderr
+
+
+def test_a_line_to_the_launcher_is_passed_on():
+    ours, theirs = os.pipe()
+    code = f"import os; os.write({theirs}, b'here'); os.fstat(0)"
+    out = subprocess.run([python.executable(), "-c", code], pass_fds=[theirs])
+    os.close(theirs)
+    with open(ours) as line:
+        assert line.read() == "here"  # and nobody else holds the other end
+    assert out.returncode == 0
+
+
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGUSR1, 7), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+)
+def test_signals_reach_it_and_its_end_is_told(number, status):
+    words = [python.executable(), "-c", WAITS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
+        process = int(launched.stdout.readline())
+        assert process != launched.pid
+        launched.send_signal(number)
+        assert launched.wait(timeout=20) == status
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{process}") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{process}")
+
+
+def test_what_is_no_program_is_left_to_python():
+    out = subprocess.run(
+        [python.executable(), "-S", "-c", "import sys; print('torch' in sys.modules)"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert out.stdout == "False\n", out.stderr
+
+
+def test_code_that_runs_first(monkeypatch):
+    python.run_first(monkeypatch, "import json; json.mark = 5")
+    out = python.run("-c", "import json; print(json.mark)", capture_output=True, text=True)
+    assert out.stdout == "5\n"

@@ -60,8 +60,8 @@ class TcpSocket {
   TcpAddress local_address() const;
   TcpAddress peer_address() const;
 
-  // For a connection that will carry frames: nothing is held back, and while nothing is sent the
-  // kernel asks now and then whether the other one still knows of the connection.
+  // For a connection that will carry frames: while nothing is sent, the kernel asks now and then
+  // whether the other one still knows of the connection.
   void prepare_for_frames();
   // The kernel takes no more data while so many bytes of it have not left.
   static void limit_unsent(int fd, size_t bytes);

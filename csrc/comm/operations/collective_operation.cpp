@@ -85,6 +85,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   awaited_ = {};
   awaited_.name = "its slot to be free";
   awaited_.custom = [](CollectiveOperation& self) { return self.is_slot_free(); };
+  unread_owner_ = -1;
   phase_ = Phase::slot_free;
 }
 

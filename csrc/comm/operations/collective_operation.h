@@ -210,6 +210,7 @@ class CollectiveOperation final : public Operation {
   Phase phase_ = Phase::slot_free;
   Path path_ = Path::automatic;
   Awaited awaited_;
+  int unread_owner_ = -1;  // whose memory can't be read any more: its death or failure ends this
   int64_t entry_seen_ns_ = 0;
   Steps body_{};
   std::unique_ptr<std::byte[]> frame_;

@@ -79,7 +79,7 @@ void CollectiveOperation::tell_what_ran(TraceEvent& event) const {
 }
 
 bool CollectiveOperation::needs(int r) const {
-  return slot(r).finished.load(std::memory_order_acquire) <= number_;
+  return r == unread_owner_ || slot(r).finished.load(std::memory_order_acquire) <= number_;
 }
 
 int CollectiveOperation::first_late() const {

@@ -5,8 +5,9 @@
 // Who waits for whom: a taker for nobody once all have entered; an owner until all takers have
 // finished, since its memory goes back to the program then. An owner that gives up goes back at
 // once: its failure is published before that, so a taker that finds none after its last byte has
-// read what was meant, and one that finds a failure, or no owner any more, never finishes. The
-// engine's next look fails the operation for it, as any other that waits for a rank that is gone.
+// read what was meant, and one that finds a failure, or no owner any more, never finishes. It still
+// needs that owner, though the owner has finished its own part, so the engine's next look fails the
+// operation, as any other that waits for a rank that is gone.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -58,6 +59,7 @@ CollectiveOperation::Steps CollectiveOperation::run_read() {
           "copy through shared memory instead");
     }
     if (problem != 0 || !counts) {
+      unread_owner_ = owner;
       awaited_ = {
           "a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
       co_await Until{*this};

@@ -1,0 +1,48 @@
+"""The tables of docs/backends.md, from the records of ``python -m benchmarks.backends``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.harness.figures import size_text, source, time_text
+from dpcore.ddp.overlap import median_interval
+
+NAMES = {  # contenders, and how the heads of columns write them
+    "dpcore plain": "dpcore",
+    "dpcore arena": "dpcore, in its arena",
+    "Gloo": "Gloo",
+    "Open MPI": "Open MPI",
+    "MPICH": "MPICH",
+}
+DOUBT = 0.05
+
+
+def tables(records: list[dict[str, Any]]) -> str:
+    """One per collective and number of ranks; a row a size, a column a backend."""
+    collectives = list(dict.fromkeys(r["collective"] for r in records))
+    worlds = sorted({r["world"] for r in records})
+    parts = [source("backends", records[0], "../"), ""]
+    for collective, world in itertools.product(collectives, worlds):
+        chosen = [r for r in records if (r["collective"], r["world"]) == (collective, world)]
+        parts += [f"### {collective}, {world} ranks", "", *_table(chosen), ""]
+    return "\n".join(parts)
+
+
+def _table(records: list[dict[str, Any]]) -> Iterator[str]:
+    names = [name for name in NAMES if any(r["contender"] == name for r in records)]
+    yield "| size | " + " | ".join(NAMES[name] for name in names) + " |"
+    yield "|---:|" + "---:|" * len(names)
+    for size in sorted({r["bytes"] for r in records}):
+        of_size = {r["contender"]: r for r in records if r["bytes"] == size}
+        best = min(r["median_s"] for r in of_size.values())
+        cells = [_cell(of_size[name], best) if name in of_size else "–" for name in names]
+        yield f"| {size_text(size)} | " + " | ".join(cells) + " |"
+
+
+def _cell(record: dict[str, Any], best: float) -> str:
+    low, high = median_interval(record["rounds_s"], DOUBT)
+    median = time_text(record["median_s"])
+    median = f"**{median}**" if record["median_s"] == best else median
+    return f"{median} ({time_text(low)} to {time_text(high)})"

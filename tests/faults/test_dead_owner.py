@@ -1,0 +1,60 @@
+"""An owner dies once it has given its memory to be read, and before the others have read it."""
+
+import re
+import signal
+import sys
+import time
+
+import cloudpickle
+import pytest
+import torch
+
+import dpcore as dp
+from dpcore.launch.spawn import run_processes
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OWNER = 1
+ELEMENTS = 1 << 17  # of a piece; long enough to be read, whatever the collective
+
+
+def give(comm, collective):
+    part, whole = torch.ones(ELEMENTS), torch.ones(ELEMENTS * comm.world_size)
+    if collective == "broadcast":
+        comm.broadcast(part, OWNER)
+    elif collective == "scatter":
+        comm.scatter(part, whole if comm.rank == OWNER else None, OWNER)
+    elif collective == "all_gather":
+        comm.all_gather(whole, part)
+    else:
+        comm.all_to_all(whole, torch.ones_like(whole))
+
+
+def body(comm, collective):
+    comm.barrier()
+    if comm.rank == OWNER:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        give(comm, collective)
+    except dp.PeerLost as error:
+        return str(error), time.monotonic()
+    return "nothing was raised", 0.0
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "scatter", "all_gather", "all_to_all"])
+def test_readers_hear_of_its_death(collective):
+    began = time.monotonic()
+    reader, owner = run_processes(
+        body,
+        2,
+        (collective,),
+        timeout=20.0,
+        environment={"DPCORE_FAULT": "delay=300:rank0:op1:middle"},
+    )
+    assert owner.exit_code == -signal.SIGALRM
+    assert reader.error is None, reader.traceback
+    assert re.search(rf"rank {OWNER} \(process \d+\) died and is needed", reader.result[0]), (
+        reader.result
+    )
+    assert reader.result[1] - began < 10
