@@ -1,5 +1,6 @@
 """docs/compatibility.md says what the record of tests says, and nothing that did not run."""
 
+import doctest
 import json
 import re
 
@@ -35,6 +36,11 @@ def test_what_the_page_says_has_passed_is_in_the_record():
     )
 
 
+def test_what_its_functions_say_of_themselves():
+    result = doctest.testmod(compatibility)
+    assert result.attempted > 2 and result.failed == 0
+
+
 def test_each_row_has_tests_that_exist():
     for row in compatibility.ROWS:
         assert (compatibility.ROOT / row.tests.removeprefix("@")).exists(), row
@@ -47,7 +53,7 @@ def test_a_row_says_what_came_of_it_or_that_it_did_not_run():
     assert ray in page
     assert "| Accelerate | 2.54 | Python 3.11, torch 2.13 | did not run: needs Ray |" in page
     assert "| srun of Slurm | | | did not run |" in page
-    assert page.count("passed") == 1
+    assert page.count("passed") == 1 and "They did not run." in page
 
 
 def test_a_run_replaces_what_the_same_versions_did_before():

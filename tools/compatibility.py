@@ -237,6 +237,9 @@ def _lines(record: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _matrix(record: Sequence[Outcome]) -> Iterator[str]:
+    if not record:
+        yield "They did not run."
+        return
     pythons = sorted({minor(one["python"]) for one in record}, key=number)
     torches = sorted({minor(one["torch"]) for one in record}, key=number)
     cells = {(minor(one["python"]), minor(one["torch"])): said(one) for one in record}

@@ -181,6 +181,12 @@ def line_of(figures: dict[str, Any]) -> str:
 
 
 def _size(count: float) -> str:
+    """
+    >>> _size(16), _size(2000), _size(1 << 21)
+    ('16 B', '2.0 KiB', '2.0 MiB')
+    """
+    if count < 2**10 / 10:
+        return f"{count:.0f} B"
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"
 
 
