@@ -169,15 +169,18 @@ def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
     """What measuring the gradient noise scale adds to a step, a row a model."""
     newest = {record["model"]: record for record in records}
     names = list(records[-1]["costs"])
-    lines = ["| a step of 2 ranks | without | " + " | ".join(names) + " | two reads alone |"]
-    lines += ["|---|---:|" + "---:|" * (len(names) + 1)]
+    has_bound = all("bound" in record for record in newest.values())
+    heads = [*names, "two reads alone"] if has_bound else names
+    lines = ["| a step of 2 ranks | without | " + " | ".join(heads) + " |"]
+    lines += ["|---|---:|" + "---:|" * len(heads)]
     for model, record in newest.items():
         more = (record["costs"][name] for name in names)
         cells = [
             f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})".replace("%", " %")
             for of in more
         ]
-        cells.append(f"{record['bound']:.1%}".replace("%", " %"))
+        if has_bound:
+            cells.append(f"{record['bound']:.1%}".replace("%", " %"))
         lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {' | '.join(cells)} |")
     lines += ["", source("noise_cost", records[-1], "../")]
     return "\n".join(lines) + "\n"

@@ -101,6 +101,10 @@ def devices(
     parameters: Sequence[torch.Tensor],
 ) -> tuple[list[int] | None, int | None]:
     """The device that inputs are moved to, if any."""
+    if hasattr(device_ids, "all_reduce"):
+        raise TypeError(
+            "DataParallel(model, comm): device_ids come second, as in torch DDP; write comm=comm"
+        )
     if device_ids is not None and len(device_ids) > 1:
         raise Unsupported(
             f"device_ids={list(device_ids)}: a rank has one device; start a process for each"

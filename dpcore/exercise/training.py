@@ -54,9 +54,10 @@ def part(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def values(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Of parameters and buffers, under the names that a check says."""
-    found = {name: p.detach().clone() for name, p in module.named_parameters()}
-    return found | {f"the buffer {name}": b.clone() for name, b in module.named_buffers()}
+    """Of buffers and parameters, under the names that a check says. Buffers come first, since a
+    wrong one makes all gradients wrong."""
+    found = {f"the buffer {name}": b.clone() for name, b in module.named_buffers()}
+    return found | {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:

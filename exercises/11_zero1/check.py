@@ -103,7 +103,7 @@ def check_operations(lab):
             names = [name for name, _ in sent]
             need(
                 names == ["reduce_scatter", "all_gather"],
-                f"rank {rank}, step {step}: {', '.join(names) or 'nothing'} was run",
+                f"rank {rank}, step {step}: it runs {', '.join(names) or 'nothing'}",
             )
 
 

@@ -11,7 +11,8 @@ is as it is now, but for the order of the samples (TODO 6). Ranks have the same 
     comm.rank, comm.world_size
     comm.all_reduce(tensor, "mean")  or "sum", in place
     comm.barrier()                                   returns when every rank has called it
-    dpcore.DataParallel(model)                       averages gradients in backward (exercise 8)
+    dpcore.DataParallel(model)                       averages gradients in backward (exercise 8),
+                                                     over all ranks: it finds them by itself
     torch.utils.data.DistributedSampler(dataset, world_size, rank, shuffle=True, seed=SEED)
                                                      its set_epoch(epoch) changes the order
     torch.utils.data.Subset(dataset, indices)        some samples of a data set

@@ -34,6 +34,20 @@ class AllAsOne(PerParameter):
         control.launch(range(control.buckets))
 
 
+class OneTooMany(PerParameter):
+    def bucket_ready(self, control, bucket):
+        control.is_complete(control.buckets)
+
+
+def test_a_bucket_that_is_not_there_is_named():
+    def body(comm):
+        model = dpcore.DataParallel(layers(), comm=comm, schedule=OneTooMany())
+        with pytest.raises(IndexError, match=r"no bucket \d+: control\.buckets is \d+, and they"):
+            model(torch.randn(4, 32)).sum().backward()
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
 def operations_of(trace):
     return [event.bytes for event in trace.events if event.kind == "operation"]
 

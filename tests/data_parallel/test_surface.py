@@ -102,6 +102,14 @@ REFUSED = (
 )
 
 
+def test_a_communicator_in_the_place_of_device_ids():
+    def body(comm):
+        with pytest.raises(TypeError, match=r"device_ids come second.* write comm=comm"):
+            dpcore.DataParallel(Small(), comm)
+
+    alone(body)
+
+
 @pytest.mark.parametrize(("options", "kind", "text"), REFUSED, ids=lambda value: str(value)[:24])
 def test_arguments_that_do_not_go_together(options, kind, text):
     """The classes of torch's errors."""

@@ -181,7 +181,7 @@ new_zeros(self.part * comm.world_size)
         self.comm.all_gather(values, mine)
         self.cache = {"gradients": [gradients]}
 
-== zero1 | an all-reduce | operations | all_reduce, all_gather was run
+== zero1 | an all-reduce | operations | it runs all_reduce, all_gather
 --
         self.comm.reduce_scatter(gradient, gradients, "mean")
 ++

@@ -10,6 +10,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -36,6 +37,15 @@ class LentControl {
   LaunchControl& get() const {
     if (control_ == nullptr) {
       throw Error("a schedule used its LaunchControl after the event that it came with");
+    }
+    return *control_;
+  }
+  // For a call that names this bucket.
+  LaunchControl& about(size_t bucket) const {
+    if (const size_t buckets = get().buckets(); bucket >= buckets) {
+      throw std::out_of_range("there is no bucket " + std::to_string(bucket) +
+                              ": control.buckets is " + std::to_string(buckets) +
+                              ", and they are numbered from 0");
     }
     return *control_;
   }
@@ -161,15 +171,15 @@ void register_launch_control(py::module_& m) {
              const py::gil_scoped_release no_gil;
              return control.get().max_over_ranks(std::move(values));
            })
-      .def("bytes",
-           [](const LentControl& control, size_t bucket) { return control.get().bytes(bucket); })
+      .def("bytes", [](const LentControl& control,
+                       size_t bucket) { return control.about(bucket).bytes(bucket); })
       .def("is_complete", [](const LentControl& control,
-                             size_t bucket) { return control.get().is_complete(bucket); })
+                             size_t bucket) { return control.about(bucket).is_complete(bucket); })
       .def(
           "launch",
           [](LentControl& control, size_t bucket, int priority, bool background) {
             const py::gil_scoped_release no_gil;
-            control.get().launch(bucket, {priority, background});
+            control.about(bucket).launch(bucket, {priority, background});
           },
           py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
       .def(
@@ -177,18 +187,21 @@ void register_launch_control(py::module_& m) {
           [](LentControl& control, const std::vector<size_t>& buckets, int priority,
              bool background) {
             const py::gil_scoped_release no_gil;
+            for (const size_t bucket : buckets) {
+              control.about(bucket);
+            }
             control.get().launch(buckets, {priority, background});
           },
           py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
       .def("skip",
            [](LentControl& control, size_t bucket) {
              const py::gil_scoped_release no_gil;
-             control.get().skip(bucket);
+             control.about(bucket).skip(bucket);
            })
       .def("wait",
            [](LentControl& control, size_t bucket) {
              const py::gil_scoped_release no_gil;
-             control.get().wait(bucket);
+             control.about(bucket).wait(bucket);
            })
       .def("update",
            [](LentControl& control, size_t bucket) {
