@@ -223,8 +223,9 @@ def test_notebooks_are_as_nbformat_wants_them(tmp_path):
 def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
     from dpcore.show import figures_of, read_run
 
-    out = run([sys.executable, "examples/see_overlap.py", str(tmp_path)])
-    assert len(out.splitlines()) == 2
+    command = ["examples/see_overlap.py", str(tmp_path)]
+    out = python.run(*command, capture_output=True, text=True, timeout=180, cwd=ROOT)
+    assert out.returncode == 0 and len(out.stdout.splitlines()) == 2, out.stderr
     bucketed, sequential = (
         figures_of(read_run(tmp_path / f"{name}.json")) for name in ("bucketed", "sequential")
     )

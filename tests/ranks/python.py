@@ -25,14 +25,12 @@ from tests.ranks import client
 ROOT = Path(__file__).resolve().parents[2]
 # For `run_first`: a comparison does not wait for the default to have chosen its schedule.
 SETTLES_SOON = "from dpcore.compare.training import ranks; ranks.SETTLING_STEPS = ranks.WARM_STEPS"
-_owner = None  # a socket: the server ends when this process does
 
 
 @cache
 def folder():
     """Of the server's socket; for a PATH, since its `python`, `torchrun` and `dpcore` are those of
     this environment with forked processes."""
-    global _owner
     made = Path(tempfile.mkdtemp(prefix="dpcore-tests-"))
     program = made / "python"
     program.write_text(f"#!{sys.executable} -IS\n{Path(client.__file__).read_text()}")
@@ -42,7 +40,8 @@ def folder():
             (made / path.name).write_text(f"#!{program}\n{script}")
     for path in made.iterdir():
         path.chmod(0o755)
-    _owner, owned = socket.socketpair()
+    own, owned = socket.socketpair()
+    own.detach()  # open as long as this process is there, and then the server ends
     with owned, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(made / "server"))
         listener.listen(128)
