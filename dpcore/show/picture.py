@@ -108,7 +108,9 @@ def _draw(
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
         computing[rank.rank] = top
         for event in _drawn(_within(rank.compute, window)):
-            _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, _colour_of(event))
+            edge = 0.7 if event.name.startswith(_PARTS) else 0.0  # they touch each other
+            colour = _colour_of(event)
+            _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, colour, edge=edge)
             _name_pass(axes, window, event, top - 0.45)
         for event in _within(rank.exposed, window):
             _box(axes, window, event.begin_ns, event.end_ns, top - 1.4, 0.36, "exposed")
@@ -210,14 +212,14 @@ def _within(events: Iterable[Event], window: Step) -> list[Event]:
 
 def _box(
     axes: Axes, window: Step, left: int, right: int, bottom: float, height: float, colour: str,
-    alpha: float = 1.0,
+    alpha: float = 1.0, edge: float = 0.0,
 ) -> None:  # fmt: skip
     begin, end = window
     left, right = max(left, begin), min(right, end)
     if right > left:
         axes.broken_barh(
             [((left - begin) * 1e-6, (right - left) * 1e-6)], (bottom, height),
-            facecolor=_COLOURS[colour], alpha=alpha, linewidth=0,
+            facecolor=_COLOURS[colour], alpha=alpha, linewidth=edge, edgecolor="white",
         )  # fmt: skip
 
 

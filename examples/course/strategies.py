@@ -13,7 +13,8 @@ and with the same 16 sequences in a step, once per strategy:
     FSDP2               torch's fully_shard, layer by layer: half of everything, gathered when used
     tensor parallel     half of the heads, and of each matrix; sums of what the halves give
     pipeline            half of the layers; four micro-batches pass from one to the other (1F1B)
-    sequence parallel   half of each sequence's tokens; keys and values go round (ring attention)
+    ring attention      half of each sequence's tokens; keys and values go round
+    Ulysses             half of each sequence's tokens; within attention, half of the heads
 
 Memory is what lies on a rank between two steps, as the kernel counts it. What forward keeps for
 backward comes on top. The losses must agree.
@@ -38,12 +39,11 @@ import torch.distributed as dist
 from data import traffic
 from figures import COLOURS, Spread, axes, finish, options, progress, spread
 from torch import Tensor, nn
-from transformer import BLOCKS, LENGTH, WIDTH, layers, loss_of
+from transformer import BLOCKS, LENGTH, WIDTH, layers, loss_of, places_of
 
 import dpcore as dp
 from dpcore.compare.training.held import give_back_at_once, proportional_bytes
 from dpcore.compare.training.text import Text
-from dpcore.parallel.attention import zigzag
 from dpcore.reference.pipeline import Pipeline
 
 RANKS, SEQUENCES, MICRO_BATCHES = 2, 16, 4
@@ -133,11 +133,12 @@ def pipeline(comm: Any, blocks: int) -> Made:
     return Made(stage, adamw(stage), run, [comm])
 
 
-def sequence_parallel(comm: Any, blocks: int) -> Made:
+def by_tokens(comm: Any, blocks: int, by_heads: bool = False) -> Made:
     """Each token's loss is a sample's: gradients are averaged as those of data parallel ranks."""
-    mine = zigzag(LENGTH, RANKS, comm.rank)
+    mine = places_of(comm, by_heads)
     of_gradients = comm.split(0, comm.rank)
-    model = dp.DataParallel(whole(blocks, tokens=comm), comm=of_gradients, schedule="bucketed")
+    shared = whole(blocks, tokens=comm, by_heads=by_heads)
+    model = dp.DataParallel(shared, comm=of_gradients, schedule="bucketed")
     return Made(model, adamw(model), on_part(model, lambda x: x[:, mine]), [comm, of_gradients])
 
 
@@ -150,7 +151,8 @@ STRATEGIES: dict[str, tuple[Callable[[Any, int], Made], bool]] = {  # and if tor
     "FSDP2": (fsdp2, True),
     "tensor parallel": (tensor_parallel, False),
     "pipeline": (pipeline, False),
-    "sequence parallel": (sequence_parallel, False),
+    "ring attention": (by_tokens, False),
+    "Ulysses": (functools.partial(by_tokens, by_heads=True), False),
 }
 
 

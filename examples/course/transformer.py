@@ -2,7 +2,8 @@
 
 ``layers()`` are an embedding, blocks and a head, for torch's Sequential. With nobody to share with
 this is an ordinary model. ``tensor`` is a communicator of ranks that share heads and the columns
-and rows of matrices; ``tokens`` is one of ranks that share each sequence. A rank with some of the
+and rows of matrices; ``tokens`` is one of ranks that share each sequence, whose attention is a ring
+or, with ``by_heads``, Ulysses. A rank with some of the
 layers is a stage of a pipeline. Every rank draws all weights in the same order and keeps its part,
 so the model is the same one, whoever shares it.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from dpcore.compare.training.text import LENGTH
-from dpcore.parallel.attention import ring_attention, zigzag
+from dpcore.parallel.attention import ring_attention, ulysses_attention, zigzag
 from dpcore.parallel.functional import copy_to, reduce_from
 
 WIDTH, HEADS, BLOCKS = 256, 4, 4
@@ -50,9 +51,9 @@ class Block(nn.Module):
     """Attention, then two matrices. Ranks of ``tensor`` add up what their halves give, twice; those
     of ``tokens`` see each other's in attention only."""
 
-    def __init__(self, weights: Weights, tokens: Any) -> None:
+    def __init__(self, weights: Weights, tokens: Any, by_heads: bool) -> None:
         super().__init__()
-        self.tensor, self.tokens = weights.tensor, tokens
+        self.tensor, self.tokens, self.by_heads = weights.tensor, tokens, by_heads
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         self.heads = weights.draw(WIDTH, 3, HEADS, WIDTH // HEADS, cut=2)
         self.out = weights.draw(HEADS, WIDTH // HEADS, WIDTH, cut=0)
@@ -70,7 +71,8 @@ class Block(nn.Module):
         if self.tokens is None:
             seen = scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            seen = ring_attention(q, k, v, comm=self.tokens, causal=True)
+            shared = ulysses_attention if self.by_heads else ring_attention
+            seen = shared(q, k, v, comm=self.tokens, causal=True)
         return seen.transpose(1, 2).flatten(2) @ self.out.flatten(0, 1)
 
     def alike(self, x: Tensor) -> Tensor:
@@ -90,11 +92,19 @@ class Head(nn.Module):
         return self.norm(x) @ self.letters
 
 
-def layers(letters: int, blocks: int, tensor: Any = None, tokens: Any = None) -> list[nn.Module]:
-    weights, places = Weights(tensor), torch.arange(LENGTH)
-    if tokens is not None:
-        places = zigzag(LENGTH, tokens.world_size, tokens.rank)
-    middle = [Block(weights, tokens) for _ in range(blocks)]
+def places_of(tokens: Any, by_heads: bool) -> Tensor:
+    """Which tokens of a sequence this rank has: in a ring by zigzag, for Ulysses in turn."""
+    if by_heads:
+        return torch.arange(LENGTH).chunk(tokens.world_size)[tokens.rank]
+    return zigzag(LENGTH, tokens.world_size, tokens.rank)
+
+
+def layers(
+    letters: int, blocks: int, tensor: Any = None, tokens: Any = None, by_heads: bool = False
+) -> list[nn.Module]:
+    weights = Weights(tensor)
+    places = torch.arange(LENGTH) if tokens is None else places_of(tokens, by_heads)
+    middle = [Block(weights, tokens, by_heads) for _ in range(blocks)]
     return [Embedding(weights, letters, places), *middle, Head(weights, letters)]
 
 
