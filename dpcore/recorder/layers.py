@@ -21,9 +21,9 @@ Hook = Callable[..., None]
 def record_layers(modules: Any, add: Add) -> list[Any]:
     """Handles of hooks, whose ``remove()`` ends it."""
     handles: list[Any] = []
+    latest = [(0, 0)]  # which gradient a backward began with at last, and when
     for name, module in _named(modules):
-        begun: list[int] = []
-        before, behind = _hooks(f"layer {name}", begun, add)
+        before, behind = _hooks(f"layer {name}", latest, add)
         handles.append(module.register_forward_pre_hook(before))
         handles.append(module.register_forward_hook(behind, with_kwargs=True))
     return handles
@@ -42,7 +42,9 @@ def _named(modules: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _hooks(name: str, begun: list[int], add: Add) -> tuple[Hook, Hook]:
+def _hooks(name: str, latest: list[tuple[int, int]], add: Add) -> tuple[Hook, Hook]:
+    begun: list[int] = []
+
     def before(*_: Any) -> None:
         begun.append(time.monotonic_ns())
 
@@ -56,11 +58,19 @@ def _hooks(name: str, begun: list[int], add: Add) -> tuple[Hook, Hook]:
             return
         back: list[int] = []
 
-        def ends(_: Any) -> None:
-            if back:
-                add(f"{name} back", back.pop(), time.monotonic_ns())
+        def begins(gradient: Any) -> None:
+            back.append(time.monotonic_ns())
+            latest[0] = id(gradient), back[-1]
 
-        result.register_hook(lambda _: back.append(time.monotonic_ns()))
+        def ends(gradient: Any) -> None:
+            if not back:
+                return
+            begin, (which, when) = back.pop(), latest[0]
+            # The layer before begins with the same gradient, and its hook is called first.
+            is_shared = which == id(gradient) and when > begin
+            add(f"{name} back", begin, when if is_shared else time.monotonic_ns())
+
+        result.register_hook(begins)
         source.register_hook(ends)
 
     return before, behind

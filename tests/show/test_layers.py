@@ -1,5 +1,6 @@
 """Layers and rings in dpcore show: which layer waits for its all-reduces, which shift is hidden."""
 
+import itertools
 import json
 
 import pytest
@@ -175,7 +176,10 @@ def test_layers_are_recorded_in_both_directions(tmp_path):
 
         plain, (trace, with_hooks) = gradients(False)[1], gradients(True)
         assert all(torch.equal(a, b) for a, b in zip(plain, with_hooks, strict=True))
-        return [event.name for event in trace.events if event.kind == "compute"]
+        found = [event for event in trace.events if event.kind == "compute"]
+        for one, following in itertools.pairwise(found):
+            assert one.end_ns <= following.begin_ns  # also where both are of one gradient
+        return [event.name for event in found]
 
     step = [*(f"layer {n}" for n in range(3)), *(f"layer {n} back" for n in (2, 1, 0))]
     assert dp.spawn(body, 2, mode="threads") == [step * 2 + step[:3]] * 2
