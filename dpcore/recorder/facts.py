@@ -36,8 +36,9 @@ class Traced(Protocol):
 
 
 # Descriptions of models that may be gone when a trace of the whole program ends, by whom they are
-# averaged with and by number; None: nobody asks for them.
-_noted: dict[Any, dict[int, dict[str, Any]]] | None = None
+# averaged with (its identity, and itself, which need not be hashable) and by number; None: nobody
+# asks for them.
+_noted: dict[int, tuple[Any, dict[int, dict[str, Any]]]] | None = None
 
 _models: weakref.WeakSet[Traced] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
@@ -53,8 +54,9 @@ def know(model: Traced) -> None:
 def note(model: Any) -> None:  # a Traced, which dpcore/ddp's own view of it does not show whole
     """Remembers what ``model`` is now, where a trace may end after its life."""
     if _noted is not None:
-        of_family = _noted.setdefault(_family_of(model.group), {})
-        of_family[model._model_group.traced_as] = _describe(model)
+        family = _family_of(model.group)
+        _, described = _noted.setdefault(id(family), (family, {}))
+        described[model._model_group.traced_as] = _describe(model)
 
 
 def outlive_models() -> None:
@@ -91,7 +93,7 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     family = _family_of(comm)
     with _models_lock:
         mine = [model for model in _models if _family_of(model.group) is family]
-    described = dict((_noted or {}).get(family, {}))
+    described = dict((_noted or {}).get(id(family), (family, {}))[1])
     described.update({model._model_group.traced_as: _describe(model) for model in mine})
     return {
         "backend": comm.backend,
