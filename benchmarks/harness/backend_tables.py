@@ -16,6 +16,7 @@ NAMES = {  # contenders, and how the heads of columns write them
     "Open MPI": "Open MPI",
     "MPICH": "MPICH",
 }
+OURS = "dpcore plain"
 DOUBT = 0.05
 
 
@@ -23,11 +24,41 @@ def tables(records: list[dict[str, Any]]) -> str:
     """One per collective and number of ranks; a row a size, a column a backend."""
     collectives = list(dict.fromkeys(r["collective"] for r in records))
     worlds = sorted({r["world"] for r in records})
-    parts = [source("backends", records[0], "../"), ""]
+    parts = [source("backends", records[0], "../"), "", _where_behind(records), ""]
     for collective, world in itertools.product(collectives, worlds):
         chosen = [r for r in records if (r["collective"], r["world"]) == (collective, world)]
         parts += [f"### {collective}, {world} ranks", "", *_table(chosen), ""]
     return "\n".join(parts)
+
+
+def _where_behind(records: list[dict[str, Any]]) -> str:
+    """The cells in which another backend is faster than dpcore with ordinary tensors."""
+    cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for record in records:
+        cell = record["collective"], record["world"], record["bytes"]
+        cells.setdefault(cell, {})[record["contender"]] = record
+    lower, apart = [], []
+    for cell, by_name in cells.items():
+        ours = by_name[OURS]
+        faster = [r for r in by_name.values() if _is_peer(r) and r["median_s"] < ours["median_s"]]
+        if any(_interval(r)[1] < _interval(ours)[0] for r in faster):
+            apart.append(cell)
+        elif faster:
+            lower.append(cell)
+    where = ", ".join(dict.fromkeys(collective for collective, _, _ in apart))
+    return (
+        f"With ordinary tensors dpcore is behind another backend by more than the intervals in "
+        f"{len(apart)} of {len(cells)} cells ({where or 'none'}). In {len(lower)} more the lower "
+        "median is another's, and the intervals meet."
+    )
+
+
+def _is_peer(record: dict[str, Any]) -> bool:
+    return not record["contender"].startswith("dpcore")
+
+
+def _interval(record: dict[str, Any]) -> tuple[float, float]:
+    return median_interval(record["rounds_s"], DOUBT)
 
 
 def _table(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -42,7 +73,7 @@ def _table(records: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(record: dict[str, Any], best: float) -> str:
-    low, high = median_interval(record["rounds_s"], DOUBT)
+    low, high = _interval(record)
     median = time_text(record["median_s"])
     median = f"**{median}**" if record["median_s"] == best else median
     return f"{median} ({time_text(low)} to {time_text(high)})"

@@ -1,6 +1,7 @@
 """The tables of `python -m benchmarks.backends`."""
 
 from benchmarks.backends import WITHOUT, markdown
+from benchmarks.harness.backend_tables import tables
 from dpcore.compare.collectives.cells import Cell
 from dpcore.compare.collectives.contenders import ARENA, peer
 from dpcore.compare.collectives.interleave import Measurement
@@ -20,3 +21,24 @@ def test_a_row_per_size_and_backend():
     assert "| 1 MiB | Gloo | 2000.0 (2000.0 to 2000.0) | 0.524 " in second
     assert "n/a: not installed" in third
     assert last == f"Without {WITHOUT}."
+
+
+def record(contender, size, rounds):
+    return {
+        "collective": "broadcast", "world": 2, "bytes": size, "contender": contender,
+        "rounds_s": rounds, "median_s": sorted(rounds)[4], "machine": {"cores": 2, "cpu": "CPU"},
+        "commit": "0123456789ab", "date": "2026-11-23",
+    }  # fmt: skip
+
+
+def test_the_page_says_where_dpcore_is_behind():
+    steady, noisy = [2.0] * 9, [1.0, 1.0, 1.5, 1.5, 1.5, 2.5, 2.5, 3.0, 3.0]
+    records = [
+        record("dpcore plain", 8, steady), record("Gloo", 8, [1.0] * 9),
+        record("dpcore plain", 64, steady), record("Gloo", 64, noisy),
+        record("dpcore plain", 512, steady), record("Gloo", 512, [3.0] * 9),
+        record("dpcore arena", 512, [1.0] * 9),
+    ]  # fmt: skip
+    page = tables(records)
+    assert "in 1 of 3 cells (broadcast). In 1 more the lower" in page
+    assert "| 64 B | 2000.0 ms (2000.0 ms to 2000.0 ms) | – | **1500.0 ms** (" in page
