@@ -74,14 +74,14 @@ class Slow(NamedTuple):
 def summary(steps: Sequence[Step]) -> RankSteps:
     """Of one rank.
 
-    >>> summary([Step(10.0, 8.0, 1.0, 2.0, 4000.0)] * 7).between_ms
+    >>> summary([Step(10, 8, 1, 2, 4000)] * 7).between_ms
     1.0
     """
     if not steps:
         return RankSteps()
 
     step, compute, exposed, communication, size = zip(*steps, strict=True)
-    between = [each.between_ms for each in steps]
+    between = [float(each.between_ms) for each in steps]
     median = statistics.median
     return RankSteps(
         len(steps),

@@ -91,8 +91,8 @@ class Monitor:
         if not model.require_backward_grad_sync:
             return  # a step is from one synchronised forward to the next
         backwards = self._note_step()
-        if backwards >= self._line_at and not model._join_config.enable:
-            self._exchange_when_due()
+        if not model._join_config.enable:
+            self._exchange_when_due(backwards)
 
     def _note_step(self) -> int:
         """How many backwards there were. Of each step only two moments are kept, for the line."""
@@ -107,9 +107,8 @@ class Monitor:
             self._take()
         return now.backwards
 
-    def _exchange_when_due(self) -> None:
+    def _exchange_when_due(self, backwards: int) -> None:
         """All ranks call it before the same synchronised forward, in which all have inputs."""
-        backwards: int = self._reducer.sums()[0]
         if backwards >= self._line_at:
             self._line_at = (backwards // self._every + 1) * self._every
             self._exchange(backwards)

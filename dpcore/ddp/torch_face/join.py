@@ -89,7 +89,7 @@ def take_part(model: Wrapped, active: int) -> None:
     all_ranks = model._divide_by_initial_world_size
     monitor = vars(model).get("_monitor")
     if monitor is not None and active == model.group.world_size:
-        monitor._exchange_when_due()
+        monitor._exchange_when_due(model._reducer.sums()[0])
     model._reducer.set_scale(1.0 if all_ranks else model.group.world_size / active)
 
 
