@@ -9,6 +9,9 @@ this machine. Everybody trains a model of the same kind with AdamW, in turns of 
     dpcore ...       bucketed, and the schedules across steps, with buckets of 1 MiB
     torch N          torch DDP over Gloo with buckets of N MiB
     torch zero N     the same, with torch's ZeroRedundancyOptimizer
+    torch fsdp       torch's fully_shard of each layer and the rest, over Gloo
+    torch/dpcore ... torch's over our backend; "zero overlap N", the ZeroRedundancyOptimizer that
+                     updates under backward, runs over no other: Gloo refuses it
 
 A step is zero_grad, forward, backward and step, of the slowest rank. The first of a turn is left
 out and no barrier stands between the others, so that the next one pays for what a step leaves in
@@ -37,7 +40,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import dpcore as dp
 from benchmarks.harness.shaped import on_hosts
@@ -47,7 +58,7 @@ from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.bare import on_gradient
 from dpcore.compare.training.models import MODELS, Step
-from dpcore.compare.training.ranks import beside_gloo, wrapped
+from dpcore.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
 from dpcore.costs.link import parse_speed
 from dpcore.ddp.launch_schedule import ACROSS_STEPS
 from dpcore.ddp.needs import Needs
@@ -55,7 +66,10 @@ from dpcore.ddp.needs import Needs
 HOST = "host"
 ORACLE, BUCKETED = "dpcore oracle", "dpcore bucketed 1"
 LATE = tuple(f"dpcore {name}" for name in ACROSS_STEPS)
-CONTENDERS = (ORACLE, BUCKETED, *LATE, "torch 1", "torch 4", "torch 25", "torch zero 1")
+CONTENDERS = (
+    *(ORACLE, BUCKETED, *LATE, "torch 1", "torch 4", "torch 25", "torch zero 1", "torch fsdp"),
+    *("torch/dpcore zero overlap 1", "torch/dpcore fsdp"),
+)
 WARM_STEPS = 4
 
 
@@ -108,23 +122,30 @@ class Contender:
         self.name = name
         torch.manual_seed(0)
         self.module, self.run = (HERE | MODELS)[model]()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that oracle averages nothing
-            self.model = wrapped(name.replace("torch zero", "torch"), self.module, comm)
-        parameters: Any = self.module.parameters()
-        self.optimizer: Any = torch.optim.AdamW(parameters, lr=1e-4)
-        if name.startswith("torch zero"):
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-
-            parameters = self.module.parameters()
-            self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-4)
-        elif name in LATE:
-            self.optimizer = dp.DistributedOptimizer(self.optimizer, self.model)
+        self.model: Any = self.module
+        self.steps_in_backward = "zero overlap" in name
+        if name.endswith("fsdp"):
+            shard_layers(self.module, group_of(name))
+            self.optimizer = adam(self.module)
+        elif " zero " in name:
+            group, cap = group_of(name), float(name.split()[-1])
+            self.model = DistributedDataParallel(
+                self.module, process_group=group, bucket_cap_mb=cap, gradient_as_bucket_view=True
+            )
+            self.optimizer = zero_of(self.model, group, self.steps_in_backward)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that oracle averages nothing
+                self.model = wrapped(name, self.module, comm)
+            self.optimizer = adam(self.module)
+            if name in LATE:
+                self.optimizer = dp.DistributedOptimizer(self.optimizer, self.model)
 
     def step(self) -> None:
         self.optimizer.zero_grad()
         torch.autograd.backward(self.run(self.model))
-        self.optimizer.step()
+        if not self.steps_in_backward:
+            self.optimizer.step()
 
     def end_turn(self) -> None:
         """Nothing stays in flight."""
@@ -134,8 +155,42 @@ class Contender:
     def state_bytes(self) -> int:
         """Of the optimizer, on this rank."""
         inner = getattr(self.optimizer, "optim", self.optimizer)
-        tensors = [t for state in inner.state.values() for t in state.values()]
-        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+        held = [value for state in inner.state.values() for value in state.values()]
+        return bytes_of([t for t in map(part_here, held) if isinstance(t, torch.Tensor)])
+
+
+def adam(module: nn.Module) -> Any:
+    return torch.optim.AdamW(module.parameters(), lr=1e-4)
+
+
+def group_of(name: str) -> Any:
+    """torch's: Gloo's is there, one of ours is made."""
+    return dist.new_group(backend="dpcore") if name.startswith(OVER_DPCORE) else dist.group.WORLD
+
+
+def shard_layers(module: nn.Module, group: Any) -> None:
+    """Shards each layer of the model's list of layers, then what is left of the model."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    lists = (m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)))
+    for layer in next(lists, ()):
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def zero_of(model: Any, group: Any, overlaps: bool) -> Any:
+    optimizer = ZeroRedundancyOptimizer(
+        model.module.parameters(), torch.optim.AdamW, process_group=group,
+        overlap_with_ddp=overlaps, lr=1e-4,
+    )  # fmt: skip
+    if overlaps:
+        hook = hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
+        model.register_comm_hook(group, hook)
+    return optimizer
+
+
+def part_here(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def seen_alone(model: str) -> dict[str, Any]:
@@ -270,11 +325,13 @@ def run(place: str, model: str, options: argparse.Namespace) -> list[dict[str, A
             "model": model, "contenders": contenders, "rounds": options.rounds,
             "steps": options.steps, "folder": folder,
         }  # fmt: skip
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        for library in ("GLOO", "DPCORE"):
+            os.environ.pop(f"{library}_SOCKET_IFNAME", None)
         if place == HOST:
             found: list[Any] = dp.spawn(measure, 2, *asked.values(), timeout=300)
             return records(place, model, found, None)
-        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
+        for library in ("GLOO", "DPCORE"):
+            os.environ[f"{library}_SOCKET_IFNAME"] = "eth0"  # the card of a namespace
         rate = parse_speed(place).bytes_per_second
         found, goodput = on_hosts(measure, 2, place, rate, **asked)
         return records(place, model, found, goodput)
@@ -286,7 +343,7 @@ def checked(options: argparse.Namespace, complain: Callable[[str], Any]) -> None
         complain(f"no model {', '.join(unknown)}; there are {', '.join(known)}")
     if ORACLE not in options.contenders.split(","):
         complain(f"one of the contenders has to be {ORACLE}: the bound is made of it")
-    kinds = ("dpcore", "torch")
+    kinds = ("dpcore", "torch", OVER_DPCORE)
     if unknown := [n for n in options.contenders.split(",") if n.split()[0] not in kinds]:
         complain(f"no contender {', '.join(unknown)}; choose of {', '.join(CONTENDERS)}")
 

@@ -7,6 +7,7 @@ python -m benchmarks.readme --write    # and makes them so
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from benchmarks.harness.beside_default import (
     newest,
 )
 from benchmarks.harness.figures import load, size_text, source, time_text
+from dpcore.costs.link import parse_speed
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -116,17 +118,21 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
 def table_of_across_steps(records: list[dict[str, Any]]) -> str:
     """Whole steps, a row a contender; in brackets the ratios to the bound and to bucketed."""
     cells = {(r["place"], r["model"], r["contender"]): r for r in records}  # the newest of each
-    columns = list(dict.fromkeys((place, model) for place, model, _ in cells))
-    bounds = [next(r for r in cells.values() if (r["place"], r["model"]) == c) for c in columns]
+    rates = {place: parse_speed(place).bytes_per_second for place, *_ in cells if place != "host"}
+    columns = sorted({(place, model) for place, model, _ in cells},
+                     key=lambda column: (rates.get(column[0], math.inf), column[1]))  # fmt: skip
+    oracles = [cells[(*column, "dpcore oracle")] for column in columns]
     lines = ["| | " + " | ".join(f"{place}, {model}" for place, model in columns) + " | state |"]
     lines += ["|---|" + "---:|" * (len(columns) + 1)]
-    lines.append("| bound | " + " | ".join(time_text(r["bound_s"]) for r in bounds) + " | |")
-    for contender in dict.fromkeys(contender for *_, contender in cells):
+    lines.append("| bound | " + " | ".join(time_text(r["bound_s"]) for r in oracles) + " | |")
+    contenders = dict.fromkeys(contender for *_, contender in cells)
+    for contender in sorted(contenders, key=lambda name: name.split()[0]):
         row = [cells.get((*column, contender)) for column in columns]
-        state = next(r["state_bytes"] for r in row if r is not None)
         texts = [f"{text_across_steps(r)} | " if r else "– | " for r in row]
-        lines.append(f"| {contender} | {''.join(texts)}{state / 1e6:.1f} MB |")
-    lines += ["", source("across_steps", bounds[0], "../", "Medians of runs")]
+        shares = [r["state_bytes"] / oracle["state_bytes"]
+                  for r, oracle in zip(row, oracles, strict=True) if r]  # fmt: skip
+        lines.append(f"| {contender} | {''.join(texts)}{max(shares):.2f} |")
+    lines += ["", source("across_steps", records[-1], "../", "Medians of runs")]
     return "\n".join(lines) + "\n"
 
 
@@ -169,19 +175,14 @@ def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
     """What measuring the gradient noise scale adds to a step, a row a model."""
     newest = {record["model"]: record for record in records}
     names = list(records[-1]["costs"])
-    has_bound = all("bound" in record for record in newest.values())
-    heads = [*names, "two reads alone"] if has_bound else names
-    lines = ["| a step of 2 ranks | without | " + " | ".join(heads) + " |"]
-    lines += ["|---|---:|" + "---:|" * len(heads)]
+    heads = ["without", *names, "two reads alone"]
+    lines = ["| a step of 2 ranks | " + " | ".join(heads) + " |"]
+    lines += ["|---|" + "---:|" * len(heads)]
     for model, record in newest.items():
-        more = (record["costs"][name] for name in names)
-        cells = [
-            f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})".replace("%", " %")
-            for of in more
-        ]
-        if has_bound:
-            cells.append(f"{record['bound']:.1%}".replace("%", " %"))
-        lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {' | '.join(cells)} |")
+        costs = (record["costs"][name] for name in names)
+        cells = [f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})" for of in costs]
+        row = " | ".join([*cells, f"{record['bound']:.1%}"]).replace("%", " %")
+        lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {row} |")
     lines += ["", source("noise_cost", records[-1], "../")]
     return "\n".join(lines) + "\n"
 

@@ -44,7 +44,7 @@ def tcp_options(
 ) -> Iterator[_C.TcpOptions | None]:
     """What ``_C.start`` needs to meet over TCP. Rank 0 can be found while the context lasts.
 
-    ``at``: where rank 0 leaves its address, whatever the launcher says.
+    ``at``: where rank 0 leaves its address for ranks of other hosts, whatever the launcher says.
     ``shares_memory``: ranks that find out that they share a host use its memory.
     """
     from dpcore import _C
@@ -64,12 +64,19 @@ def tcp_options(
             listener = _C.TcpListener.at(address, interface)
         elif identity.rank == 0:
             assert store is not None
-            master = env.get("MASTER_ADDR") or _own_host(identity, env)
+            host = socket.gethostname() if at else _own_host(identity, env)
+            master = env.get("MASTER_ADDR") or host
             listener = _C.TcpListener.towards(_joined(master, "1"), interface)
             address = listener.address
             published.enter_context(store.publish(job, address))
         elif store is not None:
             address = store.read(job, deadline)
+        if at and _C.is_loopback(address):
+            raise RendezvousError(
+                "the ranks are on several hosts, and rank 0 found no other address of its own "
+                f"than {address.rpartition(':')[0]}: set DPCORE_SOCKET_IFNAME to its network card "
+                "(ip address lists them), or MASTER_ADDR to an address of its host"
+            )
         secret = read_secret(env)
         if not secret and not _C.is_loopback(address):
             _warn_once(address)

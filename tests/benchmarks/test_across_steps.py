@@ -62,7 +62,8 @@ def run(*arguments):
 
 def test_a_short_run_on_this_host(tmp_path):
     path = tmp_path / "results.jsonl"
-    names = "dpcore oracle,dpcore bucketed 1,dpcore priority,dpcore zero1,torch zero 1"
+    names = "dpcore oracle,dpcore bucketed 1,dpcore priority,dpcore zero1,torch zero 1,torch fsdp"
+    names += ",torch/dpcore zero overlap 1"
     arguments = ("--places", "host", "--models", "transformer", "--contenders", names)
     out = run(*arguments, "--rounds", "1", "--steps", "1", "--json", str(path))
     assert out.returncode == 0, out.stderr
@@ -70,7 +71,7 @@ def test_a_short_run_on_this_host(tmp_path):
     assert list(lines) == names.split(",")
     assert all(line["step_s"] > 0 for line in lines.values())
     whole = lines["dpcore bucketed 1"]["state_bytes"]
-    for name in ("dpcore zero1", "torch zero 1"):
+    for name in ("dpcore zero1", "torch zero 1", "torch fsdp", "torch/dpcore zero overlap 1"):
         assert whole / 2 <= lines[name]["state_bytes"] + 1e3 <= whole * 0.55
 
 

@@ -1,4 +1,4 @@
-"""torchrun with an agent on each of two hosts: nothing else is said to the ranks."""
+"""torch.distributed on two hosts: torchrun with an agent on each, and ranks that share a file."""
 
 import json
 
@@ -63,3 +63,37 @@ def test_the_network_between_hosts_is_calibrated(tmp_path):
     assert 0 < step < 0.1 and 0 <= message < 0.1
     assert 0.9 < byte * 100e6 / 8 < 1.5  # the link's, and a host is never faster
     assert "network" in "".join(outputs)
+
+
+def said_by_ranks_with_a_file(path, environment):
+    program = """
+import datetime, warnings, torch, torch.distributed as dist, dpcore
+warnings.simplefilter("ignore")
+try:
+    dist.init_process_group(
+        "dpcore", init_method=file, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=30)
+    )
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    print(t.tolist())
+    dist.destroy_process_group()
+except dpcore.RendezvousError as error:
+    print(error)
+"""
+    with namespaces.hosts(2) as made:
+        ranks = [
+            made.fork(host, f"file, rank = 'file://{path}', {host}\n{program}", environment)
+            for host in range(2)
+        ]
+        return [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+
+
+@pytest.mark.patient
+def test_a_file_says_nothing_of_addresses(tmp_path):
+    """Rank 0 finds its own: that of the card it is told, or the one its host's name leads to, which
+    is often the loopback address, and each host has a loopback of its own."""
+    card = {"DPCORE_SOCKET_IFNAME": "eth0"}
+    assert said_by_ranks_with_a_file(tmp_path / "named", card) == ["[2.0, 2.0, 2.0]"] * 2
+    local = {"MASTER_ADDR": "127.0.0.1"}
+    for text in said_by_ranks_with_a_file(tmp_path / "local", local):
+        assert "rank 0 found no other address of its own than 127.0.0.1: set" in text
