@@ -1,6 +1,6 @@
 """Loads the compiled core that fits the installed torch, and makes it ``dpcore._C``.
 
-What is in it is told in ``_C.pyi``.
+``_C.pyi`` says what is in it.
 """
 
 from __future__ import annotations

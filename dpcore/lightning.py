@@ -5,7 +5,7 @@
 
     Trainer(accelerator="cpu", devices=2, strategy="dpcore").fit(module, loader)
 
-It is Lightning's DDP strategy with ``dpcore.DataParallel`` in the place of torch's DDP; Lightning's
+It is Lightning's DDP strategy with ``dpcore.DataParallel`` instead of torch's DDP; Lightning's
 own collectives (``self.log(..., sync_dist=True)``, barriers) run over the backend "dpcore" as well
 where tensors are on the CPU. Fabric knows the word, too. With arguments of ``DataParallel``:
 ``strategy=dpcore.lightning.DpcoreStrategy(deterministic=True)``.

@@ -47,7 +47,7 @@ USED = (
     "show",
 )
 CONTENTS = (
-    ("dpcore", ("README.md", "docs/why.md", "docs/glossary.md", "CHANGELOG.md")),
+    ("dpcore", ("README.md", "docs/why.md", "docs/tour.md", "docs/glossary.md", "CHANGELOG.md")),
     ("How data parallel training works", "docs/learn/*.md"),
     ("Learn by doing, and teach", ("docs/course.md", "docs/exercises.md", "docs/teach.md")),
     ("Use it", (*(f"docs/{name}.md" for name in USED), "SECURITY.md")),

@@ -1,8 +1,8 @@
 """``dpcore doctor``: what this machine has for dpcore, what works, and what to do about the rest.
 
 The findings are made by ``doctor_checks``, one function each; a check that fails in a way nobody
-thought of is a finding, too. As soon as the core is loaded two ranks are started, and where there
-is a driver a process that tries the GPUs: they work while the checks look around, and get what is
+thought of is a finding, too. As soon as the core is loaded, two ranks are started, and a process
+that tries the GPUs if there is a driver. They work while the checks look around, and get what is
 left of ten seconds.
 """
 

@@ -1,6 +1,6 @@
 """What ``dpcore doctor`` says of the machine's links: between processors, to cards, between GPUs.
 
-All of it is read from the kernel's files, but for the links between GPUs, which ``nvidia-smi``
+All of it is read from the kernel's files, except the links between GPUs, which ``nvidia-smi``
 knows.
 """
 

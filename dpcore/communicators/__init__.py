@@ -1,1 +1,1 @@
-"""What a program calls to communicate: dpcore's communicators, and others' behind equal calls."""
+"""What a program calls to communicate: dpcore's communicators, and others with the same calls."""

@@ -6,11 +6,11 @@ from C++, without the GIL, watches for ranks that are gone, and has more algorit
 that does not come is noticed by whoever synchronises with the GPU.
 
 Order is kept as there: work goes to a stream of its own, after what the current stream holds, and
-``wait()`` puts what comes next behind it. Memory of tensors that are let go of earlier stays theirs
+``wait()`` puts what comes next behind it. Memory of tensors that the program drops earlier is kept
 until the GPU is done with it.
 
-NCCL's premultiplied sums are nothing that CuPy has, nor are there messages with tags, deadlines or
-algorithms to choose.
+CuPy does not have NCCL's premultiplied sums, and here are no messages with tags, no deadlines and
+no choice of algorithms.
 """
 
 from __future__ import annotations

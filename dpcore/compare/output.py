@@ -1,4 +1,4 @@
-"""What a comparison comes to: the table, and files with a row or a line per cell and contender."""
+"""The result of a comparison: the table, and files with a row or a line per cell and contender."""
 
 from __future__ import annotations
 

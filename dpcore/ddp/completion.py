@@ -5,7 +5,7 @@ rank's own, and the last step of a run is never looked at. Here it is whatever c
 forward (``DataParallel.forward``), a step of an optimizer of these parameters, before it changes
 anything, or ``dpcore.finalize()``. Several backwards that reach every parameter together are fine.
 
-What a launch schedule left in flight is waited for before an optimizer steps, as well.
+Before an optimizer steps, what a launch schedule left in flight is waited for, too.
 
 A step costs one look at a flag: which models an optimizer trains is remembered.
 

@@ -53,11 +53,11 @@ class DataParallel(FlushedBefore, TorchSurface):
     methods and meanings; docs/data_parallel.md lists them, and what differs. Those most used:
 
     ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
-                        In the place of Gloo or MPI on one host, dpcore's communicator is used.
+                        Instead of Gloo or MPI on one host, dpcore's communicator is used.
     ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
-    ``bucket_cap_mb``   gradients travel together until they are this large. By default, chosen
-                        after the first step, by when its gradients came and how fast the ranks
-                        reach each other, where that changes no bit; else 1, then 25 MiB.
+    ``bucket_cap_mb``   a bucket of gradients closes at this size. By default, chosen after the
+                        first step, from when its gradients came and how fast the ranks
+                        communicate, where that changes no bit; else 1, then 25 MiB.
     ``forward_sync_buffers``  rank 0's buffers (running means) everywhere before each forward.
     ``init_sync``       check that all ranks wrap the same model, and start from rank 0's values.
     ``find_unused_parameters``  when forward does not always use all parameters.
@@ -237,9 +237,9 @@ class DataParallel(FlushedBefore, TorchSurface):
         trace_facts.know(self)
 
     def refresh(self) -> None:
-        """After parameters were added, replaced, frozen or unfrozen: all ranks call it, and
-        average from now on what there is now. Begins with rank 0's values, as the constructor
-        does; the optimizer has to be told of new parameters by whoever made it."""
+        """Call it on all ranks after parameters were added, replaced, frozen or unfrozen: from
+        then on ranks average what there is now. It begins with rank 0's values, as the
+        constructor does. New parameters have to be given to the optimizer by the program."""
         self._reducer.wait_for_gradients()
         self._module_parameters = [
             p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
@@ -254,7 +254,7 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     @dynamo.left_alone
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward. What it does before: buffers; after: expects gradients."""
+        """The module's forward. Buffers are sent before it; after it, gradients are expected."""
         if not dynamo.knows_us and "torch._dynamo" in sys.modules:
             dynamo.introduce()
         if (outer := DistributedDataParallel._active_ddp_module) is not None:
@@ -332,8 +332,8 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forwards within are only added up on each rank. The next forward outside
-        averages the sum.
+        """Gradients of forwards inside are only added up on each rank. The backward of the next
+        forward outside averages the sum.
 
         >>> with model.no_sync():                              # doctest: +SKIP
         ...     loss(model(first_half)).backward()

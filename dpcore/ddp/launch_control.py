@@ -23,7 +23,7 @@ class LaunchControl(Protocol):
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds since the first gradient of this backward came. Ranks differ in it."""
+        """Milliseconds since the first gradient of this backward came; ranks differ in it."""
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
         """The largest value of any rank, place by place, so that ranks may decide alike by what
@@ -31,7 +31,7 @@ class LaunchControl(Protocol):
         ``backward_end``, say, and not in ``bucket_ready``."""
 
     def bytes(self, bucket: int) -> int:
-        """Of the bucket's gradients. Alike on all ranks."""
+        """How many bytes the bucket's gradients have. The same on all ranks."""
 
     def is_complete(self, bucket: int) -> bool:
         """Whether all gradients of the bucket are there, so that it may be launched."""
@@ -40,7 +40,7 @@ class LaunchControl(Protocol):
         """The bucket that a gradient travels in; None for sparse ones."""
 
     def gradients_of_module(self, module: int) -> list[int]:
-        """The gradients of a module's own parameters, its children's left out."""
+        """The gradients of a module's own parameters, without those of its children."""
 
     def launch(
         self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
@@ -62,8 +62,8 @@ class LaunchControl(Protocol):
     # For journeys of more than one leg: launch() is of the next leg, wait() for the current one.
 
     def update(self, bucket: int) -> None:
-        """The optimizer's step for a bucket whose next leg is ``update``. Done already, or with no
-        step noted, it is nothing."""
+        """The optimizer's step for a bucket whose next leg is ``update``. Does nothing if
+        that is done already, or no step is noted."""
 
     def order_of_need(self) -> list[int]:
         """Buckets as the next forward needs them, learned in the first forward."""

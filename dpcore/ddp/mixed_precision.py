@@ -1,6 +1,6 @@
 """``mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)``.
 
-Forward runs with casts of the parameters in the place of the parameters. The casts are part of
+Forward runs with casts of the parameters instead of the parameters. The casts are part of
 autograd's graph, so gradients arrive in the parameters' own type, and parameters, gradients and
 optimizer are in full precision whenever the user's code sees them. Buckets travel in
 ``reduce_dtype``, by default ``param_dtype``. Buffers are cast once.

@@ -1,4 +1,4 @@
-"""What a forward returned: the tensors in it, and the moments of backward that they tell."""
+"""The tensors in what a forward returned, and when backward reaches them."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ _DOUBT = 0.025  # of each of the two quantities that the interval of the overlap
 
 @dataclass(frozen=True)
 class Overlap:
-    """Milliseconds per step on this rank, medians. ``interval``: where the overlap lies with a
-    confidence of 95%."""
+    """Medians in milliseconds per step on this rank. ``interval``: where the overlap lies with 95%
+    confidence."""
 
     step_ms: float  # forward and backward with communication
     alone_ms: float  # without, all ranks computing at once: the difference is of pairs
@@ -44,7 +44,7 @@ class Overlap:
 
     @property
     def slowdown_ms(self) -> float:
-        """What computing takes longer because of the communication beside it."""
+        """How much longer computing takes because of the communication beside it."""
         return self.step_ms - self.exposed_ms - self.alone_ms
 
     @property

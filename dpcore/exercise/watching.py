@@ -1,8 +1,8 @@
 """What dpcore's core did meanwhile: the witness of a check.
 
-The core records operations itself, in C++, from their submission to their completion. What the
-code that is checked writes into lists or files of its own has no part in it, and the methods by
-which the record is taken are held from before that code was loaded.
+The core records operations itself, in C++, from their submission to their completion. The code that
+is checked cannot write into this record, and the methods that read it were fetched before that code
+was loaded.
 """
 
 from __future__ import annotations

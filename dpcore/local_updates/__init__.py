@@ -1,7 +1,7 @@
-"""Local updates: each rank trains by itself, and the ranks agree every so many steps.
+"""Local updates: each rank trains by itself, and the ranks agree every n steps.
 
-Beside ``DataParallel``, which agrees in every step. docs/local_updates.md says what happens when,
-and what it costs.
+``DataParallel`` agrees in every step. docs/local_updates.md says what happens when, and what it
+costs.
 """
 
 from dpcore.local_updates.diloco import DiLoCo

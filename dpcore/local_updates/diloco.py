@@ -1,4 +1,4 @@
-"""``DiLoCo``: how far the ranks went in ``sync_every`` steps is a gradient for a second optimizer.
+"""``DiLoCo``: what ``sync_every`` steps have changed is a gradient for a second optimizer.
 
     outer = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     with dp.DiLoCo(module, optimizer, outer, sync_every=64):
@@ -25,13 +25,13 @@ from dpcore.local_updates.fragments import Fragment
 
 
 class DiLoCo(LocalUpdates):
-    """Gives ``outer_optimizer`` the way that the ranks went in ``sync_every`` steps, as a gradient.
+    """Gives ``outer_optimizer`` what ``sync_every`` steps of the ranks have changed, as a gradient.
 
     ``module``, ``optimizer``, ``comm``, ``process_group``   as those of ``LocalSGD``.
-    ``outer_optimizer``   made of the module's parameters as well, and of none else. From here on
-                      its groups hold the outer parameters in their place, in float32 at least.
-    ``fragments``     the parameters in so many parts, each of which is sent after a step of its
-                      own, so that there is less to wait for at once.
+    ``outer_optimizer``   made of the module's parameters as well, and of no others. From here on
+                      its groups hold the outer parameters instead, in float32 at least.
+    ``fragments``     into how many parts the parameters are divided. Each is sent after a step
+                      of its own, so that there is less to wait for at once.
     ``fragment_sync_delay``   steps after which a fragment that was sent is awaited and put in
                       place: it travels while these steps are computed.
     ``fragment_update_alpha``   which share of its own parameters a rank keeps when a fragment

@@ -21,9 +21,9 @@ from dpcore.local_updates.fragments import Fragment
 class LocalSGD(LocalUpdates):
     """Averages the parameters of all ranks after every ``sync_every``-th step of ``optimizer``.
 
-    ``module``        the model itself, in no ``DataParallel``.
-    ``optimizer``     any of torch, made of the module's parameters. Of several optimizers, the one
-                      that steps last.
+    ``module``        the model itself, not a ``DataParallel``.
+    ``optimizer``     any of torch, made of the module's parameters. Of several, the one that steps
+                      last.
     ``comm``, ``process_group``   as those of ``DataParallel``.
 
     >>> import torch, dpcore

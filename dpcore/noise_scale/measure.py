@@ -55,9 +55,8 @@ def estimates(small: Square, large: Square) -> tuple[float, float]:
 
 
 class GradientNoiseScale:
-    """What ``gradient_noise_scale`` gives. All numbers are of the steps since the block began, or
-    of the last ``window`` of them, and can be read within the block and after it, by any rank
-    alone."""
+    """What ``gradient_noise_scale`` returns. All numbers are of the steps since the block began, or
+    of the last ``window`` of them. Any rank can read them alone, in the block and after it."""
 
     def __init__(
         self, model: DataParallel, window: int | None, every: int, batch_size: int | None
@@ -76,7 +75,7 @@ class GradientNoiseScale:
 
     @property
     def value(self) -> float:
-        """tr(S) / |G|^2, in samples. ``inf`` where no gradient is seen for noise."""
+        """tr(S) / |G|^2, in samples. ``inf`` where the noise hides the gradient."""
         self._take()
         noise, gradient = (math.fsum(values) for values in zip(*self._steps, strict=True))
         return max(0.0, noise / gradient) if gradient > 0 else math.inf
@@ -90,13 +89,13 @@ class GradientNoiseScale:
 
     @property
     def steps(self) -> int:
-        """How many were measured, and are in the value."""
+        """How many measured steps are in the value."""
         self._take(needs_one=False)
         return len(self._steps)
 
     @property
     def dropped(self) -> int:
-        """Steps that were left out because a norm was no number, as with a scaler of losses."""
+        """Steps left out because a norm was not finite, as happens with a loss scaler."""
         self._take(needs_one=False)
         return self._dropped
 
@@ -236,9 +235,9 @@ def gradient_noise_scale(
     Two ranks are needed, or accumulation with ``model.no_sync()``. The loss is a mean over the
     batch; gradients are zeroed or dropped in each step.
 
-    ``window``      only the last so many measured steps are in the value.
-    ``every``       measure one step of so many, beginning with the first. In each step (1) it takes
-                    some percent of the time, in one of ten some thousandths.
+    ``window``      how many of the last measured steps are in the value; by default all.
+    ``every``       measure every n-th step, beginning with the first. Measuring each step (1) takes
+                    some percent of the time, every tenth some thousandths.
     ``batch_size``  samples of one forward on this rank; by default the first dimension of the first
                     tensor that the model is given.
 

@@ -36,12 +36,12 @@ class DistributedOptimizer(Optimizer):
     schedule "priority", "dear" or "zero1".
 
     An ``Optimizer`` with the same ``param_groups``: learning rate schedulers and frameworks take
-    it. ``step()`` returns before the parameters are new; whoever reads them by ``model`` or runs
-    a forward gets them new.
+    it. ``step()`` returns before the parameters are updated; a forward, or a read through
+    ``model``, sees them updated.
 
-    torch's element-wise optimizers are known, and that its Adafactor and Muon need whole
-    parameters. A class of one's own says which kind it is, by ``element_wise = True`` or
-    ``per_parameter = True``; the latter run under "priority" and "dear".
+    torch's optimizers are known: most are element-wise, Adafactor and Muon need whole parameters.
+    A class of your own says which it is by ``element_wise = True`` or ``per_parameter = True``;
+    the latter runs under "priority" and "dear".
     """
 
     def __init__(self, optimizer: Optimizer, model: DataParallel) -> None:
@@ -71,7 +71,7 @@ class DistributedOptimizer(Optimizer):
         model._across.attach(self._steps)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Notes the step of what the last backward has left. All ranks call it."""
+        """Notes a step with the gradients of the last backward. All ranks call it."""
         if closure is not None:
             raise Unsupported(
                 "DistributedOptimizer.step(closure): the closure would run forward and backward "
@@ -93,7 +93,7 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Without communication: under "priority" and "dear" torch's format, under "zero1" this
-        rank's part of it, to be loaded by the same rank of as many."""
+        rank's part of it, to be loaded by the same rank among as many ranks."""
         return self._steps.state_dict()
 
     def full_state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A step that is noted now and made later, a few parameters at a time."""
+"""A step that is noted now and done later, a few parameters at a time."""
 
 from __future__ import annotations
 

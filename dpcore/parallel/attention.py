@@ -1,18 +1,8 @@
 """Attention over a sequence that ranks share, exactly as one process computes it.
 
-**Ring.** Each rank keeps its queries, and keys and values go round. After N - 1 shifts every query
-has met every key. A block of scores never leaves its rank: what two blocks give is joined by their
-log-sum-exp (online softmax). Sent: 2 (N-1) S D/N elements of keys and values in forward, as many
-and 2 N S D/N of their gradients in backward, all under the blocks' arithmetic. With a causal mask
-the ranks with the last tokens would have nearly all the work, so rank r holds the r-th and the
-(2N-1-r)-th of 2N chunks (``zigzag``), and each block is half a square on every rank.
-
-**Ulysses.** Four all-to-alls: three give each rank all tokens of some of the heads, one gives the
-tokens back. Sent: 4 (N-1)/N S D/N elements, fewer than the ring's, but not under arithmetic, and at
-most as many ranks as heads. Each head is computed by one rank as one process does.
-
 Tensors are [batch, heads, tokens, dim]; keys and values may have fewer heads than queries, which
-are then shared by groups of them.
+are then shared by groups of them. docs/parallel.md says what ring and Ulysses send, and when each
+loses.
 """
 
 from __future__ import annotations

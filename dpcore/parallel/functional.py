@@ -1,18 +1,8 @@
 """Collectives that autograd goes through: each beside its transpose.
 
-A step over several ranks is one program with one loss. Backward sends the other way round:
-
-                    forward                           backward
-``copy_to``         nothing: ranks hold x alike       adds the gradients of all ranks
-``reduce_from``     adds x of all ranks               nothing: ranks hold the gradient alike
-``gather``          joins all parts                   adds, and each rank keeps its part
-``reduce_scatter``  adds, and each rank keeps a part  joins all parts
-``all_to_all``      cuts one dimension, joins         cuts what was joined, joins what was cut
-                    another
-``shift``           to the next rank                  to the rank before
-
-Megatron calls the first two f and g. After ``reduce_from`` all ranks must go on alike: each of them
-then is the one process that has the loss. Backward can be differentiated once more.
+A step over several ranks is one program with one loss, and backward sends the other way round.
+After ``reduce_from`` all ranks must go on alike: each of them then is the one process that has the
+loss. Backward can be differentiated once more. docs/parallel.md has a table of all.
 """
 
 from __future__ import annotations

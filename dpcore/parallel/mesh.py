@@ -1,11 +1,4 @@
-"""``dp.mesh``: ranks as a grid, with a communicator for each of its axes.
-
-    mesh = dp.mesh(comm, data=2, tensor=2)
-    model = dp.DataParallel(model, comm=mesh.data)      # ranks 0 and 2, ranks 1 and 3
-    functional.reduce_from(x, mesh.tensor)              # ranks 0 and 1, ranks 2 and 3
-
-The last axis varies fastest, so its ranks are neighbours: name the axis that sends most last.
-"""
+"""``dp.mesh``: ranks as a grid, with a communicator for each of its axes."""
 
 from __future__ import annotations
 
@@ -20,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def mesh(comm: Any, **sizes: int) -> Mesh:
-    """Splits ``comm`` into the axes of a grid. Every rank of ``comm`` calls it.
+    """Splits ``comm`` into the axes of a grid. Every rank of ``comm`` calls it. The last one varies
+    fastest: with ``data=2, tensor=2``, ranks 0 and 1 share ``mesh.tensor``, 0 and 2 ``mesh.data``.
 
     ``comm``   a communicator, or a ``DeviceMesh`` of torch with names, whose sizes then are known.
     ``sizes``  ranks along each axis, by name. The product is ``comm.world_size``; one of them may
@@ -62,11 +56,7 @@ class Mesh:
         return {name: axis.rank for name, axis in self._axes.items()}
 
     def generator(self, seed: int, *differ: str) -> torch.Generator:
-        """Random numbers that differ along the axes ``differ`` and are alike along the others.
-
-        Dropout of what all ranks of ``tensor`` hold: ``mesh.generator(1, "data")``. Dropout of
-        what each of them has a part of: ``mesh.generator(1, "data", "tensor")``.
-        """
+        """Random numbers that differ along the axes ``differ`` and are alike along the others."""
         import torch
 
         if unknown := [name for name in differ if name not in self.sizes]:

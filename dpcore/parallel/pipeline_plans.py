@@ -1,18 +1,12 @@
 """Pipeline plans: which rank computes which micro-batch at which stage, in which order, as data.
 
 A model is cut into stages, one behind the other, and a batch into micro-batches. An *action* is one
-pass: ``2F5`` is the forward of micro-batch 5 through stage 2, ``2B5`` its backward. A backward may
-be in two parts, ``2I5`` for the gradient of the input, which the stage before waits for, and
-``2W5`` for that of the weights, which nobody waits for. A plan is a list of actions for each rank.
+pass: ``2F5`` is the forward of micro-batch 5 through stage 2, ``2B5`` its backward, ``2I5`` and
+``2W5`` the halves of one. docs/parallel.md says what each plan costs and when it loses.
 
-``GPipe``            all forwards, then all backwards; every micro-batch is live at once
-``1F1B``             a backward as soon as there can be one: at most as many live as stages follow
-``Interleaved1F1B``  several stages on a rank, shorter waits at the begin and at the end, and as
-                     many times the messages
-
-Idle time (the *bubble*) is (R-1)/(M+R-1) of a step for the first two, with R ranks, M micro-batches
-and stages alike; for v stages on each rank (R-1)/(vM+R-1). A plan is checked when it is made, and
-``price`` finds times for any plan. Loses where M is small, or stages differ.
+``GPipe``            all forwards, then all backwards
+``1F1B``             a backward as soon as there can be one
+``Interleaved1F1B``  several stages on a rank
 """
 
 from __future__ import annotations
@@ -22,39 +16,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
+from dpcore.costs import pipeline
+from dpcore.costs.pipeline import Action, Price
 from dpcore.errors import Unsupported
 
 NAMES = ("GPipe", "1F1B", "Interleaved1F1B")
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
-_CELL = re.compile(r"\d+[FBIW]\d+|\((\d+[FBIW]\d+;?)+\)OVERLAP_F_B")
-
-
-class Action(NamedTuple):
-    """One pass of one micro-batch through one stage. ``kind``: F, B, or its halves I and W."""
-
-    stage: int
-    kind: str
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
-
-
-class Price(NamedTuple):
-    """How long a plan takes: (action, begin, end) for each rank, and the end of the last one."""
-
-    seconds: float
-    spans: list[list[tuple[Action, float, float]]]
-
-    @property
-    def bubble(self) -> float:
-        """The share of all ranks' time in which they have nothing to compute."""
-        busy = sum(end - begin for spans in self.spans for _, begin, end in spans)
-        return 1 - busy / (self.seconds * len(self.spans))
+_OVERLAPPED = re.compile(r"\((.+;.+)\)OVERLAP_F_B")
 
 
 def pipeline_plan(
@@ -163,58 +133,20 @@ class PipelinePlan:
         link: float = 0.0,
     ) -> Price:
         """When everything happens. ``forward``, ``backward``: time of a pass, or one for each
-        stage; ``weight``: the share of W in a backward of two parts; ``link``: from one rank to
-        another. Messages travel while ranks compute."""
-        of_stage = {
-            "F": _for_each(forward, self.stages, "forward"),
-            "B": _for_each(backward, self.stages, "backward"),
-        }
-        share = {"F": 1.0, "B": 1.0, "I": 1 - weight, "W": weight}
-        ends: dict[Action, float] = {}
-        spans: list[list[tuple[Action, float, float]]] = [[] for _ in self.actions]
-        while len(ends) < len(self._all):
-            before, stuck = len(ends), []
-            for rank, row in enumerate(self.actions):
-                for action in row[len(spans[rank]) :]:
-                    needs = self.needs(action)
-                    if missing := next((need for need in needs if need not in ends), None):
-                        there = self.rank_of[missing.stage]
-                        stuck.append(f"rank {rank} waits in {action} for {missing} of rank {there}")
-                        break
-                    away = (link * (self.rank_of[need.stage] != rank) for need in needs)
-                    ready = (ends[need] + way for need, way in zip(needs, away, strict=True))
-                    begin = max([spans[rank][-1][2] if spans[rank] else 0.0, *ready])
-                    kind = "F" if action.kind == "F" else "B"
-                    ends[action] = begin + of_stage[kind][action.stage] * share[action.kind]
-                    spans[rank].append((action, begin, ends[action]))
-            if len(ends) == before:
-                raise Unsupported(f"{self.name} would never end: {'; '.join(stuck)}")
-        return Price(max(ends.values()), spans)
+        stage; ``weight``: the share of W in a backward of two parts; ``link``: the time of a
+        message between two ranks, which meanwhile compute."""
+        times = forward, backward, weight, link
+        return pipeline.price(self.name, self.actions, self.needs, *times)
 
     def live(self) -> list[int]:
         """The most micro-batches, counted at each of its stages, that a rank has activations of."""
-        change = {"F": 1, "I": 0, "B": -1, "W": -1}
-        return [max(accumulate((change[a.kind] for a in row), initial=0)) for row in self.actions]
-
-    def draw(self) -> str:
-        """Rank by rank: a column lasts as long as F, I or W, and B two of them; dots are idle."""
-        plain = self.stages == len(self.actions)  # then a rank has one stage, and needs no name
-        price, width = self.price(), max(len(str(action)) for action in self._all) - plain
-        lines = []
-        for rank, spans in enumerate(price.spans):
-            cells = ["." * width] * round(price.seconds)
-            for action, begin, end in spans:
-                first, last = round(begin), round(end)
-                cells[first:last] = ["-" * width] * (last - first)
-                cells[first] = str(action)[plain and len(str(action.stage)) :].ljust(width)
-            lines.append(f"rank {rank}  {' '.join(cells).rstrip()}")
-        return "\n".join(lines)
+        return [pipeline.live(row) for row in self.actions]
 
     def __str__(self) -> str:
         return (
             f"{self.name}: {self.stages} stages on {len(self.actions)} ranks, "
             f"{self.microbatches} micro-batches, bubble {self.price().bubble:.1%}, "
-            f"at most {max(self.live())} live\n{self.draw()}"
+            f"at most {max(self.live())} live\n{self.price().draw()}"
         )
 
     # ---- torch's format --------------------------------------------------------------------------
@@ -229,14 +161,17 @@ class PipelinePlan:
         torch overlaps stand one after the other."""
         rows = []
         for line in text.splitlines():
+            row: list[Action] = []
             for cell in filter(None, map(str.strip, line.split(","))):
-                if not _CELL.fullmatch(cell):
-                    raise Unsupported(
-                        f"pipeline_plan: {cell!r} is no pass such as 0F3; messages are no part of "
-                        'a plan, so write it with format="compute_only"'
-                    )
-            found = _ACTION.findall(line)
-            rows.append(tuple(Action(int(stage), kind, int(m)) for stage, kind, m in found))
+                both = _OVERLAPPED.fullmatch(cell)
+                for one in both[1].split(";") if both else [cell]:
+                    if (action := Action.of(one)) is None:
+                        raise Unsupported(
+                            f"pipeline_plan: {one!r} is no pass such as 0F3; messages are no part "
+                            'of a plan, so write it with format="compute_only"'
+                        )
+                    row.append(action)
+            rows.append(tuple(row))
         return cls(name, tuple(rows))
 
     # ---- what can be wrong -----------------------------------------------------------------------
@@ -257,10 +192,3 @@ class PipelinePlan:
                     f"{self.name}: stage {stage} has {' '.join(found) or 'nothing'} of "
                     f"micro-batch {m}; it needs F and B, or F, I and W"
                 )
-
-
-def _for_each(value: float | Sequence[float], stages: int, name: str) -> Sequence[float]:
-    times = value if isinstance(value, Sequence) else [value] * stages
-    if len(times) != stages:
-        raise Unsupported(f"price: {name} has {len(times)} times for {stages} stages")
-    return times

@@ -63,14 +63,14 @@ def trace(
 
     ``path``      rank 0 writes this file when the block ends, with the events of all ranks. All
                   ranks of ``comm`` must then enter and leave the block. After an error each rank
-                  writes its own file instead (``run.rank1.json``). None: no file, and no rank
-                  needs another one. A FIFO, a device or a link at ``path`` stays and is written to.
+                  writes its own file instead (``run.rank1.json``). None: no file, and each rank
+                  records by itself. A FIFO, a device or a link at ``path`` stays and is written to.
     ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
                   else the one that the program's models are averaged over, else torch's default
                   group: then torch's profiler records what torch's own DDP does. A process group
                   or a DDP of torch will do, too. Operations of groups split from the same
                   ``init()`` are recorded as well.
-    ``capacity``  events that are kept per rank; older ones are dropped and counted.
+    ``capacity``  how many events each rank keeps; older ones are dropped and counted.
 
     Operations that are still in flight at the end are not recorded: wait for them inside.
 
@@ -99,7 +99,7 @@ def trace(
 
 
 class Trace:
-    """What ``dpcore.trace()`` gives. Results are there when the block has ended."""
+    """What ``dpcore.trace()`` returns. Results are there when the block has ended."""
 
     def __init__(self, path: Path | None, comm: Communicator, capacity: int) -> None:
         if capacity < 1:
@@ -304,7 +304,7 @@ class Trace:
 
     def show(self) -> None:
         """Opens the page that ``dpcore show`` makes: in a notebook below the cell, else in a
-        browser. Of all ranks where the trace has a file, else of this one."""
+        browser. It shows all ranks if the trace has a file, otherwise this one."""
         from dpcore.show import views
 
         views.show(self._page(), self)

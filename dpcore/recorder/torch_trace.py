@@ -1,4 +1,4 @@
-"""``dpcore.trace`` of torch's own DDP: what torch's profiler sees of it, in dpcore's file.
+"""``dpcore.trace`` of torch's own DDP: what torch's profiler sees, in dpcore's file.
 
     with dpcore.trace("run.json"):  # torch.distributed is initialised, nobody called dpcore.init()
         for batch in batches:

@@ -1,9 +1,9 @@
 """When a bucket filled, waited and travelled: from the events "ready", "launch" and "operation".
 
-The events name models, gradients and buckets by numbers; which gradients are in a bucket is told by
-the model's description in the file. In files that name no model, numbers can only be told where one
-is described. Buckets are planned anew once, after the first iteration: a launch
-of another size than the described bucket belongs to the older plan, and only its way is known.
+The events name models, gradients and buckets by numbers; the model's description in the file says
+which gradients are in a bucket. In files that name no model, numbers mean something only if one
+model is described. Buckets are planned anew once, after the first iteration: a launch of another
+size than the described bucket belongs to the older plan, and only its times are known.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcore.costs.pipeline import Action
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals
 from dpcore.show.buckets import (
@@ -31,9 +32,10 @@ from dpcore.show.buckets import (
     parameters_of,
 )
 from dpcore.show.figures import communication_of, exposed_of
-from dpcore.show.pipelines import Message, messages_of, pass_of
+from dpcore.show.pipelines import Message, messages_of
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.schedules import DrawnSchedules, kind_of
+from dpcore.show.spans import colour_of
 
 _LARGEST = (1 << 32) - 1
 
@@ -123,13 +125,13 @@ def _add_compute(columns: Columns, rank: RankEvents) -> None:
         row = next((i for i, end in enumerate(free_from) if end <= event.begin_ns), len(free_from))
         free_from[row:] = [event.end_ns]
         rows.append(row)
-    _add_events(columns, rank.rank, "compute", rows, events, _what_pass)
+    _add_events(columns, rank.rank, "compute", rows, events, _about_compute)
 
 
-def _what_pass(event: Event) -> dict[str, Any]:
-    """For the label of a pass of a pipeline: its kind, stage and micro-batch."""
-    action = pass_of(event.name)
-    return {} if action is None else {"pass": tuple(action)}
+def _about_compute(event: Event) -> dict[str, Any]:
+    """For the label: its colour, and of a pass of a pipeline stage, kind and micro-batch."""
+    action, colour = Action.of(event.name), {"colour": colour_of(event.name)}
+    return colour if action is None else colour | {"pass": tuple(action)}
 
 
 def _add_messages(columns: Columns, run: Run) -> None:

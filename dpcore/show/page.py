@@ -22,6 +22,8 @@ from dpcore.show.reading import Run
 from dpcore.show.schedules import DrawnSchedules
 from dpcore.show.tables import tables_of
 
+PARTS = resources.files("dpcore.show") / "page_parts"
+
 
 def write_page(path: Path, runs: Sequence[Run]) -> None:
     """Writes the page of one run, or of several under each other."""
@@ -48,16 +50,21 @@ def page_text(runs: Sequence[Run]) -> str:
 
 
 def _text(title: str, data: Mapping[str, Any], blobs: Sequence[str]) -> str:
-    parts = resources.files("dpcore.show") / "page_parts"
-    scripts = sorted((p for p in parts.iterdir() if p.name.endswith(".js")), key=lambda p: p.name)
+    scripts = sorted(p.name for p in PARTS.iterdir() if p.name.endswith(".js"))
     content = {
         "title": _escaped(f"{title} · dpcore show"),
-        "style": (parts / "style.css").read_text(encoding="utf-8"),
+        "style": part("style.css"),
+        "stepper": part("moves.html"),
         "data": json_text(data),
         "columns": "\n".join(blobs),
-        "script": "\n".join(script.read_text(encoding="utf-8") for script in scripts),
+        "script": "\n".join(map(part, scripts)),
     }
-    return filled((parts / "page.html").read_text(encoding="utf-8"), content)
+    return filled(part("page.html"), content)
+
+
+def part(name: str) -> str:
+    """The text of one of the page's parts."""
+    return (PARTS / name).read_text(encoding="utf-8")
 
 
 def filled(frame: str, content: Mapping[str, str]) -> str:

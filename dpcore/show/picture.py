@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpcore.costs.pipeline import Action
 from dpcore.errors import Error
 from dpcore.files import write_whole
 from dpcore.recorder.file import Event
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
 from dpcore.show.figures import RunFigures, Step, exposed_of, figures_of, short, steps_of
-from dpcore.show.pipelines import messages_of, pass_of
+from dpcore.show.page import part
+from dpcore.show.pipelines import messages_of
 from dpcore.show.reading import RankEvents, Run
+from dpcore.show.spans import PARTS_OF_MODELS, colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {
-    "forward": "#35a29f",
-    "backward": "#7a6ff0",
-    "update": "#d977b8",
-    "input": "#9a6fe0",
-    "weight": "#4a4fb0",
-    "other": "#9aa3b2",
-    "filling": "#d3defa",
-    "full": "#f0b429",
-    "flight": "#3f7bf0",
-    "gather": "#7db5e8",
-    "exposed": "#e5484d",
-}
-_PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
-_PARTS = ("layer ", "block ")  # of a model, of a ring
+# The page's own, on a light ground.
+_COLOURS = dict(re.findall(r"--(\w+): (#\w+)", part("style.css").partition("@media")[0]))
 _MOST_ARROWS = 200
 _COMPUTE, _EXPOSED, _BUCKET, _GAP = 1.0, 0.55, 0.5, 0.55  # heights
 
@@ -108,8 +99,8 @@ def _draw(
                 _box(axes, window, left, right, bottom, top - bottom, "exposed", alpha=0.13)
         computing[rank.rank] = top
         for event in _drawn(_within(rank.compute, window)):
-            edge = 0.7 if event.name.startswith(_PARTS) else 0.0  # they touch each other
-            colour = _colour_of(event)
+            edge = 0.7 if event.name.startswith(PARTS_OF_MODELS) else 0.0  # they touch each other
+            colour = colour_of(event.name)
             _box(axes, window, event.begin_ns, event.end_ns, top - 0.9, 0.9, colour, edge=edge)
             _name_pass(axes, window, event, top - 0.45)
         for event in _within(rank.exposed, window):
@@ -136,24 +127,16 @@ def _draw(
 
 def _drawn(events: list[Event]) -> list[Event]:
     """The layers within the passes of a pipeline would hide them: a picture has one row for all."""
-    has_passes = any(pass_of(event.name) for event in events)
-    return [e for e in events if not (has_passes and e.name.startswith(_PARTS))]
-
-
-def _colour_of(event: Event) -> str:
-    if (action := pass_of(event.name)) is not None:
-        return _PASSES[action.kind]
-    if event.name.startswith(_PARTS):
-        return "backward" if event.name.endswith(" back") else "forward"
-    return event.name if event.name in _COLOURS else "other"
+    has_passes = any(Action.of(event.name) for event in events)
+    return [e for e in events if not (has_passes and e.name.startswith(PARTS_OF_MODELS))]
 
 
 def _name_pass(axes: Axes, window: Step, event: Event, middle: float) -> None:
     """F3 into the forward of micro-batch 3, and layers and blocks, where they are wide enough."""
     begin, end = window
-    action = pass_of(event.name)
+    action = Action.of(event.name)
     text = f"{action.kind}{action.microbatch}" if action is not None else ""
-    if event.name.startswith(_PARTS):
+    if event.name.startswith(PARTS_OF_MODELS):
         text = event.name.removesuffix(" back")
     inside = begin <= event.begin_ns and event.end_ns <= end
     if text and inside and event.end_ns - event.begin_ns > (end - begin) * max(2, len(text)) / 100:
@@ -238,7 +221,7 @@ def _legend(figure: Any, runs: Sequence[Run]) -> None:
         "gather": "in flight: all_gather",
         "exposed": "exposed",
     }
-    shown = {_colour_of(event) for run in runs for r in run.ranks for event in r.compute}
+    shown = {colour_of(event.name) for run in runs for r in run.ranks for event in r.compute}
     for name in {"update", "input", "weight"} - shown:
         del texts[name]
     if not any(e.name == "all_gather" for run in runs for r in run.ranks for e in r.operations):

@@ -1,4 +1,4 @@
-"""Pipelines in a trace: what of the time is bubble, and which pass a message goes to.
+"""Pipelines in a trace: how much of the time is bubble, and which pass a message goes to.
 
 A span that is called 2F3 is the forward of micro-batch 3 through stage 2; B is its backward, I and
 W are the two halves of one. ``dpcore.reference.pipeline`` records such spans, and any program can.
@@ -10,18 +10,16 @@ measured passes and links that cost nothing: what is above it went to messages a
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dpcore.costs.pipeline import Action, live
 from dpcore.errors import Unsupported
-from dpcore.parallel.pipeline_plans import Action, PipelinePlan
+from dpcore.parallel.pipeline_plans import PipelinePlan
 from dpcore.recorder.file import Event
 from dpcore.show.reading import RankEvents, Run
-
-_PASS = re.compile(r"(\d+)([FBIW])(\d+)")
 
 Step = list[tuple[Action, Event]]  # of one rank
 
@@ -67,16 +65,6 @@ class Message(NamedTuple):
     end_ns: int
 
 
-def pass_of(name: str) -> Action | None:
-    """The pass that a span with this name is.
-
-    >>> pass_of("2F3"), pass_of("forward")
-    (Action(stage=2, kind='F', microbatch=3), None)
-    """
-    found = _PASS.fullmatch(name)
-    return Action(int(found[1]), found[2], int(found[3])) if found else None
-
-
 def pipeline_of(run: Run) -> PipelineFigures | None:
     """None where no rank has recorded passes."""
     of_ranks = {rank.rank: steps for rank in run.ranks if (steps := _steps_of(rank))}
@@ -93,7 +81,7 @@ def pipeline_of(run: Run) -> PipelineFigures | None:
                 forward_ms=_median_ms(steps, "F"),
                 backward_ms=_median_ms(steps, "B") or sum(_median_ms(steps, k) for k in "IW"),
                 bubble=statistics.median(of_rank),
-                live=_live(steps[0]),
+                live=live(action for action, _ in steps[0]),
             )
         )
     bubble = statistics.median(statistics.fmean(of_step) for of_step in shares)
@@ -123,7 +111,7 @@ def _steps_of(rank: RankEvents) -> list[Step]:
     steps: list[Step] = []
     seen: set[Action] = set()
     for event in rank.compute:
-        if (action := pass_of(event.name)) is not None:
+        if (action := Action.of(event.name)) is not None:
             if not steps or action in seen:
                 steps.append([])
                 seen = set()
@@ -150,14 +138,6 @@ def _events(steps: Sequence[Step], kind: str, stage: int | None) -> Iterator[Eve
         for action, event in step:
             if action.kind == kind and stage in (None, action.stage):
                 yield event
-
-
-def _live(step: Step) -> int:
-    count, most = 0, 0
-    for action, _ in step:
-        count += {"F": 1, "I": 0}.get(action.kind, -1)
-        most = max(most, count)
-    return most
 
 
 def _priced(

@@ -1,4 +1,4 @@
-"""What of the program's own spans went to communication: of a layer, of a pass of a pipeline.
+"""How much of a program's own spans went to communication: of a layer, of a pass of a pipeline.
 
 ``trace.layers(model.blocks)`` records "layer 3", its forward, and "layer 3 back"; ``trace.span``
 records any other. Under tensor parallelism a layer waits for its all-reduces, since the next one
@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dpcore.costs.pipeline import Action
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
-from dpcore.show.pipelines import pass_of
 from dpcore.show.reading import RankEvents, Run
 from dpcore.show.rings import block_of
 
 # Those of a whole model: other figures are about these.
 _OF_MODELS = {"forward", "backward", "update", "optimizer"}
 _PASSES = {"F": "forward", "B": "backward", "I": "of inputs", "W": "of weights"}
+PARTS_OF_MODELS = ("layer ", "block ")  # how spans of layers, and of blocks of a ring, begin
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,19 @@ def spans_of(run: Run) -> list[SpanFigures]:
     ]
 
 
+def colour_of(name: str) -> str:
+    """The colour that a span with this name has in drawings, by its name in the style sheet."""
+    if (action := Action.of(name)) is not None:
+        return {"F": "forward", "B": "backward", "I": "input", "W": "weight"}[action.kind]
+    if name.startswith(PARTS_OF_MODELS):
+        return "backward" if name.endswith(" back") else "forward"
+    return name if name in ("forward", "backward", "update") else "span"
+
+
 @functools.lru_cache(maxsize=4096)  # names repeat in every step
 def _counted_as(name: str) -> str:
     """Nothing where other figures tell more."""
-    action = pass_of(name)
+    action = Action.of(name)
     if action is not None:
         return f"stage {action.stage}, {_PASSES[action.kind]}"
     return "" if name in _OF_MODELS or block_of(name) else name

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any
 
 from dpcore.markup import frame
 from dpcore.reference.moves import Move, Schedule
-from dpcore.show.page import filled, json_text
+from dpcore.show.page import filled, json_text, part
 from dpcore.show.schedules import can_be_followed, steps_of
 
 _ROW = 48  # pixels of a chunk in the drawing
@@ -25,13 +24,13 @@ def stepper_of(schedule: Any) -> str | None:
     if not can_be_followed(plan):
         return None
     entry = {"algorithms": {plan.algorithm: steps_of(plan)}, "first": plan.algorithm}
-    parts = resources.files("dpcore.show") / "page_parts"
     page = filled(
-        (parts / "stepper.html").read_text(encoding="utf-8"),
+        part("stepper.html"),
         {
-            "style": (parts / "style.css").read_text(encoding="utf-8"),
+            "style": part("style.css"),
+            "stepper": part("moves.html"),
             "data": json_text({str(plan.world): {plan.collective: entry}}),
-            "script": (parts / "6_stepper.js").read_text(encoding="utf-8"),
+            "script": part("6_stepper.js"),
         },
     )
     return frame(page, _AROUND + _ROW * plan.chunks)

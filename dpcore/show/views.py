@@ -1,4 +1,4 @@
-"""A page before the eyes of whoever asked for it: in a notebook, or in a browser."""
+"""Opens a page for whoever asked for it, in a notebook or in a browser."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
     network    operations over paced links: the executor and ``link.h`` in plain Python
     gradients  what a step computes, from a trace or a description
     training   gradients become ready, a schedule sends them, somebody waits
-    rehearsal  the same with a ``LaunchSchedule`` of one's own
+    rehearsal  the same with a ``LaunchSchedule`` of your own
     command    ``dpcore simulate``
 
-It needs no compiled core. What it leaves out is told in ``training``; a test and a committed table
-hold it against runs over emulated links.
+It needs no compiled core. ``training`` says what it leaves out; a test and a committed table
+compare it with runs over emulated links.
 """
 
 from dpcore.simulate.gradients import Gradients, gradients_of

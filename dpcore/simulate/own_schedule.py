@@ -1,4 +1,4 @@
-"""The schedules of ``dpcore simulate``: names, and ``mine.py:MySchedule`` of one's own."""
+"""The schedules of ``dpcore simulate``: names, and ``mine.py:MySchedule`` of your own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with a launch schedule of one's own, which hears the same events as in a run.
+"""Steps with a launch schedule of your own, which hears the same events as in a run.
 
 Each simulated rank has a copy of the schedule and a thread that calls it, so that a schedule may
 wait wherever it may wait in a run. Only one thread runs at a time: it hands over to the simulator

@@ -1,1 +1,1 @@
-"""A line while training: what steps cost, what of their communication is exposed, who is slow."""
+"""A line while training: what steps cost, how much communication is exposed, who is slow."""

@@ -1,4 +1,4 @@
-"""``dpcore.monitor``: a line every so many steps.
+"""``dpcore.monitor``: a line every n steps.
 
     monitor = dpcore.monitor(model, log_every_n_steps=50)
     for inputs, targets in loader:
@@ -57,7 +57,7 @@ class _Moment(NamedTuple):
 
 
 class Monitor:
-    """What ``monitor`` gives. It works until ``close()``, or until the end of its block."""
+    """What ``monitor`` returns. It works until ``close()``, or until the end of its block."""
 
     def __init__(
         self, model: DataParallel, every: int, tell: Callable[[dict[str, Any]], Any]
@@ -147,8 +147,8 @@ class Monitor:
     # ---- for the program ---------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """Those of the last steps, now. All ranks call it, between two steps; the line comes as
-        well."""
+        """The figures of the last steps, now. All ranks call it between two steps; it prints a
+        line as well."""
         if self._model is None:
             raise Error("monitor: this one is closed; its last figures are in `last`")
         self._exchange(self._note_step())
@@ -157,7 +157,7 @@ class Monitor:
         return self.last
 
     def close(self) -> None:
-        """Ends it on this rank. Nothing is sent; a line that is under way is waited for."""
+        """Ends it on this rank. Sends nothing, and waits for a line that is under way."""
         if self._model is None:
             return
         try:
@@ -200,7 +200,7 @@ def monitor(
     log_every_n_steps: int = 50,
     to: Any = "stdout",
 ) -> Monitor:
-    """Says every so many steps what steps cost: a line, or figures for a logger.
+    """Says now and then what a step costs, as a line or as figures for a logger.
 
     All ranks call it, between the same two steps. ``to`` is what rank 0 does with the figures:
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from dpcore.commands import bench
+
 ELEMENT_BYTES = 4
 TYPE = "float"
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,7 @@ def cells_of(collectives: Iterable[str], sizes: Sequence[int], world: int) -> li
 
 def parse_size(text: str) -> int:
     """`4096`, `4K`, `4KiB`, `256M`: powers of 1024, whole elements of 4 bytes at the least."""
-    digits = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = digits[-1:] if digits[-1:] in _UNITS else ""
-    try:
-        size = int(digits.removesuffix(unit)) * _UNITS[unit]
-    except ValueError:
-        raise ValueError(f"{text!r} is not a size: write 8, 64K or 256M") from None
+    size = bench.parse_size(text)
     if size < ELEMENT_BYTES:
         raise ValueError(f"{text!r} is less than one element of {ELEMENT_BYTES} bytes")
     return size

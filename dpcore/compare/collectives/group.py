@@ -1,4 +1,4 @@
-"""One contender's ranks: started, commanded with a deadline on every wait, and surely ended.
+"""One contender's ranks: started, commanded with a deadline on every wait, and always ended.
 
 Ranks lead sessions of their own, so Ctrl-C reaches the orchestrator alone, which ends them. Should
 the orchestrator die without a chance to, each rank sees its socket close and kills itself.

@@ -1,6 +1,6 @@
 """Removes what a killed process leaves in memory: nothing of a benchmark may outlive it.
 
-Libraries remove their shared files themselves when they end in order. Killed ones cannot: MPICH
+Libraries remove their shared files themselves when they end normally. Killed ones cannot: MPICH
 leaves a file of some MiB each time. Open MPI's go with the private folder.
 """
 

@@ -1,4 +1,4 @@
-"""What a run comes to: pictures, and sentences for a reader who has no time for tables."""
+"""The result of a run: pictures, and sentences for a reader who has no time for tables."""
 
 from __future__ import annotations
 

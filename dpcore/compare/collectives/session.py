@@ -1,4 +1,4 @@
-"""One run of a script: starts the field, goes through the cells, shows and keeps the figures."""
+"""One run of a script: starts contenders, goes through the cells, shows and keeps the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communication hooks: functions of the user's in the place of a bucket's all-reduce.
+"""Communication hooks: functions of the user that replace a bucket's all-reduce.
 
 A hook is ``hook(state, bucket) -> Future``, as torch DDP's are, and those of
 ``torch.distributed.algorithms.ddp_comm_hooks`` run unchanged. It is started where the schedule
@@ -208,8 +208,8 @@ class HookRunner:
 def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
     """One hook of several ``(state, hook)``: each gets the bucket as the one before left it.
 
-    For what comes around an all-reduce: clipping before it, noise or logging after it. Register
-    the result with any state; it has those of its parts.
+    For what comes around an all-reduce: clipping before it, noise or logging after it. The state
+    it is registered with does not matter; each part has its own.
 
     >>> hook = dpcore.compose_comm_hooks((1.0, clip), (group, allreduce_hook))  # doctest: +SKIP
     >>> model.register_comm_hook(None, hook)                                    # doctest: +SKIP

@@ -1,6 +1,6 @@
 """Batch normalisation over the batches of all ranks, also where torch's does not do it: on the CPU,
-which it refuses, and on GPUs without torch.distributed, where it takes each rank for the only one
-and says nothing.
+which it refuses, and on GPUs without torch.distributed, where it would silently normalise each rank
+by itself.
 
 Each rank's mean, spread and count are put together as those of one batch would be, so ranks may
 have batches of different sizes, also empty ones. One all-gather in forward, one all-reduce in

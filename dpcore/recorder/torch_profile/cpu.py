@@ -1,4 +1,4 @@
-"""Operations on the CPU: what Gloo and its like leave in a profile, and what of it was exposed.
+"""Operations on the CPU: what Gloo and its like leave in a profile, and how much was exposed.
 
 A collective leaves two spans. ``c10d::allreduce_`` is the call, on the thread that made it, and
 ends when the operation is queued. ``gloo:all_reduce`` is the work, on one of Gloo's threads, and

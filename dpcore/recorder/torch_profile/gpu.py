@@ -1,4 +1,4 @@
-"""Operations on GPUs: kernels of NCCL and RCCL, and what of them no other kernel runs beside.
+"""Operations on GPUs: kernels of NCCL and RCCL, and the time in which they run alone.
 
 A kernel's launch on the host has its correlation number, and lies inside of the call of
 torch.distributed, or of the forward or backward, that it belongs to. Exposed is, as in Holistic

@@ -62,13 +62,7 @@ class Timeline {
     if (band.kind !== "compute") {
       return () => ({ operation: colour.flight, exposed: colour.exposed, mark: colour.mark })[band.kind];
     }
-    const known = { forward: colour.forward, backward: colour.backward, update: colour.update };
-    const passes = { F: colour.forward, B: colour.backward, I: colour.input, W: colour.weight };
-    return (i) => {
-      const { n, pass } = this.labelOf(band.lane, i);
-      if (pass) return passes[pass[1]];
-      return known[n] || (/^(block|layer) /.test(n) ? (n.endsWith(" back") ? colour.backward : colour.forward) : colour.span);
-    };
+    return (i) => colour[this.labelOf(band.lane, i).colour];
   }
 
   labelOf(lane, i) { return this.run.labels[lane.label[i]]; }

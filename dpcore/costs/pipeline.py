@@ -1,0 +1,117 @@
+"""How long a pipeline plan takes: when each pass begins and ends, and how much is idle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from dpcore.errors import Unsupported
+
+_PASS = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one stage. ``kind``: F for forward, B for backward, or
+    its halves: I for the gradient of the input, W for that of the weights."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def of(cls, text: str) -> Action | None:
+        """The pass with this name.
+
+        >>> Action.of("2F3"), Action.of("forward")
+        (Action(stage=2, kind='F', microbatch=3), None)
+        """
+        found = _PASS.fullmatch(text)
+        return cls(int(found[1]), found[2], int(found[3])) if found else None
+
+
+class Price(NamedTuple):
+    """How long a plan takes: (action, begin, end) for each rank, and the end of the last one."""
+
+    seconds: float
+    spans: list[list[tuple[Action, float, float]]]
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time in which they have nothing to compute."""
+        busy = sum(end - begin for spans in self.spans for _, begin, end in spans)
+        return 1 - busy / (self.seconds * len(self.spans))
+
+    def draw(self) -> str:
+        """Rank by rank, with a column for each second: dots are idle, dashes go on with a pass."""
+        stages = [{action.stage for action, _, _ in spans} for spans in self.spans]
+        plain = all(len(of_rank) == 1 for of_rank in stages)  # then a stage needs no name
+        names = {a: f"{'' if plain else a.stage}{a.kind}{a.microbatch}"
+                 for spans in self.spans for a, _, _ in spans}  # fmt: skip
+        width = max(map(len, names.values()))
+        lines = []
+        for rank, spans in enumerate(self.spans):
+            cells = ["." * width] * round(self.seconds)
+            for action, begin, end in spans:
+                first, last = round(begin), round(end)
+                cells[first:last] = ["-" * width] * (last - first)
+                cells[first] = names[action].ljust(width)
+            lines.append(f"rank {rank}  {' '.join(cells).rstrip()}")
+        return "\n".join(lines)
+
+
+def price(
+    name: str,
+    rows: Sequence[Sequence[Action]],
+    needs: Callable[[Action], list[Action]],
+    forward: float | Sequence[float],
+    backward: float | Sequence[float],
+    weight: float,
+    link: float,
+) -> Price:
+    """Each rank computes its row in order. A pass begins when its rank is free and what it needs
+    has ended and, from another rank, travelled for ``link``. Refuses rows whose ranks would wait
+    for each other for ever."""
+    rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
+    of_stage = {
+        "F": _for_each(forward, len(rank_of), "forward"),
+        "B": _for_each(backward, len(rank_of), "backward"),
+    }
+    share = {"F": 1.0, "B": 1.0, "I": 1 - weight, "W": weight}
+    ends: dict[Action, float] = {}
+    spans: list[list[tuple[Action, float, float]]] = [[] for _ in rows]
+    while len(ends) < sum(map(len, rows)):
+        before, stuck = len(ends), []
+        for rank, row in enumerate(rows):
+            for action in row[len(spans[rank]) :]:
+                if missing := next((need for need in needs(action) if need not in ends), None):
+                    there = rank_of[missing.stage]
+                    stuck.append(f"rank {rank} waits in {action} for {missing} of rank {there}")
+                    break
+                begin = max(
+                    [spans[rank][-1][2] if spans[rank] else 0.0]
+                    + [ends[n] + link * (rank_of[n.stage] != rank) for n in needs(action)]
+                )
+                whole = of_stage["F" if action.kind == "F" else "B"][action.stage]
+                ends[action] = begin + whole * share[action.kind]
+                spans[rank].append((action, begin, ends[action]))
+        if len(ends) == before:
+            raise Unsupported(f"{name} would never end: {'; '.join(stuck)}")
+    return Price(max(ends.values()), spans)
+
+
+def live(row: Iterable[Action]) -> int:
+    """The most micro-batches, counted at each stage, whose activations a rank keeps at a time."""
+    change = {"F": 1, "I": 0, "B": -1, "W": -1}
+    return max(accumulate((change[action.kind] for action in row), initial=0))
+
+
+def _for_each(value: float | Sequence[float], stages: int, name: str) -> Sequence[float]:
+    times = value if isinstance(value, Sequence) else [value] * stages
+    if len(times) != stages:
+        raise Unsupported(f"price: {name} has {len(times)} times for {stages} stages")
+    return times
