@@ -4,6 +4,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import dpcore as dp
@@ -13,9 +15,9 @@ from dpcore.parallel.functional import cut
 from tests.faults.tries import in_time, three_tries
 
 
-def tensors(heads, shared, tokens, dtype=torch.float64):
+def tensors(heads, shared, tokens, dtype=torch.float64, batch=2, dim=8):
     made = torch.Generator().manual_seed(1)
-    shapes = [(2, n, tokens, 8) for n in (heads, shared, shared, heads)]
+    shapes = [(batch, n, tokens, dim) for n in (heads, shared, shared, heads)]
     return [torch.randn(*shape, generator=made, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
@@ -83,6 +85,47 @@ def test_ulysses_has_the_bits_of_one_process(heads, shared, tokens, causal):
             q, k, v, comm=comm, causal=causal, lengths=lengths
         ),
         world, places, whole,
+    )  # fmt: skip
+    for got, wanted in zip(found, alone(*whole, causal), strict=True):
+        assert torch.equal(got, wanted)
+
+
+# With one number in a head, MKL multiplies by a vector and adds up in an order that depends on where
+# the vector lies in memory.
+SIZES = {"batch": st.integers(1, 3), "dim": st.integers(2, 20)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans(),
+       st.fixed_dictionaries(SIZES))  # fmt: skip
+def test_a_ring_of_any_shape_is_one_process(world, shared, group, half, causal, sizes):
+    tokens = 2 * world * half
+    whole = tensors(shared * group, shared, tokens, **sizes)
+    places = [zigzag(tokens, world, rank) for rank in range(world)]
+    found = of_ranks(
+        lambda q, k, v, comm: ring_attention(q, k, v, comm=comm, causal=causal),
+        world, places, whole,
+    )  # fmt: skip
+    for got, wanted in zip(found, alone(*whole, causal), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 30), st.booleans(),
+       st.fixed_dictionaries(SIZES))  # fmt: skip
+def test_ulysses_of_any_shape_has_the_bits_of_one_process(
+    world, more, group, tokens, causal, sizes
+):
+    """Groups of heads can be cut where each rank has as many."""
+    shared = world + more if group == 1 else world * (1 + more)
+    tokens = max(tokens, world)
+    whole = tensors(shared * group, shared, tokens, torch.float32, **sizes)
+    lengths = cut(tokens, world)
+    found = of_ranks(
+        lambda q, k, v, comm: ulysses_attention(
+            q, k, v, comm=comm, causal=causal, lengths=lengths
+        ),
+        world, torch.arange(tokens).split(lengths), whole,
     )  # fmt: skip
     for got, wanted in zip(found, alone(*whole, causal), strict=True):
         assert torch.equal(got, wanted)
