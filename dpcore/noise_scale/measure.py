@@ -76,7 +76,7 @@ class GradientNoiseScale:
 
     @property
     def value(self) -> float:
-        """tr(S) / |G|^2, in samples. ``inf`` where no gradient is seen for noise."""
+        """``tr(S) / |G|^2``, in samples. ``inf`` where no gradient is seen for noise."""
         self._take()
         noise, gradient = (math.fsum(values) for values in zip(*self._steps, strict=True))
         return max(0.0, noise / gradient) if gradient > 0 else math.inf
