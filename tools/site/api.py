@@ -38,15 +38,16 @@ def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
     yield from (f"   {line}" for line in text(thing))
     yield ""
     if thing.is_class:
-        for member in thing.all_members.values():
+        for member in sorted(thing.all_members.values(), key=lambda member: member.inherited):
             if shown(member):
                 yield from (f"   {line}" for line in described(member, member.name, False))
 
 
 def shown(member: Any) -> bool:
-    """Attributes without a type are a class's own business."""
-    public = not member.name.startswith("_")
-    return public and (member.is_function or (member.is_attribute and bool(member.annotation)))
+    """What is inherited only if it says what it is; attributes without a type are internal."""
+    if member.name.startswith("_") or (member.inherited and not member.docstring):
+        return False
+    return member.is_function or (member.is_attribute and bool(member.annotation))
 
 
 def text(thing: Any) -> Iterator[str]:

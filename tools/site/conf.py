@@ -44,7 +44,7 @@ html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = html_use_index = False
 smartquotes = False  # quotes and dashes as they were written
 toc_object_entries_show_parents = "hide"
 

@@ -57,7 +57,7 @@ def link_to_code(app: Any, document: nodes.document) -> None:
 def pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     for path in SHOWN:
         body = of_folder(app, path) if (app.srcdir / path).is_dir() else of_file(app, path)
-        head = "" if body.startswith("<h1>") else f"<h1>{path}</h1>"
+        head = "" if body.startswith("<h1>") else f"<h1>{'/<wbr>'.join(path.parts)}</h1>"
         yield str(path), {"title": str(path), "body": head + body}, "page.html"
 
 
