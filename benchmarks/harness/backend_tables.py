@@ -27,7 +27,7 @@ def tables(records: list[dict[str, Any]]) -> str:
     parts = [source("backends", records[0], "../"), "", _where_behind(records), ""]
     for collective, world in itertools.product(collectives, worlds):
         chosen = [r for r in records if (r["collective"], r["world"]) == (collective, world)]
-        parts += [f"### {collective}, {world} ranks", "", *_table(chosen), ""]
+        parts += [f"## {collective}, {world} ranks", "", *_table(chosen), ""]
     return "\n".join(parts)
 
 

@@ -60,9 +60,9 @@ def init(
                   through CuPy. "cuda": without NCCL, on one host, also several ranks on one GPU.
     ``rank``, ``world_size``   default to what torchrun, mpirun or a plain environment says
                   (RANK, WORLD_SIZE, ...), and without any to a world of one.
-    ``init_method``  "tcp://host:port" (of rank 0), "file:///path" (which all hosts see), or, for
-                  ranks of one host, any text that is the same on all of them and on no other
-                  job; defaults to what the launcher left, MASTER_ADDR and MASTER_PORT first.
+    ``init_method``  ``"tcp://host:port"`` (of rank 0), ``"file:///path"`` (which all hosts see),
+                  or, for ranks of one host, any text that is the same on all of them and on no
+                  other job; defaults to what the launcher left, MASTER_ADDR and MASTER_PORT first.
     ``transport``  "shm": ranks are processes of this host, over mapped memory; no port is opened.
                   "tcp": over the network, also within a host. "shm+tcp": ranks find out which of
                   them share a host; mapped memory within a host, TCP between hosts. "auto": "shm"

@@ -75,7 +75,7 @@ class GradientNoiseScale:
 
     @property
     def value(self) -> float:
-        """tr(S) / |G|^2, in samples. ``inf`` where the noise hides the gradient."""
+        """``tr(S) / |G|^2``, in samples. ``inf`` where the noise hides the gradient."""
         self._take()
         noise, gradient = (math.fsum(values) for values in zip(*self._steps, strict=True))
         return max(0.0, noise / gradient) if gradient > 0 else math.inf

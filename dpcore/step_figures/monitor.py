@@ -204,10 +204,10 @@ def monitor(
 
     All ranks call it, between the same two steps. ``to`` is what rank 0 does with the figures:
 
-    ``"stdout"``      prints a line,
-    ``SummaryWriter`` (of tensorboard or tensorboardX) adds scalars, ``dpcore/exposed_ms`` ...,
-    a callable        is called with the dictionary of docs/monitor.md,
-    ``None``          nothing. ``monitor.last`` has the figures on every rank.
+    ``"stdout"``       prints a line,
+    ``SummaryWriter``  of tensorboard or tensorboardX: adds scalars, ``dpcore/exposed_ms`` ...,
+    ``callable``       is called with the dictionary of docs/monitor.md,
+    ``None``           nothing. ``monitor.last`` has the figures on every rank.
 
     The first line comes after 16 steps, if that is sooner. A line is about the steps since the one
     before it, at least 16 and at most 256.

@@ -1,0 +1,83 @@
+"""The signatures and docstrings of what a block ``{api}`` names, read without importing dpcore.
+
+A name with parentheses is a class that programs construct: its arguments are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import griffe
+
+BLOCK = re.compile(r"^```\{api\}\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+PARAMETER = re.compile(r"(``[^`]+``(?:, ``[^`]+``)*)  +(\S.*)")
+PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
+
+
+@cache
+def package(root: str) -> griffe.Module:
+    return griffe.load("dpcore", search_paths=[root], allow_inspection=False, resolve_aliases=True)
+
+
+def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
+    """The directives of Sphinx for a function, or for a class and its members."""
+    thing = thing.final_target if thing.is_alias else thing
+    if thing.is_class:
+        made = thing.all_members["__init__"] if constructed else None
+        yield f".. py:class:: {made.signature(name=name, return_type=False) if made else name}"
+    elif thing.is_function:
+        kind = "method" if thing.parent.is_class else "function"
+        yield f".. py:{kind}:: {thing.signature(name=name)}"
+    else:
+        yield f".. py:attribute:: {name}"
+        yield f"   :type: {thing.annotation}"
+    yield ""
+    yield from (f"   {line}" for line in text(thing))
+    yield ""
+    if thing.is_class:
+        for member in sorted(thing.all_members.values(), key=lambda member: member.inherited):
+            if shown(member):
+                yield from (f"   {line}" for line in described(member, member.name, False))
+
+
+def shown(member: Any) -> bool:
+    """What is inherited only if it says what it is; attributes without a type are internal."""
+    if member.name.startswith("_") or (member.inherited and not member.docstring):
+        return False
+    return member.is_function or (member.is_attribute and bool(member.annotation))
+
+
+def text(thing: Any) -> Iterator[str]:
+    """The docstring: parameters, which stand before two blanks, become a list of definitions."""
+    if thing.docstring is None:
+        return
+    within = False
+    for line in PAGE.sub(r":doc:`/docs/\1`", thing.docstring.value).splitlines():
+        parameter = PARAMETER.fullmatch(line)
+        if within and not parameter and not line.startswith(" "):
+            yield ""
+        within = bool(parameter) or (within and line.startswith(" "))
+        if parameter:
+            yield parameter[1]
+            yield f"   {parameter[2]}"
+        else:
+            yield f"   {line.strip()}" if within else line
+
+
+def with_docstrings(app: Any, _name: str, source: list[str]) -> None:
+    def block(match: re.Match[str]) -> str:
+        lines = ["````{eval-rst}"]
+        for name in match[1].split():
+            bare = name.removesuffix("()")
+            thing = package(str(app.srcdir))[bare.removeprefix("dpcore.")]
+            lines += described(thing, bare, bare != name)
+        return "\n".join([*lines, "````"])
+
+    source[0] = BLOCK.sub(block, source[0])
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", with_docstrings)
