@@ -26,6 +26,8 @@ status is 0 when all holds, 1 when something does not, and 2 when there is nothi
 docs/exercises.md has the rest.
 """
 
+USUAL = Path("exercises")  # where the files of a student are
+
 
 def add_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument(
@@ -44,7 +46,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--folder",
         type=Path,
-        default=Path("exercises"),
+        default=USUAL,
         metavar="FOLDER",
         help="where your files are (default: exercises)",
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from dpcore.exercise import catalogue
+from dpcore.exercise.arguments import USUAL
 from dpcore.exercise.catalogue import Exercise
 from dpcore.files import write_whole
 
@@ -19,6 +21,11 @@ def run(options: argparse.Namespace) -> int:
         return _refuse(f"--json is about list and check, and not about {options.action}")
     if options.verify and options.action not in ("list", "check"):  # list: none was given
         return _refuse(f"--verify is about check, and not about {options.action}")
+    if options.rest and options.action not in ("check", "hint"):
+        return _refuse(
+            f"{options.action} {options.exercise} takes no {options.rest}: "
+            "--folder says where your files are"
+        )
     try:
         status = _verify(options) if options.verify else actions[options.action](options)
         sys.stdout.flush()
@@ -86,7 +93,8 @@ def _start(options: argparse.Namespace) -> int:
         write_whole(test, exercise.test_text())
     print(f"{file}: {exercise.title}, about {exercise.minutes} minutes")
     print("Its first lines are the task. When you have written it, or to see what is asked for:")
-    print(f"  dpcore exercise check {exercise.number}")
+    where = "" if options.folder == USUAL else f" --folder {shlex.quote(str(options.folder))}"
+    print(f"  dpcore exercise check {exercise.number}{where}")
     return 0
 
 

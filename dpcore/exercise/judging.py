@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             need_values(one, other, f"{what}, number {number}", tolerance)
         return
+    need(not isinstance(found, list), f"{what}: a list or tuple came, and a tensor is right")
     need(isinstance(found, np.ndarray | float | int), f"{what}: {_shown(found)} is no tensor")
     found, expected = np.asarray(found), np.asarray(expected)
     need(
@@ -181,6 +183,16 @@ def need_written(found: Any, before: Any, world: int, what: str) -> None:
         f"{what}: the vector is what it was before the call. `vector = ...` makes another one; the "
         "sum has to be written into this one, as `+=` and `vector.copy_(...)` do",
     )
+
+
+def in_words(sent: Sequence[Any]) -> str:
+    """What was sent, such as "2 times all_reduce of 512 bytes"."""
+    groups = [(key, len(list(same))) for key, same in itertools.groupby(tuple(one) for one in sent)]
+    words = [
+        f"{f'{count} times ' if count > 1 else ''}{name} of {nbytes} bytes"
+        for (name, nbytes), count in groups
+    ]
+    return ", ".join(words) or "nothing"
 
 
 def _shown(value: Any) -> str:

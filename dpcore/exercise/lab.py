@@ -126,7 +126,7 @@ class Lab:
             return f"the ranks wait for each other{where}: {what}"
         if error.kind == "MemoryError" or "can't allocate memory" in error.message:
             return f"{who} asked for more than {MEMORY >> 20} MiB{where}"
-        return f"{who} raised {error.kind}{where}: {error.message}"
+        return _of_an_error(error, who, where, self._file.name)
 
     def _where(self, stacks: str) -> str:
         frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stacks)
@@ -134,3 +134,21 @@ class Lab:
             if Path(path).name == self._file.name:
                 return f"in {function} ({self._file.name}, line {line})"
         return "running"
+
+
+def _of_an_error(error: Failed, who: str, where: str, file: str) -> str:
+    step = f" in step {error.step}" if error.step else ""
+    if not error.place:
+        missing = re.match(r"module 'dpcore_exercise_\w+' has no attribute '(\w+)'", error.message)
+        if missing:
+            return f"there is no {missing[1]} in {file}, which the task has"
+        said = f"{who}{step}: what came from {file} did not fit, {error.kind}: {error.message}"
+        return f"{said}. The check was at `{error.code}`" if error.code else said
+    said = f"{who} raised {error.kind}{step}{where}: {error.message}"
+    if error.code:
+        said += f". The line is `{error.code}`"
+    if "'NoneType'" in error.message and ".grad" in error.code:
+        said += ". A gradient is None until backward has made it, so it was used too early"
+    if error.step > 1 and "(your own)" not in error.kind:
+        said += f". Step {error.step - 1} went well: what does it leave behind for the next one?"
+    return said

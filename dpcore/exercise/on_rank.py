@@ -42,20 +42,17 @@ class Job:
 
 
 class Failed(Exception):
-    """An error in the student's code, in plain words: (class, message, line, function)."""
+    """An error on a rank, in plain words.
 
-    @property
-    def kind(self) -> str:
-        return str(self.args[0])
+    ``place`` is the student's line, and ``code`` what it says. An error in what the check did with
+    what the student's code gave it has no place; then ``code`` is the check's line. ``step`` is
+    that of a training, from 1, or 0.
+    """
 
-    @property
-    def message(self) -> str:
-        return str(self.args[1])
-
-    @property
-    def place(self) -> str:
-        _, _, line, function = self.args
-        return f"line {line}, in {function}" if line else ""
+    def __init__(self, kind: str, message: str, place: str, code: str, step: int) -> None:
+        super().__init__(kind, message, place, code, step)  # with which pickle makes it again
+        self.kind, self.message = kind, message
+        self.place, self.code, self.step = place, code, step
 
 
 class Shortcut(Exception):
@@ -107,6 +104,7 @@ class Stage:
         self.calls: list[Call] = []
         self.comm = comm if allowed is None else StudentComm(comm, allowed, self.calls)
         self.folder = Path(folder)
+        self.step = 0  # of a training, which a body notes for what it says about an error
         self.clock: Callable[[], float] = watching.clock()
         self.barrier: Callable[[], None] = comm.barrier
         self._start, self._stop = comm._native.start_trace, comm._native.stop_trace
@@ -138,7 +136,7 @@ def run(comm: Any, job: Job) -> Any:
         stage.barrier()  # nobody leaves while others still talk to it
         return found
     except BaseException as problem:
-        raise _failed(problem, job.file) from None
+        raise _failed(problem, job, stage.step) from None
     finally:
         sys.modules.update(hidden)
         faulthandler.cancel_dump_traceback_later()
@@ -228,15 +226,21 @@ def _close_shortcuts(open_ones: Sequence[str]) -> None:
     dpcore._C.plan_buckets = shut("plan_buckets")
 
 
-def _failed(problem: BaseException, file: str) -> Failed:
-    line, function = 0, ""
+def _failed(problem: BaseException, job: Job, step: int) -> Failed:
+    place = code = ""
     for frame in traceback.extract_tb(problem.__traceback__):
-        if file and os.path.realpath(frame.filename) == os.path.realpath(file):
-            line, function = frame.lineno or 0, frame.name
-    if isinstance(problem, SyntaxError) and problem.filename == file:
-        line, function = problem.lineno or 0, "the file"
+        if job.file and os.path.realpath(frame.filename) == os.path.realpath(job.file):
+            place, code = f"line {frame.lineno}, in {frame.name}", frame.line or ""
+        elif not place and frame.name != "run" and _is_of_the_check(frame.filename, job):
+            code = frame.line or ""
+    if isinstance(problem, SyntaxError) and problem.filename == job.file:
+        place, code = f"line {problem.lineno or 0}, in the file", (problem.text or "").strip()
     kind = type(problem).__name__ if _is_known(problem) else f"{type(problem).__name__} (your own)"
-    return Failed(kind, str(problem), line, function)
+    return Failed(kind, str(problem), place, code, step)
+
+
+def _is_of_the_check(path: str, job: Job) -> bool:
+    return path == job.check or os.path.dirname(path) == os.path.dirname(__file__)
 
 
 def _is_known(problem: BaseException) -> bool:

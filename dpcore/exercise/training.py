@@ -95,6 +95,7 @@ def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> d
     found: dict[str, Any] = {"begin": values(module), "gradients": [], "sent": []}
     optimizer = Momentum(module)
     for step in range(steps):
+        on.step = step + 1
         optimizer.zero_grad()
         x, y = (part(tensor, on.rank, on.world_size) for tensor in batch(step))
         with on.watch() as seen:
@@ -147,7 +148,8 @@ def train_turned(on: Stage, make: Callable[[nn.Module, Any], Any]) -> list[Any]:
     module = Turned(on.rank % 2 == 1)
     model = make(module, on.comm)
     found = []
-    for _ in range(2):
+    for step in (1, 2):
+        on.step = step
         module.zero_grad()
         model(turned_input(on.rank)).square().sum().backward()
         getattr(model, "finish", int)()
@@ -218,7 +220,8 @@ def train_slowly(
     model = make(module, on.comm)
     x = torch.ones(4, width) * (on.rank + 1)
     found = []
-    for _ in range(steps):
+    for step in range(1, steps + 1):
+        on.step = step
         module.zero_grad()
         module.begun.clear()
         loss = model(x).square().mean()

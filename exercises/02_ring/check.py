@@ -70,7 +70,7 @@ def check_steps(lab):
     """There are 2 (world - 1) steps: six messages with four ranks."""
     for rank, found in enumerate(lab.ranks("adds", 4, LENGTH)):
         count = sum(name == "send" for name, _ in found["sent"])
-        need(count == 6, f"rank {rank} sends {count} messages")
+        need(count == 6, f"rank {rank} sends {count} messages, and 6 are right")
 
 
 def check_bytes(lab):

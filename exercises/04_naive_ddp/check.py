@@ -24,7 +24,11 @@ def check_operations(lab):
         for step, sent in enumerate(found["sent"], 1):
             others = sorted({name for name, _ in sent} - {"all_reduce"})
             need(not others, f"rank {rank}, step {step}: the core has also run {', '.join(others)}")
-            need(len(sent) == TRAINED, f"rank {rank}, step {step}: {len(sent)} operations")
+            need(
+                len(sent) == TRAINED,
+                f"rank {rank}, step {step}: {len(sent)} operations, and {TRAINED} parameters are "
+                "trained",
+            )
 
 
 def check_bytes(lab):

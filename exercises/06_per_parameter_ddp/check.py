@@ -1,7 +1,7 @@
 """Checks of the exercise beside this file."""
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need
+from dpcore.exercise.judging import in_words, need
 from dpcore.exercise.one_process import (  # noqa: F401 - run by name
     alone,
     check_begin,
@@ -34,7 +34,10 @@ def check_operations(lab):
     for which, found in steps_of(lab):
         expected = [("all_reduce", nbytes) for nbytes in found["sizes"]]
         sent = [tuple(operation) for operation in found["sent"]]
-        need(sent == expected, f"{which}: {sent} was sent, and {expected} is right")
+        need(
+            sent == expected,
+            f"{which} sends {in_words(sent)}; {in_words(expected)} is right",
+        )
 
 
 def check_same_order(lab):
@@ -44,7 +47,8 @@ def check_same_order(lab):
         for step, (one, other) in enumerate(zip(first, steps, strict=True), 1):
             need(
                 one["sent"] == other["sent"],
-                f"step {step}: rank 0 sends {one['sent']}, rank {rank} {other['sent']}",
+                f"step {step}: rank 0 sends {in_words(one['sent'])}; rank {rank} "
+                f"{in_words(other['sent'])}",
             )
 
 

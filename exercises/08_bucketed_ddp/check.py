@@ -1,7 +1,13 @@
 """Checks of the exercise beside this file."""
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.judging import in_words, need, need_values
+from dpcore.exercise.one_process import (  # noqa: F401 - run by name
+    alone,
+    check_begin,
+    check_gradients,
+    check_training,
+)
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
 LINK = "100mbit,100us"  # a matrix of 256 KiB takes 21 ms, as long as a layer's backward
@@ -25,10 +31,6 @@ def slow(on, student, cap_mb):
     return training.train_slowly(on, lambda module, comm: student.BucketedDDP(module, comm, cap_mb))
 
 
-def alone(on, _):
-    return training.train_alone()
-
-
 def turned_alone(on, _, world):
     return training.turned_alone(world)
 
@@ -39,30 +41,6 @@ def steps_of(lab, cap_mb=ONE_LAYER_MB):
         for rank, steps in enumerate(lab.ranks("slow", 2, cap_mb, link=LINK))
         for step, found in enumerate(steps, 1)
     ]
-
-
-def check_begin(lab):
-    """Every rank begins with the values of rank 0."""
-    (expected,) = lab.ranks("alone", 1, alone=True)
-    for rank, found in enumerate(lab.ranks("small", 3)):
-        need_values(found["begin"], expected["begin"], f"parameters of rank {rank}")
-
-
-def check_gradients(lab):
-    """After finish(), gradients are those of one process with the whole batch, in each step."""
-    (expected,) = lab.ranks("alone", 1, alone=True)
-    for rank, found in enumerate(lab.ranks("small", 3)):
-        for step, (one, other) in enumerate(
-            zip(found["gradients"], expected["gradients"], strict=True), 1
-        ):
-            need_values(one, other, f"rank {rank}, step {step}, gradients")
-
-
-def check_training(lab):
-    """Four steps with momentum end where one process ends."""
-    (expected,) = lab.ranks("alone", 1, alone=True)
-    for rank, found in enumerate(lab.ranks("small", 3)):
-        need_values(found["end"], expected["end"], f"parameters of rank {rank}")
 
 
 def check_pairs(lab):
@@ -104,7 +82,8 @@ def check_same_order(lab):
         for step, (one, other) in enumerate(zip(first, steps, strict=True), 1):
             need(
                 one["sent"] == other["sent"],
-                f"step {step}: rank 0 sends {one['sent']}, rank {rank} {other['sent']}",
+                f"step {step}: rank 0 sends {in_words(one['sent'])}; rank {rank} "
+                f"{in_words(other['sent'])}",
             )
 
 

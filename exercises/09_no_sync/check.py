@@ -21,6 +21,7 @@ def accumulates(on, student):
     model = student.AccumulatingDDP(module, on.comm)
     found = {"local": [], "within": [], "after": [], "gradients": []}
     for step in range(2):
+        on.step = step + 1
         module.zero_grad()
         with on.watch() as seen:
             with model.no_sync():

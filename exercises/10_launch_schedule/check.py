@@ -60,23 +60,25 @@ def check_other_order(lab):
             need_values(found, expected, f"rank {rank}, step {step}, gradients")
 
 
+def need_sizes(found, right, which):
+    sent = [nbytes / BUCKET for _, nbytes in found["sent"]]
+    shown = ", ".join(f"{size:.3g}" for size in sent) or "no"
+    words = ", ".join(map(str, right))
+    need(sent == right, f"{which}: operations of {shown} buckets, and {words} are right")
+
+
 def check_pairs(lab):
     """Six buckets are three operations of two buckets each."""
     for rank, steps in enumerate(lab.ranks("slow", 2, 6, link=LINK)):
         for step, found in enumerate(steps, 1):
-            sent = [nbytes / BUCKET for _, nbytes in found["sent"]]
-            need(
-                sent == [2, 2, 2],
-                f"rank {rank}, step {step}: operations of {sent} buckets",
-            )
+            need_sizes(found, [2, 2, 2], f"rank {rank}, step {step}")
 
 
 def check_odd(lab):
     """Five buckets are three operations, and the last has one."""
     for rank, steps in enumerate(lab.ranks("slow", 2, 5, link=LINK)):
         for step, found in enumerate(steps, 1):
-            sent = [nbytes / BUCKET for _, nbytes in found["sent"]]
-            need(sent == [2, 2, 1], f"rank {rank}, step {step}: operations of {sent} buckets")
+            need_sizes(found, [2, 2, 1], f"rank {rank}, step {step}")
 
 
 def check_early(lab):

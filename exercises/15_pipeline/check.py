@@ -21,9 +21,8 @@ def each_plan(lab):
     (found,) = lab.ranks("plans", 1)
     for (stages, microbatches), rows in zip(cases(), found, strict=True):
         asked = f"plan({stages}, {microbatches})"
-        passes = [p for row in rows if isinstance(row, list) for p in row] if rows else []
         is_one = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
-        if not is_one or not all(is_pass(p) for p in passes):
+        if not is_one or not all(is_pass(p) for row in rows for p in row):
             raise Wrong(f"{asked} gives {rows}, which is no list of lists of passes")
         need(len(rows) == stages, f"{asked} has {len(rows)} lists for {stages} stages")
         yield stages, microbatches, rows, asked

@@ -16,7 +16,7 @@ each mean counts by its share of it. Scores may be in the hundreds, where exp() 
 take exponentials of differences only.
 
     comm.send(tensor, dst, async_op=True)    returns at once; .wait() on what it returns waits
-    comm.recv(tensor, src)                   waits until the message is there
+    comm.recv(tensor, src)                   waits until the message is there, in this tensor
 
 Nothing is masked here. docs/learn/18-a-sequence-in-a-ring.md says what a mask changes.
 """
@@ -32,7 +32,8 @@ def block(q, k, v):
 
 
 def join(out, lse, more, its_lse):
-    """``out`` and ``lse`` of two blocks together. ``out`` is [queries, dim], ``lse`` [queries]."""
+    """``out`` and ``lse`` of two blocks together, which is also what it returns. ``out`` and
+    ``more`` are [queries, dim], ``lse`` and ``its_lse`` [queries]."""
     #: solution
     both = torch.logaddexp(lse, its_lse)
     mine, its = (lse - both).exp(), (its_lse - both).exp()
@@ -43,7 +44,8 @@ def join(out, lse, more, its_lse):
 
 
 def ring_attention(comm, q, k, v):
-    """Attention of this rank's queries to the keys of all ranks. Each has as many tokens."""
+    """Attention of this rank's queries to the keys of all ranks, without the lse: [queries, dim].
+    All ranks have the same number of tokens."""
     right = (comm.rank + 1) % comm.world_size
     left = (comm.rank - 1) % comm.world_size
     #: solution

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import mse_loss
 
-from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.judging import in_words, need, need_values
 
 ALLOWED = ("all_reduce",)
 TOKENS, WIDTH, INNER = 5, 4, 12  # INNER: for 2, 3 and 4 ranks
@@ -130,12 +130,10 @@ def check_one_sum_back(lab):
 def need_one_sum(lab, where, what):
     wanted = [["all_reduce", TOKENS * WIDTH * 8]]
     for rank, found in enumerate(lab.ranks("runs", 2)):
-        sent = [list(one) for one in found[where]]
-        shown = ", ".join(f"{name} of {nbytes} bytes" for name, nbytes in sent) or "nothing"
         need(
-            sent == wanted,
-            f"{where} of rank {rank} runs {shown}; one all_reduce of {what}, {wanted[0][1]} bytes, "
-            "is enough and needed",
+            [list(one) for one in found[where]] == wanted,
+            f"{where} of rank {rank} runs {in_words(found[where])}; one all_reduce of {what}, "
+            f"{wanted[0][1]} bytes, is enough and needed",
         )
 
 

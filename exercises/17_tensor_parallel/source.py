@@ -25,10 +25,11 @@ import torch
 
 
 class TwoMatrices:
-    """``gradients``, after ``backward``: of this rank's up, up_bias and
-    down, and of down_bias."""
+    """One rank's part of the block. After ``backward``, ``gradients`` is a list: of this rank's
+    up, up_bias and down, and of down_bias."""
 
     def __init__(self, comm, up, up_bias, down, down_bias):
+        """Every rank is given the whole matrices and biases, and keeps copies of its parts."""
         self.comm = comm
         #: solution
         size = len(up_bias) // comm.world_size

@@ -113,7 +113,7 @@ TEXT = '''
 ++
         return self.fast(*inputs)
 
-== bucketed_ddp | sums | gradients | elements are wrong
+== bucketed_ddp | sums | gradients | they are the sums over 3 ranks
 --
 (flat, "mean", async_op=True)
 ++
@@ -146,7 +146,7 @@ TEXT = '''
             if self.launched % 2:
                 work.wait()
 
-== bucketed_ddp | keeps who has arrived | gradients | in gradient_ready
+== bucketed_ddp | keeps who has arrived | gradients | so it was used too early. Step 1 went well
 --
         self.arrived.clear()
 ++
@@ -185,7 +185,7 @@ TEXT = '''
             flat.copy_(flat.half())
             work = self.comm.all_reduce(flat, "mean", async_op=True)
 
-== bucketed_ddp | every rank begins with its own values | begin | parameters of rank 1
+== bucketed_ddp | every rank begins with its own values | begin | values of rank 1
 --
             comm.broadcast(tensor.data, 0)
 ++

@@ -44,7 +44,7 @@ self.comm.broadcast(parameter.grad, 0)
 ++
             pass
 
-== flat_ddp | one by one | operations | 6 operations
+== flat_ddp | one by one | operations | one all_reduce is right
 --
         self.comm.all_reduce(flat, "mean")
 ++
@@ -130,14 +130,14 @@ all_reduce(parameter.grad.clone(), "mean"
             control.launch(list(range(first, min(first + 2, control.buckets))))
         control.wait_for_all()
 
-== launch_schedule | * one by one | pairs | operations of [1.0, 1.0
+== launch_schedule | * one by one | pairs | operations of 1, 1, 1, 1, 1, 1 buckets
 --
             control.launch(pair)
 ++
             for member in pair:
                 control.launch(member)
 
-== launch_schedule | pairs from the other end | odd | operations of [1.0, 2.0, 2.0]
+== launch_schedule | pairs from the other end | odd | 1, 2, 2 buckets, and 2, 2, 1 are right
 --
         first = bucket - bucket % 2
         pair = list(range(first, min(first + 2, control.buckets)))
@@ -341,6 +341,11 @@ BATCH
 == refactoring | reads before it is written | reads_later | rank 1
 --
     comm.barrier()
+++
+
+== refactoring | the last model, not the best | reads_later | that is not the file's
+--
+    load(model, path)
 ++
 
 == refactoring | a collective on one rank | losses | rank

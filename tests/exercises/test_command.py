@@ -52,6 +52,9 @@ def test_start_writes_the_task_and_never_over_your_work(tmp_path):
     assert file.read_text() == "mine\n"
     assert exercise("start", "7", "--again", at=tmp_path).returncode == 0
     assert "NotImplementedError" in file.read_text()
+    out = exercise("start", "7", "--folder", "my work", at=tmp_path)
+    assert "dpcore exercise check 7 --folder 'my work'" in out.stdout
+    assert (tmp_path / "my work" / "07_buckets" / "buckets.py").is_file()
 
 
 def test_hints_come_one_by_one(tmp_path):
@@ -105,7 +108,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
     ("text", "says"),
     [
         ("def plan_buckets(:\n", "is no Python: invalid syntax"),
-        ("", "AttributeError: module"),
+        ("", "there is no plan_buckets in buckets.py, which the task has"),
         ("import no_such_module\n", "raised ModuleNotFoundError (buckets.py, line 1"),
         ("def plan_buckets(*a):\n    return 7\n", "which is no list of lists"),
         ("class Mine(Exception): pass\nraise Mine('so')\n", "raised Mine (your own)"),
@@ -158,6 +161,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
         (["start", "99"], "they are numbered 1 to 17"),
+        (["start", "1", "mine"], "start 1 takes no mine: --folder says where your files are"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
         (["hint", "1", "--json"], "--json is about list and check"),
     ],
