@@ -90,8 +90,8 @@ def test_ulysses_has_the_bits_of_one_process(heads, shared, tokens, causal):
         assert torch.equal(got, wanted)
 
 
-# With one number in a head, MKL multiplies by a vector and adds up in an order that depends on where
-# the vector lies in memory.
+# With one number in a head, MKL multiplies by a vector and adds up in an order that depends on
+# where the vector lies in memory.
 SIZES = {"batch": st.integers(1, 3), "dim": st.integers(2, 20)}
 
 
