@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,16 @@ def contender(text: str) -> Contender:
     if kind in EXACT:
         return Contender(text, f"dpcore {kind} {cap}".strip())
     known = (TORCH, *DEFAULT_NAMES, *EXACT)
-    meant = difflib.get_close_matches(kind, known, 1)
     raise Error(
-        f"no contender {text!r}"
-        + (f", did you mean {meant[0]!r}?" if meant else ":")
-        + f" There are {', '.join(known)}, each with :MIB behind it for the size of buckets, and "
+        f"no contender {text!r}{_nearest(kind, known)} There are "
+        f"{', '.join(known)}, each with :MIB behind it for the size of buckets, and "
         "mine.py:MySchedule"
     )
+
+
+def _nearest(text: str, known: Iterable[str]) -> str:
+    meant = difflib.get_close_matches(text, known, 1)
+    return f", did you mean {meant[0]!r}?" if meant else ":"
 
 
 def contenders(text: str) -> list[Contender]:
@@ -117,11 +121,9 @@ def model(text: str) -> str:
     if names_code(text):
         check_file(text)
     elif text not in MODELS:
-        meant = difflib.get_close_matches(text, MODELS, 1)
         raise Error(
-            f"no model {text!r}"
-            + (f", did you mean {meant[0]!r}?" if meant else ":")
-            + f" There are {', '.join(MODELS)}, your own as my.py:make (`dpcore compare --example` "
+            f"no model {text!r}{_nearest(text, MODELS)} There are "
+            f"{', '.join(MODELS)}, your own as my.py:make (`dpcore compare --example` "
             "prints one to begin with), and all_reduce and the other collectives"
         )
     return text

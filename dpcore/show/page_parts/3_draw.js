@@ -13,11 +13,9 @@ class Painter {
 
   readColours() {
     const style = getComputedStyle(document.documentElement);
-    this.colour = new Proxy({}, { get: (_, name) => style.getPropertyValue(`--${name}`).trim() });
-    this.cached = {};
+    this.colour = {};
     for (const name of ["page", "panel", "ink", "dim", "line", "accent", "forward", "backward", "update", "input", "weight", "message", "span", "filling", "full",
-      "flight", "gather", "wait", "exposed", "gradient", "mark", "shade"]) this.cached[name] = this.colour[name];
-    this.colour = this.cached;
+      "flight", "gather", "wait", "exposed", "gradient", "mark", "shade"]) this.colour[name] = style.getPropertyValue(`--${name}`).trim();
   }
 
   resize(width, height) {
