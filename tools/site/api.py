@@ -71,9 +71,11 @@ def with_docstrings(app: Any, _name: str, source: list[str]) -> None:
     def block(match: re.Match[str]) -> str:
         lines = ["````{eval-rst}"]
         for name in match[1].split():
-            bare = name.removesuffix("()")
-            thing = package(str(app.srcdir))[bare.removeprefix("dpcore.")]
-            lines += described(thing, bare, bare != name)
+            path = name.removesuffix("()")
+            module, _, bare = path.rpartition(".")
+            thing = package(str(app.srcdir))[path.removeprefix("dpcore.")]
+            lines += [f".. py:currentmodule:: {module}", ""]
+            lines += described(thing, bare, path != name)
         return "\n".join([*lines, "````"])
 
     source[0] = BLOCK.sub(block, source[0])
