@@ -6,7 +6,7 @@ is called between backward and the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,28 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
+def elements_of(value: Any, known: Iterable[int] = (), seen: set[int] | None = None) -> int:
+    """Elements of the memory behind all tensors that can be reached from a value, each once;
+    without the memory that is ``known`` by its address, such as that of parameters."""
+    seen = set(known) if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        memory = value.untyped_storage()
+        if {memory.data_ptr(), value.data_ptr()} & seen or not value.numel():
+            return 0
+        seen.add(memory.data_ptr())
+        return memory.nbytes() // value.element_size()
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return sum(elements_of(part, (), seen) for part in value.values())
+    if isinstance(value, list | tuple | set):
+        return sum(elements_of(part, (), seen) for part in value)
+    if hasattr(value, "__dict__") and type(value).__module__.startswith("dpcore_exercise"):
+        return elements_of(vars(value), (), seen)
+    return 0
+
+
 class Momentum:
     """torch.optim.SGD with momentum, without the seconds that it takes to import."""
 
@@ -92,7 +114,8 @@ def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> d
     of each step, and what was sent."""
     module = Small(seed=7 + on.rank)
     model = make(module, on.comm)
-    found: dict[str, Any] = {"begin": values(module), "gradients": [], "sent": []}
+    found: dict[str, Any] = {"begin": values(module), "gradients": [], "sent": [], "kept": []}
+    parameters = [parameter.data_ptr() for parameter in module.parameters()]
     optimizer = Momentum(module)
     for step in range(steps):
         on.step = step + 1
@@ -104,6 +127,7 @@ def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> d
         found["gradients"].append(gradients(module))
         found["sent"].append(seen.sent())
         found["has_model"] = seen.has_model
+        found["kept"].append(elements_of(getattr(model, "__dict__", {}), parameters))
         optimizer.step()
     found["end"] = values(module)
     return found

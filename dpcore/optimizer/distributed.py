@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Unsupported
+from dpcore.optimizer import saved
 from dpcore.optimizer.part_steps import PartSteps
 from dpcore.optimizer.whole_steps import WholeSteps
 
@@ -130,6 +131,7 @@ def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
     kind = type(optimizer)
     is_torchs = kind.__module__.startswith("torch.optim")
     if (is_torchs and kind.__name__ in _ELEMENT_WISE) or getattr(kind, "element_wise", False):
+        saved.check_whole(optimizer)
         return
     is_known = is_torchs and kind.__name__ in _PER_PARAMETER
     if not (is_known or getattr(kind, "per_parameter", False)):

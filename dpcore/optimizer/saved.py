@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from dpcore.errors import Mismatch, Unsupported
 
@@ -122,6 +123,21 @@ def check_loadable(
             f"and this is rank {rank} of {world_size}. Save optimizer.full_state_dict(), which any "
             "number of ranks can load"
         )
+
+
+def check_whole(optimizer: Optimizer) -> None:
+    """Raises when the plain optimizer has loaded what one rank had saved of its part: torch's
+    ``load_state_dict`` looks at no shapes."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            is_row = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1
+            if is_row and value.shape != parameter.shape:
+                raise Mismatch(
+                    f"DistributedOptimizer: {key} of a parameter of shape {list(parameter.shape)} "
+                    f"has the shape {list(value.shape)}, as in the part of one rank, which "
+                    "state_dict() gives. Save optimizer.full_state_dict(), which the plain "
+                    "optimizer can load, too"
+                )
 
 
 def take_hyperparameters(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:

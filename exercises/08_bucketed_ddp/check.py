@@ -119,6 +119,17 @@ def check_hidden(lab):
         )
 
 
+def check_kept(lab):
+    """`finish` leaves nothing behind: what is kept does not grow from step to step."""
+    for rank, found in enumerate(lab.ranks("small", 3)):
+        _, before, _, after = found["kept"]
+        need(
+            after <= before,
+            f"rank {rank} keeps tensors with {before} elements after step 2, and with {after} "
+            "after step 4: what was in flight has arrived, and is not needed any more",
+        )
+
+
 def check_own(lab):
     """It is your own: no DataParallel does the work."""
     for rank, found in enumerate(lab.ranks("small", 3)):

@@ -1,6 +1,5 @@
 """Checks of the exercise beside this file."""
 
-import torch
 from torch import nn
 
 from dpcore.exercise import training
@@ -25,28 +24,8 @@ def trains(on, student):
             zero.step()
         found["sent"].append(seen.sent())
         found["values"].append(training.values(module))
-    found["state"] = elements_of(vars(zero), {p.data_ptr() for p in trained}, set())
+    found["state"] = training.elements_of(vars(zero), {p.data_ptr() for p in trained})
     return found
-
-
-def elements_of(value, known, seen):
-    """Elements of all tensors that can be reached from a value, each once, parameters left out."""
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        memory = value.untyped_storage()
-        if memory.data_ptr() in known or value.data_ptr() in known or not value.numel():
-            return 0
-        known.add(memory.data_ptr())
-        return memory.nbytes() // value.element_size()
-    if isinstance(value, dict):
-        return sum(elements_of(part, known, seen) for part in value.values())
-    if isinstance(value, (list, tuple, set)):
-        return sum(elements_of(part, known, seen) for part in value)
-    if hasattr(value, "__dict__") and type(value).__module__.startswith("dpcore_exercise"):
-        return elements_of(vars(value), known, seen)
-    return 0
 
 
 def alone(on, _):

@@ -157,12 +157,21 @@ def a_hook(model, optimizer):
     model.register_comm_hook(None, lambda state, bucket: None)
 
 
+def state_of_one_rank(model, optimizer):
+    """A script that saves state_dict() on rank 0, and loads it before it wraps the optimizer."""
+    plain = torch.optim.SGD(nn.Linear(6, 3).parameters(), lr=0.1, momentum=0.9)
+    part = {0: {"momentum_buffer": torch.ones(9)}, 1: {"momentum_buffer": torch.ones(3)}}
+    plain.load_state_dict({"state": part, "param_groups": plain.state_dict()["param_groups"]})
+    dpcore.DistributedOptimizer(plain, model)
+
+
 REFUSED = {
     without_the_line: "optimizer = dpcore.DistributedOptimizer",
     a_closure: r"call step\(\) without one",
     a_second_optimizer: "as parameter groups",
     a_second_backward: r"no_sync\(\)",
     a_hook: "hook",
+    state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
 }
 
 

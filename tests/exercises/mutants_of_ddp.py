@@ -152,6 +152,11 @@ TEXT = '''
 ++
         pass
 
+== bucketed_ddp | keeps what was in flight | kept | is not needed any more
+--
+        self.in_flight.clear()
+++
+
 == bucketed_ddp | never begins again | gradients | step 2
 --
         self.launched = 0
