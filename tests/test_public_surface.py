@@ -75,12 +75,15 @@ def lines_of_stub(node):
         yield f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
 
 
+CLOSING = "dpcore.ddp.torch_face.torch_surface"
 MADE_BY_PROGRAMS = {"DataParallel", "DiLoCo", "LocalSGD"}  # the others come from functions
 
 
 def members(cls):
     parts = [base for base in cls.__mro__ if base in (cls, NativeCalls, LocalUpdates)]
     shown = {n: v for part in parts for n, v in vars(part).items() if not n.startswith("_")}
+    # What only newer versions of torch have, and DataParallel closes, is none of ours.
+    shown = {n: v for n, v in shown.items() if getattr(v, "__module__", "") != CLOSING}
     return shown | ({"__init__": cls.__init__} if cls.__name__ in MADE_BY_PROGRAMS else {})
 
 

@@ -1,6 +1,6 @@
 """Compiles every torch-facing file against the headers of several torch versions.
 
-    python tools/compile_matrix.py                        # 2.11, 2.12 and 2.13
+    python tools/compile_matrix.py                        # 2.11 to 2.15
     python tools/compile_matrix.py --torch 2.12 --jobs 4 --verbose
 
 Headers change between torch versions, and only one of them is installed here. This asks pip where
@@ -31,7 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "torch-headers"
-VERSIONS = ["2.11", "2.12", "2.13"]
+VERSIONS = ["2.11", "2.12", "2.13", "2.14", "2.15"]
 # What the module is compiled with, as far as it decides about syntax (setup.py).
 FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-w", "-fsyntax-only"]
 DEFINES = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]

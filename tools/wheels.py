@@ -141,14 +141,15 @@ def retagged(wheel: Path, folder: Path, auditwheel: Path) -> Path:
 # ---- the matrix ------------------------------------------------------------------------------
 
 
-def torch_versions() -> list[str]:
-    """Minor versions that the package index has, since the oldest that dpcore works with."""
+def torch_versions(python: str) -> list[str]:
+    """Minor versions that the package index has for a Python, since the oldest that dpcore works
+    with; none where the index does not answer. A new torch leaves the oldest Python behind."""
     pip = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    pip += ["--only-binary=:all:", "--python-version", python]
     out = subprocess.run(pip, capture_output=True, text=True)
     known = re.findall(r"\b(\d+)\.(\d+)\.\d+", out.stdout)
     minors = sorted({(int(major), int(minor)) for major, minor in known})
-    found = [f"{major}.{minor}" for major, minor in minors if (major, minor) >= OLDEST_TORCH]
-    return found or compile_matrix.VERSIONS
+    return [f"{major}.{minor}" for major, minor in minors if (major, minor) >= OLDEST_TORCH]
 
 
 def interpreter(version: str) -> Path | None:
@@ -180,7 +181,7 @@ def compile_core(python: str, torch: str) -> Core:
     return wanted[python, torch]
 
 
-def plan(pythons: Iterable[str], torches: Sequence[str]) -> list[tuple[str, str]]:
+def plan(pythons: Iterable[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
     """What will be compiled, printed with the time that it takes."""
     cells, missing = [], []
     for python in pythons:
@@ -188,7 +189,11 @@ def plan(pythons: Iterable[str], torches: Sequence[str]) -> list[tuple[str, str]
         if place is None:
             missing.append(python)
             continue
-        print(f"Python {python} ({place}): torch {', '.join(torches)}")
+        known = torch_versions(python) or wanted or compile_matrix.VERSIONS
+        torches = [torch for torch in wanted or known if torch in known]
+        print(f"Python {python} ({place}): torch {', '.join(torches) or 'none'}")
+        if absent := [torch for torch in wanted if torch not in known]:
+            print(f"  the package index has no torch {', '.join(absent)} for Python {python}")
         cells += [(python, torch) for torch in torches]
     for python in missing:
         print(
@@ -226,8 +231,8 @@ def main() -> None:
     begin = time.monotonic()
     cores = built_cores(ROOT / "dpcore" / "_cores")
     if options.matrix:
-        torches = options.torch.split(",") if options.torch else torch_versions()
-        cells = plan(options.python.split(","), torches)
+        wanted = options.torch.split(",") if options.torch else []
+        cells = plan(options.python.split(","), wanted)
         if options.list:
             return
         cores = []

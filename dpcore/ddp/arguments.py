@@ -145,12 +145,18 @@ def check_together(
     return device_mesh.get_group(mesh_dim=0)
 
 
-def warn_of_check_reduction(check_reduction: bool) -> None:
+def warn_of_no_effect(check_reduction: bool, lazy_bucket_allocation: bool) -> None:
     if check_reduction:
         warnings.warn(
             "check_reduction is deprecated by torch and has no effect: reductions are always "
             "checked",
             FutureWarning,
+            stacklevel=3,
+        )
+    if lazy_bucket_allocation:
+        warnings.warn(
+            "lazy_bucket_allocation has no effect: buckets keep their memory between steps",
+            UserWarning,
             stacklevel=3,
         )
 

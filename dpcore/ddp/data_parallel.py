@@ -101,6 +101,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
         *,
         comm: Any = None,
         schedule: str | LaunchSchedule = "auto",
@@ -124,7 +125,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         trained = parameters.trained_parameters(module, self.parameters_to_ignore)
         wanted = [p for _, p in delayed] or [p for _, p in trained]
         arguments.check_parameters(trained or delayed, module, self.parameters_to_ignore)
-        arguments.warn_of_check_reduction(check_reduction)
+        arguments.warn_of_no_effect(check_reduction, lazy_bucket_allocation)
         self.forward_sync_buffers, buffers_at_init = arguments.buffer_options(
             broadcast_buffers, forward_sync_buffers
         )
@@ -146,7 +147,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.batched_grad_copy = batched_grad_copy
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
-        self.static_graph = static_graph
+        self.static_graph, self.lazy_bucket_allocation = static_graph, lazy_bucket_allocation
         self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True

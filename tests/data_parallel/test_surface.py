@@ -49,6 +49,13 @@ def test_what_is_inherited():
         model = dpcore.DataParallel(Small(), comm=comm)
         with pytest.raises(dpcore.Unsupported, match="_ddp_init_helper is a part of how torch"):
             model._ddp_init_helper()
+        if hasattr(DistributedDataParallel, "finalize_backward"):  # from torch 2.15 on
+            assert not model.require_manual_backward_finalization
+            assert not model.should_finalize_after_backward
+            with pytest.raises(dpcore.Unsupported):
+                model.require_manual_backward_finalization = True
+            with pytest.raises(dpcore.Unsupported, match="finalize_backward is a part of how"):
+                model.finalize_backward()
         assert model.train(False) is model
         assert not model.module.training
         assert model.to_kwargs((torch.ones(1),), {}, 0) is not None
@@ -62,8 +69,8 @@ def test_the_constructors_arguments_are_torchs():
     torchs = inspect.signature(DistributedDataParallel.__init__).parameters
     own = [name for name, p in ours.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert own == ["comm", "schedule", "deterministic"]
-    if "forward_sync_buffers" in torchs:  # from 2.13 on
-        assert [n for n in ours if n not in own] == list(torchs)
+    # forward_sync_buffers since 2.13, lazy_bucket_allocation since 2.15: each was the last.
+    assert [n for n in ours if n not in own][: len(torchs)] == list(torchs)
     known = set(torchs) & set(ours) - {"self"}
     different = {name for name in known if ours[name].default != torchs[name].default}
     assert different <= {"gradient_as_bucket_view", "broadcast_buffers"}
@@ -131,6 +138,8 @@ def test_arguments_that_torch_warns_of():
             with pytest.warns(FutureWarning, match=text):
                 model = dpcore.DataParallel(Small(), comm=comm, **options)
         assert model.forward_sync_buffers
+        with pytest.warns(UserWarning, match="lazy_bucket_allocation has no effect"):
+            assert dpcore.DataParallel(Small(), comm=comm, lazy_bucket_allocation=True)
 
     alone(body)
 

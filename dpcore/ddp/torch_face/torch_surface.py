@@ -46,6 +46,8 @@ class TorchSurface(BufferMethods):
     """Passes for torch's class; its ``__init__`` never runs."""
 
     module: nn.Module
+    # What properties of torch 2.15 read: a backward is over when it returns.
+    _require_manual_backward_finalization = False
     group: GradientGroup
     _model_group: ModelGroup
     logger: Logger
