@@ -22,7 +22,7 @@ def build(source, target, *options):
     command = [sys.executable, "-m", "sphinx", "-qEW", "--keep-going", "-c", ROOT / "tools/site"]
     return subprocess.run(
         [*command, *options, "-d", target.parent / "doctrees", source, target],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=500,
     )  # fmt: skip
 
 
