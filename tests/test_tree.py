@@ -44,7 +44,7 @@ FOLDERS = {
     "reducer/launch": "comm/base plan",
     "reducer/bucket": "comm/base comm/reduce comm/group comm tensors plan",
     "reducer/backward": "comm/base tensors plan bucket",
-    "reducer/legs": "comm/base plan launch bucket",
+    "reducer/legs": "comm/base plan launch bucket backward",
     "reducer": "comm/base tensors plan launch bucket backward legs",
     "torch_backend": "comm/base comm/collective comm cuda/stream cuda tensors",
     "bindings": EVERYTHING,

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
 
@@ -17,108 +18,15 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-// {name: (offset, bytes, signed)}
-template <class Field>
-void put(py::dict& fields, const char* name, size_t offset) {
-  fields[name] =
-      py::make_tuple(offset, sizeof(Field),
-                     std::is_signed_v<Field> || std::is_same_v<Field, std::atomic<int64_t>> ||
-                         std::is_same_v<Field, std::atomic<int32_t>>);
+// A field's name and (offset, bytes, signed).
+template <class Type>
+py::tuple field(const char* name, size_t offset) {
+  constexpr bool is_signed = std::is_signed_v<Type> || std::is_same_v<Type, std::atomic<int64_t>> ||
+                             std::is_same_v<Type, std::atomic<int32_t>>;
+  return py::make_tuple(name, py::make_tuple(offset, sizeof(Type), is_signed));
 }
 
-#define DPCORE_FIELD(fields, type, name) \
-  put<decltype(type::name)>(fields, #name, offsetof(type, name))
-
-py::dict header_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, ArenaHeader, magic);
-  DPCORE_FIELD(fields, ArenaHeader, version);
-  DPCORE_FIELD(fields, ArenaHeader, process);
-  DPCORE_FIELD(fields, ArenaHeader, root_control_offset);
-  return fields;
-}
-
-py::dict mirrors_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, MirrorHeader, magic);
-  DPCORE_FIELD(fields, MirrorHeader, version);
-  DPCORE_FIELD(fields, MirrorHeader, process);
-  DPCORE_FIELD(fields, MirrorHeader, first);
-  DPCORE_FIELD(fields, MirrorHeader, stride);
-  return fields;
-}
-
-py::dict message_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, MessageWait, seen_ns);
-  DPCORE_FIELD(fields, MessageWait, since_ns);
-  DPCORE_FIELD(fields, MessageWait, tag);
-  DPCORE_FIELD(fields, MessageWait, bytes);
-  DPCORE_FIELD(fields, MessageWait, peer);
-  DPCORE_FIELD(fields, MessageWait, sends);
-  return fields;
-}
-
-py::dict where_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, Whereabouts, changes);
-  DPCORE_FIELD(fields, Whereabouts, seen_ns);
-  DPCORE_FIELD(fields, Whereabouts, since_ns);
-  DPCORE_FIELD(fields, Whereabouts, operations);
-  DPCORE_FIELD(fields, Whereabouts, text);
-  return fields;
-}
-
-py::dict control_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, ControlBlock, magic);
-  DPCORE_FIELD(fields, ControlBlock, version);
-  DPCORE_FIELD(fields, ControlBlock, rank);
-  DPCORE_FIELD(fields, ControlBlock, world);
-  DPCORE_FIELD(fields, ControlBlock, member);
-  DPCORE_FIELD(fields, ControlBlock, job);
-  DPCORE_FIELD(fields, ControlBlock, group);
-  DPCORE_FIELD(fields, ControlBlock, left);
-  DPCORE_FIELD(fields, ControlBlock, operations_seen);
-  DPCORE_FIELD(fields, ControlBlock, alive_ns);
-  DPCORE_FIELD(fields, ControlBlock, abort);
-  DPCORE_FIELD(fields, ControlBlock, message);
-  DPCORE_FIELD(fields, ControlBlock, where);
-  DPCORE_FIELD(fields, ControlBlock, history);
-  return fields;
-}
-
-py::dict abort_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, AbortRecord, state);
-  DPCORE_FIELD(fields, AbortRecord, kind);
-  DPCORE_FIELD(fields, AbortRecord, culprit);
-  DPCORE_FIELD(fields, AbortRecord, when_ns);
-  DPCORE_FIELD(fields, AbortRecord, reason);
-  return fields;
-}
-
-py::dict history_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, HistoryEntry, number);
-  DPCORE_FIELD(fields, HistoryEntry, fingerprint);
-  DPCORE_FIELD(fields, HistoryEntry, bytes);
-  DPCORE_FIELD(fields, HistoryEntry, begin_ns);
-  DPCORE_FIELD(fields, HistoryEntry, end_ns);
-  return fields;
-}
-
-py::dict fingerprint_fields() {
-  py::dict fields;
-  DPCORE_FIELD(fields, Fingerprint, collective);
-  DPCORE_FIELD(fields, Fingerprint, dtype);
-  DPCORE_FIELD(fields, Fingerprint, op);
-  DPCORE_FIELD(fields, Fingerprint, root);
-  DPCORE_FIELD(fields, Fingerprint, count);
-  return fields;
-}
-
-#undef DPCORE_FIELD
+#define FIELD(type, name) field<decltype(type::name)>(#name, offsetof(type, name))
 
 template <class Enum>
 py::list names(int count) {
@@ -134,25 +42,50 @@ py::dict control_layout() {
   layout["magic"] = kControlMagic;
   layout["version"] = kLayoutVersion;
   layout["history"] = kHistory;
-  layout["sizes"] = py::dict(
-      py::arg("header") = sizeof(ArenaHeader), py::arg("control") = sizeof(ControlBlock),
-      py::arg("abort") = sizeof(AbortRecord), py::arg("history_entry") = sizeof(HistoryEntry),
-      py::arg("fingerprint") = sizeof(Fingerprint), py::arg("mirrors") = sizeof(MirrorHeader),
-      py::arg("message") = sizeof(MessageWait), py::arg("where") = sizeof(Whereabouts));
-  layout["header"] = header_fields();
-  layout["control"] = control_fields();
-  layout["abort"] = abort_fields();
-  layout["history_entry"] = history_fields();
-  layout["fingerprint"] = fingerprint_fields();
-  layout["mirrors"] = mirrors_fields();
-  layout["message"] = message_fields();
-  layout["where"] = where_fields();
+  py::dict sizes;
+  layout["sizes"] = sizes;
+  const auto add = [&](const char* name, size_t size, std::initializer_list<py::tuple> fields) {
+    sizes[name] = size;
+    layout[name] = py::dict();
+    for (const py::tuple& one : fields) {
+      layout[name][one[0]] = one[1];
+    }
+  };
+  add("header", sizeof(ArenaHeader),
+      {FIELD(ArenaHeader, magic), FIELD(ArenaHeader, version), FIELD(ArenaHeader, process),
+       FIELD(ArenaHeader, root_control_offset)});
+  add("control", sizeof(ControlBlock),
+      {FIELD(ControlBlock, magic), FIELD(ControlBlock, version), FIELD(ControlBlock, rank),
+       FIELD(ControlBlock, world), FIELD(ControlBlock, member), FIELD(ControlBlock, job),
+       FIELD(ControlBlock, group), FIELD(ControlBlock, left), FIELD(ControlBlock, operations_seen),
+       FIELD(ControlBlock, alive_ns), FIELD(ControlBlock, abort), FIELD(ControlBlock, message),
+       FIELD(ControlBlock, where), FIELD(ControlBlock, history)});
+  add("abort", sizeof(AbortRecord),
+      {FIELD(AbortRecord, state), FIELD(AbortRecord, kind), FIELD(AbortRecord, culprit),
+       FIELD(AbortRecord, when_ns), FIELD(AbortRecord, reason)});
+  add("history_entry", sizeof(HistoryEntry),
+      {FIELD(HistoryEntry, number), FIELD(HistoryEntry, fingerprint), FIELD(HistoryEntry, bytes),
+       FIELD(HistoryEntry, begin_ns), FIELD(HistoryEntry, end_ns)});
+  add("fingerprint", sizeof(Fingerprint),
+      {FIELD(Fingerprint, collective), FIELD(Fingerprint, dtype), FIELD(Fingerprint, op),
+       FIELD(Fingerprint, root), FIELD(Fingerprint, count)});
+  add("mirrors", sizeof(MirrorHeader),
+      {FIELD(MirrorHeader, magic), FIELD(MirrorHeader, version), FIELD(MirrorHeader, process),
+       FIELD(MirrorHeader, first), FIELD(MirrorHeader, stride)});
+  add("message", sizeof(MessageWait),
+      {FIELD(MessageWait, seen_ns), FIELD(MessageWait, since_ns), FIELD(MessageWait, tag),
+       FIELD(MessageWait, bytes), FIELD(MessageWait, peer), FIELD(MessageWait, sends)});
+  add("where", sizeof(Whereabouts),
+      {FIELD(Whereabouts, changes), FIELD(Whereabouts, seen_ns), FIELD(Whereabouts, since_ns),
+       FIELD(Whereabouts, operations), FIELD(Whereabouts, text)});
   layout["collectives"] = names<Collective>(kCollectiveCount);
   layout["dtypes"] = names<DType>(kDTypeCount);
   layout["ops"] = names<ReduceOp>(kReduceOpCount);
   layout["errors"] = names<ErrorKind>(static_cast<int>(kErrorClasses.size()));
   return layout;
 }
+
+#undef FIELD
 
 }  // namespace
 

@@ -18,6 +18,7 @@
 #include "bindings/translate.h"
 #include "comm/base/fnv.h"
 #include "reducer/bucket/bucket_communicator_native.h"
+#include "reducer/plan/bucket_plan.h"
 #include "tensors/tensor_memory.h"
 
 namespace py = pybind11;
@@ -357,7 +358,7 @@ void register_reducer(py::module_& m) {
       .def("backward_begins", &Reducer::backward_begins)
       .def("copies",
            [](const Reducer& reducer) {
-             const Reducer::Copies& copies = reducer.copies();
+             const GradientCopier::Counts& copies = reducer.copies();
              py::dict out;
              out["launches"] = copies.launches;
              out["together"] = copies.together;

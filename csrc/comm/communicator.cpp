@@ -237,11 +237,9 @@ void Communicator::wait(Operation& operation, double timeout_s,
   const int64_t deadline = timeout_s > 0 ? now_ns() + to_ns(timeout_s) : INT64_MAX;
   try {
     if (!context_->engine().wait(operation, deadline, interrupt)) {
-      char seconds[32];
-      std::snprintf(seconds, sizeof(seconds), "%.3g", timeout_s);
       group_->fail(ErrorKind::timeout, operation.first_late(),
-                   operation.describe() + " was not complete " + seconds +
-                       " s after wait() began; " + operation.who_is_late());
+                   operation.describe() + " was not complete " + in_seconds(timeout_s) +
+                       " after wait() began; " + operation.who_is_late());
     }
   } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
     group_->fail(

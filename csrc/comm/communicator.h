@@ -93,8 +93,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // `algorithm` empty: the communicator's own. Validates before anything is submitted.
   void run(Request request, const std::string& algorithm, const Engine::Interrupt& interrupt);
-  // The same, but returns the operation to be waited for when it is not complete after so many
-  // looks, and null when it is.
+  // What every rank says of itself: a value of plain memory.
+  template <class Value>
+  std::vector<Value> hear_all(const Value& own, const Engine::Interrupt& interrupt) {
+    std::vector<Value> all(static_cast<size_t>(world()));
+    Request request;
+    request.collective = Collective::all_gather;
+    request.count = sizeof(Value);
+    request.input = reinterpret_cast<const std::byte*>(&own);
+    request.output = reinterpret_cast<std::byte*>(all.data());
+    run(std::move(request), "auto", interrupt);
+    return all;
+  }
+  // The same as run(), but returns the operation to be waited for when it is not complete after so
+  // many looks, and null when it is.
   Work begin(Request request, const std::string& algorithm, int looks);
   // Throws before the operation has a number, or not at all. Not in `background`: only waits drive
   // it, so somebody must wait for it on every rank.

@@ -26,8 +26,7 @@ std::vector<int> Communicator::hosts_for_costs() const {
 
 void Communicator::choose_algorithm(Request& request, const std::string& name) {
   const bool by_messages = goes_by_messages();
-  const bool uneven_exchange =
-      request.collective == Collective::all_to_all && !request.input_parts.empty();
+  const bool uneven_exchange = announces_parts(request);
   if (uneven_exchange && (request.program || (!name.empty() && name != "auto"))) {
     throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
   }
@@ -48,8 +47,8 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
   const AskedAlgorithm asked = resolve_algorithm(request.collective, name, options_.algorithm);
   if (asked.is_open()) {
     // A small operation over TCP needs no messages, unless a link is to hold them back.
-    if (by_messages && (options_.link || !CollectiveOperation::is_small(request, world()))) {
-      const size_t bytes = CollectiveOperation::bytes_of(request, world());
+    if (by_messages && (options_.link || !is_small(request, world()))) {
+      const size_t bytes = bytes_of(request, world());
       request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
                                      request.collective, request.root);
     }
@@ -77,7 +76,7 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
     return why;
   }
   if (goes_by_messages()) {
-    const bool small = bytes <= CollectiveOperation::kSmallBytes && !options_.link;
+    const bool small = bytes <= kSmallBytes && !options_.link;
     why.way = small && !why.asked ? Explanation::Way::entry : Explanation::Way::messages;
   } else {
     const bool fused =

@@ -19,15 +19,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
   };
   // Nobody knows yet how large its group will be: room for everybody.
   auto block = endpoint().arena().allocate(Group::control_bytes(world()), 64);
-  Entry own{color, key, context_->next_group(), endpoint().arena().offset_of(block.get(), 1)};
-  std::vector<Entry> entries(world());
-  Request request;
-  request.collective = Collective::all_gather;
-  request.dtype = DType::u8;
-  request.count = sizeof(Entry);
-  request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(entries.data());
-  run(request, "auto", interrupt);
+  const Entry own{color, key, context_->next_group(), endpoint().arena().offset_of(block.get(), 1)};
+  const std::vector<Entry> entries = hear_all(own, interrupt);
 
   std::vector<int> ranks;
   for (int r = 0; r < world(); ++r) {
@@ -53,9 +46,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
                            {endpoint().job(), name, members[new_rank]});
     remote = Group::meet_remote(endpoint(), members, new_rank, name);
   }
-  Request barrier;  // nobody looks at a control block, or sends a frame, before it is prepared
-  barrier.collective = Collective::barrier;
-  run(barrier, "auto", interrupt);
+  // A barrier: nobody looks at a control block, or sends a frame, before it is prepared.
+  run(Request{}, "auto", interrupt);
   if (new_world == 0) {
     return nullptr;
   }

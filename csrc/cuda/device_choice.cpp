@@ -27,18 +27,6 @@ void write(char (&field)[size], const std::string& text) {
   text.copy(field, size - 1);
 }
 
-std::vector<RankInfo> everybody(Communicator& control, const RankInfo& own,
-                                const Engine::Interrupt& interrupt) {
-  std::vector<RankInfo> infos(static_cast<size_t>(control.world()));
-  Request request;
-  request.collective = Collective::all_gather;
-  request.count = sizeof(RankInfo);
-  request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(infos.data());
-  control.run(std::move(request), "auto", interrupt);
-  return infos;
-}
-
 bool share_a_device(const std::vector<RankInfo>& infos) {
   for (size_t a = 0; a < infos.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
@@ -97,7 +85,7 @@ std::shared_ptr<StreamCommunicator> start(std::shared_ptr<Communicator> control,
       write(own.no_nccl, problem.what());
     }
   }
-  if (chosen_of(everybody(*control, own, choice.options.interrupt)) == kNccl) {
+  if (chosen_of(control->hear_all(own, choice.options.interrupt)) == kNccl) {
     return NcclCommunicator::start(std::move(control), std::move(device), choice.options,
                                    choice.libraries);
   }

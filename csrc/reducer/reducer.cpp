@@ -3,7 +3,6 @@
 #include "reducer/reducer.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <map>
@@ -15,19 +14,14 @@
 #include "comm/base/fnv.h"
 #include "reducer/bucket/joined.h"
 #include "reducer/bucket/lent.h"
+#include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
 namespace {
 
-bool is_permutation_of(const std::vector<size_t>& order, size_t n) {
-  std::vector<bool> seen(n);
-  for (const size_t i : order) {
-    if (i >= n || seen[i]) {
-      return false;
-    }
-    seen[i] = true;
-  }
-  return order.size() == n;
+// There are none when all parameters are somebody else's.
+at::Device device_of(const std::vector<Gradient>& gradients) {
+  return gradients.empty() ? at::Device(at::kCPU) : gradients.front().parameter.device();
 }
 
 }  // namespace
@@ -36,20 +30,19 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
                  Settings settings, std::shared_ptr<BucketCommunicator> communicator,
                  std::shared_ptr<LaunchSchedule> schedule, Callbacks callbacks)
     : gradients_(std::move(gradients)),
-      modules_(std::move(modules)),
       settings_(std::move(settings)),
       communicator_(std::move(communicator)),
-      schedule_(std::move(schedule)),
       callbacks_(std::move(callbacks)),
-      listens_(schedule_->listens()),
-      legs_(schedule_->journey(), communicator_),
-      whole_buckets_(schedule_->whole_buckets()) {
-  if (whole_buckets_ > 0 && !legs_.journey().updates_parts()) {
-    throw Unsupported("schedule '" + schedule_->name() +
-                      "': whole_buckets() is for the journey reduce_scatter, update, all_gather; "
-                      "on others each rank needs all averages");
-  }
-  settings_.caps = schedule_->caps(std::move(settings_.caps));
+      device_(device_of(gradients_)),
+      failure_{settings_.model, settings_.advice, nullptr},
+      trace_(communicator_, settings_.traced_as),
+      copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
+      launcher_({gradients_, buckets_, communicator_, device_, copier_, iteration_, norms_, watch_,
+                 trace_, failure_, settings_.profiled_as, settings_.tag, scale_, callbacks_.update,
+                 [this] { finish_iteration(); }},
+                std::move(modules), std::move(schedule)),
+      used_(gradients_.size(), communicator_, device_) {
+  settings_.caps = launcher_.schedule().caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
   arrival_ns_.reserve(gradients_.size());
   undefined_.reserve(gradients_.size());
@@ -59,12 +52,6 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
   std::vector<size_t> order(gradients_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   make_buckets(order, false);
-  const at::Device device =  // of none when all parameters are somebody else's
-      gradients_.empty() ? at::Device(at::kCPU) : gradients_.front().parameter.device();
-  used_.resize(gradients_.size());
-  accumulated_.resize(gradients_.size());
-  used_anywhere_ =
-      communicator_->allocate(std::max<size_t>(gradients_.size(), 1), at::kInt, device);
   if (settings_.static_graph) {
     set_static_graph();
   }
@@ -79,18 +66,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
 
 Reducer::~Reducer() {
   hooks_.reset();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const Bucket& bucket = buckets_[b];
-    if (bucket.state == Bucket::launched && !bucket.skipped) {
-      if (hook_) {
-        hook_->abandon(b);
-      } else if (bucket.first_joined == b) {
-        communicator_->abandon(b, bucket.joined_count > 1 ? bucket.joined : bucket.travelling());
-      }
-    } else if (legs_.is_in_flight(b)) {
-      legs_.abandon(b, bucket);
-    }
-  }
+  launcher_.abandon();
   if (norms_) {
     norms_->abandon(*communicator_, buckets_.size() + 1);
   }
@@ -127,7 +103,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
       if (gradient.is_in_place()) {
         moving.push_back(i);
       }
-      leave_part_to_holders(gradient);
+      copier_.leave_part_to_holders(gradient);
     }
     gradient.part.reset();
   }
@@ -135,57 +111,47 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
   std::vector<size_t> sizes;
   std::vector<at::Tensor> like;
   for (const std::vector<size_t>& members : plan) {
-    sizes.push_back(legs_.padded(flat_elements(members, gradients_),
-                                 gradients_[members.front()].parameter.element_size()));
+    sizes.push_back(launcher_.legs().padded(flat_elements(members, gradients_),
+                                            gradients_[members.front()].parameter.element_size()));
     like.push_back(gradients_[members.front()].parameter);
   }
-  order_ = schedule_->order(plan.size());
-  if (!is_permutation_of(order_, plan.size())) {
-    throw Unsupported("schedule '" + schedule_->name() + "': order(" + std::to_string(plan.size()) +
-                      ") must name every bucket from 0 on exactly once");
-  }
+  const std::vector<size_t>& launches = launcher_.make_order(plan.size());
   std::vector<at::Tensor> flats =
-      whole_buckets_ > 0 ? lend_flats(sizes, like, order_, whole_buckets_, *communicator_)
-                         : allocate_flats(sizes, like, schedule_->may_join(), *communicator_);
+      launcher_.whole_buckets() > 0
+          ? lend_flats(sizes, like, launches, launcher_.whole_buckets(), *communicator_)
+          : allocate_flats(sizes, like, launcher_.schedule().may_join(), *communicator_);
   for (size_t b = 0; b < plan.size(); ++b) {
     buckets_.push_back(make_bucket(b, std::move(plan[b]), gradients_, std::move(flats[b])));
     Bucket& bucket = buckets_.back();
     bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
-    if (whole_buckets_ > 0) {
+    if (launcher_.whole_buckets() > 0) {
       bucket.kept =
           at::zeros({bucket.flat.numel() / communicator_->world()}, bucket.flat.options());
     }
-    choose_copies(bucket);
+    copier_.prepare(bucket);
   }
   for (const size_t i : moving) {
     gradients_[i].collect();
-    settle(gradients_[i]);
+    copier_.settle(gradients_[i]);
   }
-  requested_.assign(buckets_.size(), std::nullopt);
-  legs_.buckets_changed(buckets_.size());
-  find_order_of_need();
-  communicator_->reserve(buckets_.size() + 2);  // the map of used gradients, and norms
-  if (hook_) {
-    hook_->buckets_changed(buckets_.size());
-  }
+  launcher_.buckets_changed();
 }
 
 void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
   wait_for_gradients();
-  hook_ = std::move(hook);
-  if (hook_) {
-    hook_->buckets_changed(buckets_.size());
-  }
-  narrow_type_.reset();  // a hook gets the gradients as they are
-  for (Bucket& bucket : buckets_) {
-    choose_copies(bucket);
-  }
+  launcher_.use_hook(std::move(hook));
+  copier_.travel_as(std::nullopt);  // a hook gets the gradients as they are
+}
+
+void Reducer::reduce_as(at::ScalarType type) {
+  use_hook(nullptr);
+  copier_.travel_as(type);
 }
 
 void Reducer::set_static_graph() {
-  if (completed_ > 0) {
+  if (iteration_.completed > 0) {
     throw Error("a static graph is recorded in the first iteration, and this model has run " +
-                std::to_string(completed_) +
+                std::to_string(iteration_.completed) +
                 ": the setting should be called before training loop starts");
   }
   settings_.find_unused = false;  // the record says it
@@ -194,13 +160,13 @@ void Reducer::set_static_graph() {
 
 void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps) {
   if (!is_permutation_of(order, gradients_.size())) {
-    throw Mismatch("rank " + std::to_string(communicator_->rank()) + " has " +
-                   std::to_string(gradients_.size()) + " gradients, rank 0 sent an order of " +
-                   std::to_string(order.size()) + "; wrap the same model on all ranks");
+    throw Mismatch("rank " + std::to_string(rank()) + " has " + std::to_string(gradients_.size()) +
+                   " gradients, rank 0 sent an order of " + std::to_string(order.size()) +
+                   "; wrap the same model on all ranks");
   }
   wait_for_gradients();
   if (!caps.empty()) {
-    settings_.caps = schedule_->caps(std::move(caps));
+    settings_.caps = launcher_.schedule().caps(std::move(caps));
   }
   make_buckets(order, true);
   rebuilt_ = true;
@@ -208,21 +174,19 @@ void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> ca
 
 void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
   wait_for_gradients();
-  schedule_ = std::move(schedule);
-  listens_ = schedule_->listens();
-  order_ = schedule_->order(buckets_.size());
+  launcher_.use_schedule(std::move(schedule));
 }
 
 void Reducer::begin_forward() {
-  if (legs_.journey().updates()) {
-    begin_forward_on_journey();
-  } else if (!listens(LaunchSchedule::forward_begin)) {
+  if (launcher_.legs().journey().updates()) {
+    launcher_.forward_begins_on_journey();
+  } else if (!launcher_.listens(LaunchSchedule::forward_begin)) {
     wait_for_gradients();
   }
   check_complete();
   for (const Gradient& gradient : gradients_) {
     if (!gradient.kind.type_equal(gradient.parameter.options())) {
-      raise_changed(gradient);
+      raise_changed(rank(), gradient);
     }
   }
   for (const std::weak_ptr<Reducer>& other : shared_with_) {
@@ -235,31 +199,30 @@ void Reducer::begin_forward() {
 }
 
 void Reducer::check_complete() {
-  if (open_ && arrived_ > 0) {
+  if (iteration_.open && iteration_.arrived > 0) {
     // The cause of an incomplete iteration, rather than the effect.
     try {
       communicator_->check_usable();
     } catch (const Error&) {
-      if (!first_failure_) {
-        first_failure_ = std::current_exception();
-      }
+      failure_.note(std::current_exception());
     }
-    if (first_failure_) {
-      std::rethrow_exception(first_failure_);
+    if (failure_.first) {
+      std::rethrow_exception(failure_.first);
     }
-    raise_incomplete();
+    raise_incomplete(rank(), gradients_, iteration_.number, iteration_.step(),
+                     static_graph_ != nullptr);
   }
 }
 
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
   times_.forward_end_ns = now_ns();
   watch_.goes_on(times_.forward_end_ns);
-  if (open_) {
-    unfinished_ = 0;  // no backward has followed the last forward
-    open_ = false;
+  if (iteration_.open) {
+    iteration_.unfinished = 0;  // no backward has followed the last forward
+    iteration_.open = false;
   }
-  if (unfinished_ > 0) {
-    finish_journeys();
+  if (iteration_.unfinished > 0) {
+    launcher_.finish_journeys();
   }
   synchronised_ = synchronised;
   if (!synchronised) {
@@ -276,29 +239,18 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   open(false);
 }
 
-void Reducer::forward_of_module_begins(size_t module) {
-  if (listens(LaunchSchedule::forward_begin) && is_on_journey()) {
-    in_forward_ = true;
-    const auto afterwards = c10::make_scope_exit([this] { in_forward_ = false; });
-    schedule_->on_forward_begin(*this, module);
-  }
-}
-
 void Reducer::open(bool again) {
-  ++iteration_;
-  open_ = true;
-  again_ = again;
+  ++iteration_.number;
+  iteration_.open = true;
+  iteration_.again = again;
   graph_task_ = -1;
-  arrived_ = 0;
+  iteration_.arrived = 0;
   arrival_.clear();
   arrival_ns_.clear();
   undefined_.clear();
   sparse_.clear();
-  next_launch_ = 0;
-  oldest_launched_ = 0;
-  unfinished_ = buckets_.size();
-  stepped_ = false;
-  legs_.begin();
+  launcher_.begin_iteration();
+  copier_.set_may_move(!shares_parameters());
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
@@ -311,7 +263,6 @@ void Reducer::open(bool again) {
     bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();
   }
-  std::fill(requested_.begin(), requested_.end(), std::nullopt);
   begin_norms();
   outermost_is_known_ = false;
   has_ended_ = false;

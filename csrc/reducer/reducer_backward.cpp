@@ -1,6 +1,7 @@
 // The path of a gradient, from autograd's hook to the end of backward. What happens for every
-// gradient comes first, what happens for every backward follows; the way of a bucket is in
-// reducer_launch.cpp. Gradients that do not come, or not once, are in reducer_unused.cpp.
+// gradient comes first, what happens for every backward follows, and then gradients that arrive
+// never, or more than once: unused parameters, those of a static graph, and those of a rank that
+// has no inputs any more.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
@@ -18,18 +19,18 @@ namespace dpcore {
 
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
   if (!synchronised_) {
-    accumulated_[i] = gradients_[i].parameter.grad().defined() ? 1 : 0;
+    used_.note_accumulated(i, gradients_[i].parameter.grad().defined());
     if (watch_.is_watched()) {
       watch_.goes_on(now_ns());
     }
     return;
   }
-  const auto afterwards = c10::make_scope_exit([this] { incoming_ = nullptr; });
-  incoming_ = &incoming;
+  const auto afterwards = c10::make_scope_exit([this] { copier_.set_incoming(nullptr); });
+  copier_.set_incoming(&incoming);
   try {
-    if (!open_) {
-      if (unfinished_ > 0) {
-        raise_too_late(i);
+    if (!iteration_.open) {
+      if (iteration_.unfinished > 0) {
+        raise_too_late(rank(), gradients_[i]);
       }
       open(true);
     }
@@ -38,13 +39,13 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
     }
     begin_backward_if_new();
     Gradient& gradient = gradients_[i];
-    if (gradient.iteration == iteration_) {
+    if (gradient.iteration == iteration_.number) {
       // Again in the same iteration. Autograd has added it to what is in the bucket.
       if (!gradient.is_sparse && buckets_[gradient.bucket].state != Bucket::filling) {
-        raise_too_late(i);
+        raise_too_late(rank(), gradients_[i]);
       }
       if (!gradient.is_sparse) {
-        bring_again(i);
+        copier_.bring_again(i);
       }
       return;
     }
@@ -62,38 +63,29 @@ void Reducer::take(size_t i) {
     if (!gradient.parameter.grad().defined()) {
       undefined_.push_back(i);
     }
-    bring(gradient);
+    copier_.bring(gradient);
   }
   arrive(i);
 }
 
 void Reducer::arrive(size_t i) {
   Gradient& gradient = gradients_[i];
-  gradient.iteration = iteration_;
+  gradient.iteration = iteration_.number;
   arrival_.push_back(i);
   if (!rebuilt_) {
     arrival_ns_.push_back(now_ns());
   }
-  ++arrived_;
-  if (is_recorded()) {
-    note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
+  ++iteration_.arrived;
+  if (trace_.is_recorded()) {
+    trace_.note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
-  if (listens(LaunchSchedule::bucket_complete)) {
-    notice_complete();
-  }
-  if (listens(LaunchSchedule::gradient_ready)) {
-    schedule_->on_gradient_ready(*this, i);
-  }
+  launcher_.gradient_arrived(i);
   if (completes) {
     Bucket& bucket = buckets_[gradient.bucket];
-    if (bucket.together && !bucket.narrow.defined()) {
-      gather(bucket, bucket.gradients);
-    }
+    copier_.complete(bucket);
     bucket.ready_ns = now_ns();
-    if (listens(LaunchSchedule::bucket_ready)) {
-      schedule_->on_bucket_ready(*this, gradient.bucket);
-    }
+    launcher_.bucket_ready(gradient.bucket);
   }
 }
 
@@ -103,7 +95,7 @@ void Reducer::arrive_without_gradient(size_t i) {
   if (gradient.is_sparse) {
     sparse_.push_back(i);
   } else {
-    bring(gradient);
+    copier_.bring(gradient);
   }
   arrive(i);
 }
@@ -117,18 +109,18 @@ void Reducer::begin_backward_if_new() {
   if (!outermost_is_known_) {
     queue_end_of_backward();
   }
-  if (arrived_ > 0) {
+  if (iteration_.arrived > 0) {
     return;
   }
-  first_gradient_ns_ = now_ns();
+  iteration_.first_gradient_ns = now_ns();
   if (!watch_.computes()) {
-    watch_.forward_begins(first_gradient_ns_);  // a backward again
+    watch_.forward_begins(iteration_.first_gradient_ns);  // a backward again
   }
   find_unused();
 }
 
 void Reducer::outermost_backward_begins() {
-  if (open_ && !outermost_is_known_) {
+  if (iteration_.open && !outermost_is_known_) {
     outermost_is_known_ = true;
     queue_end_of_backward();
   }
@@ -145,7 +137,7 @@ void Reducer::queue_end_of_backward() {
 // ---- the end of backward ---------------------------------------------------------------------
 
 void Reducer::end_of_backward() {
-  if (!open_) {
+  if (!iteration_.open) {
     return;
   }
   try {
@@ -153,13 +145,13 @@ void Reducer::end_of_backward() {
     if (records) {
       arrive_as_recorded();
     }
-    if (arrived_ < gradients_.size()) {
-      if (!again_) {
+    if (iteration_.arrived < gradients_.size()) {
+      if (!iteration_.again) {
         has_ended_ = true;
         return;  // another backward may bring the rest; if none does, the next forward complains
       }
       for (size_t i = 0; i < gradients_.size(); ++i) {
-        if (gradients_[i].iteration != iteration_) {
+        if (gradients_[i].iteration != iteration_.number) {
           if (!gradients_[i].parameter.grad().defined()) {
             undefined_.push_back(i);
           }
@@ -169,16 +161,9 @@ void Reducer::end_of_backward() {
     }
     times_.end_of_backward_ns = now_ns();
     watch_.backward_ends(times_.end_of_backward_ns);
-    end_compute(backward_, "backward");
-    if (listens(LaunchSchedule::backward_end)) {
-      schedule_->on_backward_end(*this);
-    }
-    if (next_launch_ < order_.size()) {
-      throw Error("schedule '" + schedule_->name() + "' has not launched " +
-                  describe(order_[next_launch_], buckets_[order_[next_launch_]], gradients_) +
-                  " by the end of backward; launch or skip every bucket");
-    }
-    if (settings_.find_unused || again_ || records) {
+    trace_.end_compute(backward_, "backward", iteration_.number);
+    launcher_.backward_ends();
+    if (settings_.find_unused || iteration_.again || records) {
       agree_on_unused();
     }
     if (!sparse_.empty()) {
@@ -188,8 +173,8 @@ void Reducer::end_of_backward() {
       callbacks_.reduce_sparse(sparse_);
     }
     await_or_withhold();
-    open_ = false;
-    if (unfinished_ == 0) {
+    iteration_.open = false;
+    if (iteration_.unfinished == 0) {
       finish_iteration();
     }
   } catch (...) {
@@ -210,15 +195,15 @@ void Reducer::make_undefined() {
 void Reducer::finish_iteration() {
   make_undefined();
   give_back();
-  if (std::exchange(measures_norms_, false)) {
+  if (std::exchange(iteration_.measures_norms, false)) {
     finish_norms();
   }
-  backward_ns_ = now_ns() - first_gradient_ns_;
-  times_.sample(completed_, first_gradient_ns_, buckets_);
+  backward_ns_ = now_ns() - iteration_.first_gradient_ns;
+  times_.sample(iteration_.completed, iteration_.first_gradient_ns, buckets_);
   if (watch_.is_watched()) {
     note_ways();
   }
-  ++completed_;
+  ++iteration_.completed;
 }
 
 void Reducer::note_ways() {
@@ -235,50 +220,141 @@ void Reducer::note_ways() {
   watch_.step_ends();
 }
 
-// ---- traces ----------------------------------------------------------------------------------
+void Reducer::refuse_tracing() {
+  try {
+    throw Unsupported(
+        "compiled autograd traces backward before it runs, and DataParallel's hooks in C++ act "
+        "while it runs. Switch it off: torch._dynamo.config.compiled_autograd = False; "
+        "torch.compile of the forward needs no switch");
+  } catch (...) {
+    callbacks_.raise();
+  }
+}
 
-void Reducer::note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes,
-                          int64_t now) {
-  TraceRecorder* trace = communicator_->trace();
-  if (trace == nullptr || !trace->recording()) {
+// ---- unused ones -----------------------------------------------------------------------------
+
+// Gradients that this backward will not bring are there from its beginning.
+void Reducer::find_unused() {
+  if (reached_.empty()) {
     return;
   }
-  TraceEvent event = event_of(name, kind, number);
-  event.bytes = bytes;
-  event.begin_ns = event.end_ns = now;
-  if (!communicator_->add_moment(event)) {
-    trace->add(event);
+  if (settings_.skip_unused) {
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      const std::vector<size_t>& members = buckets_[b].gradients;
+      if (std::none_of(members.begin(), members.end(),
+                       [&](size_t i) { return reached_[i] != 0 || used_.has_accumulated(i); })) {
+        launcher_.leave_out(b);
+      }
+    }
+  }
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    if (reached_[i] == 0) {
+      // Whether others have them was agreed on when the graph was recorded.
+      if (static_graph_ && used_.counts()[i] > 0 && !gradients_[i].parameter.grad().defined()) {
+        undefined_.push_back(i);
+      }
+      arrive_without_gradient(i);
+    }
   }
 }
 
-TraceEvent Reducer::event_of(const char* name, EventKind kind, uint64_t number) const {
-  TraceEvent event;
-  event.name = name;
-  event.kind = kind;
-  event.operation = number;
-  event.schedule = settings_.traced_as;  // only operations have one of their own
-  return event;
+// A gradient that no rank had stays what it was. One that another rank had becomes the average
+// here as well, so that optimizers go the same way everywhere.
+void Reducer::agree_on_unused() {
+  if (launcher_.hook()) {
+    launcher_.wait_for_all();  // a hook may start operations of its own
+  }
+  try {
+    const StepWatch::Wait waiting(watch_);
+    used_.agree(reached_, undefined_, buckets_.size(), settings_.tag);
+  } catch (...) {
+    failure_.raise_about("the map of used parameters", iteration_.step());
+  }
+  undefined_.clear();
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (used_.counts()[i] != 0 && !gradients_[i].is_sparse &&
+        !gradients_[i].parameter.grad().defined()) {
+      undefined_.push_back(i);
+    }
+  }
 }
 
-void Reducer::begin_compute(Compute& compute, const char* name) {
-  compute.begin_ns = now_ns();
-  compute.span = communicator_->begin_span(event_of(name, EventKind::compute, iteration_));
+// ---- static graphs ---------------------------------------------------------------------------
+
+bool Reducer::is_last_of_static_graph(size_t i) {
+  switch (static_graph_->arrives(i)) {
+    case StaticGraph::Arrival::complete:
+      return true;
+    case StaticGraph::Arrival::more_to_come:
+      return false;
+    case StaticGraph::Arrival::recorded:
+      if (!outermost_is_known_) {
+        outermost_backward_begins();
+      }
+      return false;
+    case StaticGraph::Arrival::unexpected:
+      break;
+  }
+  throw Error("rank " + std::to_string(rank()) + ", " + step_in_words(iteration_.step()) +
+              ": a gradient of " + gradients_[i].name + " came " +
+              (static_graph_->is_used(i) ? "more often than" : "though there was none") +
+              " in the first backward, which static_graph=True takes for all. Leave it out, and "
+              "pass find_unused_parameters=True when parameters are not always used");
 }
 
-void Reducer::end_compute(Compute& compute, const char* name) {
-  if (compute.begin_ns == 0) {
-    return;
+void Reducer::arrive_as_recorded() {
+  iteration_.first_gradient_ns = now_ns();
+  for (const size_t i : static_graph_->finish_recording()) {
+    take(i);
   }
-  TraceRecorder* trace = communicator_->trace();
-  if (compute.span != 0) {
-    communicator_->end_span(compute.span);
-  } else if (trace != nullptr) {
-    TraceEvent event = event_of(name, EventKind::compute, iteration_);
-    event.begin_ns = compute.begin_ns;
-    event.end_ns = now_ns();
-    trace->add(event);
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (!static_graph_->is_used(i)) {
+      if (!gradients_[i].parameter.grad().defined()) {
+        undefined_.push_back(i);
+      }
+      arrive_without_gradient(i);
+    }
   }
-  compute = {};
+}
+
+// ---- of a rank without inputs ----------------------------------------------------------------
+
+void Reducer::shadow_backward() {
+  wait_for_gradients();
+  open(false);
+  for (Gradient& gradient : gradients_) {
+    if (!gradient.is_sparse) {
+      copier_.leave_part_to_holders(gradient);  // this rank's gradients stay what they are
+    }
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.travelling().zero_();
+    bucket.filled = true;
+    bucket.missing = 0;
+  }
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    gradients_[i].iteration = iteration_.number;
+    if (gradients_[i].is_sparse) {
+      gradients_[i].parameter.mutable_grad().reset();
+      sparse_.push_back(i);
+    }
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    launcher_.launch(b, {.priority = 0, .background = false});
+  }
+  launcher_.wait_for_all();
+  if (settings_.find_unused) {
+    reached_.assign(gradients_.size(), 0);
+    agree_on_unused();
+  }
+  undefined_.clear();
+  if (!sparse_.empty()) {
+    callbacks_.reduce_sparse(sparse_);
+  }
+  iteration_.open = false;
+  synchronised_ = false;
+  watch_.shadow_ends();
+  ++iteration_.completed;
 }
 
 }  // namespace dpcore

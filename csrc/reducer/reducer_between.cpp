@@ -6,29 +6,22 @@
 #include "reducer/reducer.h"
 
 namespace dpcore {
-namespace {
-
-constexpr const char* kNorms =
-    "gradient_noise_scale, which all ranks use in the same steps, for gradients";
-
-}  // namespace
-
 // ---- in flight -------------------------------------------------------------------------------
 
 // From here on the program may read `parameter.grad`: to clip it, to log it, to step. What is
 // still in flight is waited for now, unless the schedule waits when the optimizer steps and whoever
 // reads a gradient before that can be made to wait as well.
 void Reducer::await_or_withhold() {
-  if (unfinished_ == 0) {
+  if (iteration_.unfinished == 0) {
     return;
   }
-  const bool on_journey = legs_.journey().updates();
-  const bool defers = on_journey || listens(LaunchSchedule::optimizer_step);
-  if (!defers && listens(LaunchSchedule::forward_begin)) {
+  const bool on_journey = launcher_.legs().journey().updates();
+  const bool defers = on_journey || launcher_.listens(LaunchSchedule::optimizer_step);
+  if (!defers && launcher_.listens(LaunchSchedule::forward_begin)) {
     const auto first = std::find_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
       return bucket.state != Bucket::complete;
     });
-    throw Error("schedule '" + schedule_->name() + "' leaves " +
+    throw Error("schedule '" + launcher_.schedule().name() + "' leaves " +
                 describe(first - buckets_.begin(), *first, gradients_) +
                 " in flight at the end of backward and waits for it in forward_begin, after the "
                 "optimizer has used its gradients. Wait in backward_end, or define "
@@ -39,11 +32,11 @@ void Reducer::await_or_withhold() {
   }
   // A gradient that is replaced, made or handled by a hook at the end can't be withheld.
   const bool is_memory_of_buckets =
-      settings_.grad_is_part && undefined_.empty() && sparse_.empty() && !hook_;
+      settings_.grad_is_part && undefined_.empty() && sparse_.empty() && !launcher_.hook();
   if (defers && is_memory_of_buckets && withhold_ && withhold_(true)) {
     withheld_ = true;
   } else {
-    wait_for_all();
+    launcher_.wait_for_all();
   }
 }
 
@@ -56,22 +49,20 @@ void Reducer::give_back() {
 }
 
 void Reducer::optimizer_steps() {
-  if (listens(LaunchSchedule::optimizer_step) && unfinished_ > 0 && !open_) {
-    schedule_->on_optimizer_step(*this);
-  }
+  launcher_.optimizer_steps();
   wait_for_gradients();
 }
 
 void Reducer::wait_for_gradients() {
-  if (!is_on_journey()) {
+  if (!iteration_.is_on_journey()) {
     return;
   }
-  if (stepped_) {
-    finish_journeys();
+  if (iteration_.stepped) {
+    launcher_.finish_journeys();
     return;
   }
-  wait_for_all();
-  if (legs_.journey().updates() && !legs_.journey().updates_parts()) {
+  launcher_.wait_for_all();
+  if (launcher_.legs().journey().updates() && !launcher_.legs().journey().updates_parts()) {
     give_back();
   }
 }
@@ -80,27 +71,19 @@ void Reducer::wait_for_gradients() {
 
 void Reducer::measure_norms(double variance) {
   if (!norms_) {
-    norms_ = std::make_unique<GradientNorms>(*communicator_, used_anywhere_.device());
+    norms_ = std::make_unique<GradientNorms>(*communicator_, device_);
   }
   variance_to_measure_ = variance;
 }
 
 // A gradient that is added to an average is no rank's own any more.
 void Reducer::begin_norms() {
-  measures_norms_ = variance_to_measure_.has_value() && !again_;
-  if (measures_norms_) {
+  iteration_.measures_norms = variance_to_measure_.has_value() && !iteration_.again;
+  if (iteration_.measures_norms) {
     norms_->abandon(*communicator_, buckets_.size() + 1);  // no end of the last backward
-    norms_->begin(completed_, *variance_to_measure_);
+    norms_->begin(iteration_.completed, *variance_to_measure_);
   }
   variance_to_measure_.reset();
-}
-
-void Reducer::start_norms() {
-  try {
-    norms_->start(*communicator_, buckets_.size() + 1, settings_.tag);
-  } catch (...) {
-    raise_about(kNorms);
-  }
 }
 
 void Reducer::finish_norms() {
@@ -108,7 +91,7 @@ void Reducer::finish_norms() {
     const StepWatch::Wait waiting(watch_);
     norms_->finish(*communicator_, buckets_.size() + 1);
   } catch (...) {
-    raise_about(kNorms);
+    failure_.raise_about(GradientNorms::kInWords, iteration_.step());
   }
 }
 
@@ -118,7 +101,7 @@ std::vector<GradientNorms::Step> Reducer::take_norms() {
 
 bool Reducer::is_averaged(size_t i) const {
   const Gradient& gradient = gradients_.at(i);
-  return !open_ || !synchronised_ || gradient.is_sparse ||
+  return !iteration_.open || !synchronised_ || gradient.is_sparse ||
          buckets_[gradient.bucket].state == Bucket::complete;
 }
 
@@ -129,9 +112,10 @@ bool Reducer::is_averaged(size_t i) const {
 void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {
   wait_for_gradients_if_possible();
   shared_with_.push_back(other);
+  copier_.set_may_move(false);
   for (Gradient& gradient : gradients_) {
     if (gradient.part.defined() && gradient.is_in_place()) {
-      leave_part_to_holders(gradient);
+      copier_.leave_part_to_holders(gradient);
     }
   }
 }
@@ -153,7 +137,7 @@ void Reducer::wait_for_gradients_if_possible() {
 // this one expects some from a forward of its own that has had no backward yet.
 void Reducer::stand_back() {
   wait_for_gradients_if_possible();
-  const bool expects = open_ && arrived_ == 0 && is_usable();
+  const bool expects = iteration_.open && iteration_.arrived == 0 && is_usable();
   if (!expects) {
     synchronised_ = false;
   }
@@ -165,7 +149,7 @@ bool Reducer::is_usable() const {
   } catch (const Error&) {
     return false;
   }
-  return first_failure_ == nullptr;
+  return failure_.first == nullptr;
 }
 
 }  // namespace dpcore

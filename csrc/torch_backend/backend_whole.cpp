@@ -1,4 +1,8 @@
 // Collectives on one shape: broadcast, all_reduce, reduce, barrier.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "comm/base/error.h"
 #include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
@@ -16,37 +20,25 @@ double factor_of(const c10d::ReduceOp& op) {
 }  // namespace
 
 void set_operator(Request& request, const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      request.op = ReduceOp::sum;
-      return;
-    case c10d::ReduceOp::AVG:
-      request.op = ReduceOp::mean;
-      return;
-    case c10d::ReduceOp::PRODUCT:
-      request.op = ReduceOp::prod;
-      return;
-    case c10d::ReduceOp::MIN:
-      request.op = ReduceOp::min;
-      return;
-    case c10d::ReduceOp::MAX:
-      request.op = ReduceOp::max;
-      return;
-    case c10d::ReduceOp::BAND:
-      request.op = ReduceOp::band;
-      return;
-    case c10d::ReduceOp::BOR:
-      request.op = ReduceOp::bor;
-      return;
-    case c10d::ReduceOp::BXOR:
-      request.op = ReduceOp::bxor;
-      return;
-    case c10d::ReduceOp::PREMUL_SUM:
-      request.op = ReduceOp::premul_sum;
-      request.prescale = factor_of(op);
-      return;
-    default:
-      throw Unsupported("this reduction operator is not supported");
+  using Torch = c10d::ReduceOp;
+  static constexpr std::pair<Torch::RedOpType, ReduceOp> kOps[] = {
+      {Torch::SUM, ReduceOp::sum},
+      {Torch::AVG, ReduceOp::mean},
+      {Torch::PRODUCT, ReduceOp::prod},
+      {Torch::MIN, ReduceOp::min},
+      {Torch::MAX, ReduceOp::max},
+      {Torch::BAND, ReduceOp::band},
+      {Torch::BOR, ReduceOp::bor},
+      {Torch::BXOR, ReduceOp::bxor},
+      {Torch::PREMUL_SUM, ReduceOp::premul_sum}};
+  const auto* found = std::find_if(std::begin(kOps), std::end(kOps),
+                                   [&](const auto& one) { return one.first == op.op_; });
+  if (found == std::end(kOps)) {
+    throw Unsupported("this reduction operator is not supported");
+  }
+  request.op = found->second;
+  if (request.op == ReduceOp::premul_sum) {
+    request.prescale = factor_of(op);
   }
 }
 

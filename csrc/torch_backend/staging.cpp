@@ -133,7 +133,8 @@ std::byte* Staging::update(const at::Tensor& tensor) {
   return memory;
 }
 
-const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
+template <class ForEach>
+std::byte* Staging::joined(const std::vector<at::Tensor>& parts, ForEach each) {
   for (const at::Tensor& part : parts) {
     keep(part);
   }
@@ -143,26 +144,20 @@ const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
   const at::Tensor whole = buffer(elements_of(parts), parts.front().scalar_type());
   int64_t begin = 0;
   for (const at::Tensor& part : parts) {
-    copy(whole.narrow(0, begin, part.numel()).view(part.sizes()), part);
+    each(part, whole.narrow(0, begin, part.numel()).view(part.sizes()));
     begin += part.numel();
   }
   return memory_of(whole);
 }
 
+const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
+  return joined(parts, [](const at::Tensor& part, const at::Tensor& room) { copy(room, part); });
+}
+
 std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
-  for (const at::Tensor& part : parts) {
-    keep(part);
-  }
-  if (lie_in_a_row(parts)) {
-    return memory_of(parts.front());
-  }
-  const at::Tensor whole = buffer(elements_of(parts), parts.front().scalar_type());
-  int64_t begin = 0;
-  for (const at::Tensor& part : parts) {
-    copies_.push_back({part, whole.narrow(0, begin, part.numel()).view(part.sizes())});
-    begin += part.numel();
-  }
-  return memory_of(whole);
+  return joined(parts, [this](const at::Tensor& part, const at::Tensor& room) {
+    copies_.push_back({part, room});
+  });
 }
 
 void Staging::take(Staging&& other) {

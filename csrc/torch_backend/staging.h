@@ -52,6 +52,9 @@ class Staging {
     at::Tensor from;
   };
   at::Tensor buffer(int64_t elements, at::ScalarType type);
+  // One buffer, with `each` called for every part and its place in it.
+  template <class ForEach>
+  std::byte* joined(const std::vector<at::Tensor>& parts, ForEach each);
 
   std::shared_ptr<Communicator> communicator_;
   at::Device device_{at::kCPU};

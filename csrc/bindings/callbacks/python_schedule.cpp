@@ -206,13 +206,13 @@ void register_launch_control(py::module_& m) {
       .def("update",
            [](LentControl& control, size_t bucket) {
              const py::gil_scoped_release no_gil;
-             control.get().update(bucket);
+             control.about(bucket).update(bucket);
            })
       .def("order_of_need",
            [](const LentControl& control) { return control.get().order_of_need(); })
       .def("next_leg",
            [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
-             const std::optional<Leg> leg = control.get().next_leg(bucket);
+             const std::optional<Leg> leg = control.about(bucket).next_leg(bucket);
              return leg ? std::optional(name_of(*leg)) : std::nullopt;
            })
       .def("wait_for_all", [](LentControl& control) {

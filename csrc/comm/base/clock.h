@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <string>
 
 namespace dpcore {
 
@@ -29,6 +31,13 @@ inline constexpr int64_t kForeverNs = int64_t{1} << 62;
 inline int64_t to_ns(double seconds) {
   return seconds * 1e9 < static_cast<double>(kForeverNs) ? static_cast<int64_t>(seconds * 1e9)
                                                          : kForeverNs;
+}
+
+// "0.25 s", "30 s"
+inline std::string in_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", seconds);
+  return text;
 }
 
 }  // namespace dpcore

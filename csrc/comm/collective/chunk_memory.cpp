@@ -1,6 +1,8 @@
 // See chunk_memory.h.
 #include "comm/collective/chunk_memory.h"
 
+#include "comm/collective/pieces.h"
+
 namespace dpcore {
 namespace {
 
@@ -80,8 +82,6 @@ uint64_t part_begin_of(const Request& request, const std::vector<uint64_t>& part
 size_t lay_out_chunks(const Request& request, const Program& program, bool prescales,
                       std::byte* scratch, std::vector<ChunkMemory>& chunks) {
   const Schedule& schedule = program.schedule;
-  const bool swaps_in_place =
-      request.collective == Collective::all_to_all && request.input == request.output;
   chunks.assign(schedule.chunks, {});
   size_t used = 0;
   for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
@@ -93,7 +93,7 @@ size_t lay_out_chunks(const Request& request, const Program& program, bool presc
     const bool sent_only = location.output == nullptr && !program.receives(chunk) && !prescales;
     ChunkMemory& chunk_memory = chunks[chunk];
     chunk_memory = {location.input, location.output, location.elements};
-    if (sent_only && !swaps_in_place) {
+    if (sent_only && !swaps_in_place(request)) {
       chunk_memory.home = const_cast<std::byte*>(location.input);
     } else if (location.output == nullptr) {
       chunk_memory.home = scratch == nullptr ? nullptr : scratch + used;

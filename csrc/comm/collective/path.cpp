@@ -1,4 +1,4 @@
-// The names of paths in statistics and traces, and when a path pays.
+// The names of paths in statistics and traces.
 #include "comm/collective/path.h"
 
 namespace dpcore {
@@ -30,27 +30,6 @@ const char* name_of(Path path, Collective collective) {
       break;
   }
   return "automatic";
-}
-
-// The kernel's copy costs three times as much per byte as one from mapped memory, and 2 us, so what
-// counts is how much of the stage's work it saves. One piece for each taker is copied into the
-// stage as often as it is taken out of it: reading saves half. One piece for all is copied in once,
-// so with several takers the stage is ahead, and with one up to sizes at which the stage's two
-// halves overlap. In a gather all givers copy into their stages at once, which reading would leave
-// to the root.
-bool is_faster_read(Collective collective, size_t bytes, int world) {
-  const size_t piece = bytes / static_cast<size_t>(world);
-  switch (collective) {
-    case Collective::scatter:
-      return piece >= size_t{64} << 10;
-    case Collective::all_to_all:
-      return piece >= size_t{256} << 10;
-    case Collective::all_gather:
-    case Collective::broadcast:
-      return world == 2 && piece >= size_t{64} << 10 && piece <= size_t{1} << 20;
-    default:
-      return false;
-  }
 }
 
 }  // namespace dpcore

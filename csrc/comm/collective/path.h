@@ -1,8 +1,6 @@
-// The ways in which a collective can be carried out; comm/operations/collective_operation.h says
-// when each is taken.
+// The ways in which a collective can be carried out; path_choice.h says when each is taken.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "comm/base/types.h"
@@ -46,9 +44,5 @@ inline constexpr char kNccl[] = "nccl";               // NCCL does not say which
 }  // namespace path_name
 
 const char* name_of(Path path, Collective collective);
-
-// Whether ordinary memory is copied faster when takers read it out of their peers' processes than
-// through the stage: `bytes` are those of the whole operation.
-bool is_faster_read(Collective collective, size_t bytes, int world);
 
 }  // namespace dpcore

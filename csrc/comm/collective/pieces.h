@@ -30,4 +30,18 @@ size_t received_elements(const Request& request, int me, int world);
 // Whether one piece goes from this rank's input to its own output.
 bool keeps_a_piece(const Request& request, int me);
 
+// Bytes in the whole buffer, or in all ranks' parts together.
+size_t bytes_of(const Request& request, int world);
+// Of these a rank shows its own part; of all others as much as the operation has bytes, or nothing.
+bool is_gathered(Collective collective);
+// An uneven all_to_all, in which ranks know only their own sizes.
+bool announces_parts(const Request& request);
+// What arrives would overwrite what has not left yet, unless it goes by the stage.
+bool swaps_in_place(const Request& request);
+// Up to here an all-reduce goes through the stage at once even when it lies in an arena: one wait
+// instead of two.
+inline constexpr size_t kSmallBytes = 16384;
+// Whether the operation is so small that its data travels in the frame that announces entry.
+bool is_small(const Request& request, int world);
+
 }  // namespace dpcore

@@ -1,6 +1,6 @@
 // What a thread that waits looks at every kSliceNs: dead and departed peers, failures that peers
 // have published, deadlines. Called under the progress lock.
-#include <cstdio>
+#include <string>
 
 #include "comm/base/clock.h"
 #include "comm/engine/engine.h"
@@ -97,12 +97,10 @@ bool Engine::look_for_trouble() {
     }
     const bool is_closing = last_look_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
     if (!group.failed() && (is_closing || last_look_ns_ >= operation->deadline_ns)) {
-      char seconds[32];
-      std::snprintf(seconds, sizeof(seconds), "%.3g s", operation->timeout_s);
       group.fail(ErrorKind::timeout, operation->first_late(),
                  operation->describe() + " was not complete " +
                      (is_closing ? "when close() had waited as long as a call may take"
-                                 : std::string("after ") + seconds) +
+                                 : "after " + in_seconds(operation->timeout_s)) +
                      "; " + operation->who_is_late() +
                      ". Look at what the late rank does, or allow a longer timeout in init()");
     }

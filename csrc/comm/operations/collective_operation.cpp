@@ -2,12 +2,12 @@
 #include "comm/operations/collective_operation.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "comm/base/clock.h"
-#include "comm/base/error.h"
 #include "comm/base/fault.h"
+#include "comm/collective/path_choice.h"
 #include "comm/memory/peer_memory.h"
+#include "comm/operations/paths.h"
 
 namespace dpcore {
 
@@ -17,28 +17,7 @@ CollectiveOperation::~CollectiveOperation() {
   }
 }
 
-size_t CollectiveOperation::bytes_of(const Request& request, int world) {
-  const bool per_rank = request.collective != Collective::all_reduce &&
-                        request.collective != Collective::broadcast &&
-                        request.collective != Collective::reduce;
-  return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
-}
-
 namespace {
-
-// Of these a rank shows its own part; of all others as much as the operation has bytes, or nothing.
-bool is_gathered(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::gather;
-}
-
-bool announces_parts(const Request& request) {
-  return request.collective == Collective::all_to_all && !request.input_parts.empty();
-}
-
-// What arrives would overwrite what has not left yet, unless it goes by the stage.
-bool swaps_in_place(const Request& request) {
-  return request.collective == Collective::all_to_all && request.input == request.output;
-}
 
 // Where the others may read the input, if this rank may read theirs. `is_mapped`: they reach it
 // anyway, or it is empty.
@@ -48,86 +27,99 @@ uint64_t address_for_peers(const Endpoint& endpoint, const Request& request, boo
   return reads ? reinterpret_cast<uint64_t>(request.input) : Arena::kNowhere;
 }
 
-}  // namespace
-
-bool CollectiveOperation::is_small(const Request& request, int world) {
-  return bytes_of(request, world) <= kSmallBytes && !announces_parts(request) &&
-         (request.force == Path::automatic || request.force == Path::stage);
+Steps body_of(PathRun& run) {
+  switch (run.path) {
+    case Path::alone:
+      return run_alone(run);
+    case Path::barrier:
+      return run_barrier_over_link(run);
+    case Path::two_shot_push:
+      return run_two_shot_push(run);
+    case Path::pull:
+      return run.reduces() ? run_reducing_pull(run) : run_copies(run);
+    case Path::push:
+    case Path::shared:
+      return run_copies(run);
+    case Path::read:
+      return run_read(run);
+    case Path::two_shot_stage:
+      return run_two_shot_stage(run);
+    case Path::moves:
+      return run_moves(run);
+    default:
+      return run_stage(run);
+  }
 }
+
+}  // namespace
 
 void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Request&& request,
                                   uint64_t number, const std::atomic<uint32_t>* in_flight) {
   if (shared_ != shared) {  // operations are used again and again by one communicator
     shared_ = shared;
-    group_ = shared_->group_ptr();
+    group_ = shared->group_ptr();
+    run_.shared = shared_.get();
+    run_.group = group_.get();
   }
-  request_ = std::move(request);
-  number_ = number;
-  in_flight_ = in_flight;
-  priority = request_.priority;
-  element_ = size_of(request_.dtype);
-  bytes_ = bytes_of(request_, world());
-  fingerprint_ = fingerprint_of(request_);
-  path_ = Path::automatic;
-  announces_parts_ = announces_parts(request_);
-  const bool fused = world() > 1 && !request_.program && request_.collective != Collective::barrier;
-  is_small_ = fused && is_small(request_, world());
-  const size_t published = is_gathered(request_.collective) ? request_.count * element_ : bytes_;
-  is_tiny_ = is_small_ && request_.input_parts.empty() && published <= kTinyBytes &&
-             group_->remote() == nullptr;
-  if (request_.program ? !announces_parts_ : is_tiny_) {
-    shared_->note_needs_no_stage(number_);
+  run_.request = std::move(request);
+  run_.number = number;
+  run_.in_flight = in_flight;
+  const Request& asked = run_.request;
+  const int world = run_.world();
+  priority = asked.priority;
+  run_.element = size_of(asked.dtype);
+  run_.bytes = bytes_of(asked, world);
+  fingerprint_ = fingerprint_of(asked);
+  run_.path = Path::automatic;
+  run_.announces_parts = announces_parts(asked);
+  const bool fused = world > 1 && !asked.program && asked.collective != Collective::barrier;
+  run_.is_small = fused && is_small(asked, world);
+  const size_t published = is_gathered(asked.collective) ? asked.count * run_.element : run_.bytes;
+  run_.is_tiny = run_.is_small && asked.input_parts.empty() && published <= kTinyBytes &&
+                 group_->remote() == nullptr;
+  if (asked.program ? !run_.announces_parts : run_.is_tiny) {
+    shared_->note_needs_no_stage(number);
   }
-  only_gives_ = is_small_ && !consumes();
+  only_gives_ = run_.is_small && !run_.consumes();
   ends_at_entry_ =
-      is_small_ || (request_.collective == Collective::barrier && !shared_->has_link());
-  is_prefilled_ = is_small_ || (world() > 1 && announces_parts_);
-  awaited_ = {};
-  awaited_.name = "its slot to be free";
-  awaited_.custom = [](CollectiveOperation& self) { return self.is_slot_free(); };
-  unread_owner_ = -1;
+      run_.is_small || (asked.collective == Collective::barrier && !shared_->has_link());
+  is_prefilled_ = run_.is_small || (world > 1 && run_.announces_parts);
+  run_.await_slot();
+  run_.unread_owner = -1;
   phase_ = Phase::slot_free;
 }
 
-void* CollectiveOperation::frame_memory(size_t bytes) {
-  if (frame_bytes_ < bytes) {
-    frame_ = std::make_unique<std::byte[]>(bytes);
-    frame_bytes_ = bytes;
-  }
-  return frame_.get();
-}
-
 Operation::Progress CollectiveOperation::advance() {
-  if (!poll()) {
+  if (!run_.poll()) {
     return Progress::blocked;
   }
   switch (phase_) {
     case Phase::slot_free:
       phase_ = Phase::stage_free;
-      if (is_prefilled_ && !is_tiny_) {
-        await_stage();
-        if (!poll()) {
+      if (is_prefilled_ && !run_.is_tiny) {
+        run_.await_stage();
+        if (!run_.poll()) {
           return Progress::advanced;
         }
       }
       [[fallthrough]];
     case Phase::stage_free:
-      fault::reach(fault::Point::entry, me(), number_);
+      fault::reach(fault::Point::entry, run_.me(), run_.number);
       check_what_was_given(false);
       post();
       if (only_gives_) {
-        shared_->note_unchecked(number_);
+        shared_->note_unchecked(run_.number);
         finish_at_entry();
         return Progress::finished;
       }
       phase_ = Phase::posted;
-      await_all("every rank to enter", &OperationSlot::posted, number_ + 1);
-      if (!poll()) {
+      run_.await_all("every rank to enter", &OperationSlot::posted, run_.number + 1);
+      if (!run_.poll()) {
         return Progress::advanced;
       }
       [[fallthrough]];
     case Phase::posted:
-      check_fingerprints(number_);
+      check_fingerprints(run_.number);
       check_what_was_given(true);
       if (ends_at_entry_) {
         finish_at_entry();
@@ -135,8 +127,8 @@ Operation::Progress CollectiveOperation::advance() {
       }
       start_body();
       phase_ = Phase::body;
-      awaited_ = {};
-      fault::reach(fault::Point::middle, me(), number_);
+      run_.awaited = {};
+      fault::reach(fault::Point::middle, run_.me(), run_.number);
       [[fallthrough]];
     case Phase::body:
       body_.handle.resume();
@@ -150,203 +142,111 @@ Operation::Progress CollectiveOperation::advance() {
   return Progress::finished;
 }
 
-void CollectiveOperation::post() {
-  OperationSlot& slot = own_slot();
+// Where the others find this rank's buffers, if they can reach them.
+void CollectiveOperation::show_buffers(OperationSlot& slot) {
+  const Request& request = run_.request;
   Arena& arena = group_->endpoint().arena();
   const auto offset_of = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
-  if (!is_small_) {  // a small one goes by the slot or the stage anyway
-    size_t input_bytes = 0;
-    size_t output_bytes = 0;
-    for (int r = 0; r < world(); ++r) {
-      const Piece out = outgoing(r);
-      const Piece in = incoming(r);
-      input_bytes = std::max(input_bytes, (out.mine + out.elements) * element_);
-      output_bytes = std::max(output_bytes, (in.mine + in.elements) * element_);
-    }
-    slot.input_offset = offset_of(request_.input, input_bytes);
-    slot.output_offset = offset_of(request_.output, output_bytes);
-    const bool may_be_read = !reduces() && is_faster_read(request_.collective, bytes_, world());
-    const bool is_mapped = slot.input_offset != Arena::kNowhere;
-    slot.input_address =
-        may_be_read ? address_for_peers(group_->endpoint(), request_, is_mapped) : Arena::kNowhere;
-    if (swaps_in_place(request_)) {
-      slot.input_offset = slot.output_offset = Arena::kNowhere;
-    }
+  size_t input_bytes = 0;
+  size_t output_bytes = 0;
+  for (int r = 0; r < run_.world(); ++r) {
+    const Piece out = run_.outgoing(r);
+    const Piece in = run_.incoming(r);
+    input_bytes = std::max(input_bytes, (out.mine + out.elements) * run_.element);
+    output_bytes = std::max(output_bytes, (in.mine + in.elements) * run_.element);
+  }
+  slot.input_offset = offset_of(request.input, input_bytes);
+  slot.output_offset = offset_of(request.output, output_bytes);
+  const bool may_be_read =
+      !run_.reduces() && is_faster_read(request.collective, run_.bytes, run_.world());
+  const bool is_mapped = slot.input_offset != Arena::kNowhere;
+  slot.input_address =
+      may_be_read ? address_for_peers(group_->endpoint(), request, is_mapped) : Arena::kNowhere;
+  if (swaps_in_place(request)) {
+    slot.input_offset = slot.output_offset = Arena::kNowhere;
+  }
+}
+
+void CollectiveOperation::post() {
+  OperationSlot& slot = run_.own_slot();
+  if (!run_.is_small) {  // a small one goes by the slot or the stage anyway
+    show_buffers(slot);
   }
   slot.fingerprint = fingerprint_;
-  if (request_.op == ReduceOp::premul_sum) {
-    slot.prescale = request_.prescale;
+  if (run_.request.op == ReduceOp::premul_sum) {
+    slot.prescale = run_.request.prescale;
   }
   slot.reduced.store(0, std::memory_order_relaxed);
   slot.consumed.store(0, std::memory_order_relaxed);
   uint64_t filled = 0;
   if (is_prefilled_) {
-    std::byte* stage = is_tiny_ ? nullptr : shared_->stage(number_);
-    if (stage != nullptr) {
-      slot.stage_offset = arena.offset_of(stage, kStageBytes);
-    }
-    if (announces_parts_) {
+    std::byte* stage = run_.is_tiny ? nullptr : run_.take_stage();
+    if (run_.announces_parts) {
       auto* announced = reinterpret_cast<uint64_t*>(stage);
-      for (int r = 0; r < world(); ++r) {
-        announced[r] = outgoing(r).elements;
+      for (int r = 0; r < run_.world(); ++r) {
+        announced[r] = run_.outgoing(r).elements;
       }
     }
-    if (publishes() && !request_.program) {
-      fill_stage(0, stage_quota());
+    if (run_.publishes() && !run_.request.program) {
+      fill_stage(run_, 0, run_.stage_quota());
       filled = 1;
     }
-    if (is_small_) {
-      filled = kNoMore;  // one chunk, and it is there
+    if (run_.is_small) {
+      filled = run_.kNoMore;  // one chunk, and it is there
     }
   }
   slot.filled.store(filled, std::memory_order_relaxed);
-  group_->enter_operation(number_, fingerprint_, bytes_);
-  slot.posted.store(number_ + 1, std::memory_order_release);
+  group_->enter_operation(run_.number, fingerprint_, run_.bytes);
+  slot.posted.store(run_.number + 1, std::memory_order_release);
   if (group_->remote() != nullptr) {
-    tell_remote_members();
+    tell_remote_members(run_, is_prefilled_);
   }
   if (!only_gives_) {  // else finish() follows at once, and rings
     group_->ring_others();
   }
 }
 
-Path CollectiveOperation::choose_path() const {
-  if (world() == 1) {
-    return Path::alone;
-  }
-  if (request_.collective == Collective::barrier) {
-    return Path::barrier;
-  }
-  if (request_.program) {
-    return Path::moves;
-  }
-  if (announces_parts_) {
-    return Path::stage;
-  }
-  bool inputs_mapped = true;
-  bool outputs_mapped = true;
-  bool inputs_in_reach = true;
-  for (int r = 0; r < world(); ++r) {
-    inputs_mapped &= !publishes(r) || slot(r).input_offset != Arena::kNowhere;
-    outputs_mapped &= !consumes(r) || slot(r).output_offset != Arena::kNowhere;
-    inputs_in_reach &= slot(r).input_address != Arena::kNowhere;
-  }
-  const Path wanted = request_.force;
-  if (wanted == Path::stage) {
-    return Path::stage;
-  }
-  const bool all_reduce = request_.collective == Collective::all_reduce;
-  if (all_reduce && inputs_mapped && outputs_mapped &&
-      (wanted == Path::automatic || wanted == Path::two_shot_push)) {
-    return Path::two_shot_push;
-  }
-  if (all_reduce) {
-    return Path::two_shot_stage;
-  }
-  if (inputs_mapped && outputs_mapped && has_root() && !reduces() && bytes_ >= kSharedBytes) {
-    return Path::shared;
-  }
-  if (inputs_mapped) {
-    return Path::pull;
-  }
-  if (outputs_mapped && !reduces()) {
-    return Path::push;
-  }
-  return inputs_in_reach ? Path::read : Path::stage;
-}
-
 void CollectiveOperation::start_body() {
-  path_ = choose_path();
-  switch (path_) {
-    case Path::alone:
-      body_ = run_alone();
-      break;
-    case Path::barrier:
-      body_ = run_barrier_over_link();
-      break;
-    case Path::two_shot_push:
-      body_ = run_two_shot_push();
-      break;
-    case Path::pull:
-      body_ = reduces() ? run_reducing_pull() : run_copies();
-      break;
-    case Path::push:
-    case Path::shared:
-      body_ = run_copies();
-      break;
-    case Path::read:
-      body_ = run_read();
-      break;
-    case Path::two_shot_stage:
-      body_ = run_two_shot_stage();
-      break;
-    case Path::moves:
-      body_ = run_moves();
-      break;
-    default:
-      body_ = run_stage();
+  Reach reach;
+  for (int r = 0; r < run_.world(); ++r) {
+    const OperationSlot& slot = run_.slot(r);
+    reach.inputs_mapped &= !run_.publishes(r) || slot.input_offset != Arena::kNowhere;
+    reach.outputs_mapped &= !run_.consumes(r) || slot.output_offset != Arena::kNowhere;
+    reach.inputs_readable &= slot.input_address != Arena::kNowhere;
   }
-}
-
-// This rank no longer accesses its peers' memory for the operation.
-void CollectiveOperation::finish(bool ring) {
-  fault::reach(fault::Point::exit, me(), number_);
-  group_->finish_operation(number_);
-  // A rank that only sends may be ahead: the others still read what it would take away from them.
-  const bool fills_again = is_small_ && !is_tiny_ && publishes() && consumes();
-  const size_t stage_bytes = fills_again ? bytes_ : 0;
-  shared_->fetch_for_writing(number_ + 1, stage_bytes);
-  if (ring) {
-    group_->ring_others();
-  }
+  run_.path = choose_path(run_.request, run_.world(), reach);
+  body_ = body_of(run_);
 }
 
 // Everything was there when the last rank posted: no coroutine, no second wait. Nobody needs to
 // be woken either when this is the only operation in flight: a peer that waits for our stage or
 // slot is ahead of us and waits for our next post as well, which rings. Unless it only gives.
 void CollectiveOperation::finish_at_entry() {
-  path_ = is_small_ ? Path::stage : Path::barrier;
-  fault::reach(fault::Point::middle, me(), number_);
-  if (is_small_) {
-    copy_own_piece();
-    if (consumes()) {
-      consume_stage(0, stage_quota());
+  run_.path = run_.is_small ? Path::stage : Path::barrier;
+  fault::reach(fault::Point::middle, run_.me(), run_.number);
+  if (run_.is_small) {
+    copy_own_piece(run_);
+    if (run_.consumes()) {
+      consume_stage(run_, 0, run_.stage_quota());
     }
   }
-  count_traffic(received_elements(request_, me(), world()) * element_,
-                staged_elements(request_, me(), world()) * element_);
-  finish(has_root() || others_in_flight());
-}
-
-void CollectiveOperation::count_traffic(size_t read, size_t written) {
-  PathCounters& counters = shared_->counters(request_.collective, path_);
-  const auto add = [](std::atomic<uint64_t>& counter,
-                      uint64_t more) {  // one writer: the lock's holder
-    counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-  };
-  add(counters.operations, 1);
-  add(counters.bytes, bytes_);
-  add(counters.peer_reads, read);
-  add(counters.peer_writes, written);
-}
-
-ReduceSpec CollectiveOperation::reduce_spec(bool streaming) {
-  ReduceSpec spec = reduction_over(world(), request_.op, request_.dtype);
-  spec.streaming = streaming;
-  if (request_.op == ReduceOp::premul_sum) {
-    factors_.resize(world());
-    for (int r = 0; r < world(); ++r) {
-      factors_[r] = slot(r).prescale;
-    }
-    spec.pre = factors_.data();
-  }
-  return spec;
+  run_.count_staged_traffic();
+  run_.finish(run_.has_root() || run_.others_in_flight());
 }
 
 bool CollectiveOperation::relieve() {
-  return path_ == Path::moves && shared_->transport().set_aside_unexpected();
+  return run_.path == Path::moves && shared_->transport().set_aside_unexpected();
+}
+
+int64_t CollectiveOperation::next_event_ns() const {
+  return std::min(run_.entry_seen_ns > now_ns() ? run_.entry_seen_ns : INT64_MAX,
+                  shared_->transport().next_event_ns());
+}
+
+bool CollectiveOperation::is_held_back(int r) {
+  return run_.entry_seen_ns > now_ns() || shared_->transport().is_held_back(r);
 }
 
 void CollectiveOperation::retire() {
@@ -357,7 +257,7 @@ void CollectiveOperation::retire() {
     body_.handle.destroy();
     body_.handle = nullptr;
   }
-  request_.program.reset();
+  run_.request.program.reset();
 }
 
 }  // namespace dpcore

@@ -7,16 +7,22 @@
 #include "comm/operations/collective_operation.h"
 
 namespace dpcore {
+namespace {
+
+// A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
+constexpr int64_t kSilenceNs = 200'000'000;
+
+}  // namespace
 
 void CollectiveOperation::check_fingerprints(uint64_t number) const {
-  const Fingerprint& ours = group_->slot(me(), number).fingerprint;
-  for (int r = 0; r < world(); ++r) {
+  const Fingerprint& ours = group_->slot(run_.me(), number).fingerprint;
+  for (int r = 0; r < run_.world(); ++r) {
     const Fingerprint& theirs = group_->slot(r, number).fingerprint;
     if (theirs == ours) {
       continue;
     }
     std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
-                       std::to_string(me()) + " called " + Group::describe(number, ours) +
+                       std::to_string(run_.me()) + " called " + Group::describe(number, ours) +
                        ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
     if (theirs.layout != ours.layout) {
       text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
@@ -43,10 +49,10 @@ void CollectiveOperation::check_what_was_given(bool wherever_possible) const {
   std::vector<uint64_t>& unchecked = shared_->unchecked();
   size_t left = 0;
   for (const uint64_t number : unchecked) {
-    bool have_all_entered = shared_->is_known_over(number) || number + kSlots == number_;
+    bool have_all_entered = shared_->is_known_over(number) || number + kSlots == run_.number;
     if (!have_all_entered && wherever_possible) {
       have_all_entered = true;
-      for (int r = 0; r < world() && have_all_entered; ++r) {
+      for (int r = 0; r < run_.world() && have_all_entered; ++r) {
         have_all_entered = group_->slot(r, number).posted.load(std::memory_order_acquire) > number;
       }
     }
@@ -59,32 +65,37 @@ void CollectiveOperation::check_what_was_given(bool wherever_possible) const {
   unchecked.resize(left);
 }
 
-std::string CollectiveOperation::describe() const { return Group::describe(number_, fingerprint_); }
+std::string CollectiveOperation::describe() const {
+  return Group::describe(run_.number, fingerprint_);
+}
 
-const char* CollectiveOperation::trace_name() const { return name_of(request_.collective).data(); }
+const char* CollectiveOperation::trace_name() const {
+  return name_of(run_.request.collective).data();
+}
 
 // One that failed before its path was chosen has run nothing.
 void CollectiveOperation::tell_what_ran(TraceEvent& event) const {
-  if (path_ == Path::automatic) {
+  if (run_.path == Path::automatic) {
     return;
   }
-  event.path = name_of(path_, request_.collective);
-  event.world = world();
-  event.root = has_root() ? request_.root : -1;
-  if (path_ == Path::moves) {
-    const std::shared_ptr<const Program>& program = request_.program;
+  event.path = name_of(run_.path, run_.request.collective);
+  event.world = run_.world();
+  event.root = run_.has_root() ? run_.request.root : -1;
+  if (run_.path == Path::moves) {
+    const std::shared_ptr<const Program>& program = run_.request.program;
     event.schedule = program->identity;
     group_->endpoint().trace().keep(program->identity, {program, &program->schedule});
   }
 }
 
 bool CollectiveOperation::needs(int r) const {
-  return r == unread_owner_ || slot(r).finished.load(std::memory_order_acquire) <= number_;
+  return r == run_.unread_owner ||
+         run_.slot(r).finished.load(std::memory_order_acquire) <= run_.number;
 }
 
 int CollectiveOperation::first_late() const {
-  for (int r = 0; r < world(); ++r) {
-    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
+  for (int r = 0; r < run_.world(); ++r) {
+    if (r != run_.me() && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
       return r;
     }
   }
@@ -92,9 +103,9 @@ int CollectiveOperation::first_late() const {
   // along whatever chain of moves.
   int silent = -1;
   int64_t oldest = now_ns() - kSilenceNs;
-  for (int r = 0; r < world(); ++r) {
+  for (int r = 0; r < run_.world(); ++r) {
     const int64_t alive = group_->control(r).alive_ns.load(std::memory_order_relaxed);
-    if (r != me() && needs(r) && alive < oldest) {
+    if (r != run_.me() && needs(r) && alive < oldest) {
       oldest = alive;
       silent = r;
     }
@@ -102,13 +113,13 @@ int CollectiveOperation::first_late() const {
   if (silent >= 0) {
     return silent;
   }
-  return awaited_.next < world() ? awaited_.next : -1;
+  return run_.awaited.next < run_.world() ? run_.awaited.next : -1;
 }
 
 std::string CollectiveOperation::who_is_late() const {
   std::string late;
-  for (int r = 0; r < world(); ++r) {
-    if (r != me() && slot(r).posted.load(std::memory_order_acquire) <= number_) {
+  for (int r = 0; r < run_.world(); ++r) {
+    if (r != run_.me() && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
       late += (late.empty() ? "" : "; ") + ("rank " + std::to_string(r)) +
               " has not entered it: " + group_->last_operation_of(r);
     }
@@ -116,7 +127,7 @@ std::string CollectiveOperation::who_is_late() const {
   if (late.empty()) {
     const int peer = first_late();
     late = "every rank has entered it, but rank " + std::to_string(peer) +
-           " stopped in the middle (waiting for " + awaited_.name + ")";
+           " stopped in the middle (waiting for " + run_.awaited.name + ")";
   }
   return late;
 }

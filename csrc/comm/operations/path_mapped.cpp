@@ -14,129 +14,120 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/operations/collective_operation.h"
+#include "comm/collective/path_choice.h"
+#include "comm/operations/paths.h"
 #include "comm/schedule/schedule.h"
 
 namespace dpcore {
 
-CollectiveOperation::Steps CollectiveOperation::run_alone() {
-  if (reduces()) {
-    const void* in = request_.input;
-    void* out = request_.output;
-    reduce(reduce_spec(false), {&in, 1}, {&out, 1}, incoming(0).elements);
-  } else if (request_.input != request_.output && request_.input != nullptr) {
-    const Piece own = incoming(0);
-    std::memmove(request_.output, request_.input, own.elements * element_);
+Steps run_alone(PathRun& run) {
+  if (run.reduces()) {
+    const void* in = run.request.input;
+    void* out = run.request.output;
+    reduce(run.reduce_spec(false), {&in, 1}, {&out, 1}, run.incoming(0).elements);
+  } else if (run.request.input != run.request.output && run.request.input != nullptr) {
+    const Piece own = run.incoming(0);
+    std::memmove(run.request.output, run.request.input, own.elements * run.element);
   }
-  count_traffic(0, 0);
-  finish();
+  run.count_traffic(0, 0);
+  run.finish();
   co_return;
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_two_shot_push() {
-  inputs_.resize(world());
-  outputs_.resize(world());
-  const bool in_place = request_.input == request_.output;
-  ReduceSpec spec = reduce_spec(!in_place && bytes_ >= kStreamingBytes);
+Steps run_two_shot_push(PathRun& run) {
+  run.inputs.resize(run.world());
+  run.outputs.resize(run.world());
+  const bool in_place = run.request.input == run.request.output;
+  ReduceSpec spec = run.reduce_spec(!in_place && run.bytes >= run.kStreamingBytes);
   spec.takes_over = in_place;
-  const ElementRange slice = chunk_range(request_.count, world(), me());
-  const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
+  const ElementRange slice = chunk_range(run.request.count, run.world(), run.me());
+  const size_t segment = std::max<size_t>(1, run.kSegmentBytes / run.element);
   for (size_t begin = slice.begin; begin < slice.end; begin += segment) {
     const size_t count = std::min(segment, slice.end - begin);
-    for (int r = 0; r < world(); ++r) {
-      inputs_[r] = input_of(r) + begin * element_;
-      outputs_[r] = output_of(r) + begin * element_;
+    for (int r = 0; r < run.world(); ++r) {
+      run.inputs[r] = run.input_of(r) + begin * run.element;
+      run.outputs[r] = run.output_of(r) + begin * run.element;
     }
-    reduce(spec, inputs_, outputs_, count);
-    co_await pause();
+    reduce(spec, run.inputs, run.outputs, count);
+    co_await run.pause();
   }
-  const size_t others = slice.size() * element_ * static_cast<size_t>(world() - 1);
-  count_traffic(others, others);
-  finish();
-  co_await until_all("every slice to be written", &OperationSlot::finished, number_ + 1);
+  const size_t others = slice.size() * run.element * static_cast<size_t>(run.world() - 1);
+  run.count_traffic(others, others);
+  run.finish();
+  co_await run.until_finished("every slice to be written");
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_reducing_pull() {
+Steps run_reducing_pull(PathRun& run) {
   size_t read = 0;
-  if (consumes()) {
-    inputs_.resize(world());
-    const size_t total = incoming(me()).elements;
-    const ReduceSpec spec = reduce_spec(total * element_ >= kStreamingBytes);
-    const size_t segment = std::max<size_t>(1, kSegmentBytes / element_);
+  if (run.consumes()) {
+    run.inputs.resize(run.world());
+    const size_t total = run.incoming(run.me()).elements;
+    const ReduceSpec spec = run.reduce_spec(total * run.element >= run.kStreamingBytes);
+    const size_t segment = std::max<size_t>(1, run.kSegmentBytes / run.element);
     for (size_t begin = 0; begin < total; begin += segment) {
       const size_t count = std::min(segment, total - begin);
-      for (int r = 0; r < world(); ++r) {  // own data may lie anywhere
-        const std::byte* input = r == me() ? request_.input : input_of(r);
-        inputs_[r] = input + (incoming(r).theirs + begin) * element_;
+      for (int r = 0; r < run.world(); ++r) {  // own data may lie anywhere
+        const std::byte* input = r == run.me() ? run.request.input : run.input_of(r);
+        run.inputs[r] = input + (run.incoming(r).theirs + begin) * run.element;
       }
-      void* out = request_.output + begin * element_;
-      reduce(spec, inputs_, {&out, 1}, count);
-      co_await pause();
+      void* out = run.request.output + begin * run.element;
+      reduce(spec, run.inputs, {&out, 1}, count);
+      co_await run.pause();
     }
-    read = total * element_ * static_cast<size_t>(world() - 1);
+    read = total * run.element * static_cast<size_t>(run.world() - 1);
   }
-  count_traffic(read, 0);
-  finish();
-  if (publishes()) {
-    co_await until_all("every rank to have read", &OperationSlot::finished, number_ + 1);
+  run.count_traffic(read, 0);
+  run.finish();
+  if (run.publishes()) {
+    co_await run.until_finished("every rank to have read");
   }
 }
 
-// The bytes of a piece that this rank copies, as its giver or as its taker.
-CollectiveOperation::ByteRange CollectiveOperation::own_share(size_t bytes, bool giving) const {
-  if (path_ == Path::shared) {
-    const size_t cut = bytes / static_cast<size_t>(world()) / 64 * 64;
-    return me() == request_.root ? ByteRange{0, cut} : ByteRange{cut, bytes};
-  }
-  return giving == (path_ == Path::push) ? ByteRange{0, bytes} : ByteRange{};
-}
-
-// The part of the data that does not travel: own input to own output.
-void CollectiveOperation::copy_own_piece() {
-  if (!keeps_a_piece(request_, me())) {
+void copy_own_piece(PathRun& run) {
+  if (!keeps_a_piece(run.request, run.me())) {
     return;
   }
-  const std::byte* from = request_.input + outgoing(me()).mine * element_;
-  std::byte* to = request_.output + incoming(me()).mine * element_;
+  const std::byte* from = run.request.input + run.outgoing(run.me()).mine * run.element;
+  std::byte* to = run.request.output + run.incoming(run.me()).mine * run.element;
   if (from != to) {
-    const size_t bytes = incoming(me()).elements * element_;
-    copy_bytes(to, from, bytes, bytes >= kStreamingBytes);
+    const size_t bytes = run.incoming(run.me()).elements * run.element;
+    copy_bytes(to, from, bytes, bytes >= run.kStreamingBytes);
   }
 }
 
-CollectiveOperation::Steps CollectiveOperation::run_copies() {
+Steps run_copies(PathRun& run) {
   size_t copied[2] = {0, 0};  // taken, given
-  copy_own_piece();
-  for (int i = 1; i < world(); ++i) {
-    const int peer = (me() + i) % world();  // not everybody at the same peer at once
+  copy_own_piece(run);
+  for (int i = 1; i < run.world(); ++i) {
+    const int peer = (run.me() + i) % run.world();  // not everybody at the same peer at once
     for (const bool giving : {false, true}) {
-      if (giving ? !publishes() : !consumes()) {
+      if (giving ? !run.publishes() : !run.consumes()) {
         continue;
       }
-      const Piece piece = giving ? outgoing(peer) : incoming(peer);
-      const ByteRange share = own_share(piece.elements * element_, giving);
+      const Piece piece = giving ? run.outgoing(peer) : run.incoming(peer);
+      const ByteRange share = own_share(run.request, run.path, run.me(), run.world(),
+                                        piece.elements * run.element, giving);
       if (share.begin == share.end) {
         continue;
       }
-      const std::byte* from = giving ? request_.input + piece.mine * element_
-                                     : input_of(peer) + piece.theirs * element_;
-      std::byte* to = giving ? output_of(peer) + piece.theirs * element_
-                             : request_.output + piece.mine * element_;
-      for (size_t at = share.begin; at < share.end; at += kSegmentBytes) {
-        copy_bytes(to + at, from + at, std::min(kSegmentBytes, share.end - at),
-                   bytes_ >= kStreamingBytes);
-        co_await pause();
+      const std::byte* from = giving ? run.request.input + piece.mine * run.element
+                                     : run.input_of(peer) + piece.theirs * run.element;
+      std::byte* to = giving ? run.output_of(peer) + piece.theirs * run.element
+                             : run.request.output + piece.mine * run.element;
+      for (size_t at = share.begin; at < share.end; at += run.kSegmentBytes) {
+        copy_bytes(to + at, from + at, std::min(run.kSegmentBytes, share.end - at),
+                   run.bytes >= run.kStreamingBytes);
+        co_await run.pause();
       }
       copied[giving ? 1 : 0] += share.end - share.begin;
     }
   }
-  count_traffic(copied[0], copied[1]);
-  finish();
-  const bool is_read = path_ != Path::push && publishes();
-  const bool is_written = path_ != Path::pull && consumes();
+  run.count_traffic(copied[0], copied[1]);
+  run.finish();
+  const bool is_read = run.path != Path::push && run.publishes();
+  const bool is_written = run.path != Path::pull && run.consumes();
   if (is_read || is_written) {
-    co_await until_all(is_read ? "every rank to have read" : "every piece to be written",
-                       &OperationSlot::finished, number_ + 1);
+    co_await run.until_finished(is_read ? "every rank to have read" : "every piece to be written");
   }
 }
 

@@ -15,7 +15,7 @@
 
 #include "comm/base/error.h"
 #include "comm/memory/peer_memory.h"
-#include "comm/operations/collective_operation.h"
+#include "comm/operations/paths.h"
 
 namespace dpcore {
 namespace {
@@ -28,29 +28,30 @@ bool keeps_its_input(const Group& group, int owner) {
 
 }  // namespace
 
-CollectiveOperation::Steps CollectiveOperation::run_read() {
+Steps run_read(PathRun& run) {
   size_t read = 0;
-  copy_own_piece();
-  for (int i = 1; i < world() && consumes(); ++i) {
-    const int owner = (me() + i) % world();  // not everybody at the same one at once
-    const Piece piece = incoming(owner);
-    const size_t offset = piece.theirs * element_;
-    const size_t bytes = piece.elements * element_;
-    std::byte* to = request_.output + piece.mine * element_;
-    const bool is_mapped = slot(owner).input_offset != Arena::kNowhere;
-    const ReadableProcess& process = group_->endpoint().readable(group_->member(owner));
+  copy_own_piece(run);
+  for (int i = 1; i < run.world() && run.consumes(); ++i) {
+    const int owner = (run.me() + i) % run.world();  // not everybody at the same one at once
+    const Piece piece = run.incoming(owner);
+    const size_t offset = piece.theirs * run.element;
+    const size_t bytes = piece.elements * run.element;
+    std::byte* to = run.request.output + piece.mine * run.element;
+    const bool is_mapped = run.slot(owner).input_offset != Arena::kNowhere;
+    const ReadableProcess& process = run.group->endpoint().readable(run.group->member(owner));
     int problem = 0;
-    for (size_t at = 0; at < bytes && problem == 0; at += kSegmentBytes) {
-      const size_t segment = std::min(kSegmentBytes, bytes - at);
+    for (size_t at = 0; at < bytes && problem == 0; at += run.kSegmentBytes) {
+      const size_t segment = std::min(run.kSegmentBytes, bytes - at);
       if (is_mapped) {
-        copy_bytes(to + at, input_of(owner) + offset + at, segment, bytes_ >= kStreamingBytes);
+        copy_bytes(to + at, run.input_of(owner) + offset + at, segment,
+                   run.bytes >= run.kStreamingBytes);
       } else {
         problem =
-            read_memory_of(process, to + at, slot(owner).input_address + offset + at, segment);
+            read_memory_of(process, to + at, run.slot(owner).input_address + offset + at, segment);
       }
-      co_await pause();
+      co_await run.pause();
     }
-    const bool counts = bytes == 0 || is_mapped || keeps_its_input(*group_, owner);
+    const bool counts = bytes == 0 || is_mapped || keeps_its_input(*run.group, owner);
     if (problem != 0 && problem != ESRCH && counts) {
       throw Error(
           "the memory of rank " + std::to_string(owner) +
@@ -59,17 +60,17 @@ CollectiveOperation::Steps CollectiveOperation::run_read() {
           "copy through shared memory instead");
     }
     if (problem != 0 || !counts) {
-      unread_owner_ = owner;
-      awaited_ = {
-          "a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
-      co_await Until{*this};
+      run.unread_owner = owner;
+      run.awaited = {
+          "a rank that is gone", &OperationSlot::finished, run.kNoMore, owner, owner + 1, nullptr};
+      co_await PathRun::Until{run};
     }
     read += bytes;
   }
-  count_traffic(read, 0);
-  finish();
-  if (publishes()) {
-    co_await until_all("every rank to have read", &OperationSlot::finished, number_ + 1);
+  run.count_traffic(read, 0);
+  run.finish();
+  if (run.publishes()) {
+    co_await run.until_finished("every rank to have read");
   }
 }
 

@@ -32,8 +32,6 @@ using MessageChannel = std::tuple<bool, int, uint64_t>;  // sends, peer, tag
 
 class SharedState {
  public:
-  static constexpr int kStageBuffers = 4;
-
   // `link` holds messages back as a slower network would; nullptr: as fast as they go.
   SharedState(std::shared_ptr<Group> group, std::shared_ptr<Link> link);
 

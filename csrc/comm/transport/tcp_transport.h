@@ -11,6 +11,7 @@
 #pragma once
 
 #include "comm/group/group.h"
+#include "comm/network/tcp_flow.h"
 #include "comm/transport/transport.h"
 
 namespace dpcore {
@@ -24,12 +25,10 @@ class TcpTransport final : public Transport {
   void give_up() override;
   int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
-  size_t segment_bytes() const override { return kSegmentBytes; }
+  size_t segment_bytes() const override { return TcpFlow::kSegmentBytes; }
   // Connections to several peers do not keep step with each other: some have to be ahead.
-  size_t window_bytes() const override { return 16 * kSegmentBytes; }
+  size_t window_bytes() const override { return 16 * TcpFlow::kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }
-
-  static constexpr size_t kSegmentBytes = size_t{256} << 10;
 
  private:
   TcpLine* line_for(int peer, const Message& message);

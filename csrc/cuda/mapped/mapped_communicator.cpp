@@ -121,14 +121,11 @@ void MappedCommunicator::meet() {
   own_region_ = regions_->add(region_bytes(world()));
   open(barrier);
   // Nobody writes to a pad before its rank has prepared it.
-  Request everybody;
-  everybody.collective = Collective::barrier;
-  control_->run(std::move(everybody), "auto", options_.interrupt);
+  control_->run(Request{}, "auto", options_.interrupt);  // a barrier
 }
 
 // Where everybody's flags are, and which barrier the ranks use.
 std::string MappedCommunicator::agree_on_barrier() {
-  const auto ranks = static_cast<size_t>(world());
   RankInfo own;
   own.page = control_->endpoint().arena().offset_of(own_page_.get(), 1);
   std::strncpy(own.uuid, device_->uuid().c_str(), sizeof(own.uuid) - 1);
@@ -136,13 +133,7 @@ std::string MappedCommunicator::agree_on_barrier() {
   if (wish != nullptr) {
     std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
   }
-  std::vector<RankInfo> infos(ranks);
-  Request request;
-  request.collective = Collective::all_gather;
-  request.count = sizeof(RankInfo);
-  request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(infos.data());
-  control_->run(std::move(request), "auto", options_.interrupt);
+  const std::vector<RankInfo> infos = control_->hear_all(own, options_.interrupt);
   std::vector<std::string> uuids;
   std::vector<uint64_t> offsets;
   for (const RankInfo& info : infos) {

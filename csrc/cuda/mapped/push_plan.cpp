@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, kPushPaths> kNames = {
 // Up to here, counted over all readers, one more barrier costs more than reading everything.
 constexpr size_t kOneShotBytes = size_t{1} << 20;
 
-bool is_small(const Request& request, int world) {
+bool goes_in_one_shot(const Request& request, int world) {
   return request.count * size_of(request.dtype) * static_cast<size_t>(world) <= kOneShotBytes;
 }
 
@@ -61,7 +61,7 @@ PushPlan plan_push(const Request& request, const std::string& algorithm, int wor
   const size_t element = size_of(request.dtype);
   const size_t whole = request.count * element;
   const bool one_shot = reduces_whole && algorithm != "two_shot" &&
-                        (algorithm == "one_shot" || is_small(request, world));
+                        (algorithm == "one_shot" || goes_in_one_shot(request, world));
   plan.path = one_shot ? PushPath::one_shot_stage
                        : (reduces_whole ? PushPath::two_shot_stage : PushPath::stage);
   if (one_shot || request.op == ReduceOp::premul_sum) {

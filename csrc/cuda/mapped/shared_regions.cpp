@@ -112,22 +112,12 @@ SharedRegions::SharedRegions(std::shared_ptr<Communicator> control, std::shared_
   if (wish != nullptr) {
     std::strncpy(own.wish, wish, sizeof(own.wish) - 1);
   }
-  std::vector<Hello> all(static_cast<size_t>(control_->world()));
-  gather(&own, sizeof(own), all.data());
+  const std::vector<Hello> all = control_->hear_all(own, interrupt_);
   std::vector<MemorySupport> supports;
   for (const Hello& hello : all) {
     supports.push_back(hello.support);
   }
   kind_ = choose_memory(supports, all.front().wish);
-}
-
-void SharedRegions::gather(const void* own, size_t bytes, void* all) {
-  Request request;
-  request.collective = Collective::all_gather;
-  request.count = bytes;
-  request.input = static_cast<const std::byte*>(own);
-  request.output = static_cast<std::byte*>(all);
-  control_->run(std::move(request), "auto", interrupt_);
 }
 
 std::shared_ptr<const SharedRegion> SharedRegions::add(size_t bytes) {
@@ -149,8 +139,7 @@ void SharedRegions::share(SharedRegion& region) {
   std::string problem;
   const RankInfo own = offer(region, problem);
   const Descriptor exported(own.handle.descriptor);  // every rank gets a copy
-  std::vector<RankInfo> infos(static_cast<size_t>(control_->world()));
-  gather(&own, sizeof(own), infos.data());
+  std::vector<RankInfo> infos = control_->hear_all(own, interrupt_);
   let_go_of_dropped(infos);
   if (std::none_of(infos.begin(), infos.end(),
                    [](const RankInfo& info) { return info.failed != 0; })) {
@@ -162,8 +151,7 @@ void SharedRegions::share(SharedRegion& region) {
   }
   // How it went everywhere. Also the moment from which on nobody has mapped what was let go.
   const uint8_t failed = problem.empty() ? 0 : 1;
-  std::vector<uint8_t> who_failed(infos.size());
-  gather(&failed, 1, who_failed.data());
+  const std::vector<uint8_t> who_failed = control_->hear_all(failed, interrupt_);
   check(infos, who_failed, problem);
 }
 

@@ -73,7 +73,6 @@ class SharedRegions {
 
  private:
   struct RankInfo;
-  void gather(const void* own, size_t bytes, void* all);
   void share(SharedRegion& region);
   RankInfo offer(SharedRegion& region, std::string& problem);
   void map_peers(SharedRegion& region, std::vector<RankInfo>& infos, int exported);

@@ -158,13 +158,7 @@ void NcclCommunicator::compare_with_others() {
   RankInfo own;
   own.version = library_.version;
   device_->uuid().copy(own.uuid, sizeof(own.uuid) - 1);
-  std::vector<RankInfo> infos(world());
-  Request request;
-  request.collective = Collective::all_gather;
-  request.count = sizeof(RankInfo);
-  request.input = reinterpret_cast<const std::byte*>(&own);
-  request.output = reinterpret_cast<std::byte*>(infos.data());
-  control_->run(std::move(request), "auto", options_.interrupt);
+  const std::vector<RankInfo> infos = control_->hear_all(own, options_.interrupt);
   const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const bool may_share =
       library_.version >= kSharesGpuFrom && allowed != nullptr && std::strcmp(allowed, "1") == 0;

@@ -231,9 +231,7 @@ void StreamWatch::look_at_deadlines() {
   if (!late) {
     return;
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%.3g", late->timeout_s);
-  fail_as_late(*late, std::string(seconds) + " s after it was called");
+  fail_as_late(*late, in_seconds(late->timeout_s) + " after it was called");
 }
 
 void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) {

@@ -25,6 +25,10 @@ class GradientNorms {
     at::Tensor norms;
   };
 
+  // What failed, in messages.
+  static constexpr const char* kInWords =
+      "gradient_noise_scale, which all ranks use in the same steps, for gradients";
+
   GradientNorms(BucketCommunicator& communicator, at::Device device);
 
   // `variance`: of this rank's gradient, as a multiple of that of one sample's.

@@ -63,4 +63,15 @@ BucketPlan plan_buckets_from_end(std::span<const PlannedGradient> gradients,
   return plan;
 }
 
+bool is_permutation_of(std::span<const size_t> order, size_t n) {
+  std::vector<bool> seen(n);
+  for (const size_t i : order) {
+    if (i >= n || seen[i]) {
+      return false;
+    }
+    seen[i] = true;
+  }
+  return order.size() == n;
+}
+
 }  // namespace dpcore

@@ -37,4 +37,7 @@ BucketPlan plan_buckets(std::span<const PlannedGradient> gradients, std::span<co
 BucketPlan plan_buckets_from_end(std::span<const PlannedGradient> gradients,
                                  std::span<const size_t> order, std::span<const uint64_t> caps);
 
+// Whether it names every number from 0 to n - 1 once.
+bool is_permutation_of(std::span<const size_t> order, size_t n);
+
 }  // namespace dpcore

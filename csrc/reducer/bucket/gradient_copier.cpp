@@ -1,24 +1,17 @@
-// How gradients come into what travels, and results back out of it.
-//
-// Where the communicator copies together (on a device), nothing is copied as gradients come: when
-// the last one of a bucket is there, one launch brings all of them, cast on the way when the bucket
-// travels in a narrower type. Fresh tensors of autograd are let go right after the launch: memory
-// that is freed into the stream that reads it is not written before. Gradients that lie otherwise
-// than their parameter (sparse ones, other strides) are copied alone, as everywhere else.
-//
-// In a narrower type, `parameter.grad` is replaced when the bucket is sent and not before: until
-// then autograd may add to it, and its part of the bucket has no numbers of this backward.
+// See gradient_copier.h.
+#include "reducer/bucket/gradient_copier.h"
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
-#include "reducer/reducer.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
 
-void Reducer::choose_copies(Bucket& bucket) {
+void GradientCopier::prepare(Bucket& bucket) {
   const at::ScalarType own = bucket.flat.scalar_type();
   const bool narrows = narrow_type_ && bucket.flat.is_floating_point() &&
                        c10::elementSize(own) > c10::elementSize(*narrow_type_);
@@ -33,16 +26,15 @@ void Reducer::choose_copies(Bucket& bucket) {
   copied_of_.reserve(std::max(copied_of_.capacity(), bucket.gradients.size()));
 }
 
-void Reducer::reduce_as(at::ScalarType type) {
-  use_hook(nullptr);
-  narrow_type_ = type;
+void GradientCopier::travel_as(std::optional<at::ScalarType> narrow) {
+  narrow_type_ = narrow;
   for (Bucket& bucket : buckets_) {
-    choose_copies(bucket);
+    prepare(bucket);
   }
 }
 
 // Gradients of one bucket may be computed in several streams, as their forwards were.
-void Reducer::come_to_this_stream(Bucket& bucket) {
+void GradientCopier::come_to_this_stream(Bucket& bucket) {
   const at::Device device = bucket.flat.device();
   if (device.is_cpu()) {
     return;
@@ -59,8 +51,7 @@ void Reducer::come_to_this_stream(Bucket& bucket) {
 
 // ---- in --------------------------------------------------------------------------------------
 
-// Of a gradient that has come; together with the others of its bucket where that is better.
-void Reducer::bring(Gradient& gradient) {
+void GradientCopier::bring(Gradient& gradient) {
   Bucket& bucket = buckets_[gradient.bucket];
   come_to_this_stream(bucket);
   if (bucket.together || bucket.kept.defined() || gradient.is_in_place()) {
@@ -69,11 +60,10 @@ void Reducer::bring(Gradient& gradient) {
   leave_part_to_holders(gradient);
   gradient.collect();
   settle(gradient);
-  ++copies_.alone;
+  ++counts_.alone;
 }
 
-// Autograd has added to a gradient that had come before.
-void Reducer::bring_again(size_t i) {
+void GradientCopier::bring_again(size_t i) {
   Bucket& bucket = buckets_[gradients_[i].bucket];
   if (!bucket.together) {
     bring(gradients_[i]);
@@ -85,7 +75,7 @@ void Reducer::bring_again(size_t i) {
   }
 }
 
-void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
+void GradientCopier::gather(Bucket& bucket, std::span<const size_t> members) {
   const at::NoGradGuard no_grad;
   const at::Tensor& target = bucket.travelling();
   const size_t element = target.element_size();
@@ -105,7 +95,7 @@ void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
       } else {
         gradient.collect();
         settle(gradient);
-        ++copies_.alone;
+        ++counts_.alone;
         source = &gradient.part;
       }
     }
@@ -132,7 +122,7 @@ void Reducer::gather(Bucket& bucket, std::span<const size_t> members) {
   }
 }
 
-void Reducer::fill_narrow(Bucket& bucket) {
+void GradientCopier::fill_narrow(Bucket& bucket) {
   if (!bucket.narrow.defined() || bucket.filled) {
     return;
   }
@@ -145,31 +135,51 @@ void Reducer::fill_narrow(Bucket& bucket) {
   }
 }
 
-// ---- out -------------------------------------------------------------------------------------
-
-// The results of a bucket that is complete, to where `parameter.grad` is.
-void Reducer::hand_out(Bucket& bucket) {
-  if (arrived_ == 0) {
-    return;  // a rank without inputs has lent zeros, and its gradients are not of this iteration
+// Gradients stay where autograd has put them until their bucket is sent, because it has no memory
+// before (bucket/lent.h). From then on `parameter.grad` is where the gradient was copied to, which
+// is the next bucket's memory soon: nobody may read it, and the optimizer gets `Bucket::kept`.
+void GradientCopier::fill_lent(Bucket& bucket) {
+  if (!bucket.kept.defined()) {
+    return;
   }
   const at::NoGradGuard no_grad;
+  for (const size_t i : bucket.gradients) {
+    Gradient& gradient = gradients_[i];
+    gradient.collect();
+    ++counts_.alone;
+    if (at::Tensor& grad = gradient.parameter.mutable_grad(); grad.defined()) {
+      grad = tensor_like(gradient.part);
+    }
+  }
+}
+
+void GradientCopier::fill(Bucket& bucket) {
+  come_to_this_stream(bucket);
+  fill_narrow(bucket);
+  fill_lent(bucket);
+}
+
+// ---- out -------------------------------------------------------------------------------------
+
+void GradientCopier::hand_out(Bucket& bucket, double factor) {
+  const at::NoGradGuard no_grad;
   if (bucket.narrow.defined() && bucket.together) {
-    hand_out_narrow(bucket);
+    hand_out_narrow(bucket, factor);
     return;
   }
   if (bucket.narrow.defined()) {
     bucket.flat.copy_(bucket.narrow);
   }
-  if (scale_ != 1 && !hook_) {
-    bucket.flat.mul_(scale_);
+  if (factor != 1) {
+    bucket.flat.mul_(factor);
   }
-  if (!settings_.grad_is_part || bucket.has_own) {
+  if (!grad_is_part_ || bucket.has_own) {
     hand_out_to_own(bucket);
   }
 }
 
 // From the bucket to gradients that are memory of their own.
-void Reducer::hand_out_to_own(Bucket& bucket) {
+void GradientCopier::hand_out_to_own(Bucket& bucket) {
   copied_.clear();
   for (const size_t i : bucket.gradients) {
     Gradient& gradient = gradients_[i];
@@ -182,19 +192,19 @@ void Reducer::hand_out_to_own(Bucket& bucket) {
                          static_cast<uint64_t>(grad.numel())});
     } else {
       grad.copy_(gradient.part);
-      ++copies_.alone;
+      ++counts_.alone;
     }
   }
   copy_together(bucket, bucket.flat, false, 1);
 }
 
 // By one launch, which casts and scales.
-void Reducer::hand_out_narrow(Bucket& bucket) {
+void GradientCopier::hand_out_narrow(Bucket& bucket, double factor) {
   copied_.clear();
-  if (settings_.grad_is_part) {
+  if (grad_is_part_) {
     copied_.push_back(
         {bucket.flat.mutable_data_ptr(), 0, static_cast<uint64_t>(bucket.flat.numel())});
-    copy_together(bucket, bucket.narrow, false, scale_);
+    copy_together(bucket, bucket.narrow, false, factor);
     if (bucket.has_own) {
       hand_out_to_own(bucket);
     }
@@ -209,27 +219,68 @@ void Reducer::hand_out_narrow(Bucket& bucket) {
     copied_.push_back({to.mutable_data_ptr(), gradient.first_element * element,
                        static_cast<uint64_t>(to.numel())});
   }
-  copy_together(bucket, bucket.narrow, false, scale_);
+  copy_together(bucket, bucket.narrow, false, factor);
   for (const size_t i : bucket.gradients) {
     Gradient& gradient = gradients_[i];
     at::Tensor& grad = gradient.parameter.mutable_grad();
     if (grad.defined() && !gradient.has_layout_of_part()) {
       grad.copy_(gradient.part);
-      ++copies_.alone;
+      ++counts_.alone;
     }
   }
 }
 
 // Between `flat` and what copied_ lists.
-void Reducer::copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat,
-                            double factor) {
+void GradientCopier::copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat,
+                                   double factor) {
   if (copied_.empty()) {
     return;
   }
-  copies_.launches +=
+  counts_.launches +=
       communicator_->copy_together({copied_, bucket.flat.scalar_type(), flat, to_flat, factor});
   const bool is_whole = copied_.size() == 1 && copied_[0].address == bucket.flat.const_data_ptr();
-  copies_.together += is_whole ? bucket.gradients.size() : copied_.size();
+  counts_.together += is_whole ? bucket.gradients.size() : copied_.size();
+}
+
+// ---- whose memory -----------------------------------------------------------------------------
+
+void GradientCopier::leave_part_to_holders(Gradient& gradient) {
+  const bool has_moved = gradient.part.storage().data() != gradient.address;  // share_memory_()
+  const bool is_held = owners_of(gradient.part.storage()) > 1;
+  if (!has_moved && !is_held) {
+    return;
+  }
+  Bucket& bucket = buckets_[gradient.bucket];
+  if (!has_moved && may_be_numpys(gradient.part) && communicator_->allocates_alone()) {
+    leave_bucket_to_holders(bucket);
+    return;
+  }
+  if (!has_moved) {
+    const at::NoGradGuard no_grad;
+    move_storage_to_copy(gradient.part);
+  }
+  gradient.make_part(bucket.flat);
+}
+
+void GradientCopier::leave_bucket_to_holders(Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor before = bucket.flat;
+  bucket.flat = communicator_->allocate(before.numel(), before.scalar_type(), before.device());
+  bucket.flat.copy_(before);
+  for (const size_t i : bucket.gradients) {
+    const bool was_in_place = gradients_[i].is_in_place();
+    gradients_[i].make_part(bucket.flat);
+    if (was_in_place) {
+      settle(gradients_[i]);
+    }
+  }
+}
+
+void GradientCopier::settle(Gradient& gradient) {
+  if (grad_is_part_ && gradient.parameter.grad().defined() &&
+      !gradient.settle(incoming_, may_move_)) {
+    buckets_[gradient.bucket].has_own = true;
+  }
 }
 
 }  // namespace dpcore

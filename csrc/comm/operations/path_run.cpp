@@ -1,0 +1,134 @@
+// What stands between a collective and its next step, how to find out whether it still does, and
+// what every path does at its end.
+#include "comm/operations/path_run.h"
+
+#include "comm/base/fault.h"
+
+namespace dpcore {
+
+void PathRun::await_stage() {
+  await("its stage to be free", [](PathRun& run) { return run.is_stage_free(); });
+}
+
+void PathRun::await_slot() {
+  await("its slot to be free", [](PathRun& run) { return run.is_slot_free(); });
+}
+
+bool PathRun::is_slot_free() {
+  if (number < kSlots || shared->is_over_everywhere(number - kSlots)) {
+    return true;
+  }
+  const uint64_t user = number - kSlots;
+  // This rank counts as well: an urgent operation may have come past the earlier one.
+  for (int& r = awaited.next; r < world(); ++r) {
+    if (group->slot(r, user).finished.load(std::memory_order_acquire) <= user) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// All earlier operations whose turn it was to use this stage must be over on this rank, and the
+// last one that did use it on all others: the one right before may have needed no stage, and be
+// over everywhere while a peer still reads what an older one left there. Those that go by messages
+// never need one, so an urgent small operation need not wait for large ones between hosts.
+bool PathRun::is_stage_free() {
+  if (number < kStages || shared->is_over_everywhere(number - kStages)) {
+    return true;
+  }
+  for (uint64_t back = kStages; back < kSlots && back <= number; back += kStages) {
+    awaited.next = me();
+    const uint64_t earlier = number - back;
+    if (group->slot(me(), earlier).finished.load(std::memory_order_relaxed) <= earlier &&
+        !shared->needs_no_stage(earlier)) {
+      return false;
+    }
+  }
+  const uint64_t user = shared->last_user_of_stage(number);
+  for (int r = 0; r < world(); ++r) {
+    awaited.next = r;
+    if (group->slot(r, user).finished.load(std::memory_order_acquire) <= user &&
+        user != SharedState::kNobody) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool PathRun::poll() {
+  if (awaited.question != nullptr) {
+    return awaited.question(*this);
+  }
+  for (; awaited.next < awaited.end; ++awaited.next) {
+    if (awaited.next == me()) {
+      continue;
+    }
+    if ((slot(awaited.next).*awaited.counter).load(std::memory_order_acquire) < awaited.value) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::byte* PathRun::stage_buffer(int r, size_t chunk, int reader, size_t quota) const {
+  const size_t piece = same_piece_for_all() ? 0 : static_cast<size_t>(reader);
+  return is_tiny ? slot(r).tiny + piece * request.count * element
+                 : stage_of(r) + stage_layout().offset(chunk, piece, quota);
+}
+
+std::byte* PathRun::take_stage() {
+  std::byte* stage = shared->stage(number);
+  own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);
+  return stage;
+}
+
+ReduceSpec PathRun::reduce_spec(bool streaming) {
+  ReduceSpec spec = reduction_over(world(), request.op, request.dtype);
+  spec.streaming = streaming;
+  if (request.op == ReduceOp::premul_sum) {
+    factors_.resize(world());
+    for (int r = 0; r < world(); ++r) {
+      factors_[r] = slot(r).prescale;
+    }
+    spec.pre = factors_.data();
+  }
+  return spec;
+}
+
+void PathRun::count_traffic(size_t read, size_t written) {
+  PathCounters& counters = shared->counters(request.collective, path);
+  const auto add = [](std::atomic<uint64_t>& counter,
+                      uint64_t more) {  // one writer: the lock's holder
+    counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+  };
+  add(counters.operations, 1);
+  add(counters.bytes, bytes);
+  add(counters.peer_reads, read);
+  add(counters.peer_writes, written);
+}
+
+void PathRun::count_staged_traffic() {
+  count_traffic(received_elements(request, me(), world()) * element,
+                staged_elements(request, me(), world()) * element);
+}
+
+void PathRun::finish(bool ring) {
+  fault::reach(fault::Point::exit, me(), number);
+  group->finish_operation(number);
+  // A rank that only sends may be ahead: the others still read what it would take away from them.
+  const bool fills_again = is_small && !is_tiny && publishes() && consumes();
+  shared->fetch_for_writing(number + 1, fills_again ? bytes : 0);
+  if (ring) {
+    group->ring_others();
+  }
+}
+
+void* PathRun::frame_memory(size_t size) {
+  if (frame_bytes_ < size) {
+    frame_ = std::make_unique<std::byte[]>(size);
+    frame_bytes_ = size;
+  }
+  return frame_.get();
+}
+
+}  // namespace dpcore

@@ -1,0 +1,185 @@
+// What the body of a path sees of its operation: the request, the slots of all ranks, and how to
+// wait. The operation keeps it, and uses it again for the next request.
+//
+// A body is a coroutine on a PathRun (paths.h): straight-line code in which each co_await names
+// what it waits for, resumed by the engine. Its frame lies in memory that is kept here, so nothing
+// is allocated after the first time.
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "comm/collective/path.h"
+#include "comm/collective/pieces.h"
+#include "comm/collective/stage_layout.h"
+#include "comm/engine/operation.h"
+#include "comm/operations/executor.h"
+#include "comm/operations/shared_state.h"
+#include "comm/reduce/reduce.h"
+
+namespace dpcore {
+
+struct PathRun {
+  explicit PathRun(const Operation& of) : operation(of) {}
+  PathRun(const PathRun&) = delete;
+  PathRun& operator=(const PathRun&) = delete;
+
+  // From here on outputs that are not read again bypass the cache.
+  static constexpr size_t kStreamingBytes = size_t{4} << 20;
+  // Unit of work between two looks at other operations.
+  static constexpr size_t kSegmentBytes = size_t{256} << 10;
+  // A counter that no chunk will ever exceed.
+  static constexpr uint64_t kNoMore = ~uint64_t{0};
+
+  using Counter = std::atomic<uint64_t> OperationSlot::*;
+  using Question = bool (*)(PathRun&);
+  // What stands between the operation and its next step: a counter of one peer or of all, or a
+  // question.
+  struct Awaited {
+    const char* name = "start";
+    Counter counter = nullptr;
+    uint64_t value = 0;
+    int next = 0;
+    int end = 0;
+    Question question = nullptr;
+  };
+  struct Until {
+    PathRun& run;
+    bool await_ready() const { return run.poll(); }
+    void await_suspend(std::coroutine_handle<>) const {}
+    void await_resume() const {}
+  };
+  // Lets a more urgent operation go first, when there is another one at all.
+  struct Pause {
+    PathRun& run;
+    bool await_ready() const { return !run.others_in_flight(); }
+    void await_suspend(std::coroutine_handle<>) const {}
+    void await_resume() const {}
+  };
+  // The coroutine of a body.
+  struct Steps {
+    struct promise_type {
+      std::exception_ptr problem;
+      Steps get_return_object() {
+        return {std::coroutine_handle<promise_type>::from_promise(*this)};
+      }
+      std::suspend_always initial_suspend() noexcept { return {}; }
+      std::suspend_always final_suspend() noexcept { return {}; }
+      void return_void() {}
+      void unhandled_exception() { problem = std::current_exception(); }
+      static void* operator new(size_t bytes, PathRun& run) { return run.frame_memory(bytes); }
+      static void operator delete(void*) {}
+    };
+    std::coroutine_handle<promise_type> handle;
+  };
+
+  // ---- waiting
+  bool poll();  // whether nothing stands in the way any more
+  void await_all(const char* name, Counter counter, uint64_t value) {
+    awaited = {name, counter, value, 0, world(), nullptr};
+  }
+  void await(const char* name, Question question, int peer = 0) {
+    awaited = {name, nullptr, 0, peer, 0, question};
+  }
+  void await_stage();
+  void await_slot();
+  Until until_all(const char* name, Counter counter, uint64_t value) {
+    await_all(name, counter, value);
+    return {*this};
+  }
+  Until until_finished(const char* name) {
+    return until_all(name, &OperationSlot::finished, number + 1);
+  }
+  Until until(const char* name, Question question, int peer = 0) {
+    await(name, question, peer);
+    return {*this};
+  }
+  Until until_stage_is_free() {
+    await_stage();
+    return {*this};
+  }
+  Pause pause() {
+    awaited = {};  // nothing stands in the way of going on
+    return {*this};
+  }
+  bool others_in_flight() const {
+    return in_flight->load(std::memory_order_relaxed) > operation.counted;
+  }
+
+  // ---- the ranks and their memory
+  int me() const { return group->rank(); }
+  int world() const { return group->world(); }
+  OperationSlot& own_slot() const { return group->slot(me(), number); }
+  OperationSlot& slot(int r) const { return group->slot(r, number); }
+  const std::byte* input_of(int r) const { return group->base(r) + slot(r).input_offset; }
+  std::byte* output_of(int r) const { return group->base(r) + slot(r).output_offset; }
+  std::byte* stage_of(int r) const { return group->base(r) + slot(r).stage_offset; }
+
+  // ---- geometry (comm/collective), as this rank sees it
+  Piece outgoing(int to) const { return dpcore::outgoing(request, me(), to); }
+  Piece incoming(int from) const { return dpcore::incoming(request, me(), from); }
+  bool publishes(int r) const { return dpcore::publishes(request, r); }
+  bool publishes() const { return publishes(me()); }
+  bool consumes(int r) const { return dpcore::consumes(request, r); }
+  bool consumes() const { return consumes(me()); }
+  bool same_piece_for_all() const { return dpcore::same_piece_for_all(request.collective); }
+  bool reduces() const { return dpcore::reduces(request.collective); }
+  bool has_root() const { return dpcore::has_root(request.collective); }
+  StageLayout stage_layout() const {
+    const size_t pieces = same_piece_for_all() ? 1 : static_cast<size_t>(world());
+    return {element, bytes, pieces, announces_parts};
+  }
+  // A small one is one chunk: a division would be a good part of what it costs.
+  size_t stage_quota() const {
+    return is_small && request.input_parts.empty() ? request.count : stage_layout().quota();
+  }
+  // Where rank r's piece for `reader` lies in its stage, or in its slot.
+  std::byte* stage_buffer(int r, size_t chunk, int reader, size_t quota) const;
+
+  // ---- what all paths do
+  ReduceSpec reduce_spec(bool streaming);
+  std::byte* take_stage();  // after until_stage_is_free()
+  void count_traffic(size_t read, size_t written);
+  void count_staged_traffic();
+  // This rank no longer accesses its peers' memory for the operation.
+  void finish(bool ring = true);
+
+  const Operation& operation;
+  Group* group = nullptr;
+  SharedState* shared = nullptr;
+  const std::atomic<uint32_t>* in_flight = nullptr;  // of the engine
+  Request request;
+  uint64_t number = 0;
+  size_t element = 1;
+  size_t bytes = 0;
+  bool announces_parts = false;  // uneven all_to_all: the stage begins with a list of sizes
+  bool is_small = false;         // one chunk through the stage
+  bool is_tiny = false;          // small, and the slot has room for it: needs no stage
+  Path path = Path::automatic;
+  Awaited awaited;
+  int unread_owner = -1;      // whose memory can't be read any more: its death or failure ends this
+  int64_t entry_seen_ns = 0;  // when an emulated link lets the word of the last entry through
+
+  // Kept for the next request:
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  struct Moves {
+    std::vector<ChunkMemory> memory;
+    std::vector<std::byte> scratch;
+    ProgramRun run;
+  };
+  Moves moves;
+
+ private:
+  bool is_slot_free();
+  bool is_stage_free();
+  void* frame_memory(size_t size);
+
+  std::vector<double> factors_;
+  std::unique_ptr<std::byte[]> frame_;
+  size_t frame_bytes_ = 0;
+};
+
+}  // namespace dpcore

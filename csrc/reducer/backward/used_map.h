@@ -1,0 +1,39 @@
+// Which gradients any rank has: a map that ranks add up, where gradients may be missing.
+//
+// Memory: a number per gradient, here and where collectives reach it. Belongs to the thread of
+// forward and backward. When a rank dies: agree() throws, as the wait for a bucket.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "reducer/bucket/bucket_communicator.h"
+
+namespace dpcore {
+
+class UsedMap {
+ public:
+  UsedMap(size_t gradients, std::shared_ptr<BucketCommunicator> communicator, at::Device device);
+
+  // A backward without averaging has left something in `parameter.grad`, or not.
+  void note_accumulated(size_t i, bool is_there) { accumulated_[i] = is_there ? 1 : 0; }
+  bool has_accumulated(size_t i) const { return accumulated_[i] != 0; }
+  // With what all ranks had. This one: `reached` (empty: all), less what came `undefined`, and what
+  // it has accumulated.
+  void agree(const std::vector<uint8_t>& reached, const std::vector<size_t>& undefined, size_t slot,
+             uint64_t layout);
+  // How many ranks had each gradient, when that was agreed on last.
+  const std::vector<int32_t>& counts() const { return used_; }
+
+ private:
+  std::shared_ptr<BucketCommunicator> communicator_;
+  std::vector<uint8_t> accumulated_;  // since the last synchronised backward
+  std::vector<int32_t> used_;         // whether this rank, then how many ranks had it
+  at::Tensor used_anywhere_;          // the same where collectives reach it
+};
+
+}  // namespace dpcore

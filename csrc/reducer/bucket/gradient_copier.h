@@ -1,0 +1,106 @@
+// How gradients come into what travels, results back out of it, and whose memory a gradient is.
+//
+// Where the communicator copies together (on a device), nothing is copied as gradients come: when
+// the last one of a bucket is there, one launch brings all of them, cast on the way when the bucket
+// travels in a narrower type. Fresh tensors of autograd are let go right after the launch: memory
+// that is freed into the stream that reads it is not written before. Gradients that lie otherwise
+// than their parameter (sparse ones, other strides) are copied alone, as everywhere else.
+//
+// In a narrower type, `parameter.grad` is replaced when the bucket is sent and not before: until
+// then autograd may add to it, and its part of the bucket has no numbers of this backward.
+//
+// A gradient's memory is the bucket's, that of somebody who kept it, or the program's. Before a
+// part of a bucket is filled anew, whoever still holds the last gradient, or a view of it, is left
+// with its numbers: the storage that they share gets a copy, and the part a storage of its own. A
+// numpy array has an address and no storage; for it, the bucket goes elsewhere. Plain steps hold
+// nothing, and pay for looking at a reference count. A gradient in memory of the program's stays
+// there, and results are copied to it.
+//
+// Threads: that of forward and backward. After the first iteration nothing is allocated here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "reducer/bucket/bucket.h"
+#include "reducer/bucket/bucket_communicator.h"
+
+namespace dpcore {
+
+class GradientCopier {
+ public:
+  // `grad_is_part`: false: results are copied back to a `parameter.grad` of its own. The lists are
+  // the reducer's.
+  GradientCopier(std::vector<Gradient>& gradients, std::vector<Bucket>& buckets,
+                 std::shared_ptr<BucketCommunicator> communicator, bool grad_is_part)
+      : gradients_(gradients),
+        buckets_(buckets),
+        communicator_(std::move(communicator)),
+        grad_is_part_(grad_is_part) {}
+
+  // Buckets of wider types travel as this one; none: as they are.
+  void travel_as(std::optional<at::ScalarType> narrow);
+  // Of a new bucket: how it travels, and whether its gradients are copied together.
+  void prepare(Bucket& bucket);
+  // Whether `parameter.grad` may become a bucket's memory: not that of one reducer while another
+  // one of the same parameters reads it.
+  void set_may_move(bool may_move) { may_move_ = may_move; }
+  // A tensor that autograd holds at the moment, or none.
+  void set_incoming(const at::Tensor* incoming) { incoming_ = incoming; }
+
+  // A gradient that has come; copied together with the others of its bucket where that is better.
+  void bring(Gradient& gradient);
+  // Autograd has added to a gradient that had come before.
+  void bring_again(size_t i);
+  // All gradients of the bucket are there.
+  void complete(Bucket& bucket) {
+    if (bucket.together && !bucket.narrow.defined()) {
+      gather(bucket, bucket.gradients);
+    }
+  }
+  // Whatever is still missing of what is about to be sent.
+  void fill(Bucket& bucket);
+  // The results of a bucket that is complete, times a factor, to where `parameter.grad` is.
+  void hand_out(Bucket& bucket, double factor);
+
+  // The part is about to be filled anew.
+  void leave_part_to_holders(Gradient& gradient);
+  // `parameter.grad` has been copied into its part.
+  void settle(Gradient& gradient);
+
+  // Since the beginning.
+  struct Counts {
+    uint64_t launches = 0;  // of copies of many at once
+    uint64_t together = 0;  // gradients in these
+    uint64_t alone = 0;     // gradients that cost a copy, or a cast, each
+  };
+  const Counts& counts() const { return counts_; }
+
+ private:
+  void come_to_this_stream(Bucket& bucket);
+  void gather(Bucket& bucket, std::span<const size_t> members);
+  void fill_narrow(Bucket& bucket);
+  void fill_lent(Bucket& bucket);
+  void hand_out_to_own(Bucket& bucket);
+  void hand_out_narrow(Bucket& bucket, double factor);
+  void copy_together(const Bucket& bucket, const at::Tensor& flat, bool to_flat, double factor);
+  void leave_bucket_to_holders(Bucket& bucket);
+
+  std::vector<Gradient>& gradients_;
+  std::vector<Bucket>& buckets_;
+  std::shared_ptr<BucketCommunicator> communicator_;
+  bool grad_is_part_;
+  bool may_move_ = true;
+  std::optional<at::ScalarType> narrow_type_;
+  const at::Tensor* incoming_ = nullptr;
+  std::vector<FlatGradient> copied_;  // of one launch, and whose they are
+  std::vector<size_t> copied_of_;
+  Counts counts_;
+};
+
+}  // namespace dpcore
