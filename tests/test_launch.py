@@ -181,7 +181,9 @@ def pmi_with(answers):
     return Pmi(ours.detach()), server
 
 
-def test_pmi_publishes_and_reads():
+def test_pmi_publishes_and_reads(monkeypatch):
+    # A test before may have started MPI in this process.
+    monkeypatch.setattr(mpi_rendezvous, "was_started", lambda: False)
     pmi, server = pmi_with(ANSWERS)
     assert pmi.name == "kvs_7"
     with pmi.publish("job/0", "10.0.0.1:5"):

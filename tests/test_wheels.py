@@ -220,3 +220,17 @@ def test_a_list_of_the_matrix_says_how_long_it_takes():
     assert re.search(r"\d+ cores to compile, about \d+ minutes on \d+ processors", out.stdout)
     out = run(ROOT / "tools" / "wheels.py", "--matrix", "--list", "--torch", "newest")
     assert out.returncode == 2 and "write major.minor" in out.stderr
+
+
+def test_the_matrix_has_what_the_index_has_and_not_what_is_installed(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import wheels
+
+    said = "torch (2.14.1)\nAvailable versions: 2.14.1, 2.14.0, 2.11.0, 2.10.0\n"
+    said += "  INSTALLED: 2.15.0\n  LATEST:    2.14.1\n"
+    assert wheels.listed(said) == ["2.11", "2.14"]
+    assert wheels.listed("") == []
+    monkeypatch.setattr(wheels, "interpreter", Path)
+    monkeypatch.setattr(wheels, "torch_versions", {"3.10": ["2.14"], "3.11": []}.get)
+    assert wheels.plan(["3.10"], ["2.14", "2.15"]) == [("3.10", "2.14")]
+    assert wheels.plan(["3.11"], ["2.15"]) == [("3.11", "2.15")]  # the index did not answer

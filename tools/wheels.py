@@ -146,8 +146,13 @@ def torch_versions(python: str) -> list[str]:
     with; none where the index does not answer. A new torch leaves the oldest Python behind."""
     pip = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     pip += ["--only-binary=:all:", "--python-version", python]
-    out = subprocess.run(pip, capture_output=True, text=True)
-    known = re.findall(r"\b(\d+)\.(\d+)\.\d+", out.stdout)
+    return listed(subprocess.run(pip, capture_output=True, text=True).stdout)
+
+
+def listed(answer: str) -> list[str]:
+    """The same in pip's answer, which also names the version that is installed here."""
+    line = re.search(r"(?m)^Available versions: (.*)$", answer)
+    known = re.findall(r"\b(\d+)\.(\d+)\.\d+", line[1] if line else "")
     minors = sorted({(int(major), int(minor)) for major, minor in known})
     return [f"{major}.{minor}" for major, minor in minors if (major, minor) >= OLDEST_TORCH]
 
