@@ -135,28 +135,4 @@ bool keeps_a_piece(const Request& request, int me) {
   }
 }
 
-size_t bytes_of(const Request& request, int world) {
-  const bool per_rank = request.collective != Collective::all_reduce &&
-                        request.collective != Collective::broadcast &&
-                        request.collective != Collective::reduce;
-  return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
-}
-
-bool is_gathered(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::gather;
-}
-
-bool announces_parts(const Request& request) {
-  return request.collective == Collective::all_to_all && !request.input_parts.empty();
-}
-
-bool swaps_in_place(const Request& request) {
-  return request.collective == Collective::all_to_all && request.input == request.output;
-}
-
-bool is_small(const Request& request, int world) {
-  return bytes_of(request, world) <= kSmallBytes && !announces_parts(request) &&
-         (request.force == Path::automatic || request.force == Path::stage);
-}
-
 }  // namespace dpcore

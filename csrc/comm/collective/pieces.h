@@ -30,18 +30,34 @@ size_t received_elements(const Request& request, int me, int world);
 // Whether one piece goes from this rank's input to its own output.
 bool keeps_a_piece(const Request& request, int me);
 
+// Inline, as a small operation asks them all.
+
 // Bytes in the whole buffer, or in all ranks' parts together.
-size_t bytes_of(const Request& request, int world);
+inline size_t bytes_of(const Request& request, int world) {
+  const bool per_rank = request.collective != Collective::all_reduce &&
+                        request.collective != Collective::broadcast &&
+                        request.collective != Collective::reduce;
+  return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
+}
 // Of these a rank shows its own part; of all others as much as the operation has bytes, or nothing.
-bool is_gathered(Collective collective);
+inline bool is_gathered(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::gather;
+}
 // An uneven all_to_all, in which ranks know only their own sizes.
-bool announces_parts(const Request& request);
+inline bool announces_parts(const Request& request) {
+  return request.collective == Collective::all_to_all && !request.input_parts.empty();
+}
 // What arrives would overwrite what has not left yet, unless it goes by the stage.
-bool swaps_in_place(const Request& request);
+inline bool swaps_in_place(const Request& request) {
+  return request.collective == Collective::all_to_all && request.input == request.output;
+}
 // Up to here an all-reduce goes through the stage at once even when it lies in an arena: one wait
 // instead of two.
 inline constexpr size_t kSmallBytes = 16384;
 // Whether the operation is so small that its data travels in the frame that announces entry.
-bool is_small(const Request& request, int world);
+inline bool is_small(const Request& request, int world) {
+  return bytes_of(request, world) <= kSmallBytes && !announces_parts(request) &&
+         (request.force == Path::automatic || request.force == Path::stage);
+}
 
 }  // namespace dpcore

@@ -2,8 +2,6 @@
 // what every path does at its end.
 #include "comm/operations/path_run.h"
 
-#include "comm/base/fault.h"
-
 namespace dpcore {
 
 void PathRun::await_stage() {
@@ -70,57 +68,10 @@ bool PathRun::poll() {
   return true;
 }
 
-std::byte* PathRun::stage_buffer(int r, size_t chunk, int reader, size_t quota) const {
-  const size_t piece = same_piece_for_all() ? 0 : static_cast<size_t>(reader);
-  return is_tiny ? slot(r).tiny + piece * request.count * element
-                 : stage_of(r) + stage_layout().offset(chunk, piece, quota);
-}
-
 std::byte* PathRun::take_stage() {
   std::byte* stage = shared->stage(number);
   own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);
   return stage;
-}
-
-ReduceSpec PathRun::reduce_spec(bool streaming) {
-  ReduceSpec spec = reduction_over(world(), request.op, request.dtype);
-  spec.streaming = streaming;
-  if (request.op == ReduceOp::premul_sum) {
-    factors_.resize(world());
-    for (int r = 0; r < world(); ++r) {
-      factors_[r] = slot(r).prescale;
-    }
-    spec.pre = factors_.data();
-  }
-  return spec;
-}
-
-void PathRun::count_traffic(size_t read, size_t written) {
-  PathCounters& counters = shared->counters(request.collective, path);
-  const auto add = [](std::atomic<uint64_t>& counter,
-                      uint64_t more) {  // one writer: the lock's holder
-    counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-  };
-  add(counters.operations, 1);
-  add(counters.bytes, bytes);
-  add(counters.peer_reads, read);
-  add(counters.peer_writes, written);
-}
-
-void PathRun::count_staged_traffic() {
-  count_traffic(received_elements(request, me(), world()) * element,
-                staged_elements(request, me(), world()) * element);
-}
-
-void PathRun::finish(bool ring) {
-  fault::reach(fault::Point::exit, me(), number);
-  group->finish_operation(number);
-  // A rank that only sends may be ahead: the others still read what it would take away from them.
-  const bool fills_again = is_small && !is_tiny && publishes() && consumes();
-  shared->fetch_for_writing(number + 1, fills_again ? bytes : 0);
-  if (ring) {
-    group->ring_others();
-  }
 }
 
 void* PathRun::frame_memory(size_t size) {
