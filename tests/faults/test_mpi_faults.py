@@ -138,14 +138,16 @@ def test_a_killed_rank_ends_the_job(tmp_path, launcher):
 
 @three_tries
 def test_a_killed_rank_where_the_library_notices_it(tmp_path):
-    """Open MPI with its support for faults, and ranks that may go on."""
-    _, said = run_ranks(
+    """Open MPI with its support for faults, and ranks that may go on. Rank 1 dies when rank 0 has
+    left the barrier, which would notice it, too."""
+    run, said = run_ranks(
         tmp_path,
         ["comm.all_reduce(torch.ones(4))"],
-        ["os.kill(os.getpid(), signal.SIGKILL)"],
+        ["time.sleep(0.5)", "os.kill(os.getpid(), signal.SIGKILL)"],
         "openmpi",
         options=("--with-ft", "mpi", "--enable-recovery"),
     )
+    assert said, run.stdout + run.stderr
     assert "PeerLost rank 0: all_reduce 2" in said[0] and "PROC_FAILED" in said[0]
     in_time(seconds_of(said[0]) < 5)
 
