@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.faults.tries import in_time, three_tries
 from tests.ranks.mpi import SAY, each_mpi, mpirun, needs_mpi
 
@@ -136,19 +138,26 @@ def test_a_killed_rank_ends_the_job(tmp_path, launcher):
     in_time(time.monotonic() - began < 15)
 
 
+REDUCE = "comm.all_reduce(torch.ones(4))"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "what"),
+    [([], "all_reduce 2"), (["time.sleep(2)"], "messages between ranks over MPI")],
+)
 @three_tries
-def test_a_killed_rank_where_the_library_notices_it(tmp_path):
+def test_a_killed_rank_where_the_library_notices_it(tmp_path, meanwhile, what):
     """Open MPI with its support for faults, and ranks that may go on. Rank 1 dies when rank 0 has
     left the barrier, which would notice it, too."""
     run, said = run_ranks(
         tmp_path,
-        ["comm.all_reduce(torch.ones(4))"],
+        [*meanwhile, REDUCE],
         ["time.sleep(0.5)", "os.kill(os.getpid(), signal.SIGKILL)"],
         "openmpi",
         options=("--with-ft", "mpi", "--enable-recovery"),
     )
     assert said, run.stdout + run.stderr
-    assert "PeerLost rank 0: all_reduce 2" in said[0] and "PROC_FAILED" in said[0]
+    assert f"PeerLost rank 0: {what}" in said[0] and "PROC_FAILED" in said[0]
     in_time(seconds_of(said[0]) < 5)
 
 

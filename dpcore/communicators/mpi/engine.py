@@ -24,16 +24,17 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from dpcore.communicators.mpi.operation import MpiWork
 from dpcore.communicators.mpi.recorder import Recorder
-from dpcore.communicators.mpi.watch import Watch
+from dpcore.communicators.mpi.watch import Watch, in_words
 from dpcore.errors import Error, Mismatch, PeerLost, Timeout, raise_unheard
 
+_LOST = ("PROC_FAILED", "PROC_FAILED_PENDING", "REVOKED")  # MPI's errors of ranks that died
 _SPIN_SECONDS = 100e-6
 _NAP_SECONDS = 50e-6
 _IDLE_SECONDS = 0.1  # how late a question or an abort of a peer may be read by who has no operation
@@ -167,10 +168,19 @@ class Engine:
                     if work.poll():
                         self._end(work)
                     _post(work.group.line)
-            if self.failure is None and (told := self._watch.look()) is not None:
-                self._fail(PeerLost(f"rank {self.rank}: {told}"))
+            if self.failure is None:
+                self._hear()
             if self.failure is not None and time.monotonic() > self._ends_at:
                 self._drop()
+
+    def _hear(self) -> None:
+        """Of failures elsewhere. A library that notices dead ranks may tell the watch first."""
+        try:
+            if (told := self._watch.look()) is not None:
+                self._fail(PeerLost(f"rank {self.rank}: {told}"))
+        except self.mpi.Exception as problem:
+            first = next(iter(self._flying), None)
+            self._fail(self._named(first, problem), work=first)
 
     def look(self) -> None:
         """One round, where this thread may call MPI."""
@@ -201,12 +211,13 @@ class Engine:
             text = f"rank {self.rank}: {work.what} over MPI: {type(problem).__name__}: {problem}"
             self._fail(Error(text), work=work)
 
-    def _named(self, work: MpiWork, problem: Any) -> Error:
+    def _named(self, work: MpiWork | None, problem: Any) -> Error:
         kind = problem.Get_error_class()
-        text = f"rank {self.rank}: {work.what} over MPI: {problem.Get_error_string()}"
+        what = "messages between ranks" if work is None else work.what
+        text = f"rank {self.rank}: {what} over MPI: {problem.Get_error_string()}"
         if kind == self.mpi.ERR_TRUNCATE:
             return Mismatch(f"{text}. Another rank sent more than this one expects")
-        if kind in (getattr(self.mpi, "ERR_PROC_FAILED", -1), getattr(self.mpi, "ERR_REVOKED", -1)):
+        if kind in [getattr(self.mpi, f"ERR_{name}", -1) for name in _LOST]:
             return PeerLost(text)
         return Error(text)
 
@@ -347,21 +358,6 @@ class Engine:
             flush=True,
         )
         self.mpi.COMM_WORLD.Abort(1)
-
-
-def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
-    """Who is late with a collective, as far as the ranks that were asked have answered."""
-    number = work.what.number
-    silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
-    found = [f"{', '.join(silent)} did not answer (stopped, dead, or at its end)"] if silent else []
-    late = []
-    for rank, calls in sorted(answers.items()):
-        if calls < 0:
-            late.append(f"rank {rank} has closed this communicator")
-        elif calls < number and not work.what.is_message:
-            what = "1 collective" if calls == 1 else f"{calls} collectives"
-            late.append(f"rank {rank} has called {what} of this communicator, not {number}")
-    return "; ".join(found + late) or "all ranks answer"
 
 
 def _post(line: deque[MpiWork]) -> None:

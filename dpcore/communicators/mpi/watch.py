@@ -1,14 +1,18 @@
 """Short messages between ranks beside their operations: who gives up, and who has come how far.
 
 They travel over a communicator of MPI of their own. Whoever polls reads them, so a rank that
-computes answers as well: its engine's thread does.
+computes answers as well: its engine's thread does. A library that notices dead ranks may raise
+that wherever it is asked: sending to one is as good as done, and ``look`` hands the error on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from dpcore.communicators.mpi.operation import MpiWork
 
 _BYTES = 1024  # of the longest message
 _GIVES_UP, _QUESTION, _ANSWER = 1, 2, 3
@@ -39,7 +43,7 @@ class Watch:
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_SECONDS
-        self._sent = [(request, text) for request, text in self._sent if not request.Test()]
+        self._sent = [(request, text) for request, text in self._sent if not self._is_sent(request)]
         status = self._mpi.Status()
         while self._receive.Test(status):
             source, kind = status.Get_source(), status.Get_tag()
@@ -66,7 +70,7 @@ class Watch:
             if rank != self._comm.Get_rank():
                 self._send(rank, _GIVES_UP, reason)
         deadline = time.monotonic() + _SEND_SECONDS
-        while any(not request.Test() for request, _ in self._sent):
+        while not all(self._is_sent(request) for request, _ in self._sent):
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
@@ -74,8 +78,15 @@ class Watch:
 
     def _send(self, rank: int, kind: int, text: str) -> None:
         message = text.encode()[:_BYTES]
-        request = self._comm.Isend([message, self._mpi.BYTE], rank, kind)
-        self._sent.append((request, message))
+        with contextlib.suppress(self._mpi.Exception):
+            request = self._comm.Isend([message, self._mpi.BYTE], rank, kind)
+            self._sent.append((request, message))
+
+    def _is_sent(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:
+            return True
 
     def meet(self, seconds: float) -> bool:
         """At the end of a job that failed: whether all ranks come."""
@@ -96,5 +107,21 @@ class Watch:
         self._comm.Free()
 
     def expect_nothing(self) -> None:
-        self._receive.Cancel()
-        self._receive.Wait()
+        with contextlib.suppress(self._mpi.Exception):
+            self._receive.Cancel()
+            self._receive.Wait()
+
+
+def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
+    """Who is late with a collective, as far as the ranks that were asked have answered."""
+    number = work.what.number
+    silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
+    found = [f"{', '.join(silent)} did not answer (stopped, dead, or at its end)"] if silent else []
+    late = []
+    for rank, calls in sorted(answers.items()):
+        if calls < 0:
+            late.append(f"rank {rank} has closed this communicator")
+        elif calls < number and not work.what.is_message:
+            what = "1 collective" if calls == 1 else f"{calls} collectives"
+            late.append(f"rank {rank} has called {what} of this communicator, not {number}")
+    return "; ".join(found + late) or "all ranks answer"
