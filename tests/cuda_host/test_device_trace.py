@@ -54,7 +54,9 @@ def test_steps_and_their_file(tmp_path, backend, capsys):
     assert {"operations", "stream of cpu"} <= names
     figures = figures_of(read_run(path))
     assert figures.world_size == 2 and figures.steps == 3 and len(figures.ranks) == 2
-    assert 0 <= figures.exposed_ms_per_step <= figures.step_ms
+    timed = [entry for entry in content["traceEvents"] if entry["ph"] == "X"]
+    ends_at = max(entry["ts"] + entry["dur"] for entry in timed)
+    assert 0 <= figures.exposed_ms <= (ends_at - min(entry["ts"] for entry in timed)) / 1e3
     assert 0 < figures.communication_ms_per_step <= 2 * figures.step_ms
     assert main(["show", str(path), "--out", str(tmp_path / "run.html")]) in (0, None)
     assert "exposed" in capsys.readouterr().out
