@@ -42,16 +42,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 import dpcore as dp
 from benchmarks.harness.shaped import on_hosts
+from benchmarks.harness.torch_strategies import zero_optimizer
 from dpcore.compare import hosts as namespaces
 from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.ratios import of_slowest_rank, paired
@@ -128,11 +125,10 @@ class Contender:
             shard_layers(self.module, group_of(name))
             self.optimizer = adam(self.module)
         elif " zero " in name:
-            group, cap = group_of(name), float(name.split()[-1])
-            self.model = DistributedDataParallel(
-                self.module, process_group=group, bucket_cap_mb=cap, gradient_as_bucket_view=True
-            )
-            self.optimizer = zero_of(self.model, group, self.steps_in_backward)
+            ddp = name.replace(" overlap", "").replace(" zero", "")
+            self.model = wrapped(ddp, self.module, comm)
+            overlaps = self.steps_in_backward
+            self.optimizer = zero_optimizer(self.model, torch.optim.AdamW, overlaps, lr=1e-4)
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that oracle averages nothing
@@ -176,17 +172,6 @@ def shard_layers(module: nn.Module, group: Any) -> None:
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
-
-
-def zero_of(model: Any, group: Any, overlaps: bool) -> Any:
-    optimizer = ZeroRedundancyOptimizer(
-        model.module.parameters(), torch.optim.AdamW, process_group=group,
-        overlap_with_ddp=overlaps, lr=1e-4,
-    )  # fmt: skip
-    if overlaps:
-        hook = hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
-        model.register_comm_hook(group, hook)
-    return optimizer
 
 
 def part_here(value: Any) -> Any:

@@ -266,19 +266,26 @@ def scheduled(
 # ---- beside DistributedDataParallel --------------------------------------------------------------
 
 
-def optimizer_in_parts(overlapping: bool, grid: Grid, sizes: Sizes) -> Trainer:
-    mesh = grid(data=-1)
-    group = mesh.get_group()
-    module = DistributedDataParallel(
-        model_of(sizes), process_group=group, gradient_as_bucket_view=True
-    )
+def zero_optimizer(
+    module: DistributedDataParallel, kind: Any, overlapping: bool, **options: Any
+) -> ZeroRedundancyOptimizer:
+    """torch's, of the module's group. One that overlaps steps in backward, by a hook."""
+    group = module.process_group
     optimizer = ZeroRedundancyOptimizer(
-        module.parameters(), torch.optim.SGD, process_group=group,
-        overlap_with_ddp=overlapping, lr=0.1, momentum=0.9,
-    )  # fmt: skip
+        module.parameters(), kind, process_group=group, overlap_with_ddp=overlapping, **options
+    )
     if overlapping:
         hook = hook_with_zero_step(default_hooks.allreduce_hook, module, optimizer)
         module.register_comm_hook(group, hook)
+    return optimizer
+
+
+def optimizer_in_parts(overlapping: bool, grid: Grid, sizes: Sizes) -> Trainer:
+    mesh = grid(data=-1)
+    module = DistributedDataParallel(
+        model_of(sizes), process_group=mesh.get_group(), gradient_as_bucket_view=True
+    )
+    optimizer = zero_optimizer(module, torch.optim.SGD, overlapping, lr=0.1, momentum=0.9)
     return trained(mesh, module, optimizer, unchanged=2 if overlapping else 0)
 
 

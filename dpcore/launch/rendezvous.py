@@ -64,9 +64,8 @@ def tcp_options(
             listener = _C.TcpListener.at(address, interface)
         elif identity.rank == 0:
             assert store is not None
-            host = socket.gethostname() if at else _own_host(identity, env)
-            master = env.get("MASTER_ADDR") or host
-            listener = _C.TcpListener.towards(_joined(master, "1"), interface)
+            spans = at is not None or spans_hosts(identity.world_size, env)
+            listener = _reachable_listener(env, spans)
             address = listener.address
             published.enter_context(store.publish(job, address))
         elif store is not None:
@@ -97,17 +96,17 @@ def pretended_host(rank: int, env: Mapping[str, str]) -> str:
 
 def own_address(identity: Identity, env: Mapping[str, str]) -> str:
     """The address of this host at which the other ranks can reach it."""
-    from dpcore import _C
-
-    master = env.get("MASTER_ADDR") or _own_host(identity, env)
-    interface = env.get("DPCORE_SOCKET_IFNAME", "")
-    listener = _C.TcpListener.towards(_joined(master, "1"), interface)
+    listener = _reachable_listener(env, spans_hosts(identity.world_size, env))
     return listener.address.rpartition(":")[0].strip("[]")
 
 
-def _own_host(identity: Identity, env: Mapping[str, str]) -> str:
-    """By which the other ranks can reach this one, when nothing else is known."""
-    return socket.gethostname() if spans_hosts(identity.world_size, env) else "127.0.0.1"
+def _reachable_listener(env: Mapping[str, str], spans: bool) -> _C.TcpListener:
+    """At any port of the address by which the other ranks can reach this host. ``spans``: not all
+    of them are on it."""
+    from dpcore import _C
+
+    master = env.get("MASTER_ADDR") or (socket.gethostname() if spans else "127.0.0.1")
+    return _C.TcpListener.towards(_joined(master, "1"), env.get("DPCORE_SOCKET_IFNAME", ""))
 
 
 def known_address(env: Mapping[str, str], init_method: str | None, identity: Identity) -> str:
