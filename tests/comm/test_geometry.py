@@ -1,4 +1,4 @@
-"""Pieces, paths and the stage's buffers: pure functions in C++, for which no rank is started."""
+"""What is pure in C++, for which no rank is started: pieces, paths, the stage, TCP's share."""
 
 import pytest
 
@@ -9,3 +9,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first builds the program
 
 def test_pieces_paths_and_stages():
     programs.run(programs.built("asan/geometry"), says="cases: fine")
+
+
+def test_how_much_a_connection_carries_at_a_time():
+    programs.run(programs.built("asan/flow"), says="flow: fine")

@@ -71,8 +71,9 @@ class Network {
   // Whether everything queued for the peer has left (then one more sign of life does no harm).
   bool has_room(int peer) const;
 
-  // Takes in what epoll has to say and all control frames that came.
+  // Takes in what epoll has to say and all control frames that came. Each is a look.
   void poll();
+  uint64_t looks() const { return looks_; }
   // Until something happens on a connection, wake() is called, or the time is over.
   void sleep(int64_t nanoseconds);
   // So many sleepers; a token that comes too late wakes the next one.
@@ -92,7 +93,7 @@ class Network {
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
   // Somebody gives messages priorities: from the first of these on, connections are handed no more
-  // than keeps them busy until a look that comes early (tcp_flow.h).
+  // than keeps them busy until this rank looks again (tcp_flow.h).
   void expect_priorities() { has_priorities_ = true; }
   bool has_priorities() const { return has_priorities_; }
   // A message found no connection to the peer that could take a frame of it. Operations are asked
@@ -167,7 +168,7 @@ class Network {
 
   int rank_;
   size_t frame_bytes_ = 0;
-  uint64_t looks_ = 0;  // calls of poll()
+  uint64_t looks_ = 0;
   bool has_priorities_ = false;
   std::atomic<int64_t> borne_ns_{0};
   SpinLock borne_lock_;

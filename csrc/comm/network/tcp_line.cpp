@@ -11,6 +11,20 @@
 
 namespace dpcore {
 
+void TcpLine::share(size_t unsent, size_t most) {
+  flow_.share(unsent, most);
+  TcpSocket::limit_unsent(fd(), unsent);
+}
+
+bool TcpLine::has_room(int priority, bool has_priorities, int64_t now) {
+  const size_t told = flow_.unsent();
+  const bool has_room = flow_.has_room(meter_.ask(fd(), now), priority, has_priorities, now);
+  if (flow_.unsent() != told) {
+    TcpSocket::limit_unsent(fd(), flow_.unsent());
+  }
+  return has_room;
+}
+
 bool TcpLine::is_sending(uint64_t group, const MessageTag& tag) const {
   return is_sending(group) && outgoing_.operation == tag.operation && outgoing_.part == tag.part &&
          detached_.empty();

@@ -18,6 +18,7 @@
 #include "comm/network/message.h"
 #include "comm/network/tcp_flow.h"
 #include "comm/network/tcp_frame.h"
+#include "comm/network/tcp_load.h"
 #include "comm/network/tcp_socket.h"
 
 namespace dpcore {
@@ -27,16 +28,14 @@ class TcpLine {
   explicit TcpLine(TcpSocket socket) : socket_(std::move(socket)) {}
 
   int fd() const { return socket_.fd(); }
-  void share(size_t unsent, size_t late) { flow_.share(fd(), unsent, late); }
+  void share(size_t unsent, size_t most);
   // Why the connection is of no use any more; empty while it is.
   const std::string& problem() const { return problem_; }
 
   // ---- outgoing ----
   bool can_start() const { return writable && !is_sending_ && problem_.empty(); }
   // Whether little enough is on its way for a frame of this priority; if not, ask at free_ns().
-  bool has_room(int priority, int64_t until_next_look_ns, int64_t now) {
-    return flow_.has_room(fd(), priority, until_next_look_ns, now);
-  }
+  bool has_room(int priority, bool has_priorities, int64_t now);
   int64_t free_ns() const { return flow_.free_ns(); }
   bool can_resume() const { return writable && problem_.empty(); }
   bool is_sending(uint64_t group, const MessageTag& tag) const;
@@ -76,6 +75,7 @@ class TcpLine {
 
   TcpSocket socket_;
   TcpFlow flow_;
+  TcpLoadMeter meter_;
   std::string problem_;
   FrameHeader outgoing_;
   bool is_sending_ = false;

@@ -2,6 +2,7 @@
 #include "comm/transport/tcp_transport.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/base/clock.h"
 
@@ -16,16 +17,18 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
     return false;
   }
   const int64_t now = now_ns();
-  const int64_t until_next_look_ns =
-      network.has_priorities() ? TcpFlow::kEarlyLookNs : TcpFlow::kLateLookNs;
-  if (line.has_room(priority, until_next_look_ns, now)) {
+  if (line.has_room(priority, network.has_priorities(), now)) {
     return true;
   }
-  free_ns_ = now < free_ns_ ? std::min(free_ns_, line.free_ns()) : line.free_ns();
+  const bool is_first = std::exchange(held_back_at_look_, network.looks()) != network.looks();
+  free_ns_ = is_first ? line.free_ns() : std::min(free_ns_, line.free_ns());
   return false;
 }
 
-int64_t TcpTransport::next_event_ns() const { return now_ns() < free_ns_ ? free_ns_ : INT64_MAX; }
+// It may be past by now: then this is the moment.
+int64_t TcpTransport::next_event_ns() const {
+  return held_back_at_look_ == group_.remote()->network().looks() ? free_ns_ : INT64_MAX;
+}
 
 // The connection that goes on with a frame of the message, or one that can take a new frame.
 TcpLine* TcpTransport::line_for(int peer, const Message& message) {

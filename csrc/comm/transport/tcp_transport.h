@@ -36,8 +36,9 @@ class TcpTransport final : public Transport {
 
   Group& group_;
   size_t next_line_ = 0;
-  int64_t free_ns_ = 0;            // when a connection with enough on its way may have room
-  std::atomic<uint64_t> sent_{0};  // one writer: the lock's holder
+  uint64_t held_back_at_look_ = 0;  // a frame was, since enough was on its way
+  int64_t free_ns_ = 0;             // when there may be room for it
+  std::atomic<uint64_t> sent_{0};   // one writer: the lock's holder
 };
 
 }  // namespace dpcore

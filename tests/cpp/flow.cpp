@@ -1,0 +1,107 @@
+// How much a connection carries at a time, of a link that moves 100 bytes in a microsecond: when a
+// frame may start, who overtakes whom, and what counts as a look that came late. Nothing is sent.
+#include "comm/network/tcp_flow.h"
+
+#include <initializer_list>
+
+#include "check.h"
+
+using namespace dpcore;
+
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr size_t kFrame = size_t{128} << 10;
+constexpr double kRate = 0.1;  // bytes in a nanosecond
+
+TcpLoad load(double on_the_way, double queued_here) {
+  return {.bytes_per_ns = kRate,
+          .round_trip_ns = 100'000,
+          .on_the_way = on_the_way,
+          .queued_here = queued_here};
+}
+
+const TcpLoad kIdle = load(0, 0);
+const TcpLoad kFull = load(2e6, 2e6);
+
+TcpFlow flow() {
+  TcpFlow made;
+  made.share(kFrame, TcpFlow::kSegmentBytes);
+  return made;
+}
+
+void before_the_rate_is_known_all_have_room() {
+  TcpFlow made = flow();
+  CHECK(made.has_room({.on_the_way = 1e9, .queued_here = 1e9}, 0, true, 0));
+}
+
+// 10 ms of the link and two round trips, wherever that is.
+void without_priorities_the_queue_is_long() {
+  TcpFlow made = flow();
+  CHECK(made.has_room(load(1.01e6, 1.01e6), 0, false, 0));
+  CHECK(!made.has_room(load(1.03e6, 0), 0, false, 0));
+  CHECK(made.free_ns() == 100'000);  // 10,000 bytes too many
+}
+
+// Half a millisecond of the link in this host; a segment and two round trips on the way.
+void with_priorities_it_is_short() {
+  TcpFlow made = flow();
+  CHECK(made.has_room(load(200e3, 49e3), 1, true, 0));
+  CHECK(!made.has_room(load(200e3, 60e3), 1, true, 0));
+  CHECK(made.free_ns() == 100'000);
+  CHECK(made.has_room(load(280e3, 0), 1, true, kMillisecond));
+  CHECK(!made.has_room(load(300e3, 0), 1, true, kMillisecond));
+}
+
+void an_urgent_frame_starts_at_once_and_holds_back_its_equals() {
+  TcpFlow made = flow();
+  CHECK(!made.has_room(kFull, 0, true, 0));
+  CHECK(made.has_room(kFull, 1, true, 0));
+  CHECK(!made.has_room(kFull, 1, true, 0));
+  CHECK(!made.has_room(kFull, 0, true, 0));
+  CHECK(made.has_room(kFull, 2, true, 0));
+}
+
+// A look that comes late has left the link idle, so more is kept here from then on: up to a
+// segment, until looks have come in time for a while.
+void late_looks_lengthen_the_queue() {
+  TcpFlow made = flow();
+  CHECK(made.unsent() == kFrame);
+  CHECK(!made.has_room(kFull, 0, true, 0));
+  int64_t now = made.free_ns() + 2 * kMillisecond;
+  CHECK(made.has_room(load(199e3, 199e3), 0, true, now));
+  CHECK(made.unsent() == 200'000);
+  for (int i = 0; i < 200; ++i) {
+    CHECK(!made.has_room(kFull, 0, true, now));
+    now = made.free_ns();
+  }
+  CHECK(!made.has_room(load(60e3, 60e3), 0, true, now));
+  CHECK(made.unsent() < 200'000);
+  now = made.free_ns() + 1000 * kMillisecond;
+  CHECK(!made.has_room(kFull, 0, true, now));
+  CHECK(made.unsent() == TcpFlow::kSegmentBytes);
+}
+
+// Frames that started instead were not late, nor was the next one, whenever it came.
+void a_look_at_which_no_frame_waited_is_not_late() {
+  for (const TcpLoad& next : {kIdle, kFull}) {
+    TcpFlow made = flow();
+    CHECK(!made.has_room(kFull, 0, true, 0));
+    CHECK(made.has_room(next, 1, true, 0));
+    CHECK(!made.has_room(kFull, 0, true, made.free_ns() + 1000 * kMillisecond));
+    CHECK(made.unsent() == kFrame);
+  }
+}
+
+}  // namespace
+
+int main() {
+  before_the_rate_is_known_all_have_room();
+  without_priorities_the_queue_is_long();
+  with_priorities_it_is_short();
+  an_urgent_frame_starts_at_once_and_holds_back_its_equals();
+  late_looks_lengthen_the_queue();
+  a_look_at_which_no_frame_waited_is_not_late();
+  std::puts("flow: fine");
+  return 0;
+}
