@@ -80,6 +80,7 @@ void late_looks_lengthen_the_queue() {
   now = made.free_ns() + 1000 * kMillisecond;
   CHECK(!made.has_room(kFull, 0, true, now));
   CHECK(made.unsent() == TcpFlow::kSegmentBytes);
+  CHECK(!made.has_room(load(270e3, 270e3), 0, true, now));
 }
 
 // Frames that started instead were not late, nor was the next one, whenever it came.
