@@ -385,39 +385,19 @@ class StreamCommunicator(Communicator):
 class StreamWork(Work):
     """An asynchronous operation on a device."""
 
-def start_nccl(
+def start_on_device(
     control: Communicator,
     device: str,
     timeout: float,
     algorithm: str,
     deterministic: bool,
-    libraries: Sequence[str],
-    uuid: str = "",
-) -> StreamCommunicator:
-    """Meets the ranks of `control` over NCCL. Device "host" is one without a GPU, for tests; `uuid`
-    is what it says to be."""
-
-def start_mapped(
-    control: Communicator,
-    device: str,
-    timeout: float,
-    algorithm: str,
-    deterministic: bool,
-    uuid: str = "",
-) -> StreamCommunicator:
-    """Meets the ranks of `control`, which map each other's device memory."""
-
-def start_chosen(
-    control: Communicator,
-    device: str,
-    timeout: float,
-    algorithm: str,
-    deterministic: bool,
-    libraries: Sequence[str],
+    libraries: Sequence[str] = (),
     backend: str = "auto",
     uuid: str = "",
 ) -> StreamCommunicator:
-    """Whichever of the two fits the devices of all ranks, unless `backend` is "nccl" or "cuda"."""
+    """Meets the ranks of `control` over NCCL ("nccl") or memory of devices that they map ("cuda");
+    "auto" is whichever fits the devices of all ranks. Device "host" is one without a GPU, for
+    tests; `uuid` is what it says to be. `libraries` are paths at which NCCL may be."""
 
 def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
     """path, version and found_by of the NCCL that this process uses."""

@@ -48,11 +48,11 @@ class CallArguments {
     return result;
   }
   // Seconds; 0 stands for the communicator's.
-  double timeout() { return timeout_of(object()); }
-  static double timeout_of(pybind11::handle value) {
-    const double seconds = real_of(value, "timeout");
+  double timeout() { return timeout_of(object(), "timeout"); }
+  static double timeout_of(pybind11::handle value, const char* name) {
+    const double seconds = real_of(value, name);
     if (!(seconds >= 0)) {
-      throw unfit("timeout", "seconds, or 0 for the communicator's", value);
+      throw unfit(name, "seconds, or 0 for the communicator's", value);
     }
     return seconds;
   }
@@ -76,8 +76,10 @@ class CallArguments {
     }
     return result;
   }
-  bool flag() { return flag_of(object()); }
-  static bool flag_of(pybind11::handle value) { return PyObject_IsTrue(value.ptr()) == 1; }
+  bool flag() { return flag_of(object(), "flag"); }
+  static bool flag_of(pybind11::handle value, const char*) {
+    return PyObject_IsTrue(value.ptr()) == 1;
+  }
 
   // None, or what is long for each rank.
   static std::optional<std::vector<uint64_t>> sizes_of(pybind11::handle value, const char* name) {
@@ -131,17 +133,25 @@ class KeywordArguments {
     }
   }
   pybind11::handle operator[](Name name) const { return values_[name]; }
+  // `value` keeps its default where the option was not given. `convert(handle, name)` reads it.
+  template <class Value, class Convert>
+  void read(Name name, Value& value, Convert convert) const {
+    if (values_[name] != nullptr) {
+      value = convert(pybind11::handle(values_[name]), kTexts[name]);
+    }
+  }
 
  private:
+  static constexpr std::array<const char*, kNames> kTexts = {
+      "op",        "factor",   "root",    "input_sizes", "output_sizes",
+      "algorithm", "priority", "timeout", "layout",      "async_op"};
+
   // Names in a program's text are interned, and so are these: the same name is the same object.
   static size_t index_of(PyObject* name) {
     static const std::array<PyObject*, kNames> known = [] {
-      constexpr std::array<const char*, kNames> texts = {
-          "op",        "factor",   "root",    "input_sizes", "output_sizes",
-          "algorithm", "priority", "timeout", "layout",      "async_op"};
       std::array<PyObject*, kNames> interned{};
       for (size_t i = 0; i < kNames; ++i) {
-        interned[i] = PyUnicode_InternFromString(texts[i]);
+        interned[i] = PyUnicode_InternFromString(kTexts[i]);
       }
       return interned;
     }();

@@ -9,11 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bindings/buffer.h"
-#include "bindings/call.h"
 #include "bindings/call_arguments.h"
 #include "bindings/py_stream.h"
-#include "bindings/py_work.h"
 #include "comm/base/error.h"
 #include "comm/collective/parts.h"
 #include "comm/schedule/schedule.h"
@@ -44,22 +41,14 @@ constexpr int kLooksWithGil = 32;
 
 using Option = KeywordArguments;
 
-// What all collectives share. An option that was not given keeps its default.
+// What all collectives share.
 template <class Comm>
 Call call_of(Comm& comm, const KeywordArguments& options) {
   Call call;
-  if (const py::handle value = options[Option::priority]) {
-    call.priority = CallArguments::integer_of(value, "priority");
-  }
-  if (const py::handle value = options[Option::timeout]) {
-    call.timeout = CallArguments::timeout_of(value);
-  }
-  if (const py::handle value = options[Option::layout]) {
-    call.layout = CallArguments::natural_of(value, "layout");
-  }
-  if (const py::handle value = options[Option::async_op]) {
-    call.asynchronous = CallArguments::flag_of(value);
-  }
+  options.read(Option::priority, call.priority, CallArguments::integer_of);
+  options.read(Option::timeout, call.timeout, CallArguments::timeout_of);
+  options.read(Option::layout, call.layout, CallArguments::natural_of);
+  options.read(Option::async_op, call.asynchronous, CallArguments::flag_of);
   const py::handle algorithm = options[Option::algorithm];
   if (!algorithm || algorithm.is_none()) {
     return call;
@@ -77,15 +66,11 @@ Call call_of(Comm& comm, const KeywordArguments& options) {
 
 // What some have: an operator, its factor, a root.
 void read_reduction(Request& request, const KeywordArguments& options) {
-  if (const py::handle value = options[Option::op]) {
-    request.op = parse_reduce_op(CallArguments::text_of(value, "op"));
-  }
-  if (const py::handle value = options[Option::factor]) {
-    request.prescale = CallArguments::real_of(value, "factor");
-  }
-  if (const py::handle value = options[Option::root]) {
-    request.root = CallArguments::integer_of(value, "root");
-  }
+  options.read(Option::op, request.op, [](py::handle value, const char* name) {
+    return parse_reduce_op(CallArguments::text_of(value, name));
+  });
+  options.read(Option::factor, request.prescale, CallArguments::real_of);
+  options.read(Option::root, request.root, CallArguments::integer_of);
 }
 
 std::optional<Parts> sizes_in(py::handle value, const char* name) {
@@ -175,32 +160,40 @@ void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t 
                                  "larger one"));
 }
 
-// all_reduce, broadcast, reduce: one buffer of one shape everywhere.
-template <class Comm>
-py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
-                 const KeywordArguments& options) {
+// Of one buffer of one shape everywhere.
+Request in_place(Collective collective, const Buffer& buffer) {
   Request request;
-  request.collective = parse_collective(arguments.text("collective"));
-  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
+  request.collective = collective;
   request.dtype = buffer.dtype;
   request.input = request.output = buffer.data;
   request.count = buffer.elements;
+  return request;
+}
+
+// all_reduce, broadcast, reduce.
+template <class Comm>
+py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
+                 const KeywordArguments& options) {
+  const Collective collective = parse_collective(arguments.text("collective"));
+  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
+  Request request = in_place(collective, buffer);
   read_reduction(request, options);
   return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
 }
 
 // The common case by itself: in place, all options as they are, and waiting.
-py::object all_reduce_now(PyCommunicator& comm, py::handle, CallArguments& arguments) {
+template <class Comm>
+py::object all_reduce_now(Comm& comm, py::handle self, CallArguments& arguments) {
   comm.let_go_of_completed();
-  const Buffer buffer = buffer_of(arguments.object(), "tensor", Access::write);
-  Request request;
-  request.collective = Collective::all_reduce;
-  request.dtype = buffer.dtype;
+  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
+  Request request = in_place(Collective::all_reduce, buffer);
   request.op = parse_reduce_op(arguments.text("op"));
-  request.input = request.output = buffer.data;
-  request.count = buffer.elements;
-  run_and_wait(*comm.core, std::move(request), {});
-  return py::none();
+  if constexpr (std::is_same_v<Comm, PyCommunicator>) {
+    run_and_wait(*comm.core, std::move(request), {});
+    return py::none();
+  } else {
+    return perform(comm, self, std::move(request), {}, std::move(buffer), {});
+  }
 }
 
 // The others: a part per rank. On ranks without an input or output it is None.
@@ -285,33 +278,31 @@ py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& argumen
 }
 
 py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
-  const bool sends = arguments.flag();
+  MessageCall call;
+  call.sends = arguments.flag();
   const py::handle object = arguments.object();
   const py::handle whom = arguments.object();
-  const bool from_any = !sends && whom.is_none();
-  const int peer = from_any ? MessageOperation::kAnyRank
-                            : CallArguments::integer_of(whom, sends ? "dst" : "src");
-  const uint64_t tag = arguments.natural("tag");
-  const double timeout = arguments.timeout();
+  const bool from_any = !call.sends && whom.is_none();
+  call.peer = from_any ? MessageOperation::kAnyRank
+                       : CallArguments::integer_of(whom, call.sends ? "dst" : "src");
+  call.tag = arguments.natural("tag");
+  call.timeout_s = arguments.timeout();
   const bool asynchronous = arguments.flag();
   comm.let_go_of_completed();
-  Buffer buffer = buffer_of(object, "tensor", sends ? Access::read : Access::write);
+  Buffer buffer = buffer_of(object, "tensor", call.sends ? Access::read : Access::write);
+  call.dtype = buffer.dtype;
+  call.data = buffer.data;
+  call.bytes = buffer.elements * size_of(buffer.dtype);
   Communicator& core = *comm.core;
   if (!from_any) {
-    check_peer(peer, core.rank(), core.world());
+    check_peer(call.peer, core.rank(), core.world());
   }
-  const auto direction =
-      sends ? MessageOperation::Direction::send : MessageOperation::Direction::receive;
-  const size_t bytes = buffer.elements * size_of(buffer.dtype);
   if (asynchronous) {
-    return as_work(self, held(buffer), [&] {
-      return core.submit_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout);
-    });
+    return as_work(self, held(buffer), [&] { return core.submit_message(call); });
   }
   {
     const py::gil_scoped_release no_gil;
-    core.run_message(direction, peer, tag, buffer.dtype, buffer.data, bytes, timeout,
-                     check_signals);
+    core.run_message(call, check_signals);
   }
   return py::none();
 }
@@ -319,7 +310,7 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
 }  // namespace
 
 void define_collectives(py::handle type) {
-  define_quick_method<PyCommunicator, all_reduce_now>(type, "all_reduce_now");
+  define_quick_method<PyCommunicator, all_reduce_now<PyCommunicator>>(type, "all_reduce_now");
   define_quick_method<PyCommunicator, whole<PyCommunicator>>(type, "whole");
   define_quick_method<PyCommunicator, parted<PyCommunicator>>(type, "parted");
   define_quick_method<PyCommunicator, barrier>(type, "barrier");
@@ -327,6 +318,8 @@ void define_collectives(py::handle type) {
 }
 
 void define_stream_collectives(py::handle type) {
+  define_quick_method<PyStreamCommunicator, all_reduce_now<PyStreamCommunicator>>(type,
+                                                                                  "all_reduce_now");
   define_quick_method<PyStreamCommunicator, whole<PyStreamCommunicator>>(type, "whole");
   define_quick_method<PyStreamCommunicator, parted<PyStreamCommunicator>>(type, "parted");
 }

@@ -1,15 +1,15 @@
-// The methods that communicators on hosts and on devices have in common, once for both.
+// The methods that communicators on hosts and on devices, and their works, have in common.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <string>
 
 #include "bindings/py_work.h"
 
 namespace dpcore {
 
-// `Comm` holds the communicator of the core as `core`.
 template <class Comm, class... Options>
 void define_common_methods(pybind11::class_<Comm, Options...>& type) {
   type.def_property_readonly("rank", [](const Comm& comm) { return comm.core->rank(); })
@@ -37,5 +37,31 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
         comm.let_go_of_completed();
       });
 }
+
+// A Python function as what an operation calls when it is complete. It runs on one of the threads,
+// with the GIL, and may do whatever the program does: the thread that completes the operation only
+// hands it over. Throws an Error where no thread can be started.
+std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,
+                                      pybind11::function call);
+
+template <class Work, class... Options>
+void define_common_work_methods(pybind11::class_<Work, Options...>& type) {
+  type.def("describe", [](const Work& work) { return work.operation->describe(); })
+      .def(
+          "when_complete",
+          [](Work& work, pybind11::function call) {
+            if (work.operation->is_complete()) {
+              call();
+              return;
+            }
+            auto hand_over = python_callback(work.communicator->callbacks, std::move(call));
+            const pybind11::gil_scoped_release no_gil;
+            work.operation->when_complete(std::move(hand_over));
+          },
+          pybind11::arg("call"));
+}
+
+// Throws Unsupported where wait() is given no seconds.
+void check_wait(double timeout);
 
 }  // namespace dpcore

@@ -10,7 +10,6 @@
 
 #include "bindings/buffer.h"
 #include "bindings/common_methods.h"
-#include "bindings/costs.h"
 #include "bindings/observe.h"
 #include "bindings/py_work.h"
 #include "torch_backend/python_lock.h"

@@ -3,37 +3,39 @@
 // AttributeError.
 #include <pybind11/pybind11.h>
 
-#ifdef DPCORE_WITH_CUDA
 #include "cuda/device/probe.h"
-#endif
 
 namespace py = pybind11;
 
 namespace dpcore {
+#ifndef DPCORE_WITH_CUDA
+CudaProbe probe_cuda(int) {
+  CudaProbe probe;
+  probe.problem =
+      "built without CUDA: nvcc was not found at build time (or DPCORE_CUDA=0 was set): put it in "
+      "PATH or set CUDA_HOME, and build again";
+  return probe;
+}
+#endif
+
 namespace {
 
 py::dict cuda_probe() {
-  py::dict result;
-#ifdef DPCORE_WITH_CUDA
   CudaProbe probe;
   {
     py::gil_scoped_release release;  // creating a context takes a second
     probe = probe_cuda();
   }
+  py::dict result;
+#ifdef DPCORE_WITH_CUDA
   result["built"] = true;
+#else
+  result["built"] = false;
+#endif
   result["runtime_version"] = probe.runtime_version;
   result["driver_version"] = probe.driver_version;
   result["devices"] = probe.devices;
   result["problem"] = probe.problem;
-#else
-  result["built"] = false;
-  result["runtime_version"] = 0;
-  result["driver_version"] = 0;
-  result["devices"] = 0;
-  result["problem"] =
-      "built without CUDA: nvcc was not found at build time (or DPCORE_CUDA=0 was set): put it in "
-      "PATH or set CUDA_HOME, and build again";
-#endif
   return result;
 }
 

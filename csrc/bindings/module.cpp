@@ -4,7 +4,7 @@
 // program can catch and document them without the compiled module.
 #include <pybind11/pybind11.h>
 
-#include "bindings/translate.h"
+#include "bindings/py_work.h"
 #include "comm/base/error.h"
 
 namespace py = pybind11;

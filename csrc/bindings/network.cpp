@@ -20,24 +20,22 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
-struct PyListener {
-  std::shared_ptr<TcpSocket> socket;
-};
+using Listener = std::shared_ptr<TcpSocket>;
 
 uint16_t port_of(const std::string& address) {
   return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
 }
 
 // At exactly this address, or at the interface with this address's port.
-PyListener listen_at(const std::string& address, const std::string& interface) {
+Listener listen_at(const std::string& address, const std::string& interface) {
   if (!interface.empty()) {
-    return {std::make_shared<TcpSocket>(
-        TcpSocket::listen_at(TcpAddress::of_interface(interface).with_port(port_of(address))))};
+    return std::make_shared<TcpSocket>(
+        TcpSocket::listen_at(TcpAddress::of_interface(interface).with_port(port_of(address))));
   }
   std::string problem;
   for (const TcpAddress& candidate : TcpAddress::resolve(address)) {
     try {
-      return {std::make_shared<TcpSocket>(TcpSocket::listen_at(candidate))};
+      return std::make_shared<TcpSocket>(TcpSocket::listen_at(candidate));
     } catch (const RendezvousError& error) {
       problem = error.what();
     }
@@ -46,11 +44,11 @@ PyListener listen_at(const std::string& address, const std::string& interface) {
 }
 
 // At a free port, on the interface that leads to this address.
-PyListener listen_towards(const std::string& address, const std::string& interface) {
+Listener listen_towards(const std::string& address, const std::string& interface) {
   const TcpAddress here = interface.empty()
                               ? TcpAddress::towards(TcpAddress::resolve(address).front())
                               : TcpAddress::of_interface(interface);
-  return {std::make_shared<TcpSocket>(TcpSocket::listen_at(here.with_port(0)))};
+  return std::make_shared<TcpSocket>(TcpSocket::listen_at(here.with_port(0)));
 }
 
 py::bytes hmac(const std::string& key, const std::string& message) {
@@ -61,19 +59,18 @@ py::bytes hmac(const std::string& key, const std::string& message) {
 }  // namespace
 
 void register_network(py::module_& m) {
-  py::class_<PyListener>(m, "TcpListener")
+  py::class_<TcpSocket, Listener>(m, "TcpListener")
       .def_static("at", listen_at, py::arg("address"), py::arg("interface") = "")
       .def_static("towards", listen_towards, py::arg("address"), py::arg("interface") = "")
-      .def_property_readonly("address", [](const PyListener& listener) {
-        return listener.socket->local_address().text();
-      });
+      .def_property_readonly("address",
+                             [](const TcpSocket& socket) { return socket.local_address().text(); });
   py::class_<TcpOptions, std::shared_ptr<TcpOptions>>(m, "TcpOptions")
-      .def(py::init([](const std::string& root, const PyListener* listener,
-                       const std::string& interface, const std::string& secret, int sockets,
-                       bool shares_memory, const std::string& host_label) {
+      .def(py::init([](const std::string& root, Listener listener, const std::string& interface,
+                       const std::string& secret, int sockets, bool shares_memory,
+                       const std::string& host_label) {
              auto options = std::make_shared<TcpOptions>();
              options->root = root;
-             options->listener = listener == nullptr ? nullptr : listener->socket;
+             options->listener = std::move(listener);
              options->interface = interface;
              options->secret = secret;
              options->lines = sockets + 1;

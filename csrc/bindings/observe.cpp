@@ -1,15 +1,25 @@
-// Reads what the core has counted and recorded; nothing here is on the path of an operation.
+// Reads what the core has counted, recorded and chosen; nothing here is on the path of an
+// operation.
 #include "bindings/observe.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
-#include <string>
-#include <vector>
+#include <cmath>
 
 #include "comm/base/clock.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
+
+namespace {
+
+// By Explanation::Way.
+constexpr std::array kWays = {"alone", "memory", "entry", "messages"};
+
+}  // namespace
 
 py::dict stats_of(PyCommunicator& comm) {
   py::dict result;
@@ -68,7 +78,6 @@ py::tuple stop_trace(PyCommunicator& comm) {
   return recording_of(events, dropped, recorder);
 }
 
-// Seconds per all-reduce of an arena buffer, measured without Python in between.
 double latency_loop(PyCommunicator& comm, size_t bytes, int iterations) {
   const auto memory = comm.core->allocate(std::max<size_t>(bytes, 4));
   std::fill_n(memory.get(), std::max<size_t>(bytes, 4), std::byte{0});
@@ -83,6 +92,47 @@ double latency_loop(PyCommunicator& comm, size_t bytes, int iterations) {
     comm.core->run(request, "", nullptr);
   }
   return static_cast<double>(now_ns() - begin) * 1e-9 / iterations;
+}
+
+CostConstants costs_of(const CostList& list) {
+  for (const double value : list) {
+    if (!std::isfinite(value) || value < 0) {
+      throw Unsupported("the costs of machine and network must be seconds, 0 or more");
+    }
+  }
+  return {{list[0], list[1], list[2]}, {list[3], list[4], list[5]}, list[6]};
+}
+
+CostList list_of(const CostConstants& costs) {
+  return {costs.memory.step_s,  costs.memory.message_s,  costs.memory.byte_s,
+          costs.network.step_s, costs.network.message_s, costs.network.byte_s,
+          costs.added_byte_s};
+}
+
+py::dict explanation_of(PyCommunicator& comm, const std::string& collective, size_t bytes) {
+  Explanation why;
+  const Collective kind = parse_collective(collective);
+  {
+    const py::gil_scoped_release no_gil;
+    why = comm.core->explain(kind, bytes);
+  }
+  py::list candidates;
+  for (const AlgorithmChoice::Candidate& candidate : why.candidates) {
+    py::dict entry;
+    entry["algorithm"] = candidate.algorithm;
+    entry["seconds"] = candidate.estimate.seconds(bytes);
+    entry["steps"] = candidate.estimate.steps;
+    entry["network_bytes"] = candidate.estimate.network_share * static_cast<double>(bytes);
+    entry["ordered"] = candidate.ordered;
+    entry["allowed"] = candidate.allowed;
+    candidates.append(entry);
+  }
+  py::dict result;
+  result["way"] = kWays[static_cast<size_t>(why.way)];
+  result["algorithm"] = why.algorithm;
+  result["asked"] = why.asked;
+  result["candidates"] = candidates;
+  return result;
 }
 
 }  // namespace dpcore

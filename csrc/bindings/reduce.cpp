@@ -69,9 +69,9 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
   for (const auto& [address, offset, elements] : parts) {
     list.push_back({reinterpret_cast<void*>(address), offset, elements});
   }
-  const std::vector<PartList> launches =
-      part_lists(list, parse_dtype(part_type), reinterpret_cast<void*>(flat),
-                 parse_dtype(flat_type), to_flat, factor);
+  std::vector<PartList> launches;
+  fill_part_lists(launches, list, parse_dtype(part_type), reinterpret_cast<void*>(flat),
+                  parse_dtype(flat_type), to_flat, factor);
   const auto device = device_name.empty() ? nullptr : device_named(device_name);
   if (!device) {
     for (const PartList& launch : launches) {

@@ -10,12 +10,8 @@
 
 #include <string>
 
-#include "bindings/callbacks/python_bucket_communicator.h"
-#include "bindings/callbacks/python_hook.h"
-#include "bindings/callbacks/python_schedule.h"
-#include "bindings/py_work.h"
+#include "bindings/callbacks/callbacks.h"
 #include "bindings/stream_bucket_communicator.h"
-#include "bindings/translate.h"
 #include "comm/base/fnv.h"
 #include "reducer/bucket/bucket_communicator_native.h"
 #include "reducer/plan/bucket_plan.h"
@@ -25,6 +21,10 @@ namespace py = pybind11;
 
 namespace dpcore {
 namespace {
+
+py::object wrapped(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
 
 std::vector<at::Tensor> tensors_of(const py::iterable& objects) {
   std::vector<at::Tensor> tensors;
@@ -55,14 +55,22 @@ void raise_through_autograd() {
 
 std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& group, bool ordered) {
   if (py::isinstance<PyCommunicator>(group)) {
-    return std::make_shared<NativeBucketCommunicator>(
-        group.cast<std::shared_ptr<PyCommunicator>>()->core, ordered, check_signals);
+    return native_bucket_communicator(group.cast<PyCommunicator&>().core, ordered, check_signals);
   }
   if (py::isinstance<PyStreamCommunicator>(group)) {
     const auto& comm = group.cast<const PyStreamCommunicator&>();
     return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered);
   }
-  return std::make_shared<PythonBucketCommunicator>(group);
+  return python_bucket_communicator(group);
+}
+
+// A method as a callback of the reducer. Weakly held: the method's object owns the reducer.
+auto weak_method(const py::function& method) {
+  return [object = py::weakref(method.attr("__self__")),
+          name = py::str(method.attr("__name__"))](const auto&... arguments) {
+    const py::gil_scoped_acquire gil;
+    object().attr(name)(arguments...);
+  };
 }
 
 std::shared_ptr<Reducer> make_reducer(
@@ -70,8 +78,8 @@ std::shared_ptr<Reducer> make_reducer(
     const std::vector<bool>& sparse, std::vector<std::vector<size_t>> modules,
     const py::object& group, const py::object& schedule, const std::vector<uint64_t>& caps,
     bool find_unused, bool grad_is_part, bool skip_unused, bool static_graph, bool ordered,
-    std::string profiled_as, py::function reduce_sparse, py::function update, uint64_t tag,
-    uint64_t traced_as, std::string model, std::string advice) {
+    std::string profiled_as, const py::function& reduce_sparse, const py::function& update,
+    uint64_t tag, uint64_t traced_as, std::string model, std::string advice) {
   std::vector<Gradient> gradients(names.size());
   const std::vector<at::Tensor> tensors = tensors_of(parameters);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -79,32 +87,21 @@ std::shared_ptr<Reducer> make_reducer(
     gradients[i].name = names[i];
     gradients[i].is_sparse = sparse[i];
   }
-  Reducer::Callbacks callbacks;
-  callbacks.raise = raise_through_autograd;
-  // A weak reference: the method's object owns the reducer.
-  callbacks.reduce_sparse =
-      [call = py::weakref(reduce_sparse.attr("__self__")),
-       name = py::str(reduce_sparse.attr("__name__"))](const std::vector<size_t>& which) {
-        const py::gil_scoped_acquire gil;
-        call().attr(name)(which);
-      };
-  callbacks.update = [call = py::weakref(update.attr("__self__")),
-                      name = py::str(update.attr("__name__"))](size_t bucket) {
-    const py::gil_scoped_acquire gil;
-    call().attr(name)(bucket);
-  };
   return std::make_shared<Reducer>(
       std::move(gradients), std::move(modules),
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
                         std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
-      bucket_communicator_of(group, ordered), launch_schedule_of(schedule), std::move(callbacks));
+      bucket_communicator_of(group, ordered), launch_schedule_of(schedule),
+      Reducer::Callbacks{raise_through_autograd, weak_method(reduce_sparse), weak_method(update)});
 }
 
 py::list report_of(const Reducer& reducer) {
   py::list buckets;
-  const auto after = [&](int64_t ns) {
-    return static_cast<double>(ns - reducer.first_gradient_ns()) * 1e-6;
+  const auto after = [&](int64_t ns) -> std::optional<double> {
+    return reducer.completed_iterations() == 0
+               ? std::nullopt
+               : std::optional(static_cast<double>(ns - reducer.first_gradient_ns()) * 1e-6);
   };
   for (const Bucket& bucket : reducer.bucket_list()) {
     py::list names;
@@ -115,10 +112,9 @@ py::list report_of(const Reducer& reducer) {
     entry["dtype"] = py::str(c10::toString(bucket.flat.scalar_type()));
     entry["parameters"] = names;
     entry["bytes"] = bucket.bytes;
-    const bool ran = reducer.completed_iterations() > 0;
-    entry["ready_ms"] = ran ? py::object(py::float_(after(bucket.ready_ns))) : py::none();
-    entry["launched_ms"] = ran ? py::object(py::float_(after(bucket.launched_ns))) : py::none();
-    entry["complete_ms"] = ran ? py::object(py::float_(after(bucket.complete_ns))) : py::none();
+    entry["ready_ms"] = after(bucket.ready_ns);
+    entry["launched_ms"] = after(bucket.launched_ns);
+    entry["complete_ms"] = after(bucket.complete_ns);
     buckets.append(entry);
   }
   return buckets;
@@ -133,12 +129,14 @@ std::vector<std::string> journey_of(const Reducer& reducer) {
   return names;
 }
 
+template <LaunchSchedule::Event event>
+bool listens_to(const Reducer& reducer) {
+  return (reducer.schedule().listens() & event) != 0;
+}
+
 // The bucket's flat tensor, the numbers of its gradients, and their parts of it.
 py::tuple bucket_of(const Reducer& reducer, size_t number) {
   const Bucket& bucket = reducer.bucket_list().at(number);
-  const auto wrapped = [](const at::Tensor& tensor) {
-    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  };
   py::list parts;
   for (const size_t i : bucket.gradients) {
     parts.append(wrapped(tensor_like(reducer.gradient_list()[i].part)));
@@ -239,6 +237,7 @@ std::vector<std::vector<size_t>> plan(const std::vector<uint64_t>& sizes,
 }  // namespace
 
 void register_reducer(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;  // of what may wait
   m.def(
       "check_memory",
       [](py::handle tensor, const std::string& role) {
@@ -255,36 +254,26 @@ void register_reducer(py::module_& m) {
            py::arg("static_graph"), py::arg("ordered"), py::arg("profiled_as"),
            py::arg("reduce_sparse"), py::arg("update"), py::arg("tag"), py::arg("traced_as"),
            py::arg("model"), py::arg("advice"))
-      .def("begin_forward", &Reducer::begin_forward, py::call_guard<py::gil_scoped_release>())
+      .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("end_forward",
            [](Reducer& reducer, bool synchronised, const py::iterable& outputs) {
              const std::vector<at::Tensor> tensors = tensors_of(outputs);
              const py::gil_scoped_release no_gil;  // it may wait
              reducer.end_forward(synchronised, tensors);
            })
-      .def("forward_of_module_begins", &Reducer::forward_of_module_begins,
-           py::call_guard<py::gil_scoped_release>())
-      .def("optimizer_steps", &Reducer::optimizer_steps, py::call_guard<py::gil_scoped_release>())
-      .def("wait_for_gradients", &Reducer::wait_for_gradients,
-           py::call_guard<py::gil_scoped_release>())
-      .def("update_steps", &Reducer::update_steps, py::call_guard<py::gil_scoped_release>())
-      .def("flush", &Reducer::flush, py::call_guard<py::gil_scoped_release>())
-      .def("finish_journeys", &Reducer::finish_journeys, py::call_guard<py::gil_scoped_release>())
+      .def("forward_of_module_begins", &Reducer::forward_of_module_begins, NoGil())
+      .def("optimizer_steps", &Reducer::optimizer_steps, NoGil())
+      .def("wait_for_gradients", &Reducer::wait_for_gradients, NoGil())
+      .def("update_steps", &Reducer::update_steps, NoGil())
+      .def("flush", &Reducer::flush, NoGil())
+      .def("finish_journeys", &Reducer::finish_journeys, NoGil())
       .def("set_modules", &Reducer::set_modules)
       .def("parameters_of",
-           [](Reducer& reducer, size_t bucket) {
-             return py::reinterpret_steal<py::object>(
-                 THPVariable_Wrap(reducer.parameters_of(bucket)));
-           })
-      .def("flat_of",
-           [](const Reducer& reducer, size_t bucket) {
-             return py::reinterpret_steal<py::object>(
-                 THPVariable_Wrap(reducer.bucket_list().at(bucket).flat));
-           })
+           [](Reducer& reducer, size_t bucket) { return wrapped(reducer.parameters_of(bucket)); })
+      .def("flat_of", [](const Reducer& reducer,
+                         size_t bucket) { return wrapped(reducer.bucket_list().at(bucket).flat); })
       .def("part_of",
-           [](const Reducer& reducer, size_t bucket) {
-             return py::reinterpret_steal<py::object>(THPVariable_Wrap(reducer.part_of(bucket)));
-           })
+           [](const Reducer& reducer, size_t bucket) { return wrapped(reducer.part_of(bucket)); })
       .def_property_readonly("whole_buckets", &Reducer::whole_buckets)
       .def("is_current", &Reducer::is_current)
       .def_property_readonly("buckets",
@@ -293,12 +282,11 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("is_on_journey", &Reducer::is_on_journey)
       .def_property_readonly("journey", journey_of)
       .def("is_averaged", &Reducer::is_averaged)
-      .def("share_parameters_with", &Reducer::share_parameters_with,
-           py::call_guard<py::gil_scoped_release>())
+      .def("share_parameters_with", &Reducer::share_parameters_with, NoGil())
       .def("withhold_by", withhold_by)
-      .def("check_complete", &Reducer::check_complete, py::call_guard<py::gil_scoped_release>())
+      .def("check_complete", &Reducer::check_complete, NoGil())
       .def("outermost_backward_begins", &Reducer::outermost_backward_begins)
-      .def("shadow_backward", &Reducer::shadow_backward, py::call_guard<py::gil_scoped_release>())
+      .def("shadow_backward", &Reducer::shadow_backward, NoGil())
       .def("set_scale", &Reducer::set_scale)
       .def("use_hook", use_hook)
       .def("reduce_as", use_reduced_type)
@@ -325,8 +313,7 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("is_graph_static", &Reducer::is_graph_static)
       .def_property_readonly("used_counts", &Reducer::used_counts)
       .def_property_readonly("completed", &Reducer::completed_iterations)
-      .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("rebuild", &Reducer::rebuild, py::arg("order"), py::arg("caps"), NoGil())
       .def("use_schedule",
            [](Reducer& reducer, const py::object& schedule) {
              std::shared_ptr<LaunchSchedule> made = launch_schedule_of(schedule);
@@ -342,16 +329,8 @@ void register_reducer(py::module_& m) {
                              [](const Reducer& reducer) { return reducer.schedule().name(); })
       .def_property_readonly("is_exact",
                              [](const Reducer& reducer) { return reducer.schedule().is_exact(); })
-      .def_property_readonly(
-          "wants_forward",
-          [](const Reducer& reducer) {
-            return (reducer.schedule().listens() & LaunchSchedule::forward_begin) != 0;
-          })
-      .def_property_readonly(
-          "wants_optimizer",
-          [](const Reducer& reducer) {
-            return (reducer.schedule().listens() & LaunchSchedule::optimizer_step) != 0;
-          })
+      .def_property_readonly("wants_forward", listens_to<LaunchSchedule::forward_begin>)
+      .def_property_readonly("wants_optimizer", listens_to<LaunchSchedule::optimizer_step>)
       .def_property_readonly("is_recorded", &Reducer::is_recorded)
       .def("forward_begins", &Reducer::forward_begins)
       .def("forward_ends", &Reducer::forward_ends)

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/costs.h"
+#include "bindings/observe.h"
 #include "comm/base/error.h"
 #include "comm/schedule/check.h"
 #include "comm/schedule/cost.h"

@@ -4,14 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bindings/call.h"
-#include "bindings/callbacks/py_callback.h"
 #include "bindings/common_methods.h"
 #include "bindings/observe.h"
 #include "bindings/py_stream.h"
-#include "bindings/py_work.h"
 #include "comm/base/error.h"
-#include "cuda/device/process_mark.h"
 #include "cuda/device_choice.h"
 #include "cuda/mapped/mapped_communicator.h"
 #include "cuda/nccl/nccl_communicator.h"
@@ -23,33 +19,11 @@ namespace {
 
 using Comm = std::shared_ptr<PyStreamCommunicator>;
 
-Comm start_nccl(const PyCommunicator& control, const std::string& device_name, double timeout,
-                const std::string& algorithm, bool deterministic,
-                const std::vector<std::string>& libraries, const std::string& uuid) {
-  auto comm = std::make_shared<PyStreamCommunicator>();
-  comm->device_name = device_name == "host" ? "cpu" : device_name;
-  const py::gil_scoped_release no_gil;
-  comm->core =
-      NcclCommunicator::start(control.core, device_named(device_name, uuid),
-                              {timeout, algorithm, deterministic, check_signals}, libraries);
-  return comm;
-}
-
-Comm start_mapped(const PyCommunicator& control, const std::string& device_name, double timeout,
-                  const std::string& algorithm, bool deterministic, const std::string& uuid) {
-  auto comm = std::make_shared<PyStreamCommunicator>();
-  comm->device_name = device_name == "host" ? "cpu" : device_name;
-  const py::gil_scoped_release no_gil;
-  comm->core = MappedCommunicator::start(control.core, device_named(device_name, uuid),
-                                         {timeout, algorithm, deterministic, check_signals});
-  return comm;
-}
-
-// Whichever of the two fits the ranks' devices; `backend` "nccl" or "cuda" overrules.
-Comm start_chosen(const PyCommunicator& control, const std::string& device_name, double timeout,
-                  const std::string& algorithm, bool deterministic,
-                  const std::vector<std::string>& libraries, const std::string& backend,
-                  const std::string& uuid) {
+// On a host's device of the tests, "host", tensors are on the CPU.
+Comm start_on_device_of(const PyCommunicator& control, const std::string& device_name,
+                        double timeout, const std::string& algorithm, bool deterministic,
+                        const std::vector<std::string>& libraries, const std::string& backend,
+                        const std::string& uuid) {
   auto comm = std::make_shared<PyStreamCommunicator>();
   comm->device_name = device_name == "host" ? "cpu" : device_name;
   const py::gil_scoped_release no_gil;
@@ -62,11 +36,8 @@ Comm start_chosen(const PyCommunicator& control, const std::string& device_name,
 py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicator::Work work,
                   bool asynchronous, std::vector<HeldBuffer> buffers) {
   if (asynchronous) {
-    auto held = std::make_shared<PyStreamWork>();
-    held->communicator = self.cast<Comm>();
-    held->work = std::move(work);
-    held->buffers = std::move(buffers);
-    return py::cast(std::move(held));
+    return py::cast(
+        std::make_shared<PyStreamWork>(self.cast<Comm>(), std::move(work), std::move(buffers)));
   }
   const Device::Stream current = comm.current_stream();
   {
@@ -74,18 +45,6 @@ py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicato
     comm.core->order(work, current);
   }
   return py::none();  // a reference is counted with the GIL
-}
-
-py::object all_reduce_now(const py::object& self, py::handle tensor, const std::string& op) {
-  auto& comm = self.cast<PyStreamCommunicator&>();
-  Buffer buffer = comm.buffer(tensor, "tensor", Access::write);
-  Request request;
-  request.collective = Collective::all_reduce;
-  request.dtype = buffer.dtype;
-  request.op = parse_reduce_op(op);
-  request.input = request.output = buffer.data;
-  request.count = buffer.elements;
-  return perform(comm, self, std::move(request), {}, std::move(buffer), {});
 }
 
 py::object barrier(const py::object& self, double timeout, bool asynchronous) {
@@ -137,33 +96,20 @@ py::object message(const py::object& self, bool sends, py::object tensor, int pe
 }
 
 void wait_for(PyStreamWork& held, double timeout) {
-  if (!(timeout >= 0)) {
-    throw Unsupported("timeout " + std::to_string(timeout) +
-                      ": wait() takes seconds, or 0 for the operation's own deadline");
-  }
+  check_wait(timeout);
   const Device::Stream current = held.communicator->current_stream();
   const py::gil_scoped_release no_gil;
   if (timeout > 0) {
-    held.communicator->core->wait(held.work, timeout, check_signals);
+    held.communicator->core->wait(held.operation, timeout, check_signals);
   }
-  held.communicator->core->order(held.work, current);
+  held.communicator->core->order(held.operation, current);
 }
 
 py::object failure_of(PyStreamWork& held) {
-  if (held.work->state.load(std::memory_order_acquire) != StreamWork::failed) {
+  if (held.operation->state.load(std::memory_order_acquire) != StreamWork::failed) {
     return py::none();
   }
   return told(held.communicator->core->group());
-}
-
-void when_complete(PyStreamWork& held, py::function call) {
-  if (held.work->is_complete()) {
-    call();
-    return;
-  }
-  const auto hand_over = python_callback(held.communicator->callbacks, std::move(call));
-  const py::gil_scoped_release no_gil;
-  held.work->when_complete(hand_over);
 }
 
 py::dict library_of(const std::vector<std::string>& libraries) {
@@ -210,14 +156,6 @@ std::string memory_of(const std::vector<std::tuple<uint64_t, bool, bool>>& ranks
   return std::string(name_of(choose_memory(supports, wish)));
 }
 
-template <auto Method, class... Arguments>
-auto without_gil() {
-  return [](PyStreamCommunicator& comm, Arguments... arguments) {
-    const py::gil_scoped_release no_gil;
-    return ((*comm.core).*Method)(arguments...);
-  };
-}
-
 }  // namespace
 
 py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& request, const Call& call,
@@ -253,7 +191,6 @@ void register_stream_communicator(py::module_& m) {
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
-      .def("all_reduce_now", all_reduce_now)
       .def("barrier", barrier)
       .def("message", message)
       .def("messages", messages)
@@ -278,22 +215,18 @@ void register_stream_communicator(py::module_& m) {
         }
         return part->core ? part : nullptr;
       });
-  py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>>(m, "StreamWork")
-      .def("wait", wait_for, arg("timeout") = 0.0)
+  py::class_<PyStreamWork, std::shared_ptr<PyStreamWork>> works(m, "StreamWork");
+  define_common_work_methods(works);
+  works.def("wait", wait_for, arg("timeout") = 0.0)
       .def("is_completed",
-           [](PyStreamWork& held) {
-             return held.work->is_complete() || held.work->device->has_happened(held.work->event);
+           [](const PyStreamWork& held) {
+             const StreamWork& work = *held.operation;
+             return work.is_complete() || work.device->has_happened(work.event);
            })
-      .def("failure", failure_of)
-      .def("describe", [](PyStreamWork& held) { return held.work->describe(); })
-      .def("when_complete", when_complete, arg("call"));
-  m.def("start_nccl", start_nccl, arg("control"), arg("device"), arg("timeout"), arg("algorithm"),
-        arg("deterministic"), arg("libraries"), arg("uuid") = "");
-  m.def("start_mapped", start_mapped, arg("control"), arg("device"), arg("timeout"),
-        arg("algorithm"), arg("deterministic"), arg("uuid") = "");
-  m.def("start_chosen", start_chosen, arg("control"), arg("device"), arg("timeout"),
-        arg("algorithm"), arg("deterministic"), arg("libraries"), arg("backend") = "auto",
-        arg("uuid") = "");
+      .def("failure", failure_of);
+  m.def("start_on_device", start_on_device_of, arg("control"), arg("device"), arg("timeout"),
+        arg("algorithm"), arg("deterministic"), arg("libraries") = std::vector<std::string>{},
+        arg("backend") = "auto", arg("uuid") = "");
   m.def("nccl_library", library_of, arg("libraries"));
   m.def("_process_mark", process_mark);
   m.def("_choose_memory", memory_of, arg("ranks"), arg("wish"));

@@ -1,26 +1,12 @@
-// dpcore._C.Work.
-#include "bindings/py_work.h"
-
+// dpcore._C.Work, and what the program is told of failures.
 #include <utility>
 
-#include "bindings/callbacks/py_callback.h"
+#include "bindings/common_methods.h"
 #include "comm/base/error.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
-
-PyWork::PyWork(std::shared_ptr<PyCommunicator> communicator, Work operation,
-               std::vector<HeldBuffer> buffers)
-    : communicator(std::move(communicator)),
-      operation(std::move(operation)),
-      buffers(std::move(buffers)) {}
-
-PyWork::~PyWork() {
-  if (operation && !operation->is_complete()) {
-    communicator->orphans.push_back({std::move(operation), std::move(buffers)});
-  }
-}
 
 void PyWork::let_go_when_complete() {
   if (operation->is_complete()) {
@@ -45,13 +31,38 @@ py::object unheard_failure_of(const Group& group) {
   return group.is_unheard() ? py::object(told(group)) : py::none();
 }
 
-namespace {
+std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,
+                                      py::function call) {
+  threads->be_ready();
+  // Whoever drops it last has the GIL or takes it. That must not be the thread that completes the
+  // operation, since the end of a communicator may hang on it: so it gives its reference away.
+  std::shared_ptr<py::function> held(new py::function(std::move(call)), [](py::function* function) {
+    const py::gil_scoped_acquire gil;
+    delete function;
+  });
+  return [threads, held = std::move(held)]() mutable {
+    threads->run([held = std::move(held)] {
+      const py::gil_scoped_acquire gil;
+      try {
+        (*held)();
+      } catch (py::error_already_set& problem) {
+        problem.discard_as_unraisable("dpcore.Work.when_complete");
+      }
+    });
+  };
+}
 
-void wait(PyWork& work, double timeout) {
+void check_wait(double timeout) {
   if (!(timeout >= 0)) {
     throw Unsupported("timeout " + std::to_string(timeout) +
                       ": wait() takes seconds, or 0 for the operation's own deadline");
   }
+}
+
+namespace {
+
+void wait(PyWork& work, double timeout) {
+  check_wait(timeout);
   struct HoldDeleter {
     PyWork& work;
     ~HoldDeleter() { work.let_go_when_complete(); }
@@ -65,14 +76,6 @@ bool is_completed(PyWork& work) {
   return work.operation->is_complete();
 }
 
-void when_complete(PyWork& work, py::function call) {
-  if (work.operation->is_complete()) {
-    call();
-    return;
-  }
-  work.operation->when_complete(python_callback(work.communicator->callbacks, std::move(call)));
-}
-
 // None when it has not failed.
 py::object failure_of(PyWork& work) {
   work.let_go_when_complete();
@@ -83,20 +86,17 @@ py::object failure_of(PyWork& work) {
 }  // namespace
 
 void register_work(py::module_& m) {
-  py::class_<PyWork, std::shared_ptr<PyWork>>(m, "Work")
-      .def("wait", wait, py::arg("timeout") = 0.0)
+  py::class_<PyWork, std::shared_ptr<PyWork>> type(m, "Work");
+  define_common_work_methods(type);
+  type.def("wait", wait, py::arg("timeout") = 0.0)
       .def("is_completed", is_completed)
       .def("failure", failure_of)
-      .def_property_readonly(
-          "source",
-          [](PyWork& work) -> py::object {
-            const auto* message = dynamic_cast<const MessageOperation*>(work.operation.get());
-            return message == nullptr || message->peer() == MessageOperation::kAnyRank
-                       ? py::none()
-                       : py::cast(message->peer());
-          })
-      .def("describe", [](PyWork& work) { return work.operation->describe(); })
-      .def("when_complete", when_complete, py::arg("call"));
+      .def_property_readonly("source", [](PyWork& work) -> py::object {
+        const auto* message = dynamic_cast<const MessageOperation*>(work.operation.get());
+        return message == nullptr || message->peer() == MessageOperation::kAnyRank
+                   ? py::none()
+                   : py::cast(message->peer());
+      });
 }
 
 }  // namespace dpcore

@@ -1,4 +1,4 @@
-// Numbering, pooling, waiting and the end. What runs: communicator_choice.cpp.
+// Numbering, pooling, waiting, groups and the end. What runs: communicator_choice.cpp.
 #include "comm/communicator.h"
 
 #include <algorithm>
@@ -188,42 +188,37 @@ Work Communicator::submit(Request request, const std::string& algorithm, bool ba
   return operation;
 }
 
-void Communicator::check_message(int peer, size_t bytes) const {
+void Communicator::check_message(const MessageCall& call) const {
   check_usable();
-  if (peer == MessageOperation::kAnyRank && bytes == 0) {
+  if (call.peer == MessageOperation::kAnyRank && call.bytes == 0) {
     throw Unsupported("rank " + std::to_string(rank()) +
                       ": a message without elements does not travel, so it can't be received from "
                       "any rank; name the rank");
   }
 }
 
-std::shared_ptr<MessageOperation> Communicator::prepare_message(
-    MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype, std::byte* data,
-    size_t bytes, double timeout_s) {
+std::shared_ptr<MessageOperation> Communicator::prepare_message(const MessageCall& call) {
   auto operation = from_pool(message_pool_);
-  operation->prepare(shared_, direction, peer, tag, dtype, data, bytes);
-  set_deadline(*operation, timeout_s);
+  operation->prepare(shared_, call);
+  set_deadline(*operation, call.timeout_s);
   return operation;
 }
 
-Work Communicator::submit_message(MessageOperation::Direction direction, int peer, uint64_t tag,
-                                  DType dtype, std::byte* data, size_t bytes, double timeout_s) {
-  check_message(peer, bytes);
+Work Communicator::submit_message(const MessageCall& call) {
+  check_message(call);
   context_->engine().be_ready_for_background();
   const std::lock_guard<SpinLock> lock(submission_);
-  auto operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
+  auto operation = prepare_message(call);
   context_->engine().submit(operation, true);
   return operation;
 }
 
-void Communicator::run_message(MessageOperation::Direction direction, int peer, uint64_t tag,
-                               DType dtype, std::byte* data, size_t bytes, double timeout_s,
-                               const Engine::Interrupt& interrupt) {
-  check_message(peer, bytes);
+void Communicator::run_message(const MessageCall& call, const Engine::Interrupt& interrupt) {
+  check_message(call);
   std::shared_ptr<MessageOperation> operation;
   {
     const std::lock_guard<SpinLock> lock(submission_);
-    operation = prepare_message(direction, peer, tag, dtype, data, bytes, timeout_s);
+    operation = prepare_message(call);
     context_->engine().submit(operation, false);
   }
   wait(*operation, 0, interrupt);
@@ -259,6 +254,56 @@ void Communicator::wait(Operation& operation, double timeout_s,
   if (operation.status.load(std::memory_order_acquire) == Operation::failed) {
     group_->raise_failure();
   }
+}
+
+// Everybody tells everybody its color, key, where its control block lies and how many groups it has
+// made; so all members agree on ranks and on the group's name without another word.
+std::shared_ptr<Communicator> Communicator::split(int color, int key,
+                                                  const Engine::Interrupt& interrupt) {
+  check_usable();
+  struct Entry {
+    int32_t color;
+    int32_t key;
+    uint32_t groups_made;
+    uint64_t offset;
+  };
+  // Nobody knows yet how large its group will be: room for everybody.
+  auto block = endpoint().arena().allocate(Group::control_bytes(world()), 64);
+  const Entry own{color, key, context_->next_group(), endpoint().arena().offset_of(block.get(), 1)};
+  const std::vector<Entry> entries = hear_all(own, interrupt);
+
+  std::vector<int> ranks;
+  for (int r = 0; r < world(); ++r) {
+    if (color >= 0 && entries[r].color == color) {
+      ranks.push_back(r);
+    }
+  }
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return entries[a].key < entries[b].key; });
+  const int new_world = static_cast<int>(ranks.size());
+  const int new_rank =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+  std::vector<int> members(new_world);
+  std::vector<uint64_t> offsets(new_world);
+  std::unique_ptr<RemoteMembers> remote;
+  for (int i = 0; i < new_world; ++i) {
+    members[i] = group_->member(ranks[i]);
+    offsets[i] = entries[ranks[i]].offset;
+  }
+  if (new_world > 0) {
+    const uint64_t name = Context::group_name(members[0], entries[ranks[0]].groups_made);
+    Group::prepare_control(block.get(), new_rank, new_world,
+                           {endpoint().job(), name, members[new_rank]});
+    remote = Group::meet_remote(endpoint(), members, new_rank, name);
+  }
+  // A barrier: nobody looks at a control block, or sends a frame, before it is prepared.
+  run(Request{}, "auto", interrupt);
+  if (new_world == 0) {
+    return nullptr;
+  }
+  auto group = std::make_shared<Group>(context_->endpoint_ptr(), std::move(members), new_rank,
+                                       offsets, std::move(block), std::move(remote));
+  return std::shared_ptr<Communicator>(new Communicator(options_, context_, std::move(group)));
 }
 
 void Communicator::show_where(const std::string& where, int64_t since_ns) {

@@ -114,12 +114,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
 
-  // The peer of a receive may be MessageOperation::kAnyRank.
-  void run_message(MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype,
-                   std::byte* data, size_t bytes, double timeout_s,
-                   const Engine::Interrupt& interrupt);
-  Work submit_message(MessageOperation::Direction direction, int peer, uint64_t tag, DType dtype,
-                      std::byte* data, size_t bytes, double timeout_s);
+  void run_message(const MessageCall& call, const Engine::Interrupt& interrupt);
+  Work submit_message(const MessageCall& call);
 
   // Until the operation is complete; raises what went wrong.
   void wait(Operation& operation, double timeout_s, const Engine::Interrupt& interrupt);
@@ -152,10 +148,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check(const Request& request) const;
   // Both under the submission lock.
   std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
-  std::shared_ptr<MessageOperation> prepare_message(MessageOperation::Direction direction, int peer,
-                                                    uint64_t tag, DType dtype, std::byte* data,
-                                                    size_t bytes, double timeout_s);
-  void check_message(int peer, size_t bytes) const;
+  std::shared_ptr<MessageOperation> prepare_message(const MessageCall& call);
+  void check_message(const MessageCall& call) const;
   template <class T>
   std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);
   int64_t set_deadline(Operation& operation, double timeout_s) const;

@@ -12,19 +12,10 @@
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
-#include "reducer/bucket/joined.h"
-#include "reducer/bucket/lent.h"
+#include "reducer/bucket/flat_memory.h"
 #include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
-namespace {
-
-// There are none when all parameters are somebody else's.
-at::Device device_of(const std::vector<Gradient>& gradients) {
-  return gradients.empty() ? at::Device(at::kCPU) : gradients.front().parameter.device();
-}
-
-}  // namespace
 
 Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t>> modules,
                  Settings settings, std::shared_ptr<BucketCommunicator> communicator,
@@ -33,15 +24,14 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
       settings_(std::move(settings)),
       communicator_(std::move(communicator)),
       callbacks_(std::move(callbacks)),
-      device_(device_of(gradients_)),
+      norms_(communicator_, device_of(gradients_), settings_.tag),
       failure_{settings_.model, settings_.advice, nullptr},
-      trace_(communicator_, settings_.traced_as),
+      trace_(communicator_, settings_.traced_as, settings_.profiled_as),
       copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
-      launcher_({gradients_, buckets_, communicator_, device_, copier_, iteration_, norms_, watch_,
-                 trace_, failure_, settings_.profiled_as, settings_.tag, scale_, callbacks_.update,
-                 [this] { finish_iteration(); }},
+      launcher_({gradients_, buckets_, communicator_, copier_, iteration_, norms_, watch_, trace_,
+                 failure_, settings_.tag, callbacks_.update, [this] { finish_iteration(); }},
                 std::move(modules), std::move(schedule)),
-      used_(gradients_.size(), communicator_, device_) {
+      used_(gradients_.size(), communicator_, device_of(gradients_)) {
   settings_.caps = launcher_.schedule().caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
   arrival_ns_.reserve(gradients_.size());
@@ -67,9 +57,7 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
 Reducer::~Reducer() {
   hooks_.reset();
   launcher_.abandon();
-  if (norms_) {
-    norms_->abandon(*communicator_, buckets_.size() + 1);
-  }
+  norms_.abandon();
 }
 
 void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
@@ -263,7 +251,7 @@ void Reducer::open(bool again) {
     bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();
   }
-  begin_norms();
+  norms_.begin(iteration_.completed, buckets_.size() + 1, again);
   outermost_is_known_ = false;
   has_ended_ = false;
   if (static_graph_) {

@@ -28,11 +28,8 @@
 // forward raises again.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -149,7 +146,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   // What this rank would send in a backward, as zeros: it has no inputs any more, others have.
   void shadow_backward();
   // Averages are multiplied by it: for averages over fewer ranks than there are.
-  void set_scale(double scale) { scale_ = scale; }
+  void set_scale(double scale) { copier_.set_scale(scale); }
 
   // Instead of all-reduces, from the next backward on; nullptr: all-reduces again.
   void use_hook(std::unique_ptr<BucketHook> hook);
@@ -159,8 +156,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   // From the first iteration on.
   void set_static_graph();
   // Of the next iteration, if forward opens it, on all ranks: gradient_norms.h.
-  void measure_norms(double variance);
-  std::vector<GradientNorms::Step> take_norms();
+  void measure_norms(double variance) { norms_.measure_next(variance); }
+  std::vector<GradientNorms::Step> take_norms() { return norms_.take(); }
   // No gradient is noticed from here on.
   void stop_listening() { hooks_.reset(); }
 
@@ -223,8 +220,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void note_ways();
   void await_or_withhold();
   void give_back();
-  void begin_norms();
-  void finish_norms();
   void stand_back();
   bool shares_parameters() const;
   void wait_for_gradients_if_possible();
@@ -235,14 +230,11 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   Settings settings_;
   std::shared_ptr<BucketCommunicator> communicator_;
   Callbacks callbacks_;
-  at::Device device_;
   Withhold withhold_;      // or none
   bool withheld_ = false;  // until the buckets in flight are complete
   std::vector<std::weak_ptr<Reducer>> shared_with_;
   std::unique_ptr<StaticGraph> static_graph_;  // or none
-  double scale_ = 1;
-  std::unique_ptr<GradientNorms> norms_;       // or none, as nobody has asked
-  std::optional<double> variance_to_measure_;  // of the next iteration
+  GradientNorms norms_;
   bool rebuilt_ = false;
 
   Iteration iteration_;

@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
@@ -195,8 +194,13 @@ void Reducer::make_undefined() {
 void Reducer::finish_iteration() {
   make_undefined();
   give_back();
-  if (std::exchange(iteration_.measures_norms, false)) {
-    finish_norms();
+  if (norms_.is_on()) {
+    try {
+      const StepWatch::Wait waiting(watch_);
+      norms_.finish();
+    } catch (...) {
+      failure_.raise_about(GradientNorms::kInWords, iteration_.step());
+    }
   }
   backward_ns_ = now_ns() - iteration_.first_gradient_ns;
   times_.sample(iteration_.completed, iteration_.first_gradient_ns, buckets_);

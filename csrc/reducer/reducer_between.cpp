@@ -67,38 +67,6 @@ void Reducer::wait_for_gradients() {
   }
 }
 
-// ---- norms -----------------------------------------------------------------------------------
-
-void Reducer::measure_norms(double variance) {
-  if (!norms_) {
-    norms_ = std::make_unique<GradientNorms>(*communicator_, device_);
-  }
-  variance_to_measure_ = variance;
-}
-
-// A gradient that is added to an average is no rank's own any more.
-void Reducer::begin_norms() {
-  iteration_.measures_norms = variance_to_measure_.has_value() && !iteration_.again;
-  if (iteration_.measures_norms) {
-    norms_->abandon(*communicator_, buckets_.size() + 1);  // no end of the last backward
-    norms_->begin(iteration_.completed, *variance_to_measure_);
-  }
-  variance_to_measure_.reset();
-}
-
-void Reducer::finish_norms() {
-  try {
-    const StepWatch::Wait waiting(watch_);
-    norms_->finish(*communicator_, buckets_.size() + 1);
-  } catch (...) {
-    failure_.raise_about(GradientNorms::kInWords, iteration_.step());
-  }
-}
-
-std::vector<GradientNorms::Step> Reducer::take_norms() {
-  return norms_ ? norms_->take() : std::vector<GradientNorms::Step>();
-}
-
 bool Reducer::is_averaged(size_t i) const {
   const Gradient& gradient = gradients_.at(i);
   return !iteration_.open || !synchronised_ || gradient.is_sparse ||

@@ -8,7 +8,6 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <memory>
 #include <string>
 #include <utility>
 

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -127,6 +128,15 @@ class TorchBackend final : public c10d::Backend {
     bool lists_inputs = false;
     bool lists_outputs = false;
     bool uneven = false;
+
+    // One more request. `elements` counts for each part, where there are several.
+    Request& ask(Collective collective, DType dtype, size_t elements = 0) {
+      Request& request = requests.emplace_back();
+      request.collective = collective;
+      request.dtype = dtype;
+      request.count = elements;
+      return request;
+    }
   };
   template <class CallOptions>
   Call begin(c10d::OpType type, const char* title, at::Device device,
@@ -149,7 +159,6 @@ class TorchBackend final : public c10d::Backend {
 
   // What torch wants to be one call: the works so far, and the messages that wait for the others.
   struct Batch {
-    std::thread::id owner;
     std::vector<WorkPtr> works;
     std::vector<StreamMessage> messages;
     c10::intrusive_ptr<DeviceWork> messages_work;
@@ -159,14 +168,16 @@ class TorchBackend final : public c10d::Backend {
   // Null where this thread has none open.
   Batch* batch();
 
-  // Requests that several calls share.
+  // Requests that several calls share. `output`: of whose type and size a rank's result is.
+  static Request& ask_to_reduce(Call& call, Collective collective, const at::Tensor& output,
+                                const c10d::ReduceOp& op);
   void add_all_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   void add_all_gather(Call& call, const Tensors& outputs, const at::Tensor& input) const;
   void add_all_gather(Call& call, const at::Tensor& output, const at::Tensor& input) const;
   void add_reduce_scatter(Call& call, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op) const;
-  WorkPtr message(MessageOperation::Direction direction, Tensors& tensors, int peer, int tag);
-  WorkPtr message_on_device(Call&& call, bool sends, int peer, int tag);
+  WorkPtr message(bool sends, Tensors& tensors, int peer, int tag);
+  WorkPtr message_on_device(Call&& call, const std::string& name, bool sends, int peer, int tag);
 
   std::shared_ptr<BackendState> state_;
   StorePtr store_;
@@ -174,13 +185,10 @@ class TorchBackend final : public c10d::Backend {
   FlightLog::Ranks ranks_;  // of this group, numbered as in the job
   DeviceSide devices_;
   std::mutex batches_mutex_;
-  std::vector<std::unique_ptr<Batch>> batches_;
+  std::map<std::thread::id, std::unique_ptr<Batch>> batches_;  // by who opened it
   std::atomic<uint64_t> collectives_{0};
   std::atomic<uint64_t> messages_{0};
   std::atomic<uint64_t> monitored_{0};
 };
-
-// torch's operator as ours; the factor of a premultiplied sum goes into the request.
-void set_operator(Request& request, const c10d::ReduceOp& op);
 
 }  // namespace dpcore

@@ -72,35 +72,27 @@ class BatchWork final : public c10d::Work {
 
 TorchBackend::Batch* TorchBackend::batch() {
   const std::lock_guard<std::mutex> lock(batches_mutex_);
-  for (const auto& one : batches_) {
-    if (one->owner == std::this_thread::get_id()) {
-      return one.get();
-    }
-  }
-  return nullptr;
+  const auto found = batches_.find(std::this_thread::get_id());
+  return found == batches_.end() ? nullptr : found->second.get();
 }
 
 void TorchBackend::startCoalescing() {
   if (batch() != nullptr) {
     throw Unsupported("a batch of operations was begun inside another one: end that first");
   }
-  auto made = std::make_unique<Batch>();
-  made->owner = std::this_thread::get_id();
   const std::lock_guard<std::mutex> lock(batches_mutex_);
-  batches_.push_back(std::move(made));
+  batches_[std::this_thread::get_id()] = std::make_unique<Batch>();
 }
 
 TorchBackend::WorkPtr TorchBackend::endCoalescing() {
   std::unique_ptr<Batch> open;  // let go of without the lock, as it holds tensors
   {
     const std::lock_guard<std::mutex> lock(batches_mutex_);
-    const auto found = std::find_if(batches_.begin(), batches_.end(), [](const auto& one) {
-      return one->owner == std::this_thread::get_id();
-    });
+    const auto found = batches_.find(std::this_thread::get_id());
     if (found == batches_.end()) {
       throw Unsupported("a batch of operations was ended that this thread has not begun");
     }
-    open = std::move(*found);
+    open = std::move(found->second);
     batches_.erase(found);
   }
   if (open->messages_work) {

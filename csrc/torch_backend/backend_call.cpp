@@ -65,9 +65,10 @@ TorchWork::What TorchBackend::announce(const Call& call, const std::string& name
   const FlightLog::Shown inputs{call.inputs, call.lists_inputs ? world : 0};
   const FlightLog::Shown outputs{call.outputs, call.lists_outputs ? world : 0};
   const FlightLog::Shown parts{call.lists_outputs ? call.outputs : call.inputs};
-  const uint64_t flight = FlightLog::of_process().add(entry, call.uneven ? parts : inputs,
-                                                      call.uneven ? parts : outputs);
-  return {call.type, call.title, entry.operation, flight};
+  const uint64_t operation = entry.operation;
+  const uint64_t flight = FlightLog::of_process().add(
+      std::move(entry), call.uneven ? parts : inputs, call.uneven ? parts : outputs);
+  return {call.type, call.title, operation, flight};
 }
 
 c10::intrusive_ptr<TorchWork> TorchBackend::make_work(Call& call, const std::string& name,

@@ -39,14 +39,15 @@ Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& row
 
 // Ranks have to choose alike between equal and given parts, and each knows its own sizes only: so
 // equal parts are for callers that gave no sizes.
-void set_exchange(Request& request, const Parts& inputs, const Parts& outputs, bool sizes_given) {
-  request.collective = Collective::all_to_all;
+template <class Call>
+Request& ask_exchange(Call& call, DType dtype, const Parts& inputs, const Parts& outputs,
+                      bool sizes_given) {
+  Request& request = call.ask(Collective::all_to_all, dtype, sizes_given ? 0 : inputs.front());
   if (sizes_given) {
     request.input_parts = inputs;
     request.output_parts = outputs;
-  } else {
-    request.count = inputs.front();
   }
+  return request;
 }
 
 }  // namespace
@@ -63,8 +64,6 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
   const WireType moved = wire_type_of(input);
   const bool given = !output_sizes.empty() || !input_sizes.empty();
   Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", input.device(), options);
-  Request request;
-  request.dtype = moved.dtype;
   const Parts ins = elements_of_rows(input, input_sizes, getSize(), moved.per_element, "input");
   const Parts outs = elements_of_rows(output, output_sizes, getSize(), moved.per_element, "output");
   if (!given && ins.front() != outs.front()) {
@@ -72,13 +71,12 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
                       " elements, the output " + std::to_string(output.numel()) +
                       "; without sizes they have to be equal");
   }
-  set_exchange(request, ins, outs, given);
+  Request& request = ask_exchange(call, moved.dtype, ins, outs, given);
   const bool same_memory = input.is_alias_of(output) && (given || !input.is_same(output));
   request.input = call.staging.read(same_memory ? input.clone() : input);
   request.output = call.staging.write(output);
   call.inputs.push_back(input);
   call.outputs.push_back(output);
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 
@@ -103,15 +101,12 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
     ins.push_back(static_cast<uint64_t>(inputs[r].numel()) * moved.per_element);
     outs.push_back(static_cast<uint64_t>(outputs[r].numel()) * moved.per_element);
   }
-  Request request;
-  request.dtype = moved.dtype;
-  set_exchange(request, ins, outs, true);
+  Request& request = ask_exchange(call, moved.dtype, ins, outs, true);
   request.input = call.staging.read_joined(inputs);
   request.output = call.staging.write_joined(outputs);
   call.inputs = inputs;
   call.outputs = outputs;
   call.lists_inputs = call.lists_outputs = true;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 

@@ -7,9 +7,7 @@
 
 namespace dpcore {
 
-TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction direction, Tensors& tensors,
-                                            int peer, int tag) {
-  const bool sends = direction == MessageOperation::Direction::send;
+TorchBackend::WorkPtr TorchBackend::message(bool sends, Tensors& tensors, int peer, int tag) {
   const bool from_any = peer == MessageOperation::kAnyRank;
   const at::Tensor& tensor = only_one(tensors, sends ? "send" : "recv");
   if (!from_any) {
@@ -19,8 +17,8 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
     throw Unsupported("the tag of a message can't be negative, as " + std::to_string(tag) + " is");
   }
   const WireType moved = wire_type_of(tensor);
-  const std::string own = std::to_string(getRank());
-  const std::string whom = from_any ? "any" : std::to_string(peer);
+  const std::string name = (sends ? "send " : "recv ") + std::to_string(getRank()) +
+                           (sends ? "->" : "<-") + (from_any ? "any" : std::to_string(peer));
   Call call{
       sends ? c10d::OpType::SEND : (from_any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV),
       sends ? "dpcore:send" : (from_any ? "dpcore:recvAnySource" : "dpcore:recv"),
@@ -31,17 +29,15 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
       tensors,
       tensors};
   if (devices_.takes(call.device)) {
-    return message_on_device(std::move(call), sends, peer, tag);
+    return message_on_device(std::move(call), name, sends, peer, tag);
   }
-  std::byte* data =
-      sends ? const_cast<std::byte*>(call.staging.read(tensor)) : call.staging.write(tensor);
-  auto work =
-      make_work(call, sends ? "send " + own + "->" + whom : "recv " + own + "<-" + whom, true);
+  std::byte* data = call.staging.of_message(tensor, sends);
+  auto work = make_work(call, name, true);
   dpcore::Work operation;
   try {
     operation = state_->communicator->submit_message(
-        direction, peer, static_cast<uint64_t>(tag), moved.dtype, data,
-        static_cast<size_t>(tensor.nbytes()), seconds(call.timeout));
+        {sends, peer, static_cast<uint64_t>(tag), moved.dtype, data,
+         static_cast<size_t>(tensor.nbytes()), seconds(call.timeout)});
   } catch (...) {
     work->settle(std::current_exception());
     throw;
@@ -53,7 +49,8 @@ TorchBackend::WorkPtr TorchBackend::message(MessageOperation::Direction directio
   return work;
 }
 
-TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, bool sends, int peer, int tag) {
+TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, const std::string& name,
+                                                      bool sends, int peer, int tag) {
   if (peer == MessageOperation::kAnyRank) {
     throw Unsupported("recv from any rank: messages between devices name their sender; pass src=");
   }
@@ -65,8 +62,7 @@ TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, bool sends, i
   }
   const at::Tensor tensor = call.outputs.front();
   const double timeout = seconds(call.timeout);
-  std::byte* data =
-      sends ? const_cast<std::byte*>(call.staging.read(tensor)) : call.staging.write(tensor);
+  std::byte* data = call.staging.of_message(tensor, sends);
   const StreamMessage one{sends, peer, data, static_cast<size_t>(tensor.nbytes())};
   Batch* const open = batch();
   if (open != nullptr && open->messages_work) {
@@ -78,9 +74,6 @@ TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, bool sends, i
     open->messages_work->add(call.outputs, std::move(call.staging));
     return open->messages_work;
   }
-  const std::string own = std::to_string(getRank());
-  const std::string name =
-      (sends ? "send " + own + "->" : "recv " + own + "<-") + std::to_string(peer);
   auto work = make_device_work(call, open == nullptr ? name : "coalesced", true);
   if (open != nullptr) {
     open->messages.push_back(one);
@@ -99,18 +92,18 @@ TorchBackend::WorkPtr TorchBackend::message_on_device(Call&& call, bool sends, i
 }
 
 TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int peer, int tag) {
-  return message(MessageOperation::Direction::send, tensors, peer, tag);
+  return message(true, tensors, peer, tag);
 }
 
 TorchBackend::WorkPtr TorchBackend::recv(Tensors& tensors, int peer, int tag) {
   if (peer < 0) {
     throw Unsupported("recv from rank " + std::to_string(peer) + ": there is no such rank");
   }
-  return message(MessageOperation::Direction::receive, tensors, peer, tag);
+  return message(false, tensors, peer, tag);
 }
 
 TorchBackend::WorkPtr TorchBackend::recvAnysource(Tensors& tensors, int tag) {
-  return message(MessageOperation::Direction::receive, tensors, MessageOperation::kAnyRank, tag);
+  return message(false, tensors, MessageOperation::kAnyRank, tag);
 }
 
 }  // namespace dpcore

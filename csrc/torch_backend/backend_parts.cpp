@@ -2,7 +2,6 @@
 // have different sizes where every rank knows all of them.
 #include "comm/base/error.h"
 #include "comm/collective/parts.h"
-#include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {
@@ -97,31 +96,24 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
          "invalid tensor size: the output of this rank has another number of elements than its "
          "input");
   const WireType moved = wire_type_of(input);
-  Request request;
-  request.collective = Collective::all_gather;
-  request.dtype = moved.dtype;
+  Request& request = call.ask(Collective::all_gather, moved.dtype);
   call.lists_outputs = true;
   call.uneven = !set_sizes(request, outputs, moved.per_element) || call.uneven;
   request.input = call.staging.read(input);
   request.output = call.staging.write_joined(outputs);
   call.inputs.push_back(input);
   call.outputs.insert(call.outputs.end(), outputs.begin(), outputs.end());
-  call.requests.push_back(std::move(request));
 }
 
 void TorchBackend::add_all_gather(Call& call, const at::Tensor& output,
                                   const at::Tensor& input) const {
   check_base(input, output, getSize(), "all_gather_into_tensor");
   const WireType moved = wire_type_of(input);
-  Request request;
-  request.collective = Collective::all_gather;
-  request.dtype = moved.dtype;
-  request.count = static_cast<size_t>(input.numel()) * moved.per_element;
+  Request& request = call.ask(Collective::all_gather, moved.dtype, moved.elements);
   request.input = call.staging.read(is_apart(input, output, getRank()) ? input : input.clone());
   request.output = call.staging.write(output);
   call.inputs.push_back(input);
   call.outputs.push_back(output);
-  call.requests.push_back(std::move(request));
 }
 
 TorchBackend::WorkPtr TorchBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -173,11 +165,8 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
   const bool takes = options.rootRank == getRank();
   const WireType moved = wire_type_of(input);
   Call call = begin(c10d::OpType::GATHER, "dpcore:gather", input.device(), options);
-  Request request;
-  request.collective = Collective::gather;
-  request.dtype = moved.dtype;
+  Request& request = call.ask(Collective::gather, moved.dtype, moved.elements);
   request.root = static_cast<int>(options.rootRank);
-  request.count = static_cast<size_t>(input.numel()) * moved.per_element;
   request.input = call.staging.read(input);
   if (takes) {
     const Tensors& parts = only_list(outputs, "gather");
@@ -191,7 +180,6 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
            "a rank that is not the root passes no list of outputs");
   }
   call.inputs = inputs;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 
@@ -200,11 +188,8 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
   const at::Tensor& output = only_one(outputs, "scatter");
   const WireType moved = wire_type_of(output);
   Call call = begin(c10d::OpType::SCATTER, "dpcore:scatter", output.device(), options);
-  Request request;
-  request.collective = Collective::scatter;
-  request.dtype = moved.dtype;
+  Request& request = call.ask(Collective::scatter, moved.dtype, moved.elements);
   request.root = static_cast<int>(options.rootRank);
-  request.count = static_cast<size_t>(output.numel()) * moved.per_element;
   if (options.rootRank == getRank()) {
     const Tensors& parts = only_list(inputs, "scatter");
     check_parts(parts, output, getSize(), "scatter");
@@ -218,7 +203,6 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
   }
   request.output = call.staging.write(output);
   call.outputs = outputs;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 
@@ -227,16 +211,11 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
 void TorchBackend::add_reduce_scatter(Call& call, const at::Tensor& output, const at::Tensor& input,
                                       const c10d::ReduceOp& op) const {
   check_base(output, input, getSize(), "reduce_scatter_tensor");
-  Request request;
-  request.collective = Collective::reduce_scatter;
-  set_operator(request, op);
-  request.dtype = dtype_of(output.scalar_type(), "reduce_scatter");
-  request.count = static_cast<size_t>(output.numel());
+  Request& request = ask_to_reduce(call, Collective::reduce_scatter, output, op);
   request.input = call.staging.read(is_apart(output, input, getRank()) ? input : input.clone());
   request.output = call.staging.write(output);
   call.inputs.push_back(input);
   call.outputs.push_back(output);
-  call.requests.push_back(std::move(request));
 }
 
 TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -248,17 +227,13 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
          "the output has another number of elements than this rank's part of the input");
   Call call =
       begin(c10d::OpType::REDUCE_SCATTER, "dpcore:reduce_scatter", output.device(), options);
-  Request request;
-  request.collective = Collective::reduce_scatter;
-  set_operator(request, options.reduceOp);
-  request.dtype = dtype_of(output.scalar_type(), "reduce_scatter");
+  Request& request = ask_to_reduce(call, Collective::reduce_scatter, output, options.reduceOp);
   call.lists_inputs = true;
   call.uneven = !set_sizes(request, parts, 1);
   request.input = call.staging.read_joined(parts);
   request.output = call.staging.write(output);
   call.inputs = parts;
   call.outputs = outputs;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 

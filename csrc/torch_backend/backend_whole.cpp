@@ -17,8 +17,7 @@ double factor_of(const c10d::ReduceOp& op) {
                                          : factor->double_factor;
 }
 
-}  // namespace
-
+// torch's operator as ours; the factor of a premultiplied sum goes into the request.
 void set_operator(Request& request, const c10d::ReduceOp& op) {
   using Torch = c10d::ReduceOp;
   static constexpr std::pair<Torch::RedOpType, ReduceOp> kOps[] = {
@@ -42,34 +41,35 @@ void set_operator(Request& request, const c10d::ReduceOp& op) {
   }
 }
 
+}  // namespace
+
 TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors,
                                               const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_one(tensors, "broadcast");
   Call call = begin(c10d::OpType::BROADCAST, "dpcore:broadcast", tensor.device(), options);
-  Request request;
-  request.collective = Collective::broadcast;
-  request.root = static_cast<int>(options.rootRank);
   const WireType moved = wire_type_of(tensor);
-  request.dtype = moved.dtype;
-  request.count = static_cast<size_t>(tensor.numel()) * moved.per_element;
+  Request& request = call.ask(Collective::broadcast, moved.dtype, moved.elements);
+  request.root = static_cast<int>(options.rootRank);
   const bool gives = request.root == getRank();
   request.output = gives ? call.staging.update(tensor) : call.staging.write(tensor);
   request.input = request.output;
   call.inputs = call.outputs = tensors;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
+}
+
+Request& TorchBackend::ask_to_reduce(Call& call, Collective collective, const at::Tensor& output,
+                                     const c10d::ReduceOp& op) {
+  const DType dtype = dtype_of(output.scalar_type(), name_of(collective).data());
+  Request& request = call.ask(collective, dtype, static_cast<size_t>(output.numel()));
+  set_operator(request, op);
+  return request;
 }
 
 void TorchBackend::add_all_reduce(Call& call, const at::Tensor& tensor,
                                   const c10d::ReduceOp& op) const {
-  Request request;
-  request.collective = Collective::all_reduce;
-  set_operator(request, op);
-  request.dtype = dtype_of(tensor.scalar_type(), "all_reduce");
-  request.count = static_cast<size_t>(tensor.numel());
+  Request& request = ask_to_reduce(call, Collective::all_reduce, tensor, op);
   request.output = call.staging.update(tensor);
   request.input = request.output;
-  call.requests.push_back(std::move(request));
 }
 
 TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors,
@@ -99,16 +99,11 @@ TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(
 TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only_one(tensors, "reduce");
   Call call = begin(c10d::OpType::REDUCE, "dpcore:reduce", tensor.device(), options);
-  Request request;
-  request.collective = Collective::reduce;
-  set_operator(request, options.reduceOp);
-  request.dtype = dtype_of(tensor.scalar_type(), "reduce");
+  Request& request = ask_to_reduce(call, Collective::reduce, tensor, options.reduceOp);
   request.root = static_cast<int>(options.rootRank);
-  request.count = static_cast<size_t>(tensor.numel());
   request.output = call.staging.update(tensor);
   request.input = request.output;
   call.inputs = call.outputs = tensors;
-  call.requests.push_back(std::move(request));
   return perform(std::move(call));
 }
 

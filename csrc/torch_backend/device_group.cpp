@@ -31,35 +31,16 @@ DeviceGroup::TorchStream DeviceGroup::stream_of_pool() const {
 }
 
 DeviceGroup::Work DeviceGroup::submit(Request request) const {
-  const CurrentDeviceGuard guard(device_);
   return communicator_->submit(std::move(request), {}, handle_of(current_stream()));
 }
 
 DeviceGroup::Work DeviceGroup::submit(const std::vector<StreamMessage>& messages,
                                       double timeout_s) const {
-  const CurrentDeviceGuard guard(device_);
   return communicator_->submit(messages, timeout_s, handle_of(current_stream()));
 }
 
 void DeviceGroup::order(const Work& work, const TorchStream& stream) const {
-  const CurrentDeviceGuard guard(device_);
   communicator_->order(work, handle_of(stream));
-}
-
-void DeviceGroup::wait(const Work& work, double timeout_s,
-                       const Engine::Interrupt& interrupt) const {
-  const CurrentDeviceGuard guard(device_);
-  communicator_->wait(work, timeout_s, interrupt);
-}
-
-void DeviceGroup::abort(const std::string& reason) const {
-  const CurrentDeviceGuard guard(device_);
-  communicator_->abort(reason);
-}
-
-void DeviceGroup::close() const {
-  const CurrentDeviceGuard guard(device_);
-  communicator_->close();
 }
 
 at::Tensor DeviceGroup::allocate(int64_t elements, const at::TensorOptions& options) const {

@@ -1,8 +1,8 @@
 // The communicator of a group for one device, between torch's streams.
 //
 // What torch calls the current stream is the calling thread's; everything here is ordered against
-// it, or against a stream of torch's pool, and leaves the thread's current device and streams as
-// they were. Only device-generic parts of c10 are used: no CUDA header.
+// it, or against a stream of torch's pool. Only device-generic parts of c10 are used: no CUDA
+// header.
 //
 // On the device of the tests (csrc/cuda/device/device_host.h) tensors are on the CPU and the
 // current stream is the caller itself: what would let a stream wait then lets the caller wait.
@@ -11,34 +11,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "cuda/stream/stream_communicator.h"
 
 namespace dpcore {
-
-// Communicators make their device the thread's current one, which is the program's to choose.
-class CurrentDeviceGuard {
- public:
-  explicit CurrentDeviceGuard(const at::Device& device)
-      : guard_(has_current(device.type()) ? std::optional<at::Device>(device) : std::nullopt) {}
-
- private:
-  // Neither a torch without CUDA has a current device, nor one with CUDA where there is no GPU.
-  static bool has_current(at::DeviceType type) {
-    return type != at::kCPU && c10::impl::hasDeviceGuardImpl(type) &&
-           c10::impl::getDeviceGuardImpl(type)->deviceCount() > 0;
-  }
-
-  c10::OptionalDeviceGuard guard_;
-};
 
 class DeviceGroup {
  public:
@@ -59,11 +40,6 @@ class DeviceGroup {
   Work submit(const std::vector<StreamMessage>& messages, double timeout_s) const;
   // `stream` waits for the result.
   void order(const Work& work, const TorchStream& stream) const;
-  // The caller waits; throws what went wrong.
-  void wait(const Work& work, double timeout_s, const Engine::Interrupt& interrupt) const;
-
-  void abort(const std::string& reason) const;
-  void close() const;
 
   // Memory that the library may know in advance, as torch's allocator gives it.
   at::Tensor allocate(int64_t elements, const at::TensorOptions& options) const;

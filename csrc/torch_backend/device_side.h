@@ -16,8 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/base/error.h"
 #include "comm/communicator.h"
+#include "cuda/device_choice.h"
 #include "torch_backend/device_group.h"
+#include "torch_backend/python_lock.h"
 
 namespace dpcore {
 
@@ -41,17 +44,62 @@ class DeviceSide {
     return settings_.host_uuid ? device.is_cpu() : device.is_cuda();
   }
   // Of all ranks; waits for them when it is the first time. `timeout_s` is that of the group.
-  std::shared_ptr<DeviceGroup> group(at::Device device, double timeout_s);
+  std::shared_ptr<DeviceGroup> group(at::Device device, double timeout_s) {
+    if (auto there = existing(device)) {
+      return there;
+    }
+    // Whoever makes it asks for signals, for which it needs Python's lock.
+    const WithoutPythonLock no_lock;
+    const std::lock_guard<std::mutex> one_at_a_time(making_);
+    if (auto there = existing(device)) {
+      return there;
+    }
+    auto made = make(device, timeout_s);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    groups_[device.index()] = made;
+    return made;
+  }
   // Null when there is none yet.
-  std::shared_ptr<DeviceGroup> existing(const at::Device& device) const;
+  std::shared_ptr<DeviceGroup> existing(const at::Device& device) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = groups_.find(device.index());
+    return found == groups_.end() ? nullptr : found->second;
+  }
 
   // The communicators that there are.
-  std::vector<std::shared_ptr<DeviceGroup>> all() const;
-  void abort(const std::string& reason);
-  void close();
+  std::vector<std::shared_ptr<DeviceGroup>> all() const {
+    std::vector<std::shared_ptr<DeviceGroup>> groups;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [index, group] : groups_) {
+      groups.push_back(group);
+    }
+    return groups;
+  }
+  void abort(const std::string& reason) {
+    for (const auto& group : all()) {
+      group->communicator().abort(reason);
+    }
+  }
+  void close() {
+    for (const auto& group : all()) {
+      group->communicator().close();
+    }
+  }
 
  private:
-  std::shared_ptr<DeviceGroup> make(at::Device device, double timeout_s);
+  std::shared_ptr<DeviceGroup> make(at::Device device, double timeout_s) {
+    if (!settings_.refusal.empty()) {
+      throw Unsupported(settings_.refusal);
+    }
+    DeviceChoice choice;
+    choice.backend = settings_.backend;
+    choice.device_name = settings_.host_uuid ? "host" : device.str();
+    choice.uuid = settings_.host_uuid.value_or("");
+    choice.options = {timeout_s, settings_.algorithm, settings_.deterministic, interrupt_};
+    choice.libraries = settings_.libraries;
+    auto control = host_->split(0, host_->rank(), interrupt_);
+    return std::make_shared<DeviceGroup>(start_on_device(std::move(control), choice), device);
+  }
 
   std::shared_ptr<Communicator> host_;
   Settings settings_;

@@ -114,7 +114,8 @@ std::exception_ptr DeviceWork::exception() const {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   check_started();
   if (timeout != kNoTimeout || holds_host_) {
-    group_->wait(last_, static_cast<double>(timeout.count()) / 1e3, state_->interrupt);
+    const double seconds = static_cast<double>(timeout.count()) / 1e3;
+    group_->communicator().wait(last_, seconds, state_->interrupt);
   }
   const DeviceGroup::TorchStream current = group_->current_stream();
   order(current);
@@ -126,7 +127,9 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 
 void DeviceWork::synchronize() { order(group_->current_stream()); }
 
-void DeviceWork::abort() { group_->abort("its program aborted " + std::string(what_.title)); }
+void DeviceWork::abort() {
+  group_->communicator().abort("its program aborted " + std::string(what_.title));
+}
 
 void DeviceWork::mark(c10::ivalue::Future& future) const {
   const WithoutPythonLock no_lock;  // on the device of the tests it takes as long as the operation

@@ -53,7 +53,7 @@ FlightLog& FlightLog::of_process() {
   return *log;
 }
 
-uint64_t FlightLog::add(const Entry& entry, const Shown& inputs, const Shown& outputs) {
+uint64_t FlightLog::add(Entry entry, const Shown& inputs, const Shown& outputs) {
   if (capacity_ == 0) {
     return 0;
   }
@@ -63,22 +63,14 @@ uint64_t FlightLog::add(const Entry& entry, const Shown& inputs, const Shown& ou
     ring_.emplace_back();
   }
   Entry& slot = ring_[id % capacity_];
-  slot.id = id;
-  slot.collective_id = entry.is_message ? next_collective_ : next_collective_++;
-  slot.ranks = entry.ranks;
-  slot.group = entry.group;
-  slot.description = entry.description;
-  slot.collective = entry.collective;
-  slot.message = entry.message;
-  slot.operation = entry.operation;
-  slot.name = entry.name;
-  slot.inputs.assign(inputs);
-  slot.outputs.assign(outputs);
-  slot.created_ns = wall_clock_ns();
-  slot.completed_ns = 0;
-  slot.failed = false;
-  slot.timeout_ms = entry.timeout_ms;
-  slot.is_message = entry.is_message;
+  entry.id = id;
+  entry.collective_id = entry.is_message ? next_collective_ : next_collective_++;
+  entry.inputs = std::move(slot.inputs);  // their memory is used again
+  entry.outputs = std::move(slot.outputs);
+  entry.inputs.assign(inputs);
+  entry.outputs.assign(outputs);
+  entry.created_ns = wall_clock_ns();
+  slot = std::move(entry);
   return id;
 }
 

@@ -53,7 +53,7 @@ class FlightLog {
   static FlightLog& of_process();
 
   // The number under which complete() finds it. `entry` gives what stands before the shapes.
-  uint64_t add(const Entry& entry, const Shown& inputs, const Shown& outputs);
+  uint64_t add(Entry entry, const Shown& inputs, const Shown& outputs);
   void complete(uint64_t id, bool failed);
   // The oldest first.
   std::vector<Entry> entries();

@@ -89,9 +89,10 @@ WireType wire_type_of(const at::Tensor& tensor) {
     case at::kBool:
     case at::kComplexFloat:
     case at::kComplexDouble:
-      return {dtype_of(tensor.scalar_type(), "tensor"), 1};
+      return {dtype_of(tensor.scalar_type(), "tensor"), 1, static_cast<size_t>(tensor.numel())};
     default:
-      return {DType::u8, static_cast<size_t>(tensor.element_size())};
+      return {DType::u8, static_cast<size_t>(tensor.element_size()),
+              static_cast<size_t>(tensor.nbytes())};
   }
 }
 

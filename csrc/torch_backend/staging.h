@@ -28,6 +28,9 @@ class Staging {
 
   const std::byte* read(const at::Tensor& tensor);
   std::byte* write(const at::Tensor& tensor);
+  std::byte* of_message(const at::Tensor& tensor, bool sends) {
+    return sends ? const_cast<std::byte*>(read(tensor)) : write(tensor);
+  }
   // Read and written in place.
   std::byte* update(const at::Tensor& tensor);
   // The parts of all ranks, one after the other.
@@ -73,11 +76,12 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* o
 // Of the first; the CPU for an empty list.
 at::Device device_of(const std::vector<at::Tensor>& tensors);
 
-// How the elements of a type travel where they are only moved: types without arithmetic here
+// How the elements of a tensor travel where they are only moved: types without arithmetic here
 // (float8, uint16, ...) as bytes, several per element.
 struct WireType {
   DType dtype;
   size_t per_element;
+  size_t elements;  // of the tensor, in this type
 };
 WireType wire_type_of(const at::Tensor& tensor);
 

@@ -138,13 +138,17 @@ def on_device(
             if algorithm != "auto" or deterministic:
                 raise Unsupported("backend='cupy' has no algorithms to choose of; use 'nccl'")
             return start_cupy(control, torch.device(name))
-        settings = (control._native, name, timeout, algorithm, deterministic)
-        if backend == "auto" or host_uuid is not None:
-            native = _C.start_chosen(*settings, wheel_libraries(), backend, host_uuid or "")
-            return DeviceCommunicator(native, control.transport)
-        if backend == "cuda":
-            return DeviceCommunicator(_C.start_mapped(*settings), control.transport)
-        return DeviceCommunicator(_C.start_nccl(*settings, wheel_libraries()), control.transport)
+        native = _C.start_on_device(
+            control._native,
+            name,
+            timeout,
+            algorithm,
+            deterministic,
+            wheel_libraries(),
+            backend,
+            host_uuid or "",
+        )
+        return DeviceCommunicator(native, control.transport)
     except BaseException:
         control.close()
         raise

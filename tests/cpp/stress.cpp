@@ -176,10 +176,10 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
       int64_t in = -1;
       const int next = (rank + 1) % world;
       const int previous = (rank + world - 1) % world;
-      const Work sent = comm->submit_message(MessageOperation::Direction::send, next, 7, DType::i64,
-                                             reinterpret_cast<std::byte*>(&out), 8, 0);
-      comm->run_message(MessageOperation::Direction::receive, previous, 7, DType::i64,
-                        reinterpret_cast<std::byte*>(&in), 8, 0, nullptr);
+      const Work sent =
+          comm->submit_message({true, next, 7, DType::i64, reinterpret_cast<std::byte*>(&out), 8});
+      comm->run_message({false, previous, 7, DType::i64, reinterpret_cast<std::byte*>(&in), 8},
+                        nullptr);
       comm->wait(*sent, 0, nullptr);
       CHECK(in == previous);
     }

@@ -147,6 +147,6 @@ def test_what_it_does_not_do():
         from dpcore import _C
 
         with pytest.raises(dpcore.Unsupported, match="have to share a host"):
-            _C.start_mapped(control._native, "host", 5.0, "auto", False)
+            _C.start_on_device(control._native, "host", 5.0, "auto", False, backend="cuda")
 
     dpcore.spawn(tcp, 2, transport="tcp")

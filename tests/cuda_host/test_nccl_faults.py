@@ -264,6 +264,6 @@ def test_a_device_that_is_no_gpu(backend):
 def test_a_device_that_does_not_exist():
     def body(control):
         with pytest.raises(dpcore.Unsupported, match="'tpu': communicators for devices work on"):
-            _C.start_nccl(control._native, "tpu", 5.0, "auto", False, [])
+            _C.start_on_device(control._native, "tpu", 5.0, "auto", False, backend="nccl")
 
     dpcore.spawn(body, 1, mode="threads")

@@ -87,7 +87,8 @@ def with_versions(control, versions):
     os.environ["DPCORE_NCCL_LIBRARY"] = str(STAND_IN)
     os.environ["FAKE_NCCL_VERSION"] = versions[control.rank]
     try:
-        _C.start_nccl(control._native, "host", 10.0, "auto", False, [], f"gpu {control.rank}")
+        uuid = f"gpu {control.rank}"
+        _C.start_on_device(control._native, "host", 10.0, "auto", False, [], "nccl", uuid)
     except dpcore.Error as error:
         return type(error), str(error)
     return None

@@ -208,7 +208,7 @@ def descriptors_of_regions():
 
 def body_of_process(control, barrier):
     uuid = uuids_of(barrier, control.world_size)[control.rank]
-    native = _C.start_mapped(control._native, "host", 30.0, "auto", False, uuid)
+    native = _C.start_on_device(control._native, "host", 30.0, "auto", False, [], "cuda", uuid)
     comm = DeviceCommunicator(native, "shm")
     assert f"(descriptor), barrier: {barrier}" in comm.stats()["library"]
     results = every_collective(comm, lambda n, dtype: comm.empty(n, dtype=dtype))
@@ -234,7 +234,9 @@ def test_ranks_that_are_processes_hand_over_descriptors(world, barrier):
 
 
 def start_in_process(control, timeout=30.0):
-    native = _C.start_mapped(control._native, "host", timeout, "auto", False, "one gpu")
+    native = _C.start_on_device(
+        control._native, "host", timeout, "auto", False, [], "cuda", "one gpu"
+    )
     return DeviceCommunicator(native, "shm")
 
 

@@ -9,9 +9,7 @@ from dpcore.communicators.device import DeviceCommunicator
 
 def start(backend, control, settings, uuid):
     """ "nccl": over the stand-in, which has to be loaded (fixture ``fake``)."""
-    if backend == "cuda":
-        return _C.start_mapped(control._native, "host", *settings, uuid)
-    return _C.start_nccl(control._native, "host", *settings, [], uuid)
+    return _C.start_on_device(control._native, "host", *settings, [], backend, uuid)
 
 
 def on_devices(

@@ -3,17 +3,15 @@
 // Events whose method is not defined are not listened to, so a schedule written in Python takes
 // the GIL only for what it wants. The control is lent for the time of an event: a schedule that
 // keeps it gets an error and not a dangling pointer.
-#include "bindings/callbacks/python_schedule.h"
-
 #include <pybind11/stl.h>
 
 #include <array>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "bindings/callbacks/callbacks.h"
 #include "comm/base/error.h"
 
 namespace py = pybind11;
@@ -73,50 +71,45 @@ class PythonSchedule final : public LaunchSchedule {
   std::string name() const override { return name_; }
   uint32_t listens() const override { return listens_; }
   bool may_join() const override { return true; }
-  Journey journey() const override {
-    const py::gil_scoped_acquire gil;
-    return Journey(as_list<std::string>(schedule_.attr("journey")()));
-  }
-  size_t whole_buckets() const override {
-    const py::gil_scoped_acquire gil;
-    return schedule_.attr("whole_buckets")().cast<size_t>();
-  }
-  bool is_exact() const override {
-    const py::gil_scoped_acquire gil;
-    return schedule_.attr("is_exact")().cast<bool>();
-  }
+  Journey journey() const override { return Journey(list<std::string>("journey")); }
+  size_t whole_buckets() const override { return value<size_t>("whole_buckets"); }
+  bool is_exact() const override { return value<bool>("is_exact"); }
   std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const override {
-    const py::gil_scoped_acquire gil;
-    return as_list<uint64_t>(schedule_.attr("caps")(wanted));
+    return list<uint64_t>("caps", wanted);
   }
   std::vector<size_t> order(size_t buckets) const override {
-    const py::gil_scoped_acquire gil;
-    return as_list<size_t>(schedule_.attr("order")(buckets));
+    return list<size_t>("order", buckets);
   }
 
   void on_gradient_ready(LaunchControl& control, size_t gradient) override {
-    call("gradient_ready", control, gradient);
+    tell("gradient_ready", control, gradient);
   }
   void on_bucket_ready(LaunchControl& control, size_t bucket) override {
-    call("bucket_ready", control, bucket);
+    tell("bucket_ready", control, bucket);
   }
   void on_bucket_complete(LaunchControl& control, size_t bucket) override {
-    call("bucket_complete", control, bucket);
+    tell("bucket_complete", control, bucket);
   }
-  void on_backward_end(LaunchControl& control) override { call("backward_end", control); }
+  void on_backward_end(LaunchControl& control) override { tell("backward_end", control); }
   void on_forward_begin(LaunchControl& control, size_t module) override {
-    call("forward_begin", control, module);
+    tell("forward_begin", control, module);
   }
-  void on_optimizer_step(LaunchControl& control) override { call("optimizer_step", control); }
+  void on_optimizer_step(LaunchControl& control) override { tell("optimizer_step", control); }
 
  private:
   template <class T>
-  static std::vector<T> as_list(const py::object& sequence) {
-    return py::list(sequence).cast<std::vector<T>>();
+  T value(const char* method) const {
+    const py::gil_scoped_acquire gil;
+    return schedule_.attr(method)().cast<T>();
+  }
+  template <class T, class... Arguments>
+  std::vector<T> list(const char* method, const Arguments&... arguments) const {
+    const py::gil_scoped_acquire gil;
+    return py::list(schedule_.attr(method)(arguments...)).template cast<std::vector<T>>();
   }
 
   template <class... Arguments>
-  void call(const char* method, LaunchControl& control, Arguments... arguments) const {
+  void tell(const char* method, LaunchControl& control, Arguments... arguments) const {
     const py::gil_scoped_acquire gil;
     const auto lent = std::make_shared<LentControl>(control);
     const struct Ended {
@@ -144,10 +137,47 @@ std::shared_ptr<LaunchSchedule> launch_schedule_of(const py::object& schedule) {
   return std::make_shared<PythonSchedule>(schedule);
 }
 
+namespace {
+
+// A question to the control: answered at once, with the GIL held.
+template <class Answer>
+auto question(Answer (LaunchControl::*ask)() const) {
+  return [ask](const LentControl& control) { return (control.get().*ask)(); };
+}
+template <class Answer>
+auto question(Answer (LaunchControl::*ask)(size_t) const) {
+  return [ask](const LentControl& control, size_t b) { return (control.about(b).*ask)(b); };
+}
+
+// A call that may wait.
+auto call(void (LaunchControl::*what)(size_t)) {
+  return [what](LentControl& control, size_t bucket) {
+    const py::gil_scoped_release no_gil;
+    (control.about(bucket).*what)(bucket);
+  };
+}
+
+void launch(LentControl& control, const std::vector<size_t>& buckets, int priority,
+            bool background) {
+  const py::gil_scoped_release no_gil;
+  for (const size_t bucket : buckets) {
+    control.about(bucket);
+  }
+  control.get().launch(buckets, {priority, background});
+}
+
+}  // namespace
+
 void register_launch_control(py::module_& m) {
   py::class_<LentControl, std::shared_ptr<LentControl>>(m, "LaunchControl")
-      .def_property_readonly("buckets",
-                             [](const LentControl& control) { return control.get().buckets(); })
+      .def_property_readonly("buckets", question(&LaunchControl::buckets))
+      .def_property_readonly("rank", question(&LaunchControl::rank))
+      .def_property_readonly("elapsed_ms", question(&LaunchControl::elapsed_ms))
+      .def_property_readonly("in_flight",
+                             [](const LentControl& control) {
+                               const py::gil_scoped_release no_gil;
+                               return control.get().in_flight();
+                             })
       .def("bucket_of",
            [](const LentControl& control, size_t gradient) -> std::optional<size_t> {
              const size_t bucket = control.get().bucket_of(gradient);
@@ -157,64 +187,30 @@ void register_launch_control(py::module_& m) {
            [](const LentControl& control, size_t module) {
              return control.get().gradients_of_module(module);
            })
-      .def_property_readonly("rank",
-                             [](const LentControl& control) { return control.get().rank(); })
-      .def_property_readonly("elapsed_ms",
-                             [](const LentControl& control) { return control.get().elapsed_ms(); })
-      .def_property_readonly("in_flight",
-                             [](const LentControl& control) {
-                               const py::gil_scoped_release no_gil;
-                               return control.get().in_flight();
-                             })
       .def("max_over_ranks",
            [](LentControl& control, std::vector<double> values) {
              const py::gil_scoped_release no_gil;
              return control.get().max_over_ranks(std::move(values));
            })
-      .def("bytes", [](const LentControl& control,
-                       size_t bucket) { return control.about(bucket).bytes(bucket); })
-      .def("is_complete", [](const LentControl& control,
-                             size_t bucket) { return control.about(bucket).is_complete(bucket); })
-      .def(
-          "launch",
-          [](LentControl& control, size_t bucket, int priority, bool background) {
-            const py::gil_scoped_release no_gil;
-            control.about(bucket).launch(bucket, {priority, background});
-          },
-          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
-      .def(
-          "launch",
-          [](LentControl& control, const std::vector<size_t>& buckets, int priority,
-             bool background) {
-            const py::gil_scoped_release no_gil;
-            for (const size_t bucket : buckets) {
-              control.about(bucket);
-            }
-            control.get().launch(buckets, {priority, background});
-          },
-          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
-      .def("skip",
-           [](LentControl& control, size_t bucket) {
-             const py::gil_scoped_release no_gil;
-             control.about(bucket).skip(bucket);
-           })
-      .def("wait",
-           [](LentControl& control, size_t bucket) {
-             const py::gil_scoped_release no_gil;
-             control.about(bucket).wait(bucket);
-           })
-      .def("update",
-           [](LentControl& control, size_t bucket) {
-             const py::gil_scoped_release no_gil;
-             control.about(bucket).update(bucket);
-           })
-      .def("order_of_need",
-           [](const LentControl& control) { return control.get().order_of_need(); })
+      .def("bytes", question(&LaunchControl::bytes))
+      .def("is_complete", question(&LaunchControl::is_complete))
+      .def("order_of_need", question(&LaunchControl::order_of_need))
       .def("next_leg",
            [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
              const std::optional<Leg> leg = control.about(bucket).next_leg(bucket);
              return leg ? std::optional(name_of(*leg)) : std::nullopt;
            })
+      .def(
+          "launch",
+          [](LentControl& control, size_t bucket, int priority, bool background) {
+            launch(control, {bucket}, priority, background);
+          },
+          py::arg("bucket"), py::arg("priority") = 0, py::arg("background") = true)
+      .def("launch", launch, py::arg("bucket"), py::arg("priority") = 0,
+           py::arg("background") = true)
+      .def("skip", call(&LaunchControl::skip))
+      .def("wait", call(&LaunchControl::wait))
+      .def("update", call(&LaunchControl::update))
       .def("wait_for_all", [](LentControl& control) {
         const py::gil_scoped_release no_gil;
         control.get().wait_for_all();

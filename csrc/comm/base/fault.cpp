@@ -5,6 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
@@ -18,6 +20,9 @@
 namespace dpcore::fault {
 namespace {
 
+// In the order of Point; "exit" as the first word is an action.
+constexpr std::array<std::string_view, 6> kPoints = {"init",   "grow", "entry",
+                                                     "middle", "exit", "thread"};
 constexpr int kAnyRank = -1;
 constexpr int64_t kAnyOperation = -1;
 
@@ -59,18 +64,9 @@ std::unique_ptr<Fault> parse_one(std::string_view text) {
     } else if (part.starts_with("delay=")) {
       fault->action = "delay";
       fault->delay_ms = number(part.substr(6), part);
-    } else if (part == "init") {
-      fault->point = Point::init;
-    } else if (part == "grow") {
-      fault->point = Point::grow;
-    } else if (part == "entry") {
-      fault->point = Point::entry;
-    } else if (part == "middle") {
-      fault->point = Point::middle;
-    } else if (part == "thread") {
-      fault->point = Point::thread;
-    } else if (part == "exit" && !fault->action.empty()) {
-      fault->point = Point::exit;
+    } else if (const auto* point = std::find(kPoints.begin(), kPoints.end(), part);
+               point != kPoints.end() && (part != "exit" || !fault->action.empty())) {
+      fault->point = static_cast<Point>(point - kPoints.begin());
     } else if (part == "kill" || part == "stop" || part == "exit" || part == "abort" ||
                part == "segv" || part == "throw") {
       fault->action = part;

@@ -7,10 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "comm/base/error.h"
+#include "comm/base/spin_lock.h"
 
 namespace dpcore::fork_guard {
 namespace {
@@ -26,14 +29,11 @@ constexpr size_t kMaxDescriptors = 8192;
 
 std::array<Mapping, kMaxMappings> mappings;
 std::array<int, kMaxDescriptors> descriptors;  // fd + 1, 0 = free
-std::atomic_flag table_lock;
+SpinLock table_lock;
 std::atomic<uint64_t> forks{0};
 
-void lock() {
-  while (table_lock.test_and_set(std::memory_order_acquire)) {
-  }
-}
-void unlock() { table_lock.clear(std::memory_order_release); }
+void lock() { table_lock.lock(); }
+void unlock() { table_lock.unlock(); }
 
 void in_child() {
   for (Mapping& mapping : mappings) {
@@ -75,58 +75,49 @@ uint64_t generation() { return forks.load(std::memory_order_relaxed); }
 
 void add_mapping(void* base, size_t bytes, int fd) {
   install_once();
-  lock();
+  const std::lock_guard<SpinLock> lock(table_lock);
   for (Mapping& mapping : mappings) {
     if (mapping.base == nullptr) {
       mapping = {base, bytes, fd};
-      unlock();
       return;
     }
   }
-  unlock();
   throw Error("more than " + std::to_string(kMaxMappings) +
               " arenas are mapped in this process; finalize communicators that are done");
 }
 
 void remove_mapping(void* base) {
-  lock();
+  const std::lock_guard<SpinLock> lock(table_lock);
   for (Mapping& mapping : mappings) {
     if (mapping.base == base) {
       mapping = {};
-      break;
+      return;
     }
   }
-  unlock();
 }
 
 void add_descriptor(int fd) {
   install_once();
-  lock();
+  const std::lock_guard<SpinLock> lock(table_lock);
   for (int& entry : descriptors) {
     if (entry == 0) {
       entry = fd + 1;
-      unlock();
       return;
     }
   }
-  unlock();
   throw Error("more than " + std::to_string(kMaxDescriptors) + " descriptors are in use");
 }
 
 void close_descriptor(int fd) {
-  lock();
-  bool found = false;
-  for (int& entry : descriptors) {
-    if (entry == fd + 1) {
-      entry = 0;
-      found = true;
-      break;
+  {
+    const std::lock_guard<SpinLock> lock(table_lock);
+    const auto entry = std::find(descriptors.begin(), descriptors.end(), fd + 1);
+    if (entry == descriptors.end()) {
+      return;
     }
+    *entry = 0;
   }
-  unlock();
-  if (found) {
-    close(fd);
-  }
+  close(fd);
 }
 
 }  // namespace dpcore::fork_guard

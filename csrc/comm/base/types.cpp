@@ -38,34 +38,20 @@ constexpr std::array<std::string_view, kCollectiveCount> kCollectives{
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "gather",     "scatter",        "all_to_all", "barrier"};
 
-template <class Names>
-int find(const Names& names, std::string_view name) {
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) {
-      return static_cast<int>(i);
+// The value that has this name, of so many. `what`: of which enum, in messages.
+template <class Enum>
+Enum parse(std::string_view what, std::string_view name, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (name_of(static_cast<Enum>(i)) == name) {
+      return static_cast<Enum>(i);
     }
   }
-  return -1;
-}
-
-template <class Names>
-[[noreturn]] void throw_unknown(std::string_view what, std::string_view name, const Names& names) {
   std::string message = "unknown " + std::string(what) + " \"" + std::string(name) + "\": use ";
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) {
-      message += i + 1 == names.size() ? " or " : ", ";
-    }
-    message += names[i];
+  for (int i = 0; i < count; ++i) {
+    message += (i == 0 ? "" : i + 1 == count ? " or " : ", ");
+    message += name_of(static_cast<Enum>(i));
   }
   throw Unsupported(message);
-}
-
-constexpr std::array<std::string_view, kDTypeCount> dtype_names() {
-  std::array<std::string_view, kDTypeCount> names{};
-  for (size_t i = 0; i < names.size(); ++i) {
-    names[i] = kDTypes[i].name;
-  }
-  return names;
 }
 
 }  // namespace
@@ -85,28 +71,20 @@ ReduceOp parse_reduce_op(std::string_view name) {
   if (name == "product") {
     return ReduceOp::prod;
   }
-  const int index = find(kReduceOps, name);
-  if (index < 0) {
-    throw_unknown("reduction", name, kReduceOps);
-  }
-  return static_cast<ReduceOp>(index);
+  return parse<ReduceOp>("reduction", name, kReduceOpCount);
 }
 
 DType parse_dtype(std::string_view name) {
   for (size_t i = 0; i < kDTypes.size(); ++i) {
-    if (name == kDTypes[i].name || name == kDTypes[i].short_name) {
+    if (kDTypes[i].short_name == name) {
       return static_cast<DType>(i);
     }
   }
-  throw_unknown("element type", name, dtype_names());
+  return parse<DType>("element type", name, kDTypeCount);
 }
 
 Collective parse_collective(std::string_view name) {
-  const int index = find(kCollectives, name);
-  if (index < 0) {
-    throw_unknown("collective", name, kCollectives);
-  }
-  return static_cast<Collective>(index);
+  return parse<Collective>("collective", name, kCollectiveCount);
 }
 
 bool has_root(Collective kind) {
@@ -116,6 +94,11 @@ bool has_root(Collective kind) {
 
 bool reduces(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+         kind == Collective::reduce;
+}
+
+bool is_on_whole(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::broadcast ||
          kind == Collective::reduce;
 }
 

@@ -43,6 +43,9 @@ Collective parse_collective(std::string_view name);
 bool has_root(Collective kind);
 // Whether it adds up what ranks bring: all_reduce, reduce and reduce_scatter.
 bool reduces(Collective kind);
+// Whether all ranks have all of one buffer: all_reduce, broadcast and reduce. Of the others each
+// has a part.
+bool is_on_whole(Collective kind);
 
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
 // no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as

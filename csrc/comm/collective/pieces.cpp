@@ -2,6 +2,7 @@
 #include "comm/collective/pieces.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/collective/chunk_memory.h"
 
@@ -38,60 +39,37 @@ Piece outgoing(const Request& request, int me, int to) {
   return {};
 }
 
+// What the giver says, from the other side. In an exchange only its taker knows here how much it
+// is.
 Piece incoming(const Request& request, int me, int from) {
-  const auto& parts = request.output_parts;
-  switch (request.collective) {
-    case Collective::all_reduce:
-      return {request.count, 0, 0};
-    case Collective::broadcast:
-      return from == request.root ? Piece{request.count, 0, 0} : Piece{};
-    case Collective::reduce:
-      return me == request.root ? Piece{request.count, 0, 0} : Piece{};
-    case Collective::all_gather:
-      return {part_of(request, parts, from), part_begin_of(request, parts, from), 0};
-    case Collective::gather:
-      return me == request.root
-                 ? Piece{part_of(request, parts, from), part_begin_of(request, parts, from), 0}
-                 : Piece{};
-    case Collective::scatter:
-      return from == request.root
-                 ? Piece{part_of(request, parts, me), 0, part_begin_of(request, parts, me)}
-                 : Piece{};
-    case Collective::reduce_scatter:
-      return {part_of(request, parts, me), 0, part_begin_of(request, parts, me)};
-    case Collective::all_to_all:
-      return {part_of(request, parts, from), part_begin_of(request, parts, from),
-              part_begin_of(request, request.input_parts, me)};
-    case Collective::barrier:
-      break;
+  Piece piece = outgoing(request, from, me);
+  std::swap(piece.mine, piece.theirs);
+  if (request.collective == Collective::all_to_all) {
+    piece.elements = part_of(request, request.output_parts, from);
   }
-  return {};
+  return piece;
 }
 
+namespace {
+
+bool goes_from_root(Collective collective) {
+  return collective == Collective::broadcast || collective == Collective::scatter;
+}
+
+bool goes_to_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::gather;
+}
+
+}  // namespace
+
 bool publishes(const Request& request, int r) {
-  switch (request.collective) {
-    case Collective::broadcast:
-    case Collective::scatter:
-      return r == request.root;
-    case Collective::reduce:
-    case Collective::gather:
-      return r != request.root;
-    default:
-      return true;
-  }
+  return r == request.root ? !goes_to_root(request.collective)
+                           : !goes_from_root(request.collective);
 }
 
 bool consumes(const Request& request, int r) {
-  switch (request.collective) {
-    case Collective::broadcast:
-    case Collective::scatter:
-      return r != request.root;
-    case Collective::reduce:
-    case Collective::gather:
-      return r == request.root;
-    default:
-      return true;
-  }
+  return r == request.root ? !goes_from_root(request.collective)
+                           : !goes_to_root(request.collective);
 }
 
 bool same_piece_for_all(Collective collective) {

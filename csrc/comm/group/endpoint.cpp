@@ -7,7 +7,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <string_view>
@@ -74,13 +73,8 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   if (self->peers_.empty()) {
     self->peers_ = std::vector<Peer>(rendezvous.world);
   }
-  try {
-    for (int r = 0; r < rendezvous.world; ++r) {
-      self->take_in(r, present[r]);
-    }
-  } catch (...) {  // no addresses left, say
-    std::for_each(present.begin(), present.end(), close_all);
-    throw;
+  for (int r = 0; r < rendezvous.world; ++r) {
+    self->take_in(r, present[r]);
   }
   self->reads_local_peers_ = self->try_to_read_local_peers();
   return self;
@@ -121,7 +115,7 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
   int on_this_machine = 0;
   bool needs_network = false;
   for (size_t r = 0; r < peers.size(); ++r) {
-    present[r] = std::exchange(peers[r].memory, {});
+    present[r] = std::move(peers[r].memory);
     present[r].process = peers[r].process;
     present[r].costs = peers[r].costs;
     peers_[r].host = peers[r].host;
@@ -141,14 +135,14 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
 void Endpoint::take_in(int r, LocalPeer& present) {
   Peer& peer = peers_[r];
   peer.process = r == rank_ ? getpid() : present.process;
-  peer.wake_event = Descriptor(std::exchange(present.wake_event, -1));
+  peer.wake_event = std::move(present.wake_event);
   if (r == rank_) {
     peer.view = ArenaView::of(arena_);
   } else if (present.local) {
     peer.view = ArenaView::of(present.local);
-  } else if (present.memfd >= 0) {
-    peer.pidfd = Descriptor(std::exchange(present.pidfd, -1));
-    peer.view = ArenaView::map(std::exchange(present.memfd, -1), present.reserve);
+  } else if (present.memfd) {
+    peer.pidfd = std::move(present.pidfd);
+    peer.view = ArenaView::map(std::move(present.memfd), present.reserve);
   } else {  // remote
     peer.bell = &bell_of_remote_;
     return;

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <new>
 
 #include "comm/base/clock.h"
 
@@ -99,14 +98,7 @@ size_t Group::control_bytes(int world) {
 
 void Group::prepare_control(std::byte* at, int rank, int world, const Names& names) {
   std::memset(static_cast<void*>(at), 0, control_bytes(world));
-  auto* control = reinterpret_cast<ControlBlock*>(at);
-  control->magic = kControlMagic;
-  control->version = kLayoutVersion;
-  control->rank = rank;
-  control->world = world;
-  control->member = names.member;
-  control->job = names.job;
-  control->group = names.group;
+  reinterpret_cast<ControlBlock*>(at)->prepare(rank, world, names.member, names.job, names.group);
 }
 
 void Group::ring_others() const {
@@ -128,7 +120,8 @@ Failure Group::failure() const {
 
 void Group::raise_failure() const {
   say_heard();
-  raise(failure());
+  const Failure first = failure();
+  throw_as(first.kind, first.message);
 }
 
 // For the other groups of its ranks, which have other numbers there.
@@ -254,14 +247,7 @@ bool Group::everybody_left() const {
 }
 
 void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes) {
-  HistoryEntry& entry = mine().history[number % kHistory];
-  entry.number.store(0, std::memory_order_relaxed);
-  entry.fingerprint = what;
-  entry.bytes = bytes;
-  entry.begin_ns = now_roughly_ns();
-  entry.end_ns.store(0, std::memory_order_relaxed);
-  entry.number.store(number + 1, std::memory_order_release);
-  mine().operations_seen.store(number + 1, std::memory_order_release);
+  mine().note_entered(number, what, bytes, now_roughly_ns());
 }
 
 void Group::finish_operation(uint64_t number) {
@@ -290,12 +276,7 @@ void Group::show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int
   if (message.seen_ns.load(std::memory_order_relaxed) == now) {
     return;
   }
-  message.since_ns.store(since, std::memory_order_relaxed);
-  message.tag.store(tag, std::memory_order_relaxed);
-  message.bytes.store(bytes, std::memory_order_relaxed);
-  message.peer.store(peer, std::memory_order_relaxed);
-  message.sends.store(sends ? 1 : 0, std::memory_order_relaxed);
-  message.seen_ns.store(now, std::memory_order_release);
+  message.show(sends, peer, tag, bytes, since, now);
 }
 
 void Group::show_where(const std::string& text, int64_t since, int64_t now) {
@@ -314,12 +295,10 @@ std::string Group::describe(uint64_t number, const Fingerprint& what) {
   if (kind != Collective::barrier) {
     text += " of " + std::to_string(what.count) + " x " +
             std::string(name_of(static_cast<DType>(what.dtype)));
-    if (kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
-        kind == Collective::reduce) {
+    if (reduces(kind)) {
       text += ", " + std::string(name_of(static_cast<ReduceOp>(what.op)));
     }
-    if (kind == Collective::broadcast || kind == Collective::reduce || kind == Collective::gather ||
-        kind == Collective::scatter) {
+    if (has_root(kind)) {
       text += ", root " + std::to_string(what.root);
     }
   }
@@ -364,7 +343,5 @@ std::string Group::last_operation_of(int r) const {
   return "its last was " + describe(seen - 1, entry.fingerprint) +
          (end != 0 ? ", finished " : ", entered ") + seconds_since(when);
 }
-
-void raise(const Failure& failure) { throw_as(failure.kind, failure.message); }
 
 }  // namespace dpcore

@@ -149,6 +149,4 @@ class Group {
   Failure failure_;
 };
 
-[[noreturn]] void raise(const Failure& failure);
-
 }  // namespace dpcore

@@ -14,7 +14,6 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/base/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -30,30 +29,18 @@ constexpr uint64_t kEverything = ~uint64_t{0};
 RemoteMembers::Memory::Memory(size_t bytes)
     : fd_(static_cast<int>(syscall(SYS_memfd_create, "dpcore-mirrors", MFD_CLOEXEC))),
       bytes_(bytes) {
-  if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(bytes)) != 0) {
-    close(std::exchange(fd_, -1));
+  if (fd_ && ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) {
+    fd_ = Descriptor();
   }
-  const int flags = fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd_, 0);
+  const int flags = fd_ ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd_.get(), 0);
   if (at == MAP_FAILED) {
-    const int problem = errno;
-    if (fd_ >= 0) {
-      close(fd_);
-    }
-    throw Error(std::string("no memory to mirror another rank: ") + std::strerror(problem));
+    throw Error(std::string("no memory to mirror another rank: ") + std::strerror(errno));
   }
   base_ = static_cast<std::byte*>(at);
-  if (fd_ >= 0) {
-    fork_guard::add_descriptor(fd_);
-  }
 }
 
-RemoteMembers::Memory::~Memory() {
-  munmap(base_, bytes_);
-  if (fd_ >= 0) {
-    fork_guard::close_descriptor(fd_);
-  }
-}
+RemoteMembers::Memory::~Memory() { munmap(base_, bytes_); }
 
 size_t RemoteMembers::stages_offset(int world) {
   const size_t control = sizeof(ControlBlock) + world * sizeof(std::atomic<uint64_t>);
@@ -74,14 +61,7 @@ RemoteMembers::RemoteMembers(Network& network, uint64_t job, uint64_t group,
     const bool is_mirrored = r != rank && remote[r];
     mirrors_.push_back(is_mirrored ? std::exchange(next, next + bytes) : nullptr);
     if (is_mirrored) {
-      ControlBlock& block = control(r);
-      block.magic = kControlMagic;
-      block.version = kLayoutVersion;
-      block.rank = r;
-      block.world = world;
-      block.member = members[r];
-      block.job = job;
-      block.group = group;
+      control(r).prepare(r, world, members[r], job, group);
     }
   }
   auto* header = reinterpret_cast<MirrorHeader*>(memory_->base());
@@ -251,14 +231,7 @@ void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* 
   slot.fingerprint = body.fingerprint;
   slot.prescale = body.prescale;
 
-  HistoryEntry& entry = block.history[number % kHistory];
-  entry.number.store(0, std::memory_order_relaxed);
-  entry.fingerprint = body.fingerprint;
-  entry.bytes = body.bytes;
-  entry.begin_ns = now_roughly_ns();
-  entry.end_ns.store(0, std::memory_order_relaxed);
-  entry.number.store(number + 1, std::memory_order_release);
-  block.operations_seen.store(number + 1, std::memory_order_release);
+  block.note_entered(number, body.fingerprint, body.bytes, now_roughly_ns());
   slot.posted.store(number + 1, std::memory_order_release);
 }
 
@@ -284,13 +257,7 @@ void RemoteMembers::take_message_wait(int r, const std::byte* payload) {
   AliveBody body;
   std::memcpy(&body, payload, sizeof(body));
   const int64_t now = now_ns();
-  MessageWait& message = control(r).message;
-  message.since_ns.store(now - body.age_ns, std::memory_order_relaxed);
-  message.tag.store(body.tag, std::memory_order_relaxed);
-  message.bytes.store(body.bytes, std::memory_order_relaxed);
-  message.peer.store(body.peer, std::memory_order_relaxed);
-  message.sends.store(body.sends, std::memory_order_relaxed);
-  message.seen_ns.store(now, std::memory_order_release);
+  control(r).message.show(body.sends != 0, body.peer, body.tag, body.bytes, now - body.age_ns, now);
 }
 
 void RemoteMembers::take_where(int r, const std::byte* payload) {

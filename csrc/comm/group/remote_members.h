@@ -68,7 +68,7 @@ class RemoteMembers final : public Network::Target {
     std::byte* base() const { return base_; }
 
    private:
-    int fd_;
+    Descriptor fd_;
     size_t bytes_;
     std::byte* base_ = nullptr;
   };

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/base/clock.h"
 #include "comm/schedule/schedule.h"
 
 namespace dpcore {

@@ -50,17 +50,16 @@ size_t Arena::default_reserve() {
 std::shared_ptr<Arena> Arena::create(int rank_for_messages, size_t reserve) {
   std::shared_ptr<Arena> arena(new Arena);
   arena->rank_ = rank_for_messages;
-  arena->fd_ =
-      static_cast<int>(syscall(SYS_memfd_create, "dpcore-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (arena->fd_ < 0) {
+  arena->fd_ = Descriptor(
+      static_cast<int>(syscall(SYS_memfd_create, "dpcore-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+  if (!arena->fd_) {
     throw Error(std::string("arena: memfd_create failed: ") + std::strerror(errno) +
                 "; check `ulimit -n`");
   }
-  fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
-  fork_guard::add_descriptor(arena->fd_);
-  arena->base_ = map_shared(arena->fd_, reserve);
+  fcntl(arena->fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
+  arena->base_ = map_shared(arena->fd(), reserve);
   arena->reserve_ = reserve;
-  fork_guard::add_mapping(arena->base_, reserve, arena->fd_);
+  fork_guard::add_mapping(arena->base_, reserve, arena->fd());
   return arena;
 }
 
@@ -68,9 +67,6 @@ Arena::~Arena() {
   if (base_) {
     fork_guard::remove_mapping(base_);
     munmap(base_, reserve_);
-  }
-  if (fd_ >= 0) {
-    fork_guard::close_descriptor(fd_);
   }
 }
 
@@ -101,7 +97,7 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
   }
   fault::reach(fault::Point::grow, rank_, 0);
   const int problem =
-      posix_fallocate(fd_, static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
+      posix_fallocate(fd(), static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
   if (problem != 0) {
     throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
                 std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +
@@ -132,18 +128,12 @@ size_t Arena::used_bytes() const {
   return blocks_.used_bytes();
 }
 
-std::shared_ptr<ArenaView> ArenaView::map(int fd, size_t reserve) {
+std::shared_ptr<ArenaView> ArenaView::map(Descriptor fd, size_t reserve) {
   std::shared_ptr<ArenaView> view(new ArenaView);
-  try {
-    view->base_ = map_shared(fd, reserve);
-  } catch (...) {
-    close(fd);
-    throw;
-  }
+  view->base_ = map_shared(fd.get(), reserve);
   view->mapped_ = reserve;
   // A forked child never uses a peer's memory: it gets nothing there, not a private copy.
   fork_guard::add_mapping(view->base_, reserve, fork_guard::kDropMapping);
-  close(fd);
   return view;
 }
 

@@ -16,8 +16,8 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <string>
 
+#include "comm/base/descriptor.h"
 #include "comm/memory/arena_blocks.h"
 
 namespace dpcore {
@@ -38,7 +38,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   std::byte* base() const { return base_; }
   size_t reserve() const { return reserve_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   size_t size() const;
   size_t used_bytes() const;
 
@@ -59,7 +59,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void release(size_t offset);
 
   int rank_ = 0;
-  int fd_ = -1;
+  Descriptor fd_;
   std::byte* base_ = nullptr;
   size_t reserve_ = 0;
   mutable std::mutex mutex_;
@@ -70,8 +70,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 // A peer's arena as seen from here.
 class ArenaView {
  public:
-  // Maps the arena behind a descriptor received from a peer; takes the descriptor over.
-  static std::shared_ptr<ArenaView> map(int fd, size_t reserve);
+  // Maps the arena behind a descriptor received from a peer.
+  static std::shared_ptr<ArenaView> map(Descriptor fd, size_t reserve);
   // The same for a rank that is a thread of this process.
   static std::shared_ptr<ArenaView> of(std::shared_ptr<Arena> arena);
   ~ArenaView();

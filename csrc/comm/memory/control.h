@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "comm/base/types.h"
 #include "comm/memory/doorbell.h"
 
 namespace dpcore {
@@ -109,6 +108,16 @@ struct MessageWait {
   std::atomic<uint64_t> bytes;
   std::atomic<int32_t> peer;  // -1: from any rank
   std::atomic<uint32_t> sends;
+
+  void show(bool sends_it, int whom, uint64_t its_tag, uint64_t its_bytes, int64_t since,
+            int64_t now) {
+    since_ns.store(since, std::memory_order_relaxed);
+    tag.store(its_tag, std::memory_order_relaxed);
+    bytes.store(its_bytes, std::memory_order_relaxed);
+    peer.store(whom, std::memory_order_relaxed);
+    sends.store(sends_it ? 1 : 0, std::memory_order_relaxed);
+    seen_ns.store(now, std::memory_order_release);
+  }
 };
 
 // Where the program of a rank is, for those who look while it hangs. Written about once a second,
@@ -159,6 +168,28 @@ struct alignas(64) ControlBlock {
   HistoryEntry history[kHistory];
 
   OperationSlot& slot(uint64_t number) { return slots[number % kSlotsKept]; }
+
+  // Of zeroed memory; before peers may look.
+  void prepare(int of_rank, int of_world, int of_member, uint64_t in_job, uint64_t in_group) {
+    magic = kControlMagic;
+    version = kLayoutVersion;
+    rank = of_rank;
+    world = of_world;
+    member = of_member;
+    job = in_job;
+    group = in_group;
+  }
+
+  void note_entered(uint64_t number, const Fingerprint& what, uint64_t bytes, int64_t now) {
+    HistoryEntry& entry = history[number % kHistory];
+    entry.number.store(0, std::memory_order_relaxed);
+    entry.fingerprint = what;
+    entry.bytes = bytes;
+    entry.begin_ns = now;
+    entry.end_ns.store(0, std::memory_order_relaxed);
+    entry.number.store(number + 1, std::memory_order_release);
+    operations_seen.store(number + 1, std::memory_order_release);
+  }
 
   // Operations may finish in another order than they began.
   void note_finished(uint64_t number) {

@@ -39,15 +39,6 @@ void check_time(int64_t deadline_ns, const std::function<void()>& interrupted, i
   }
 }
 
-// Owned from the first moment on, whatever is wrong with what came along.
-std::vector<Descriptor> owned(const std::vector<int>& raw) {
-  std::vector<Descriptor> handles;
-  for (const int fd : raw) {
-    handles.emplace_back(fd);
-  }
-  return handles;
-}
-
 std::vector<Descriptor> gather(const std::string& name, int world, int own, int64_t deadline_ns,
                                const std::function<void()>& interrupted) {
   UnixSocket listener = UnixSocket::listen_at(name);
@@ -65,9 +56,8 @@ std::vector<Descriptor> gather(const std::string& name, int world, int own, int6
       continue;
     }
     Greeting hello;
-    std::vector<int> raw;
-    const bool is_whole = line.receive(&hello, sizeof(hello), &raw, deadline_ns, interrupted);
-    std::vector<Descriptor> came = owned(raw);
+    std::vector<Descriptor> came;
+    const bool is_whole = line.receive(&hello, sizeof(hello), &came, deadline_ns, interrupted);
     if (!is_whole || hello.magic != kMagic || hello.world != world || hello.rank <= 0 ||
         hello.rank >= world || came.size() != 1 || all[static_cast<size_t>(hello.rank)]) {
       continue;  // no rank of ours
@@ -109,9 +99,8 @@ std::vector<Descriptor> exchange_descriptors(const std::string& name, int rank, 
   if (!line.send(&hello, sizeof(hello), {own}, deadline_ns, interrupted)) {
     hung_up(0);
   }
-  std::vector<int> raw;
-  const bool is_whole = line.receive(&hello, sizeof(hello), &raw, deadline_ns, interrupted);
-  std::vector<Descriptor> all = owned(raw);
+  std::vector<Descriptor> all;
+  const bool is_whole = line.receive(&hello, sizeof(hello), &all, deadline_ns, interrupted);
   if (!is_whole || hello.magic != kMagic || all.size() != static_cast<size_t>(world)) {
     hung_up(0);
   }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 
 #include "comm/base/clock.h"
@@ -130,7 +129,7 @@ bool UnixSocket::send(const void* data, size_t bytes, const std::vector<int>& de
   return true;
 }
 
-bool UnixSocket::receive(void* data, size_t bytes, std::vector<int>* descriptors,
+bool UnixSocket::receive(void* data, size_t bytes, std::vector<Descriptor>* descriptors,
                          int64_t deadline_ns, const Interrupt& interrupted) {
   auto* to = static_cast<char*>(data);
   size_t received = 0;
@@ -145,7 +144,7 @@ bool UnixSocket::receive(void* data, size_t bytes, std::vector<int>* descriptors
   return true;
 }
 
-ptrdiff_t UnixSocket::receive_some(void* data, size_t bytes, std::vector<int>* descriptors) {
+ptrdiff_t UnixSocket::receive_some(void* data, size_t bytes, std::vector<Descriptor>* descriptors) {
   std::vector<char> control(CMSG_SPACE(kMaxDescriptors * sizeof(int)));
   iovec part{data, bytes};
   msghdr message{};
@@ -164,10 +163,9 @@ ptrdiff_t UnixSocket::receive_some(void* data, size_t bytes, std::vector<int>* d
       for (size_t i = 0; i < count; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+        Descriptor came(fd);
         if (descriptors != nullptr) {
-          descriptors->push_back(fd);
-        } else {
-          close(fd);
+          descriptors->push_back(std::move(came));
         }
       }
     }

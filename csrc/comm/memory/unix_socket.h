@@ -32,11 +32,11 @@ class UnixSocket {
   using Interrupt = std::function<void()>;
   bool send(const void* data, size_t bytes, const std::vector<int>& descriptors,
             int64_t deadline_ns, const Interrupt& interrupted);
-  bool receive(void* data, size_t bytes, std::vector<int>* descriptors, int64_t deadline_ns,
+  bool receive(void* data, size_t bytes, std::vector<Descriptor>* descriptors, int64_t deadline_ns,
                const Interrupt& interrupted);
   // Up to `bytes`; 0 when nothing is there now, -1 when the other side is gone. Descriptors that
   // nobody wants are closed.
-  ptrdiff_t receive_some(void* data, size_t bytes, std::vector<int>* descriptors);
+  ptrdiff_t receive_some(void* data, size_t bytes, std::vector<Descriptor>* descriptors);
 
  private:
   Descriptor fd_;

@@ -11,14 +11,13 @@ constexpr uint64_t kUserMessage = uint64_t{1} << 63;  // tags of schedules count
 
 }  // namespace
 
-void MessageOperation::prepare(std::shared_ptr<SharedState> shared, Direction direction, int peer,
-                               uint64_t tag, DType dtype, std::byte* data, size_t bytes) {
+void MessageOperation::prepare(std::shared_ptr<SharedState> shared, const MessageCall& call) {
   shared_ = std::move(shared);
   group_ = shared_->group_ptr();
-  direction_ = direction;
-  peer_ = peer;
-  message_ = {{kUserMessage, tag}, bytes, static_cast<uint64_t>(dtype) + 1, true};
-  data_ = data;
+  sends_ = call.sends;
+  peer_ = call.peer;
+  message_ = {{kUserMessage, call.tag}, call.bytes, static_cast<uint64_t>(call.dtype) + 1, true};
+  data_ = call.data;
   done_ = 0;
   has_places_ = false;
 }
@@ -82,7 +81,7 @@ Operation::Progress MessageOperation::advance() {
     }
   } else if (!is_its_turn(peer_)) {
     return Progress::blocked;
-  } else if (direction_ == Direction::send) {
+  } else if (sends_) {
     done_ = shared_->transport().push(peer_, message_, data_, done_);
   } else {
     done_ = pull_from(peer_);
@@ -107,22 +106,19 @@ bool MessageOperation::needs(int r) const {
 }
 
 Operation::WaitPoint MessageOperation::waiting() const {
-  return {direction_ == Direction::send ? "room in the mailbox" : "a message", peer_};
+  return {sends_ ? "room in the mailbox" : "a message", peer_};
 }
 
 std::string MessageOperation::describe() const {
-  return Group::describe_message(direction_ == Direction::send, peer_, message_.tag.part,
-                                 message_.total);
+  return Group::describe_message(sends_, peer_, message_.tag.part, message_.total);
 }
 
 void MessageOperation::show_wait(int64_t now) const {
-  group_->show_message(direction_ == Direction::send, peer_, message_.tag.part, message_.total,
+  group_->show_message(sends_, peer_, message_.tag.part, message_.total,
                        deadline_ns - to_ns(timeout_s), now);
 }
 
-const char* MessageOperation::trace_name() const {
-  return direction_ == Direction::send ? "send" : "recv";
-}
+const char* MessageOperation::trace_name() const { return sends_ ? "send" : "recv"; }
 
 // A trace shows all communicators of a rank, so it calls peers by their number in the first one.
 void MessageOperation::tell_what_ran(TraceEvent& event) const {
@@ -136,7 +132,7 @@ std::string MessageOperation::who_is_late() const {
     return "nothing with this tag came from any rank";
   }
   const std::string peer = std::to_string(peer_);
-  return direction_ == Direction::send
+  return sends_
              ? "rank " + peer + " does not take its messages: " + group_->last_operation_of(peer_)
              : "nothing with this tag came from rank " + peer + ": " +
                    group_->last_operation_of(peer_);

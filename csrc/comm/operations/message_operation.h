@@ -10,13 +10,22 @@
 
 namespace dpcore {
 
+// What a caller asks for; the buffer stays the caller's until the operation is over.
+struct MessageCall {
+  bool sends = true;  // or receives
+  int peer = 0;       // of a receive, MessageOperation::kAnyRank too
+  uint64_t tag = 0;
+  DType dtype = DType::u8;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+  double timeout_s = 0;  // 0: the communicator's
+};
+
 class MessageOperation final : public Operation {
  public:
-  enum class Direction { send, receive };
-  static constexpr int kAnyRank = -1;  // as the peer of a receive
+  static constexpr int kAnyRank = -1;
 
-  void prepare(std::shared_ptr<SharedState> shared, Direction direction, int peer, uint64_t tag,
-               DType dtype, std::byte* data, size_t bytes);
+  void prepare(std::shared_ptr<SharedState> shared, const MessageCall& call);
 
   Progress advance() override;
   WaitPoint waiting() const override;
@@ -38,9 +47,7 @@ class MessageOperation final : public Operation {
   int peer() const { return peer_; }
 
  private:
-  MessageChannel channel(int r) const {
-    return {direction_ == Direction::send, r, message_.tag.part};
-  }
+  MessageChannel channel(int r) const { return {sends_, r, message_.tag.part}; }
   void take_places();
   bool is_its_turn(int r) const;
   void leave_queue(int r);
@@ -48,7 +55,7 @@ class MessageOperation final : public Operation {
   size_t pull_from(int r);
 
   std::shared_ptr<SharedState> shared_;
-  Direction direction_ = Direction::send;
+  bool sends_ = true;
   int peer_ = 0;
   Message message_;
   std::byte* data_ = nullptr;

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "comm/base/clock.h"
-#include "comm/base/error.h"
 #include "comm/collective/chunk_memory.h"
 #include "comm/operations/paths.h"
 

@@ -1,6 +1,6 @@
 // What stands between a collective and its next step, how to find out whether it still does, and
 // what every path does at its end.
-#include "comm/operations/path_run.h"
+#include "comm/operations/paths.h"
 
 namespace dpcore {
 
@@ -72,6 +72,28 @@ std::byte* PathRun::take_stage() {
   std::byte* stage = shared->stage(number);
   own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);
   return stage;
+}
+
+// What this rank wrote into its slot travels, and with it the part of its stage that the peer would
+// read there: a small operation is over with one frame each way, and the code that runs it is the
+// one for mapped memory. Larger data follows by the transport once all have entered.
+void tell_remote_members(const PathRun& run, bool is_prefilled) {
+  RemoteMembers& remote = *run.group->remote();
+  const std::byte* stage = is_prefilled ? run.stage_of(run.me()) : nullptr;
+  for (int r = 0; r < run.world(); ++r) {
+    if (!remote.contains(r)) {
+      continue;
+    }
+    size_t begin = 0;
+    size_t bytes = 0;
+    if (run.is_small && run.publishes() && run.consumes(r)) {
+      begin = static_cast<size_t>(run.stage_buffer(run.me(), 0, r, run.stage_quota()) - stage);
+      bytes = run.outgoing(r).elements * run.element;
+    } else if (run.announces_parts) {
+      bytes = static_cast<size_t>(run.world()) * sizeof(uint64_t);
+    }
+    remote.tell_post(r, run.own_slot(), run.bytes, stage, begin, bytes);
+  }
 }
 
 void* PathRun::frame_memory(size_t size) {

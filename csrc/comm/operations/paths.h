@@ -30,7 +30,7 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota);
 // Throws Mismatch when what the others announced at the front of their stages is not what this rank
 // expects.
 void check_announced_parts(const PathRun& run);
-// entry_remote.cpp. `is_prefilled`: the stage has something for them.
+// `is_prefilled`: the stage has something for them.
 void tell_remote_members(const PathRun& run, bool is_prefilled);
 
 }  // namespace dpcore

@@ -4,9 +4,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "comm/base/error.h"
 #include "comm/memory/control.h"

@@ -7,12 +7,15 @@
 // answer are *local peers*, and they hand over their arenas as ranks of one host do (rendezvous.h).
 //
 // Used by one thread, while ranks meet. Owns one listening socket, to which nobody ever talks:
-// that a connection comes about is the whole message.
+// that a connection comes about is the whole message. A rank that finds its own name taken (by
+// another user, since names bear the job) cannot be found: it is alone on its host then, which is
+// slower and just as right.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "comm/base/error.h"
 #include "comm/memory/unix_socket.h"
 #include "comm/rendezvous/rendezvous.h"
 
@@ -21,12 +24,25 @@ namespace dpcore {
 class HostMark {
  public:
   // Ranks with another `label` are on another host, as far as anybody can tell.
-  HostMark(const Rendezvous& rendezvous, const std::string& label);
+  HostMark(const Rendezvous& rendezvous, const std::string& label)
+      : rendezvous_(rendezvous),
+        label_(label),
+        listener_(UnixSocket::listen_at(name_of(rendezvous.rank))) {}
   // To be asked when all ranks have made theirs.
-  int lowest_in_reach() const;
+  int lowest_in_reach() const {
+    for (int r = 0; r < rendezvous_.rank && listener_; ++r) {
+      const UnixSocket line = UnixSocket::connect_to(name_of(r));
+      if (line && line.same_user()) {
+        return r;
+      }
+    }
+    return rendezvous_.rank;
+  }
 
  private:
-  std::string name_of(int rank) const;
+  std::string name_of(int rank) const {
+    return rendezvous_.name + "/" + label_ + "/" + std::to_string(rank);
+  }
 
   const Rendezvous& rendezvous_;
   std::string label_;
@@ -35,9 +51,32 @@ class HostMark {
 
 // `hosts[r]`: the lowest rank on the host of r. Throws when the ranks do not say the same: that
 // `r` reaches somebody who reaches others than r does.
-void check_hosts(const std::vector<int>& hosts);
+inline void check_hosts(const std::vector<int>& hosts) {
+  for (size_t r = 0; r < hosts.size(); ++r) {
+    const int lowest = hosts[r];
+    const bool exists = lowest >= 0 && lowest <= static_cast<int>(r);
+    if (!exists || hosts[static_cast<size_t>(lowest)] != lowest) {
+      throw RendezvousError(
+          "rank " + std::to_string(r) + " shares a host with rank " + std::to_string(lowest) +
+          ", which does not share one with the ranks that it should; give transport='tcp' to all");
+    }
+  }
+}
 
 // The rendezvous of the local peers among themselves: their ranks in the world, ascending.
-Rendezvous local_rendezvous(const Rendezvous& rendezvous, const std::vector<int>& hosts);
+inline Rendezvous local_rendezvous(const Rendezvous& rendezvous, const std::vector<int>& hosts) {
+  const int lowest = hosts[static_cast<size_t>(rendezvous.rank)];
+  Rendezvous local = rendezvous;
+  local.name = rendezvous.name + "/local/" + std::to_string(lowest);
+  local.world = 0;
+  for (int r = 0; r < rendezvous.world; ++r) {
+    if (hosts[static_cast<size_t>(r)] == lowest) {
+      local.rank = r == rendezvous.rank ? local.world : local.rank;
+      local.members.push_back(r);
+      ++local.world;
+    }
+  }
+  return local;
+}
 
 }  // namespace dpcore

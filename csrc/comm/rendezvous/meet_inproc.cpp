@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "comm/base/clock.h"
-#include "comm/base/descriptor.h"
 #include "comm/base/error.h"
 #include "comm/rendezvous/rendezvous.h"
 
@@ -112,7 +111,7 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
     if (r != rendezvous.rank) {
       peers[r].local = entry->arenas[r];
       const Descriptor& event = entry->wake_events[r];
-      peers[r].wake_event = event ? dup(event.get()) : -1;
+      peers[r].wake_event = Descriptor(event ? dup(event.get()) : -1);
     }
   }
   leave();

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -50,13 +49,6 @@ class TcpRendezvous {
       mark_.emplace(rendezvous, net.host_label);
     }
   }
-  ~TcpRendezvous() {
-    for (RendezvousPeer& peer : present_) {
-      close_all(peer.memory);
-    }
-  }
-  TcpRendezvous(const TcpRendezvous&) = delete;
-  TcpRendezvous& operator=(const TcpRendezvous&) = delete;
 
   std::vector<RendezvousPeer> run() {
     if (rendezvous_.rank == 0) {

@@ -12,7 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -48,25 +47,9 @@ struct Verdict {
   char text[252] = {};
 };
 
-class Descriptors {  // closes what nobody took
- public:
-  Descriptors() = default;
-  Descriptors(Descriptors&& other) noexcept : list(std::exchange(other.list, {})) {}
-  Descriptors& operator=(Descriptors&&) = delete;
-  ~Descriptors() {
-    for (int fd : list) {
-      if (fd >= 0) {
-        close(fd);
-      }
-    }
-  }
-  int take(size_t index) { return std::exchange(list[index], -1); }
-  std::vector<int> list;
-};
-
 struct PartialHello {  // of a rank that comes
   Hello hello;
-  Descriptors descriptors;
+  std::vector<Descriptor> descriptors;
   size_t received = 0;
 };
 
@@ -84,7 +67,7 @@ std::optional<PendingConnections<UnixSocket, PartialHello>::Connection> next_ran
     PartialHello& partial = connection.state;
     const ptrdiff_t more = connection.socket.receive_some(
         reinterpret_cast<std::byte*>(&partial.hello) + partial.received,
-        sizeof(Hello) - partial.received, &partial.descriptors.list);
+        sizeof(Hello) - partial.received, &partial.descriptors);
     partial.received += more > 0 ? static_cast<size_t>(more) : 0;
     if (partial.received == sizeof(Hello)) {
       return ConnectionState::accepted;
@@ -93,9 +76,9 @@ std::optional<PendingConnections<UnixSocket, PartialHello>::Connection> next_ran
   });
 }
 
-int own_pidfd() {
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-  if (fd < 0) {
+Descriptor own_pidfd() {
+  Descriptor fd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (!fd) {
     throw RendezvousError(
         std::string("pidfd_open failed: ") + std::strerror(errno) +
         (errno == EMFILE ? "; raise `ulimit -n`" : "; Linux 5.3 or newer is needed"));
@@ -128,7 +111,7 @@ std::string refusal(const Hello& hello, const Rendezvous& rendezvous,
     return "rank " + std::to_string(hello.rank) + " does not exist in a world of " +
            std::to_string(rendezvous.world);
   }
-  if (present[hello.rank].memfd >= 0) {
+  if (present[hello.rank].memfd) {
     return rendezvous.name_of(hello.rank) + " is there already (process " +
            std::to_string(present[hello.rank].process) + "); two processes claim the same rank";
   }
@@ -142,7 +125,7 @@ std::string refusal(const Hello& hello, const Rendezvous& rendezvous,
 std::string missing_ranks(const std::vector<LocalPeer>& present, const Rendezvous& rendezvous) {
   std::string list;
   for (size_t r = 1; r < present.size(); ++r) {
-    if (present[r].memfd < 0) {
+    if (!present[r].memfd) {
       const int member = rendezvous.members.empty() ? static_cast<int>(r) : rendezvous.members[r];
       list += (list.empty() ? "" : ", ") + std::to_string(member);
     }
@@ -157,31 +140,23 @@ void send_verdict(UnixSocket& to, const std::string& problem, const Rendezvous& 
   to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, rendezvous.interrupted);
 }
 
-std::vector<int> handles_of(const LocalPeer& rank) {
-  std::vector<int> handles = {rank.memfd, rank.pidfd};
-  if (rank.wake_event >= 0) {
-    handles.push_back(rank.wake_event);
+std::vector<int> handles_of(int memfd, int pidfd, int wake_event) {
+  std::vector<int> handles = {memfd, pidfd};
+  if (wake_event >= 0) {
+    handles.push_back(wake_event);
   }
   return handles;
 }
 
-std::vector<int> own_handles(const Arena& arena, int pidfd, int wake_event) {
-  LocalPeer self;
-  self.memfd = arena.fd();
-  self.pidfd = pidfd;
-  self.wake_event = wake_event;
-  return handles_of(self);
-}
-
-LocalPeer local_peer_of(const Hello& hello, Descriptors& handles) {
+LocalPeer local_peer_of(const Hello& hello, std::vector<Descriptor>& handles) {
   LocalPeer rank;
   rank.rank = hello.rank;
   rank.process = hello.process;
   rank.reserve = hello.reserve;
   rank.costs = hello.costs;
-  rank.memfd = handles.take(0);
-  rank.pidfd = handles.take(1);
-  rank.wake_event = handles.list.size() > 2 ? handles.take(2) : -1;
+  rank.memfd = std::move(handles[0]);
+  rank.pidfd = std::move(handles[1]);
+  rank.wake_event = handles.size() > 2 ? std::move(handles[2]) : Descriptor();
   return rank;
 }
 
@@ -197,66 +172,58 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
   int arrived = 1;
   std::string last_refusal;
   PendingConnections<UnixSocket, PartialHello> pending;
-  try {
-    while (arrived < rendezvous.world) {
-      if (rendezvous.interrupted) {
-        rendezvous.interrupted();
-      }
-      if (now_ns() > rendezvous.deadline_ns) {
-        const std::string text = std::to_string(arrived) + " of " +
-                                 std::to_string(rendezvous.world) +
-                                 " ranks came; missing: " + missing_ranks(present, rendezvous) +
-                                 (last_refusal.empty() ? "" : "; refused: " + last_refusal);
-        for (UnixSocket& line : lines) {
-          if (line) {
-            send_verdict(line, text, rendezvous);
-          }
-        }
-        throw RendezvousError(rendezvous.name_of(0) + ": " + text);
-      }
-      auto connection = next_rank(listener, pending);
-      if (!connection) {
-        continue;
-      }
-      UnixSocket& line = connection->socket;
-      const Hello& hello = connection->state.hello;
-      Descriptors& descriptors = connection->state.descriptors;
-      const std::string problem =
-          refusal(hello, rendezvous, present, descriptors.list.size(), wake_event >= 0);
-      if (!problem.empty()) {
-        last_refusal = problem;
-        send_verdict(line, problem, rendezvous);
-        continue;
-      }
-      present[hello.rank] = local_peer_of(hello, descriptors);
-      lines[hello.rank] = std::move(line);
-      ++arrived;
+  while (arrived < rendezvous.world) {
+    if (rendezvous.interrupted) {
+      rendezvous.interrupted();
     }
-    Descriptors own;
-    own.list = {own_pidfd()};
-    for (int to = 1; to < rendezvous.world; ++to) {
-      send_verdict(lines[to], "", rendezvous);
-      for (int r = 0; r < rendezvous.world; ++r) {
-        Hello hello = own_hello(rendezvous, arena);
-        if (r != 0) {
-          hello.rank = r;
-          hello.process = present[r].process;
-          hello.reserve = present[r].reserve;
-          hello.costs = present[r].costs;
+    if (now_ns() > rendezvous.deadline_ns) {
+      const std::string text = std::to_string(arrived) + " of " + std::to_string(rendezvous.world) +
+                               " ranks came; missing: " + missing_ranks(present, rendezvous) +
+                               (last_refusal.empty() ? "" : "; refused: " + last_refusal);
+      for (UnixSocket& line : lines) {
+        if (line) {
+          send_verdict(line, text, rendezvous);
         }
-        const std::vector<int> handles =
-            r == 0 ? own_handles(arena, own.list[0], wake_event) : handles_of(present[r]);
-        // A rank that is gone already is no reason to let the others down: everybody holds its
-        // pidfd, and the first operation names it.
-        if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
-                            rendezvous.interrupted)) {
-          break;
-        }
+      }
+      throw RendezvousError(rendezvous.name_of(0) + ": " + text);
+    }
+    auto connection = next_rank(listener, pending);
+    if (!connection) {
+      continue;
+    }
+    UnixSocket& line = connection->socket;
+    auto& [hello, descriptors, received] = connection->state;
+    const std::string problem =
+        refusal(hello, rendezvous, present, descriptors.size(), wake_event >= 0);
+    if (!problem.empty()) {
+      last_refusal = problem;
+      send_verdict(line, problem, rendezvous);
+      continue;
+    }
+    present[hello.rank] = local_peer_of(hello, descriptors);
+    lines[hello.rank] = std::move(line);
+    ++arrived;
+  }
+  const Descriptor pidfd = own_pidfd();
+  for (int to = 1; to < rendezvous.world; ++to) {
+    send_verdict(lines[to], "", rendezvous);
+    for (int r = 0; r < rendezvous.world; ++r) {
+      Hello hello = own_hello(rendezvous, arena);
+      std::vector<int> handles = handles_of(arena.fd(), pidfd.get(), wake_event);
+      if (const LocalPeer& peer = present[r]; r != 0) {
+        hello.rank = r;
+        hello.process = peer.process;
+        hello.reserve = peer.reserve;
+        hello.costs = peer.costs;
+        handles = handles_of(peer.memfd.get(), peer.pidfd.get(), peer.wake_event.get());
+      }
+      // A rank that is gone already is no reason to let the others down: everybody holds its
+      // pidfd, and the first operation names it.
+      if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
+                          rendezvous.interrupted)) {
+        break;
       }
     }
-  } catch (...) {
-    std::for_each(present.begin(), present.end(), close_all);
-    throw;
   }
   present[0].process = getpid();
   present[0].costs = rendezvous.costs;
@@ -282,9 +249,8 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
     throw RendezvousError(who + "the process that listens as " + host + " belongs to another user");
   }
   const Hello hello = own_hello(rendezvous, arena);
-  Descriptors own;
-  own.list = {own_pidfd()};
-  const std::vector<int> handles = own_handles(arena, own.list[0], wake_event);
+  const Descriptor pidfd = own_pidfd();
+  const std::vector<int> handles = handles_of(arena.fd(), pidfd.get(), wake_event);
   Verdict verdict;
   bool answered = false;
   try {
@@ -306,26 +272,21 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
     throw RendezvousError(who + "refused by rank 0: " + verdict.text);
   }
   std::vector<LocalPeer> present(rendezvous.world);
-  try {
-    for (int i = 0; i < rendezvous.world; ++i) {
-      Hello peer;
-      Descriptors descriptors;
-      if (!line.receive(&peer, sizeof(peer), &descriptors.list, rendezvous.deadline_ns,
-                        rendezvous.interrupted) ||
-          peer.rank != i) {
-        throw RendezvousError(who + host + " went away while it handed over the arenas");
-      }
-      if (descriptors.list.size() != handles.size()) {
-        throw RendezvousError(who + "no descriptor is free for the arena of " +
-                              rendezvous.name_of(i) + "; raise `ulimit -n`");
-      }
-      if (i != rendezvous.rank) {
-        present[i] = local_peer_of(peer, descriptors);
-      }
+  for (int i = 0; i < rendezvous.world; ++i) {
+    Hello peer;
+    std::vector<Descriptor> descriptors;
+    if (!line.receive(&peer, sizeof(peer), &descriptors, rendezvous.deadline_ns,
+                      rendezvous.interrupted) ||
+        peer.rank != i) {
+      throw RendezvousError(who + host + " went away while it handed over the arenas");
     }
-  } catch (...) {
-    std::for_each(present.begin(), present.end(), close_all);
-    throw;
+    if (descriptors.size() != handles.size()) {
+      throw RendezvousError(who + "no descriptor is free for the arena of " +
+                            rendezvous.name_of(i) + "; raise `ulimit -n`");
+    }
+    if (i != rendezvous.rank) {
+      present[i] = local_peer_of(peer, descriptors);
+    }
   }
   present[rendezvous.rank].rank = rendezvous.rank;
   present[rendezvous.rank].process = getpid();
@@ -337,14 +298,6 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
 std::vector<LocalPeer> meet_unix(const Rendezvous& rendezvous, const Arena& arena, int wake_event) {
   return rendezvous.rank == 0 ? host_rendezvous(rendezvous, arena, wake_event)
                               : join_rendezvous(rendezvous, arena, wake_event);
-}
-
-void close_all(LocalPeer& peer) {
-  for (int* fd : {&peer.memfd, &peer.pidfd, &peer.wake_event}) {
-    if (*fd >= 0) {
-      close(std::exchange(*fd, -1));
-    }
-  }
 }
 
 }  // namespace dpcore

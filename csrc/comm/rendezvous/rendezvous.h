@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/base/descriptor.h"
 #include "comm/memory/arena.h"
 #include "comm/schedule/cost_model.h"
 
@@ -39,9 +40,9 @@ struct LocalPeer {
   int rank = 0;
   int32_t process = 0;
   uint64_t reserve = 0;
-  int memfd = -1;                // owned by whoever receives the peer
-  int pidfd = -1;                // likewise; -1 for ranks of this process
-  int wake_event = -1;           // likewise; of a rank that sleeps on a network as well
+  Descriptor memfd;
+  Descriptor pidfd;              // empty for ranks of this process
+  Descriptor wake_event;         // of a rank that sleeps on a network as well
   std::shared_ptr<Arena> local;  // instead of memfd for ranks of this process
   CostConstants costs;
 };
@@ -52,8 +53,5 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
                                    int wake_event = -1);
 std::vector<LocalPeer> meet_unix(const Rendezvous& rendezvous, const Arena& arena,
                                  int wake_event = -1);
-
-// Closes the descriptors that nobody took over.
-void close_all(LocalPeer& peer);
 
 }  // namespace dpcore

@@ -16,11 +16,6 @@
 namespace dpcore {
 namespace {
 
-bool has_reduction(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce ||
-         collective == Collective::reduce_scatter;
-}
-
 // The number of chunks that the collective prescribes, or 0 if the algorithm may choose.
 int64_t prescribed_chunks(const Schedule& schedule) {
   const int64_t world = schedule.world;
@@ -179,7 +174,7 @@ class Proof {
     if (move.src == move.dst) {
       fail_at(index, "a rank sends to itself");
     }
-    if (move.reduce && !has_reduction(schedule_.collective)) {
+    if (move.reduce && !reduces(schedule_.collective)) {
       fail_at(index, "this collective has no reduction");
     }
   }
@@ -221,7 +216,7 @@ class Proof {
 
   void give_initial_holdings(int chunk) {
     complete_ = Contributions(schedule_.world);
-    if (has_reduction(schedule_.collective)) {
+    if (reduces(schedule_.collective)) {
       for (int rank = 0; rank < schedule_.world; ++rank) {
         complete_.add(rank);
       }

@@ -2,8 +2,6 @@
 // fewest bytes in the fewest steps; hierarchical as soon as ranks share a NIC.
 #include "comm/schedule/choice.h"
 
-#include <algorithm>
-
 #include "comm/schedule/check.h"
 
 namespace dpcore {

@@ -6,11 +6,6 @@
 namespace dpcore {
 namespace {
 
-bool cuts_buffer(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::broadcast ||
-         collective == Collective::reduce;
-}
-
 size_t largest(const std::vector<size_t>& values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
@@ -44,7 +39,7 @@ Cost cost_of(const Schedule& schedule, size_t count, size_t element_bytes) {
     StepTraffic traffic(world);
     const int step = move->step;
     for (; move != schedule.moves.end() && move->step == step; ++move) {
-      const size_t elements = cuts_buffer(schedule.collective)
+      const size_t elements = is_on_whole(schedule.collective)
                                   ? chunk_range(count, schedule.chunks, move->chunk).size()
                                   : count;
       const size_t bytes = elements * element_bytes;

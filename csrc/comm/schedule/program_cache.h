@@ -10,6 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/base/error.h"
+#include "comm/schedule/check.h"
 #include "comm/schedule/program.h"
 
 namespace dpcore {
@@ -22,9 +24,21 @@ class ProgramCache {
 
   // Throws Unsupported when the collective has no such algorithm.
   const std::shared_ptr<const Program>& of(const std::string& algorithm, Collective collective,
-                                           int root);
+                                           int root) {
+    auto& program = programs_[{algorithm, collective, root}];
+    if (!program) {
+      program = compile(make_schedule(algorithm, collective, world_, root, hosts_), rank_);
+    }
+    return program;
+  }
   // Throws Unsupported when results must not depend on the layout and those of the schedule do.
-  void check_deterministic(const Schedule& schedule) const;
+  void check_deterministic(const Schedule& schedule) const {
+    if (deterministic_ && !schedule.ordered && !is_ordered(schedule)) {
+      throw Unsupported("algorithm '" + schedule.algorithm +
+                        "' adds in an order that depends on the layout; deterministic=True allows "
+                        "one_shot, two_shot and direct");
+    }
+  }
 
  private:
   int rank_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "comm/base/error.h"
 #include "comm/reduce/reduce.h"
 
 namespace dpcore {

@@ -1,7 +1,6 @@
 // Devices by name.
 #include "cuda/device/device.h"
 
-#include "comm/base/error.h"
 #include "cuda/device/device_host.h"
 
 namespace dpcore {

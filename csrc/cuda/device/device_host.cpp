@@ -3,14 +3,12 @@
 
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "cuda/device/host_pages.h"
 #include "cuda/device/memory_host.h"
-#include "cuda/device/process_mark.h"
 #include "cuda/kernels/reduce_job.h"
 
 namespace dpcore {

@@ -12,7 +12,6 @@
 // mutex each, which nothing that is timed goes through.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>

@@ -101,6 +101,18 @@ DeviceTrace::Entry* DeviceTrace::find(Span span) {
   return entry.span == span ? &entry : nullptr;  // overwritten otherwise
 }
 
+// Nobody takes the lock while nobody records.
+template <class Note>
+void DeviceTrace::while_recording(Device::Stream stream, Note note) {
+  if (!recording() || device_->is_capturing(stream)) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (recording()) {
+    note();
+  }
+}
+
 void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
   const DeviceGuard here(*device_);
   if (event == nullptr) {
@@ -110,53 +122,39 @@ void DeviceTrace::record(Device::Event& event, Device::Stream stream) {
 }
 
 DeviceTrace::Span DeviceTrace::begin(const TraceEvent& what, Device::Stream stream) {
-  if (!recording() || device_->is_capturing(stream)) {
-    return 0;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!recording()) {
-    return 0;
-  }
-  Entry& entry = take(what);
-  record(entry.begins, stream);
-  return entry.span;
+  Span span = 0;
+  while_recording(stream, [&] {
+    Entry& entry = take(what);
+    record(entry.begins, stream);
+    span = entry.span;
+  });
+  return span;
 }
 
 void DeviceTrace::end(Span span, Device::Stream stream) {
-  if (span == 0 || device_->is_capturing(stream)) {
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (Entry* entry = recording() ? find(span) : nullptr) {
-    record(entry->ends, stream);
-    entry->ended = true;
-  }
+  while_recording(stream, [&] {
+    if (Entry* entry = find(span)) {
+      record(entry->ends, stream);
+      entry->ended = true;
+    }
+  });
 }
 
 void DeviceTrace::moment(const TraceEvent& what, Device::Stream stream) {
-  if (!recording() || device_->is_capturing(stream)) {
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!recording()) {
-    return;
-  }
-  Entry& entry = take(what);
-  record(entry.ends, stream);
-  entry.is_moment = entry.ended = true;
+  while_recording(stream, [&] {
+    Entry& entry = take(what);
+    record(entry.ends, stream);
+    entry.is_moment = entry.ended = true;
+  });
 }
 
 void DeviceTrace::waits(Span span, Device::Stream stream) {
-  if (span == 0 || !recording() || device_->is_capturing(stream)) {
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Entry* entry = recording() ? find(span) : nullptr;
-  if (entry == nullptr || entry->waited) {
-    return;
-  }
-  record(entry->wait_begins, stream);
-  entry->waited = true;
+  while_recording(stream, [&] {
+    if (Entry* entry = find(span); entry != nullptr && !entry->waited) {
+      record(entry->wait_begins, stream);
+      entry->waited = true;
+    }
+  });
 }
 
 // ---- the end ---------------------------------------------------------------------------------

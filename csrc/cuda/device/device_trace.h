@@ -60,6 +60,8 @@ class DeviceTrace {
     Device::Event wait_begins = nullptr;
   };
 
+  template <class Note>
+  void while_recording(Device::Stream stream, Note note);
   void find_zero();
   Entry& take(const TraceEvent& what);
   Entry* find(Span span);

@@ -6,7 +6,7 @@
 //               must outlive those who have it open
 //   address     the address itself, where all ranks are threads of one process
 //
-// A pure choice from what every rank can do, the same on all of them.
+// The choice is a pure function of what every rank can do, the same on all of them.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,11 @@
 #include <string_view>
 
 namespace dpcore {
+
+// Which process this is, among all of the host. Numbers of processes do not say it: in containers
+// each of two processes may be number 17. Drawn at random when it is first asked for; a forked
+// child draws anew. Throws Error where the system gives no random numbers.
+uint64_t process_mark();
 
 enum class MemoryKind : uint8_t { address, ipc, descriptor };
 

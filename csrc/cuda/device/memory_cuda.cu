@@ -6,7 +6,6 @@
 #include <cstring>
 #include <string>
 
-#include "cuda/device/process_mark.h"
 #include "cuda/kernels/driver.cuh"
 
 namespace dpcore {

@@ -2,8 +2,6 @@
 // new enough for the runtime that we carry, a device, code for that device.
 #include <cuda_runtime.h>
 
-#include <string>
-
 #include "cuda/device/probe.h"
 #include "cuda/kernels/driver.cuh"
 

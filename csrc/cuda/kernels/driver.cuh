@@ -17,23 +17,25 @@
 namespace dpcore {
 
 struct Driver {
-  decltype(&cuStreamBatchMemOp) stream_batch = nullptr;
-  decltype(&cuMemGetAddressRange) address_range = nullptr;
-  decltype(&cuDeviceGetAttribute) attribute = nullptr;
+#define DPCORE_DRIVER_CALL(member, name) decltype(&name) member = find<decltype(&name)>(#name)
+  DPCORE_DRIVER_CALL(stream_batch, cuStreamBatchMemOp);
+  DPCORE_DRIVER_CALL(address_range, cuMemGetAddressRange);
+  DPCORE_DRIVER_CALL(attribute, cuDeviceGetAttribute);
   // What calls of a thread are for:
-  decltype(&cuCtxGetCurrent) current_context = nullptr;
-  decltype(&cuCtxSetCurrent) make_context_current = nullptr;
+  DPCORE_DRIVER_CALL(current_context, cuCtxGetCurrent);
+  DPCORE_DRIVER_CALL(make_context_current, cuCtxSetCurrent);
   // Physical memory and addresses apart:
-  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
-  decltype(&cuMemCreate) create = nullptr;
-  decltype(&cuMemRelease) release = nullptr;
-  decltype(&cuMemAddressReserve) reserve = nullptr;
-  decltype(&cuMemAddressFree) unreserve = nullptr;
-  decltype(&cuMemMap) map = nullptr;
-  decltype(&cuMemUnmap) unmap = nullptr;
-  decltype(&cuMemSetAccess) set_access = nullptr;
-  decltype(&cuMemExportToShareableHandle) to_descriptor = nullptr;
-  decltype(&cuMemImportFromShareableHandle) from_descriptor = nullptr;
+  DPCORE_DRIVER_CALL(granularity, cuMemGetAllocationGranularity);
+  DPCORE_DRIVER_CALL(create, cuMemCreate);
+  DPCORE_DRIVER_CALL(release, cuMemRelease);
+  DPCORE_DRIVER_CALL(reserve, cuMemAddressReserve);
+  DPCORE_DRIVER_CALL(unreserve, cuMemAddressFree);
+  DPCORE_DRIVER_CALL(map, cuMemMap);
+  DPCORE_DRIVER_CALL(unmap, cuMemUnmap);
+  DPCORE_DRIVER_CALL(set_access, cuMemSetAccess);
+  DPCORE_DRIVER_CALL(to_descriptor, cuMemExportToShareableHandle);
+  DPCORE_DRIVER_CALL(from_descriptor, cuMemImportFromShareableHandle);
+#undef DPCORE_DRIVER_CALL
 
   // Throws Unsupported where the driver is too old.
   static const Driver& get() {
@@ -55,26 +57,10 @@ struct Driver {
   }
 
  private:
-  Driver() {
-    find("cuStreamBatchMemOp", stream_batch);
-    find("cuMemGetAddressRange", address_range);
-    find("cuDeviceGetAttribute", attribute);
-    find("cuCtxGetCurrent", current_context);
-    find("cuCtxSetCurrent", make_context_current);
-    find("cuMemGetAllocationGranularity", granularity);
-    find("cuMemCreate", create);
-    find("cuMemRelease", release);
-    find("cuMemAddressReserve", reserve);
-    find("cuMemAddressFree", unreserve);
-    find("cuMemMap", map);
-    find("cuMemUnmap", unmap);
-    find("cuMemSetAccess", set_access);
-    find("cuMemExportToShareableHandle", to_descriptor);
-    find("cuMemImportFromShareableHandle", from_descriptor);
-  }
+  Driver() = default;
 
   template <class Function>
-  static void find(const char* name, Function& function) {
+  static Function find(const char* name) {
     // As the functions were in 12.0, whose signatures are those of the header. (The call that asks
     // for a version came with the toolkit of 12.5, which is what building takes.)
     constexpr unsigned kVersion = 12000;
@@ -87,7 +73,7 @@ struct Driver {
       throw Unsupported(std::string("the NVIDIA driver lacks ") + name +
                         ": install one for CUDA 12.1 or newer");  // whose kernels take 24 KiB
     }
-    function = reinterpret_cast<Function>(address);
+    return reinterpret_cast<Function>(address);
   }
 };
 

@@ -8,7 +8,6 @@
 // for both), denormals are kept, and every NaN that is written is the positive quiet one.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

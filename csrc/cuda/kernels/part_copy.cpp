@@ -31,13 +31,6 @@ bool can_copy_parts(DType part_type, DType flat_type) {
          (cast_of(part_type) != Cast::none && cast_of(flat_type) != Cast::none);
 }
 
-std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_type, void* flat,
-                                 DType flat_type, bool to_flat, double factor) {
-  std::vector<PartList> lists;
-  fill_part_lists(lists, parts, part_type, flat, flat_type, to_flat, factor);
-  return lists;
-}
-
 void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
                      void* flat, DType flat_type, bool to_flat, double factor) {
   const bool computes = part_type != flat_type || factor != 1.0;

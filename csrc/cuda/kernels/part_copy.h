@@ -17,11 +17,9 @@ struct FlatPart {
   uint64_t elements = 0;
 };
 
-// One list for every kMaxParts tensors. Throws Unsupported when the two types are not the same and
-// one is no 16- or 32-bit float, or when a factor is asked for where nothing is computed.
-std::vector<PartList> part_lists(std::span<const FlatPart> parts, DType part_type, void* flat,
-                                 DType flat_type, bool to_flat, double factor = 1.0);
-// The same into a vector that keeps its memory from one time to the next.
+// One list for every kMaxParts tensors, in a vector that keeps its memory from one time to the
+// next. Throws Unsupported when the two types are not the same and one is no 16- or 32-bit float,
+// or when a factor is asked for where nothing is computed.
 void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
                      void* flat, DType flat_type, bool to_flat, double factor = 1.0);
 // Whether gradients of the one type can be copied into a bucket of the other.

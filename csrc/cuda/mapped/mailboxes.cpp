@@ -5,22 +5,15 @@
 
 namespace dpcore {
 
-Mailboxes::Mailboxes(Device& device, Device::Stream stream, int rank,
-                     const std::vector<std::byte*>& boxes, std::vector<FlagPage*> pages,
-                     const std::vector<FlagPage*>& pages_on_device)
-    : device_(device),
-      stream_(stream),
-      rank_(rank),
-      pages_(std::move(pages)),
-      outgoing_(pages_.size()),
-      incoming_(pages_.size()) {
-  const auto me = static_cast<size_t>(rank);
-  FlagPage& own = *pages_on_device[me];
-  for (size_t peer = 0; peer < pages_.size(); ++peer) {
+Mailboxes::Mailboxes(StreamPages at, const std::vector<std::byte*>& boxes)
+    : at_(std::move(at)), outgoing_(at_.pages.size()), incoming_(at_.pages.size()) {
+  const auto me = static_cast<size_t>(at_.rank);
+  FlagPage& own = *at_.on_device[me];
+  for (size_t peer = 0; peer < at_.pages.size(); ++peer) {
     if (peer == me) {
       continue;
     }
-    FlagPage& theirs = *pages_on_device[peer];
+    FlagPage& theirs = *at_.on_device[peer];
     outgoing_[peer].mailbox = boxes[me] + peer * kBytes;
     outgoing_[peer].sent = &own.sent[peer].value;
     outgoing_[peer].taken = &theirs.taken[me].value;
@@ -80,24 +73,24 @@ void Mailboxes::end_group() {
 
 void Mailboxes::send_fragment(const Message& message, size_t at, size_t bytes) {
   Line& line = outgoing_[static_cast<size_t>(message.peer)];
-  device_.wait_flag(stream_, line.taken, line.number.load());  // the mailbox is empty
-  device_.copy(stream_, line.mailbox, message.data + at, bytes);
-  device_.raise_flag(stream_, line.sent, ++line.number);
+  at_.device.wait_flag(at_.stream, line.taken, line.number.load());  // the mailbox is empty
+  at_.device.copy(at_.stream, line.mailbox, message.data + at, bytes);
+  at_.device.raise_flag(at_.stream, line.sent, ++line.number);
 }
 
 void Mailboxes::receive_fragment(const Message& message, size_t at, size_t bytes) {
   Line& line = incoming_[static_cast<size_t>(message.peer)];
-  device_.wait_flag(stream_, line.sent, ++line.number);
-  device_.copy(stream_, message.data + at, line.mailbox, bytes);
-  device_.raise_flag(stream_, line.taken, line.number.load());
+  at_.device.wait_flag(at_.stream, line.sent, ++line.number);
+  at_.device.copy(at_.stream, message.data + at, line.mailbox, bytes);
+  at_.device.raise_flag(at_.stream, line.taken, line.number.load());
 }
 
 // ---- the end ---------------------------------------------------------------------------------
 
 bool Mailboxes::is_taken_by(int peer) const {
-  const auto at = static_cast<size_t>(peer);
-  const std::atomic_ref<uint32_t> taken(pages_[at]->taken[rank_].value);
-  return taken.load() == outgoing_[at].number.load();
+  const auto p = static_cast<size_t>(peer);
+  const std::atomic_ref<uint32_t> taken(at_.pages[p]->taken[at_.rank].value);
+  return taken.load() == outgoing_[p].number.load();
 }
 
 void Mailboxes::let_pass() {
@@ -107,12 +100,12 @@ void Mailboxes::let_pass() {
       value.store(number + kReleased);
     }
   };
-  for (size_t peer = 0; peer < pages_.size(); ++peer) {
-    if (static_cast<int>(peer) == rank_) {
+  for (size_t peer = 0; peer < at_.pages.size(); ++peer) {
+    if (static_cast<int>(peer) == at_.rank) {
       continue;
     }
-    raise(pages_[peer]->sent[rank_], incoming_[peer].number.load());
-    raise(pages_[peer]->taken[rank_], outgoing_[peer].number.load());
+    raise(at_.pages[peer]->sent[at_.rank], incoming_[peer].number.load());
+    raise(at_.pages[peer]->taken[at_.rank], outgoing_[peer].number.load());
   }
 }
 

@@ -12,8 +12,7 @@
 #include <atomic>
 #include <vector>
 
-#include "cuda/device/device.h"
-#include "cuda/mapped/flag_page.h"
+#include "cuda/mapped/rank_barrier.h"
 #include "cuda/stream/stream_moves.h"
 
 namespace dpcore {
@@ -22,10 +21,8 @@ class Mailboxes final : public StreamMessages {
  public:
   static constexpr size_t kBytes = size_t{4} << 20;  // of one, for each pair of ranks
 
-  // `boxes`: of all ranks, as this device sees them, a mailbox for each peer in a row. `pages`: as
-  // the host sees them, and as the device does.
-  Mailboxes(Device& device, Device::Stream stream, int rank, const std::vector<std::byte*>& boxes,
-            std::vector<FlagPage*> pages, const std::vector<FlagPage*>& pages_on_device);
+  // `boxes`: of all ranks, as this device sees them, a mailbox for each peer in a row.
+  Mailboxes(StreamPages at, const std::vector<std::byte*>& boxes);
 
   void begin_group() override {}
   void send(const void* data, size_t bytes, int to) override;
@@ -53,10 +50,7 @@ class Mailboxes final : public StreamMessages {
   void send_fragment(const Message& message, size_t at, size_t bytes);
   void receive_fragment(const Message& message, size_t at, size_t bytes);
 
-  Device& device_;
-  Device::Stream stream_;
-  int rank_;
-  std::vector<FlagPage*> pages_;
+  StreamPages at_;
   std::vector<Line> outgoing_;  // by peer
   std::vector<Line> incoming_;
   std::vector<Message> sends_;  // of the group that is open

@@ -2,7 +2,6 @@
 #include "cuda/mapped/mapped_communicator.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -153,8 +152,8 @@ void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
       const std::lock_guard<std::mutex> lock(registered_->mutex);
       registered_->list.push_back(std::move(mapped.registered));
     }
-    pages_.push_back(reinterpret_cast<FlagPage*>(page));
-    on_device_.push_back(static_cast<FlagPage*>(mapped.on_device));
+    pages_.pages.push_back(reinterpret_cast<FlagPage*>(page));
+    pages_.on_device.push_back(static_cast<FlagPage*>(mapped.on_device));
   }
 }
 
@@ -171,13 +170,10 @@ void MappedCommunicator::open(const std::string& barrier) {
     std::fill_n(pad->rounds, kBarrierBlocks, kFirstNumber);
     device_->upload(reinterpret_cast<std::byte*>(pads[static_cast<size_t>(rank())]), pad.get(),
                     sizeof(*pad));
-    barrier_ = kernel_barrier(*device_, stream_, rank(), pages_, on_device_, pads);
-  } else {
-    barrier_ = stream_barrier(*device_, stream_, rank(), pages_, on_device_);
   }
-  mailboxes_ =
-      std::make_unique<Mailboxes>(*device_, stream_, rank(), own_region_->at, pages_, on_device_);
-  pushes_ = std::make_unique<PushCollectives>(*device_, stream_, *barrier_, rank(), stages);
+  barrier_ = make_barrier(barrier, pages_, pads);
+  mailboxes_ = std::make_unique<Mailboxes>(pages_, own_region_->at);
+  pushes_ = std::make_unique<PushCollectives>(pages_, *barrier_, stages);
   is_open_.store(true);
 }
 
@@ -293,14 +289,7 @@ void MappedCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
   if (capturing_) {
     throw Unsupported("backend='cuda' can't capture messages into a graph");
   }
-  for (const StreamMessage& message : messages) {
-    if (message.sends) {
-      mailboxes_->send(message.data, message.bytes, message.peer);
-    } else {
-      mailboxes_->receive(message.data, message.bytes, message.peer);
-    }
-  }
-  mailboxes_->end_group();
+  mailboxes_->put(messages);
 }
 
 // ---- the end ---------------------------------------------------------------------------------

@@ -84,8 +84,7 @@ class MappedCommunicator final : public StreamCommunicator {
   std::unique_ptr<SharedRegions> regions_;
   std::shared_ptr<const SharedRegion> own_region_;  // mailboxes, pad, stages
   std::shared_ptr<std::byte> own_page_;             // in the host's arena
-  std::vector<FlagPage*> pages_;                    // of all ranks, as the host sees them
-  std::vector<FlagPage*> on_device_;                // and as the device does
+  StreamPages pages_{*device_, stream_, rank(), {}, {}};
   std::shared_ptr<Registrations> registered_;
   std::unique_ptr<RankBarrier> barrier_;
   std::unique_ptr<Mailboxes> mailboxes_;

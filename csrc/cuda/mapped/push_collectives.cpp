@@ -20,12 +20,12 @@ size_t rest_of(size_t part, size_t begin, size_t chunk) {
 
 }  // namespace
 
-PushCollectives::PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier,
-                                 int rank, std::vector<std::byte*> stages)
-    : device_(device),
-      stream_(stream),
+PushCollectives::PushCollectives(const StreamPages& at, RankBarrier& barrier,
+                                 std::vector<std::byte*> stages)
+    : device_(at.device),
+      stream_(at.stream),
       barrier_(barrier),
-      rank_(rank),
+      rank_(at.rank),
       stages_(std::move(stages)),
       in_(stages_.size()),
       out_(stages_.size()) {}
@@ -193,8 +193,7 @@ void PushCollectives::broadcast(const Request& request) {
   }
 }
 
-// ---- parts of the above
-// ---------------------------------------------------------------------------
+// ---- parts of the above -------------------------------------------------------------------------
 
 void PushCollectives::next_stage() {
   if (!captured_) {

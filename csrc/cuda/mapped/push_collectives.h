@@ -58,8 +58,7 @@ class PushCollectives {
   static constexpr int kPushStages = 3;  // two that take turns, one of captured operations
 
   // `stages`: kPushStages * kPushStageBytes of every rank, as this device sees them.
-  PushCollectives(Device& device, Device::Stream stream, RankBarrier& barrier, int rank,
-                  std::vector<std::byte*> stages);
+  PushCollectives(const StreamPages& at, RankBarrier& barrier, std::vector<std::byte*> stages);
   // Puts all of it into the stream.
   void run(const Request& request, const PushPlan& plan, bool captured);
 

@@ -1,6 +1,5 @@
 // Which path an operation takes, and what of it all ranks must have in common. See
 // push_collectives.h.
-#include <algorithm>
 #include <array>
 
 #include "comm/base/fnv.h"

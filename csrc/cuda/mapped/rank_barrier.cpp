@@ -25,14 +25,14 @@ class StreamBarrier final : public RankBarrier {
     std::vector<FlagNumber> own;
     std::vector<FlagNumber> theirs;
     for (int r = 0; r < world(); ++r) {
-      if (r == rank_) {
+      if (r == at_.rank) {
         continue;
       }
-      own.push_back({&on_device(rank_).arrived[r].value, number});
-      theirs.push_back({&on_device(r).arrived[rank_].value, number});
+      own.push_back({&on_device(at_.rank).arrived[r].value, number});
+      theirs.push_back({&on_device(r).arrived[at_.rank].value, number});
     }
-    device_.raise_flags(stream_, own);
-    device_.wait_flags(stream_, theirs);
+    at_.device.raise_flags(at_.stream, own);
+    at_.device.wait_flags(at_.stream, theirs);
   }
 
   void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
@@ -42,8 +42,8 @@ class StreamBarrier final : public RankBarrier {
     }
     if (count > 0) {
       ShareSync sync;
-      sync.given_up = &on_device(rank_).given_up.value;
-      device_.reduce_together(stream_, spec, in, out, count, sync);
+      sync.given_up = &on_device(at_.rank).given_up.value;
+      at_.device.reduce_together(at_.stream, spec, in, out, count, sync);
     }
     if (barriers.leaves) {
       wait();
@@ -53,10 +53,10 @@ class StreamBarrier final : public RankBarrier {
   // Words that nobody else waits for. A peer's stream may lower one again.
   void let_pass() override {
     for (int r = 0; r < world(); ++r) {
-      if (r == rank_) {
+      if (r == at_.rank) {
         continue;
       }
-      const std::atomic_ref<uint32_t> word(page(r).arrived[rank_].value);
+      const std::atomic_ref<uint32_t> word(page(r).arrived[at_.rank].value);
       const uint32_t passes = number_.load() + kReleased;
       if (word.load() != passes) {
         word.store(passes);
@@ -70,13 +70,11 @@ class StreamBarrier final : public RankBarrier {
 
 class KernelBarrier final : public RankBarrier {
  public:
-  KernelBarrier(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
-                std::vector<FlagPage*> pages_on_device, const std::vector<SignalPad*>& pads)
-      : RankBarrier(device, stream, rank, std::move(pages), std::move(pages_on_device)) {
-    common_.given_up = &on_device(rank).given_up.value;
-    common_.late = &on_device(rank).late.value;
+  KernelBarrier(StreamPages at, const std::vector<SignalPad*>& pads) : RankBarrier(std::move(at)) {
+    common_.given_up = &on_device(at_.rank).given_up.value;
+    common_.late = &on_device(at_.rank).late.value;
     std::copy(pads.begin(), pads.end(), common_.pads);
-    common_.rank = rank;
+    common_.rank = at_.rank;
     common_.world = world();
   }
 
@@ -87,8 +85,8 @@ class KernelBarrier final : public RankBarrier {
   }
 
   void wait() override {
-    const void* in = common_.pads[rank_];
-    void* out = common_.pads[rank_];
+    const void* in = common_.pads[at_.rank];
+    void* out = common_.pads[at_.rank];
     reduce({.dtype = DType::u8, .op = ReduceOp::bor}, {&in, 1}, {&out, 1}, 0, 0, {true, false});
   }
 
@@ -99,7 +97,7 @@ class KernelBarrier final : public RankBarrier {
     sync.leaves = barriers.leaves;
     const size_t wanted = (largest_bytes + kBytesPerBlock - 1) / kBytesPerBlock;
     sync.blocks = static_cast<int>(std::clamp<size_t>(wanted, 1, kBarrierBlocks));
-    device_.reduce_together(stream_, spec, in, out, count, sync);
+    at_.device.reduce_together(at_.stream, spec, in, out, count, sync);
   }
 
  private:
@@ -108,14 +106,14 @@ class KernelBarrier final : public RankBarrier {
 
 }  // namespace
 
-void RankBarrier::give_up() { std::atomic_ref<uint32_t>(page(rank_).given_up.value).store(1); }
+void RankBarrier::give_up() { std::atomic_ref<uint32_t>(page(at_.rank).given_up.value).store(1); }
 
 int RankBarrier::late_peer() const {
-  return LatePeer::peer(std::atomic_ref<uint32_t>(page(rank_).late.value).load());
+  return LatePeer::peer(std::atomic_ref<uint32_t>(page(at_.rank).late.value).load());
 }
 
 bool RankBarrier::gave_up() const {
-  return std::atomic_ref<uint32_t>(page(rank_).given_up.value).load() != 0;
+  return std::atomic_ref<uint32_t>(page(at_.rank).given_up.value).load() != 0;
 }
 
 std::string choose_barrier(std::span<const std::string> uuids, const std::string& wish) {
@@ -129,19 +127,12 @@ std::string choose_barrier(std::span<const std::string> uuids, const std::string
   return different.size() == uuids.size() ? "fused" : "stream";
 }
 
-std::unique_ptr<RankBarrier> stream_barrier(Device& device, Device::Stream stream, int rank,
-                                            std::vector<FlagPage*> pages,
-                                            std::vector<FlagPage*> pages_on_device) {
-  return std::make_unique<StreamBarrier>(device, stream, rank, std::move(pages),
-                                         std::move(pages_on_device));
-}
-
-std::unique_ptr<RankBarrier> kernel_barrier(Device& device, Device::Stream stream, int rank,
-                                            std::vector<FlagPage*> pages,
-                                            std::vector<FlagPage*> pages_on_device,
-                                            std::vector<SignalPad*> pads) {
-  return std::make_unique<KernelBarrier>(device, stream, rank, std::move(pages),
-                                         std::move(pages_on_device), pads);
+std::unique_ptr<RankBarrier> make_barrier(const std::string& name, StreamPages at,
+                                          const std::vector<SignalPad*>& pads) {
+  if (name == "fused") {
+    return std::make_unique<KernelBarrier>(std::move(at), pads);
+  }
+  return std::make_unique<StreamBarrier>(std::move(at));
 }
 
 }  // namespace dpcore

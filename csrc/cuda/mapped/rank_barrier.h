@@ -20,6 +20,15 @@
 
 namespace dpcore {
 
+// Where the stream of a rank meets those of its peers.
+struct StreamPages {
+  Device& device;
+  Device::Stream stream;
+  int rank;
+  std::vector<FlagPage*> pages;      // by rank, as the host sees them
+  std::vector<FlagPage*> on_device;  // and as the device does
+};
+
 class RankBarrier {
  public:
   struct Barriers {  // a piece of work: whether others must have come before it, and behind it
@@ -27,13 +36,7 @@ class RankBarrier {
     bool leaves = true;
   };
 
-  RankBarrier(Device& device, Device::Stream stream, int rank, std::vector<FlagPage*> pages,
-              std::vector<FlagPage*> pages_on_device)
-      : device_(device),
-        stream_(stream),
-        rank_(rank),
-        pages_(std::move(pages)),
-        on_device_(std::move(pages_on_device)) {}
+  explicit RankBarrier(StreamPages at) : at_(std::move(at)) {}
   virtual ~RankBarrier() = default;
   virtual std::string name() const = 0;
   // Whether what it puts into the stream can run again.
@@ -59,30 +62,19 @@ class RankBarrier {
   bool gave_up() const;
 
  protected:
-  int world() const { return static_cast<int>(pages_.size()); }
-  FlagPage& page(int r) const { return *pages_[static_cast<size_t>(r)]; }
-  FlagPage& on_device(int r) const { return *on_device_[static_cast<size_t>(r)]; }
+  int world() const { return static_cast<int>(at_.pages.size()); }
+  FlagPage& page(int r) const { return *at_.pages[static_cast<size_t>(r)]; }
+  FlagPage& on_device(int r) const { return *at_.on_device[static_cast<size_t>(r)]; }
 
-  Device& device_;
-  Device::Stream stream_;
-  int rank_;
-
- private:
-  std::vector<FlagPage*> pages_;  // by rank, as the host sees them
-  std::vector<FlagPage*> on_device_;
+  StreamPages at_;
 };
 
 // "stream" or "fused": `wish` (DPCORE_CUDA_SYNC, or empty), else by whether ranks share a GPU.
 // Throws Unsupported for any other wish.
 std::string choose_barrier(std::span<const std::string> uuids, const std::string& wish);
 
-std::unique_ptr<RankBarrier> stream_barrier(Device& device, Device::Stream stream, int rank,
-                                            std::vector<FlagPage*> pages,
-                                            std::vector<FlagPage*> pages_on_device);
-// `pads`: of all ranks, as this device sees them; the own one is prepared.
-std::unique_ptr<RankBarrier> kernel_barrier(Device& device, Device::Stream stream, int rank,
-                                            std::vector<FlagPage*> pages,
-                                            std::vector<FlagPage*> pages_on_device,
-                                            std::vector<SignalPad*> pads);
+// The one of this name. `pads`: of all ranks, as this device sees them; the own one is prepared.
+std::unique_ptr<RankBarrier> make_barrier(const std::string& name, StreamPages at,
+                                          const std::vector<SignalPad*>& pads);
 
 }  // namespace dpcore

@@ -10,7 +10,6 @@
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/memory/descriptor_exchange.h"
-#include "cuda/device/process_mark.h"
 
 namespace dpcore {
 namespace {

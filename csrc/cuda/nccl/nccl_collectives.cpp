@@ -44,15 +44,7 @@ void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
 
 void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
   check_not_aborted();
-  begin_group();
-  for (const StreamMessage& message : messages) {
-    if (message.sends) {
-      send(message.data, message.bytes, message.peer);
-    } else {
-      receive(message.data, message.bytes, message.peer);
-    }
-  }
-  end_group();
+  put(messages);
 }
 
 void NcclCommunicator::enqueue(const Request& request) {

@@ -32,15 +32,15 @@ class AlgorithmInEnvironment {
     if (!holds_) {
       return;
     }
-    const std::lock_guard<std::mutex> lock(mutex());
-    if (holders() > 0 && value != wanted()) {
-      throw Error("another communicator is just being made with NCCL_ALGO=" + wanted() +
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (holders_ > 0 && value != wanted_) {
+      throw Error("another communicator is just being made with NCCL_ALGO=" + wanted_ +
                   "; make communicators of different algorithms one after the other");
     }
-    if (holders()++ == 0) {
+    if (holders_++ == 0) {
       const char* old = std::getenv(kName);
-      before() = old == nullptr ? std::nullopt : std::optional<std::string>(old);
-      wanted() = value;
+      before_ = old == nullptr ? std::nullopt : std::optional<std::string>(old);
+      wanted_ = value;
       setenv(kName, value.c_str(), 1);
     }
   }
@@ -48,12 +48,12 @@ class AlgorithmInEnvironment {
     if (!holds_) {
       return;
     }
-    const std::lock_guard<std::mutex> lock(mutex());
-    if (--holders() > 0) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (--holders_ > 0) {
       return;
     }
-    if (before()) {
-      setenv(kName, before()->c_str(), 1);
+    if (before_) {
+      setenv(kName, before_->c_str(), 1);
     } else {
       unsetenv(kName);
     }
@@ -61,22 +61,10 @@ class AlgorithmInEnvironment {
 
  private:
   static constexpr const char* kName = "NCCL_ALGO";
-  static std::mutex& mutex() {
-    static std::mutex it;
-    return it;
-  }
-  static int& holders() {
-    static int it = 0;
-    return it;
-  }
-  static std::string& wanted() {
-    static std::string it;
-    return it;
-  }
-  static std::optional<std::string>& before() {
-    static std::optional<std::string> it;
-    return it;
-  }
+  static inline std::mutex mutex_;
+  static inline int holders_ = 0;
+  static inline std::string wanted_;
+  static inline std::optional<std::string> before_;
   bool holds_;
 };
 
@@ -229,6 +217,12 @@ void NcclCommunicator::check(int result, const char* call) {
   }
 }
 
+int NcclCommunicator::asynchronous_state() {
+  int state = nccl::kSuccess;
+  const int result = library_.CommGetAsyncError(comm_, &state);
+  return result != nccl::kSuccess ? result : state;
+}
+
 // Until NCCL has done what a call began.
 void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
   const int64_t brief_until_ns = now_ns() + kBriefNs;
@@ -236,11 +230,7 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
     if (comm_ == nullptr) {
       group().raise_failure();  // it was aborted from under the call
     }
-    int state = nccl::kSuccess;
-    const int result = library_.CommGetAsyncError(comm_, &state);
-    if (result != nccl::kSuccess) {
-      state = result;
-    }
+    const int state = asynchronous_state();
     if (state == nccl::kSuccess) {
       return;
     }
@@ -282,16 +272,10 @@ StreamWatch::Trouble NcclCommunicator::trouble() {
   if (!lock.owns_lock() || comm_ == nullptr) {
     return {};  // whoever is in a call looks itself
   }
-  int state = nccl::kSuccess;
-  const int result = library_.CommGetAsyncError(comm_, &state);
-  if (result != nccl::kSuccess) {
-    state = result;
-  }
+  const int state = asynchronous_state();
   const bool fine = state == nccl::kSuccess || state == nccl::kInProgress;
-  if (fine) {
-    return {};
-  }
-  return {describe() + " reports: " + last_error(state)};
+  return fine ? StreamWatch::Trouble{}
+              : StreamWatch::Trouble{describe() + " reports: " + last_error(state)};
 }
 
 // A call may wait for room in the stream's queue, which there is only when the abort has come: it

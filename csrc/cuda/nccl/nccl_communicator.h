@@ -69,6 +69,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
   void check_in_group(int result, const char* call);
   void check_not_aborted() const;
   void settle(const char* call, int64_t deadline_ns);
+  int asynchronous_state();
   // Which library, which call, and why: "NCCL 2.27.3 (/.../libnccl.so.2), ncclSend: ..."
   std::string failure_of(const char* call, int result) const;
   std::string last_error(int result) const;

@@ -1,6 +1,7 @@
 // What NCCL calls our types and operators, where it has them. Pure functions.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "comm/base/types.h"
@@ -16,70 +17,38 @@ struct Reduction {
   RedOp op = kSum;   // for premul_sum the one to be made is a sum
 };
 
+// By DType. Booleans are bytes, complex numbers their parts, and there are no integers of 16 bits.
+inline constexpr std::array<std::optional<Type>, kDTypeCount> kTypes = {
+    kFloat64,     kFloat32, kFloat16, kBfloat16, kInt64,   kInt32,
+    std::nullopt, kInt8,    kUint8,   kUint8,    kFloat32, kFloat64};
+
+// Booleans are 0 and 1: their sum is or, their product is and.
 inline std::optional<Reduction> reduction_of(DType dtype, ReduceOp op) {
-  Reduction result;
-  switch (dtype) {
-    case DType::f64:
-    case DType::c128:
-      result.type = kFloat64;
-      break;
-    case DType::f32:
-    case DType::c64:
-      result.type = kFloat32;
-      break;
-    case DType::f16:
-      result.type = kFloat16;
-      break;
-    case DType::bf16:
-      result.type = kBfloat16;
-      break;
-    case DType::i64:
-      result.type = kInt64;
-      break;
-    case DType::i32:
-      result.type = kInt32;
-      break;
-    case DType::i8:
-      result.type = kInt8;
-      break;
-    case DType::u8:
-    case DType::boolean:
-      result.type = kUint8;
-      break;
-    case DType::i16:
-      return std::nullopt;
-  }
+  const std::optional<Type> type = kTypes[static_cast<size_t>(dtype)];
   const bool is_complex = dtype == DType::c64 || dtype == DType::c128;
-  result.width = is_complex ? 2 : 1;
+  const bool is_boolean = dtype == DType::boolean;
+  const auto with = [&](RedOp builtin) -> std::optional<Reduction> {
+    return type ? std::optional(Reduction{*type, is_complex ? size_t{2} : size_t{1}, builtin})
+                : std::nullopt;
+  };
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::premul_sum:
-      result.op = dtype == DType::boolean ? kMax : kSum;  // of 0 and 1: or
-      return result;
+      return with(is_boolean ? kMax : kSum);
     case ReduceOp::mean:  // of integers too it divides the sum and rounds toward zero
-      result.op = kAvg;
-      return result;
+      return with(kAvg);
     case ReduceOp::prod:
-      if (is_complex) {
-        return std::nullopt;
-      }
-      result.op = dtype == DType::boolean ? kMin : kProd;
-      return result;
+      return is_complex ? std::nullopt : with(is_boolean ? kMin : kProd);
     case ReduceOp::min:
-      result.op = kMin;
-      return result;
+      return with(kMin);
     case ReduceOp::max:
-      result.op = kMax;
-      return result;
+      return with(kMax);
     case ReduceOp::bor:
+      return is_boolean ? with(kMax) : std::nullopt;
     case ReduceOp::band:
-      if (dtype != DType::boolean) {
-        return std::nullopt;
-      }
-      result.op = op == ReduceOp::bor ? kMax : kMin;
-      return result;
+      return is_boolean ? with(kMin) : std::nullopt;
     case ReduceOp::bxor:
-      return std::nullopt;
+      break;
   }
   return std::nullopt;
 }

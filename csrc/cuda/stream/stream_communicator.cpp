@@ -9,7 +9,6 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/schedule/names.h"
 
 namespace dpcore {
 namespace {
@@ -61,9 +60,8 @@ StreamCommunicator::~StreamCommunicator() {
 }
 
 void StreamCommunicator::watch() {
-  StreamWatch::Callbacks callbacks{[this] { return trouble(); }, [this] { stop(); },
-                                   [this] { return late_peer(); }, [this] { let_pass(); }};
-  watch_ = std::make_unique<StreamWatch>(black_box_, device_, std::move(callbacks));
+  Watched& watched = *this;  // a base that only we may convert to
+  watch_ = std::make_unique<StreamWatch>(black_box_, device_, watched);
 }
 
 void StreamCommunicator::check_usable() const {

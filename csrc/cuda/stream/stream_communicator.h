@@ -26,18 +26,13 @@
 #include "comm/schedule/names.h"
 #include "comm/schedule/program_cache.h"
 #include "cuda/device/device_trace.h"
+#include "cuda/stream/stream_moves.h"
 #include "cuda/stream/stream_watch.h"
 
 namespace dpcore {
 
-struct StreamMessage {
-  bool sends = false;
-  int peer = 0;
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
-class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicator> {
+class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicator>,
+                           protected StreamWatch::Watched {
  public:
   struct Options {
     double timeout_s = 30.0;
@@ -106,13 +101,6 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // What the planned request runs, for traces: a literal, "moves" where it has a program.
   virtual const char* path_of(const Request& request) const = 0;
   virtual void enqueue(const std::vector<StreamMessage>& messages) = 0;
-  // By the watching thread:
-  virtual StreamWatch::Trouble trouble() = 0;
-  virtual void stop() = 0;
-  // By whoever finds that it failed, at once: ends what waits on the device as far as words in
-  // memory can. Takes no lock and calls no driver.
-  virtual void let_pass() {}
-  virtual int late_peer() const { return -1; }
   // When nothing is in flight any more; not after stop().
   virtual void release() = 0;
 

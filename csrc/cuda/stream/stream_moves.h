@@ -21,11 +21,30 @@
 
 namespace dpcore {
 
+struct StreamMessage {
+  bool sends = false;
+  int peer = 0;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
 // Messages between ranks, as work in a stream. Those of one group travel at the same time; between
 // two ranks they meet in the order of the calls.
 class StreamMessages {
  public:
   virtual ~StreamMessages() = default;
+  // All in one group.
+  void put(const std::vector<StreamMessage>& messages) {
+    begin_group();
+    for (const StreamMessage& message : messages) {
+      if (message.sends) {
+        send(message.data, message.bytes, message.peer);
+      } else {
+        receive(message.data, message.bytes, message.peer);
+      }
+    }
+    end_group();
+  }
   virtual void begin_group() = 0;
   virtual void send(const void* data, size_t bytes, int to) = 0;
   virtual void receive(void* data, size_t bytes, int from) = 0;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
@@ -62,10 +61,10 @@ void StreamWork::complete(State how) {
 // ---- announcing ------------------------------------------------------------------------------
 
 StreamWatch::StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
-                         Callbacks callbacks)
+                         Watched& watched)
     : black_box_(std::move(black_box)),
       device_(std::move(device)),
-      callbacks_(std::move(callbacks)),
+      watched_(watched),
       thread_(std::make_unique<std::thread>(
           start_thread("dpcore-device", "watches operations of a device", [this] { run(); }))) {}
 
@@ -208,7 +207,7 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
 }
 
 void StreamWatch::look_for_trouble() {
-  const Trouble trouble = callbacks_.trouble();
+  const Trouble trouble = watched_.trouble();
   if (trouble.what.empty()) {
     return;
   }
@@ -242,7 +241,7 @@ void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) 
     }
   }
   if (culprit < 0) {
-    culprit = callbacks_.late_peer();
+    culprit = watched_.late_peer();
   }
   fail(ErrorKind::timeout, culprit,
        late.describe() + " was not complete on " + device_->name() + " " + when + "; " +
@@ -270,7 +269,7 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
   if (!late.empty()) {
     return late;
   }
-  const int peer = callbacks_.late_peer();
+  const int peer = watched_.late_peer();
   return "all ranks have called it, so a device or the link between two is stuck" +
          (peer < 0 ? ""
                    : " (the kernel here waits for that of rank " + std::to_string(peer) + ")") +
@@ -279,9 +278,7 @@ std::string StreamWatch::who_is_late(const StreamWork& work) const {
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
   group().fail(kind, culprit, reason);
-  if (callbacks_.let_pass) {
-    callbacks_.let_pass();
-  }
+  watched_.let_pass();
 }
 
 void StreamWatch::stop_once() {
@@ -289,7 +286,7 @@ void StreamWatch::stop_once() {
     return;
   }
   try {
-    callbacks_.stop();
+    watched_.stop();
   } catch (const Error&) {  // the device itself is broken: nothing runs there any more
   }
 }

@@ -65,19 +65,25 @@ class StreamWatch {
     ErrorKind kind = ErrorKind::other;
     int culprit = -1;  // -1: this rank
   };
-  struct Callbacks {
-    std::function<Trouble()> trouble;
-    // Ends what runs on the device, which nobody can complete any more. Called once.
-    std::function<void()> stop;
+  class Watched {  // the communicator
+   public:
+    // Both by the watching thread. stop() ends what runs on the device, which nobody can complete
+    // any more; called once.
+    virtual Trouble trouble() = 0;
+    virtual void stop() = 0;
     // For whom the device itself waits, if it knows; -1 otherwise.
-    std::function<int()> late_peer;
-    // By whoever fails it, at once, and as often: see StreamCommunicator::let_pass.
-    std::function<void()> let_pass;
+    virtual int late_peer() const { return -1; }
+    // By whoever finds that it failed, at once, and as often: ends what waits on the device as far
+    // as words in memory can. Takes no lock and calls no driver.
+    virtual void let_pass() {}
+
+   protected:
+    ~Watched() = default;
   };
 
   // `black_box`: a communicator over the same ranks, for this watch alone.
   StreamWatch(std::shared_ptr<Communicator> black_box, std::shared_ptr<Device> device,
-              Callbacks callbacks);
+              Watched& watched);
   ~StreamWatch();
 
   Group& group() const { return black_box_->group(); }
@@ -102,7 +108,7 @@ class StreamWatch {
 
   std::shared_ptr<Communicator> black_box_;
   std::shared_ptr<Device> device_;
-  Callbacks callbacks_;
+  Watched& watched_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<StreamWork>> in_flight_;  // in the order of the stream

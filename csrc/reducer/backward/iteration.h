@@ -13,9 +13,8 @@ struct Iteration {
   bool open = false;       // until the end of backward
   bool again = false;      // gradients are added to ones that are averaged already
   bool stepped = false;    // an optimizer has noted what it does with these gradients
-  bool measures_norms = false;
-  size_t arrived = 0;     // gradients
-  size_t unfinished = 0;  // buckets whose journey is not over
+  size_t arrived = 0;      // gradients
+  size_t unfinished = 0;   // buckets whose journey is not over
   int64_t first_gradient_ns = 0;
 
   // Backward is over, and buckets are not.

@@ -99,6 +99,10 @@ bool Gradient::has_layout_of_part() const {
   return true;
 }
 
+at::Device device_of(const std::vector<Gradient>& gradients) {
+  return gradients.empty() ? at::Device(at::kCPU) : gradients.front().parameter.device();
+}
+
 void warn_of_graph(const at::Tensor& grad) {
   if (grad.requires_grad()) {
     TORCH_WARN_ONCE(

@@ -72,7 +72,7 @@ struct Bucket {
   State state = filling;
   bool skipped = false;
   // With which neighbours it was launched as one operation: itself and the next ones, of the first
-  // bucket; the others name that one. See joined.h.
+  // bucket; the others name that one. See flat_memory.h.
   size_t first_joined = 0;
   size_t joined_count = 1;
   at::Tensor joined;            // of the first: what travels for all
@@ -93,6 +93,9 @@ struct Bucket {
 
   const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
 };
+
+// Of all of them. The CPU when there are none: all parameters are somebody else's.
+at::Device device_of(const std::vector<Gradient>& gradients);
 
 // Says once that derivatives of averaged gradients end there, when somebody wants them.
 void warn_of_graph(const at::Tensor& grad);

@@ -1,27 +1,78 @@
-// See bucket_communicator_native.h: a bucket becomes one all_reduce request of the core.
+// A bucket becomes one all-reduce of the core, or half of one, in place. Operations are driven by
+// the progress thread or by whoever waits; tensors over the memory of buckets keep it.
 #include "reducer/bucket/bucket_communicator_native.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "comm/base/error.h"
 #include "tensors/tensor_memory.h"
 
 namespace dpcore {
+namespace {
 
-NativeBucketCommunicator::NativeBucketCommunicator(std::shared_ptr<Communicator> communicator,
-                                                   bool ordered, Engine::Interrupt interrupt)
-    : communicator_(std::move(communicator)), ordered_(ordered), interrupt_(std::move(interrupt)) {}
+class NativeBucketCommunicator final : public BucketCommunicator {
+ public:
+  NativeBucketCommunicator(std::shared_ptr<Communicator> communicator, bool ordered,
+                           Engine::Interrupt interrupt)
+      : communicator_(std::move(communicator)),
+        ordered_(ordered),
+        interrupt_(std::move(interrupt)) {}
 
-at::Tensor NativeBucketCommunicator::allocate(size_t elements, at::ScalarType type,
-                                              at::Device device) {
-  if (!device.is_cpu()) {
-    throw Unsupported("the native communicator reduces gradients on the CPU, not on " +
-                      device.str() + "; pass process_group= for this module");
+  int rank() const override { return communicator_->rank(); }
+  int world() const override { return communicator_->world(); }
+  void check_usable() override { communicator_->check_usable(); }
+  bool can_go_in_halves() const override { return true; }
+  at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override {
+    if (!device.is_cpu()) {
+      throw Unsupported("the native communicator reduces gradients on the CPU, not on " +
+                        device.str() + "; pass process_group= for this module");
+    }
+    const size_t bytes = elements * c10::elementSize(type);
+    auto memory = communicator_->allocate(bytes);
+    std::fill_n(memory.get(), bytes, std::byte{0});  // a block may have been used before
+    return tensor_over(std::move(memory), {static_cast<int64_t>(elements)}, type);
   }
-  const size_t bytes = elements * c10::elementSize(type);
-  auto memory = communicator_->allocate(bytes);
-  std::fill_n(memory.get(), bytes, std::byte{0});  // a block may have been used before
-  return tensor_over(std::move(memory), {static_cast<int64_t>(elements)}, type);
+  void reserve(size_t slots) override {
+    works_.resize(slots);
+    over_ns_.resize(slots);
+  }
+  void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override {
+    Request request = request_of(bucket, call, rank(), world());
+    request.ordered = ordered_;
+    // "" is the communicator's own algorithm, which may not be an ordered one.
+    works_[slot] =
+        communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background);
+  }
+  void wait(size_t slot) override {
+    communicator_->wait(*works_[slot], 0, interrupt_);
+    over_ns_[slot] = works_[slot]->over_ns;
+    works_[slot].reset();  // back to the pool
+  }
+  int64_t over_ns(size_t slot) const override { return over_ns_[slot]; }
+  bool is_done(size_t slot) override { return works_[slot]->is_complete(); }
+  void abandon(size_t slot, const at::Tensor& bucket) override {
+    if (works_[slot] && !works_[slot]->is_complete()) {
+      works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
+    }
+    works_[slot].reset();
+  }
+  TraceRecorder* trace() override { return &communicator_->endpoint().trace(); }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  bool ordered_;
+  Engine::Interrupt interrupt_;
+  std::vector<Work> works_;
+  std::vector<int64_t> over_ns_;
+};
+
+}  // namespace
+
+std::shared_ptr<BucketCommunicator> native_bucket_communicator(
+    std::shared_ptr<Communicator> communicator, bool ordered, Engine::Interrupt interrupt) {
+  return std::make_shared<NativeBucketCommunicator>(std::move(communicator), ordered,
+                                                    std::move(interrupt));
 }
 
 Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, int world) {
@@ -44,29 +95,6 @@ Request request_of(const at::Tensor& bucket, const BucketCall& call, int rank, i
   request.layout = call.layout;
   request.priority = call.priority;
   return request;
-}
-
-void NativeBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
-                                     const BucketCall& call) {
-  Request request = request_of(bucket, call, rank(), world());
-  request.ordered = ordered_;
-  // "" is the communicator's own algorithm, which may not be an ordered one.
-  works_[slot] = communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background);
-}
-
-void NativeBucketCommunicator::wait(size_t slot) {
-  communicator_->wait(*works_[slot], 0, interrupt_);
-  over_ns_[slot] = works_[slot]->over_ns;
-  works_[slot].reset();  // back to the pool
-}
-
-bool NativeBucketCommunicator::is_done(size_t slot) { return works_[slot]->is_complete(); }
-
-void NativeBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
-  if (works_[slot] && !works_[slot]->is_complete()) {
-    works_[slot]->when_complete([keep = bucket]() mutable { keep.reset(); });
-  }
-  works_[slot].reset();
 }
 
 }  // namespace dpcore

@@ -136,8 +136,9 @@ void GradientCopier::fill_narrow(Bucket& bucket) {
 }
 
 // Gradients stay where autograd has put them until their bucket is sent, because it has no memory
-// before (bucket/lent.h). From then on `parameter.grad` is where the gradient was copied to, which
-// is the next bucket's memory soon: nobody may read it, and the optimizer gets `Bucket::kept`.
+// before (bucket/flat_memory.h). From then on `parameter.grad` is where the gradient was copied to,
+// which is the next bucket's memory soon: nobody may read it, and the optimizer gets
+// `Bucket::kept`.
 void GradientCopier::fill_lent(Bucket& bucket) {
   if (!bucket.kept.defined()) {
     return;
@@ -161,8 +162,9 @@ void GradientCopier::fill(Bucket& bucket) {
 
 // ---- out -------------------------------------------------------------------------------------
 
-void GradientCopier::hand_out(Bucket& bucket, double factor) {
+void GradientCopier::hand_out(Bucket& bucket, bool are_averages) {
   const at::NoGradGuard no_grad;
+  const double factor = are_averages ? scale_ : 1;
   if (bucket.narrow.defined() && bucket.together) {
     hand_out_narrow(bucket, factor);
     return;

@@ -65,8 +65,10 @@ class GradientCopier {
   }
   // Whatever is still missing of what is about to be sent.
   void fill(Bucket& bucket);
-  // The results of a bucket that is complete, times a factor, to where `parameter.grad` is.
-  void hand_out(Bucket& bucket, double factor);
+  // The results of a bucket that is complete to where `parameter.grad` is. Averages are multiplied
+  // by the scale.
+  void set_scale(double scale) { scale_ = scale; }
+  void hand_out(Bucket& bucket, bool are_averages);
 
   // The part is about to be filled anew.
   void leave_part_to_holders(Gradient& gradient);
@@ -96,6 +98,7 @@ class GradientCopier {
   std::shared_ptr<BucketCommunicator> communicator_;
   bool grad_is_part_;
   bool may_move_ = true;
+  double scale_ = 1;
   std::optional<at::ScalarType> narrow_type_;
   const at::Tensor* incoming_ = nullptr;
   std::vector<FlatGradient> copied_;  // of one launch, and whose they are

@@ -27,15 +27,26 @@ at::Tensor squared_norm(const at::Tensor& flat) {
 
 }  // namespace
 
-GradientNorms::GradientNorms(BucketCommunicator& communicator, at::Device device)
-    : own_(communicator.allocate(2, at::kDouble, device)),
-      mean_(at::zeros({1}, at::TensorOptions(at::kDouble).device(device))) {}
+void GradientNorms::measure_next(double variance) {
+  if (!own_.defined()) {
+    own_ = communicator_->allocate(2, at::kDouble, device_);
+    mean_ = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
+  }
+  variance_ = variance;
+}
 
-void GradientNorms::begin(uint64_t step, double variance) {
+void GradientNorms::begin(uint64_t step, size_t slot, bool adds_to_averages) {
+  const std::optional<double> variance = std::exchange(variance_, std::nullopt);
+  is_on_ = variance && !adds_to_averages;
+  if (!is_on_) {
+    return;
+  }
+  abandon();  // no end of the last backward
   const at::NoGradGuard no_grad;
   step_ = step;
+  slot_ = slot;
   own_.narrow(0, 0, 1).zero_();
-  own_.narrow(0, 1, 1).fill_(variance);
+  own_.narrow(0, 1, 1).fill_(*variance);
   mean_.zero_();
 }
 
@@ -48,26 +59,27 @@ void GradientNorms::add_own(const at::Tensor& flat) { add(own_.narrow(0, 0, 1), 
 
 void GradientNorms::add_mean(const at::Tensor& flat) { add(mean_, flat); }
 
-void GradientNorms::start(BucketCommunicator& communicator, size_t slot, uint64_t layout) {
+void GradientNorms::start() {
   if (is_in_flight_) {
     return;
   }
-  communicator.start(slot, own_, {.op = ReduceOp::mean, .layout = layout, .background = false});
+  communicator_->start(slot_, own_, {.op = ReduceOp::mean, .layout = layout_, .background = false});
   is_in_flight_ = true;
 }
 
-void GradientNorms::finish(BucketCommunicator& communicator, size_t slot) {
+void GradientNorms::finish() {
   const at::NoGradGuard no_grad;
+  is_on_ = false;
   if (!std::exchange(is_in_flight_, false)) {
     return;  // no bucket at all
   }
-  communicator.wait(slot);
+  communicator_->wait(slot_);
   steps_.push_back({step_, at::cat({own_, mean_})});
 }
 
-void GradientNorms::abandon(BucketCommunicator& communicator, size_t slot) {
+void GradientNorms::abandon() {
   if (std::exchange(is_in_flight_, false)) {
-    communicator.abandon(slot, own_);
+    communicator_->abandon(slot_, own_);
   }
 }
 

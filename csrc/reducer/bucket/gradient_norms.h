@@ -10,6 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "reducer/bucket/bucket_communicator.h"
@@ -29,17 +31,24 @@ class GradientNorms {
   static constexpr const char* kInWords =
       "gradient_noise_scale, which all ranks use in the same steps, for gradients";
 
-  GradientNorms(BucketCommunicator& communicator, at::Device device);
+  // `layout`: of the model, to be compared between ranks.
+  GradientNorms(std::shared_ptr<BucketCommunicator> communicator, at::Device device,
+                uint64_t layout)
+      : communicator_(std::move(communicator)), device_(device), layout_(layout) {}
 
-  // `variance`: of this rank's gradient, as a multiple of that of one sample's.
-  void begin(uint64_t step, double variance);
+  // Those of the next backward, on all ranks, unless it adds to averages: these are no rank's own
+  // any more. `variance`: of this rank's gradient, as a multiple of that of one sample's.
+  void measure_next(double variance);
+  // A backward begins. `slot`: of the communicator, for the two numbers.
+  void begin(uint64_t step, size_t slot, bool adds_to_averages);
+  bool is_on() const { return is_on_; }
   void add_own(const at::Tensor& flat);
   void add_mean(const at::Tensor& flat);
   // Behind the last bucket.
-  void start(BucketCommunicator& communicator, size_t slot, uint64_t layout);
+  void start();
   // When all buckets are complete.
-  void finish(BucketCommunicator& communicator, size_t slot);
-  void abandon(BucketCommunicator& communicator, size_t slot);
+  void finish();
+  void abandon();
 
   // The steps that are complete, once.
   std::vector<Step> take();
@@ -47,9 +56,15 @@ class GradientNorms {
  private:
   void add(const at::Tensor& sum, const at::Tensor& flat);
 
-  at::Tensor own_;   // what travels
+  std::shared_ptr<BucketCommunicator> communicator_;
+  at::Device device_;
+  uint64_t layout_;
+  std::optional<double> variance_;  // where those of the next backward are wanted
+  bool is_on_ = false;
+  at::Tensor own_;   // what travels; made when norms are wanted first
   at::Tensor mean_;  // of one step
   uint64_t step_ = 0;
+  size_t slot_ = 0;
   bool is_in_flight_ = false;
   std::vector<Step> steps_;
 };

@@ -8,7 +8,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "reducer/bucket/joined.h"
+#include "reducer/bucket/flat_memory.h"
 #include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
@@ -191,8 +191,12 @@ void Launcher::launch_in_order() {
     next_launch_ += together.size();
     send(together, *requested_[b]);
   }
-  if (reducer_.iteration.measures_norms) {
-    start_norms();
+  if (reducer_.norms.is_on()) {
+    try {
+      reducer_.norms.start();
+    } catch (...) {
+      raise_about(GradientNorms::kInWords);
+    }
   }
 }
 
@@ -205,29 +209,6 @@ void Launcher::make_room(size_t at) {
   if (reducer_.buckets[before].state == Bucket::launched) {
     wait(before);
   }
-}
-
-void Launcher::start_norms() {
-  try {
-    reducer_.norms->start(*reducer_.communicator, reducer_.buckets.size() + 1, reducer_.tag);
-  } catch (...) {
-    raise_about(GradientNorms::kInWords);
-  }
-}
-
-// For torch's profiler, which costs one look when it is off.
-std::unique_ptr<at::RecordFunction> Launcher::profiled_bucket() const {
-  if (reducer_.profiled_as.empty()) {
-    return nullptr;
-  }
-  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
-  if (!callbacks) {
-    return nullptr;
-  }
-  auto record = std::make_unique<at::RecordFunction>(std::move(*callbacks));
-  record->_setAsync();
-  record->before(reducer_.profiled_as);
-  return record;
 }
 
 // All buckets that travel in the same operation.
@@ -249,13 +230,13 @@ void Launcher::send(std::span<Bucket> together, Launch how) {
     bucket.launched_ns = now;
     reducer_.trace.note_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
     bucket.state = Bucket::launched;
-    bucket.profiled = profiled_bucket();
+    bucket.profiled = reducer_.trace.profiled_bucket();
   }
   try {
     for (Bucket& bucket : together) {
       reducer_.copier.fill(bucket);
-      if (reducer_.iteration.measures_norms) {
-        reducer_.norms->add_own(bucket.travelling());
+      if (reducer_.norms.is_on()) {
+        reducer_.norms.add_own(bucket.travelling());
       }
     }
     if (hook_) {
@@ -277,7 +258,8 @@ std::vector<double> Launcher::max_over_ranks(std::vector<double> values) {
   const auto count = static_cast<int64_t>(values.size());
   const at::Tensor here = at::from_blob(values.data(), {count}, at::kDouble);
   if (!measured_.defined() || measured_.numel() < count) {
-    measured_ = reducer_.communicator->allocate(values.size(), at::kDouble, reducer_.device);
+    measured_ =
+        reducer_.communicator->allocate(values.size(), at::kDouble, device_of(reducer_.gradients));
   }
   const at::Tensor everywhere =
       measured_.numel() == count ? measured_ : measured_.narrow(0, 0, count);

@@ -11,10 +11,10 @@
 //
 // A program that leaves out the step ends the journey where the update would have been.
 //
-// Where buckets lend each other their memory (bucket/lent.h): the launch of a bucket waits for the
-// one that had its memory before, which every rank has launched before, so ranks that launch in one
-// order never wait in a circle. The wait has the deadline and the errors of every wait for a
-// bucket.
+// Where buckets lend each other their memory (bucket/flat_memory.h): the launch of a bucket waits
+// for the one that had its memory before, which every rank has launched before, so ranks that
+// launch in one order never wait in a circle. The wait has the deadline and the errors of every
+// wait for a bucket.
 //
 // Threads: that of forward and backward. When a rank dies: what starts or waits throws, with the
 // bucket's name in front.
@@ -32,7 +32,6 @@
 #include "reducer/backward/step_trace.h"
 #include "reducer/backward/step_watch.h"
 #include "reducer/bucket/bucket.h"
-#include "reducer/bucket/bucket_hook.h"
 #include "reducer/bucket/gradient_copier.h"
 #include "reducer/bucket/gradient_norms.h"
 #include "reducer/launch/launch_schedule.h"
@@ -47,16 +46,13 @@ class Launcher final : public LaunchControl {
     std::vector<Gradient>& gradients;
     std::vector<Bucket>& buckets;
     std::shared_ptr<BucketCommunicator> communicator;
-    at::Device device;
     GradientCopier& copier;
     Iteration& iteration;
-    std::unique_ptr<GradientNorms>& norms;
+    GradientNorms& norms;
     StepWatch& watch;
     StepTrace& trace;
     StepFailure& failure;
-    std::string profiled_as;               // of buckets on their way, in torch's profiler, or empty
     uint64_t tag = 0;                      // of the model
-    const double& scale;                   // of results
     std::function<void(size_t)> update;    // the optimizer's step for this bucket
     std::function<void()> iteration_ends;  // the last bucket is over, after backward
   };
@@ -151,7 +147,6 @@ class Launcher final : public LaunchControl {
   void launch_in_order();
   void make_room(size_t at);
   void send(std::span<Bucket> buckets, Launch how);
-  void start_norms();
   std::span<Bucket> sent_with(const Bucket& bucket);
   bool is_done(const Bucket& bucket) const;
   void notice_complete();
@@ -162,7 +157,6 @@ class Launcher final : public LaunchControl {
       reducer_.iteration_ends();
     }
   }
-  std::unique_ptr<at::RecordFunction> profiled_bucket() const;
 
   void find_order_of_need();
   uint64_t salted(uint64_t layout) const;

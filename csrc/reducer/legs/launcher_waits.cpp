@@ -1,8 +1,7 @@
 // Waiting for buckets, and what follows when one is complete. See launcher.h.
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "reducer/bucket/joined.h"
-#include "reducer/bucket/lent.h"
+#include "reducer/bucket/flat_memory.h"
 #include "reducer/legs/launcher.h"
 
 namespace dpcore {
@@ -90,8 +89,8 @@ void Launcher::finish_bucket(Bucket& bucket) {
     --reducer_.iteration.unfinished;
     return;
   }
-  if (reducer_.iteration.measures_norms) {
-    reducer_.norms->add_mean(bucket.travelling());
+  if (reducer_.norms.is_on()) {
+    reducer_.norms.add_mean(bucket.travelling());
   }
   if (legs_.journey().first() == Leg::all_reduce) {
     hand_out(bucket);
@@ -104,7 +103,7 @@ void Launcher::finish_bucket(Bucket& bucket) {
 // A rank without inputs has lent zeros: its own gradients are not of this iteration.
 void Launcher::hand_out(Bucket& bucket) {
   if (reducer_.iteration.arrived > 0) {
-    reducer_.copier.hand_out(bucket, hook_ ? 1 : reducer_.scale);
+    reducer_.copier.hand_out(bucket, hook_ == nullptr);
   }
 }
 

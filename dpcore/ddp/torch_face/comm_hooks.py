@@ -160,7 +160,7 @@ def step_in_backward(model: Any, bucket: GradBucket) -> torch.futures.Future[tor
 
 
 class HookRunner:
-    """What the reducer calls: see csrc/reducer/bucket/bucket_hook.h."""
+    """What the reducer calls: see csrc/reducer/bucket/bucket_communicator.h."""
 
     def __init__(
         self,

@@ -78,7 +78,9 @@ void parts_become_a_bucket() {
   large.fill(-2.0F);
   bucket.fill(0.0F);
   const std::vector<FlatPart> parts = {{small.data(), 0, 7}, {large.data(), 32, 20'001}};
-  for (const PartList& list : part_lists(parts, DType::f32, bucket.data(), DType::f32, true, 2.0)) {
+  std::vector<PartList> lists;
+  fill_part_lists(lists, parts, DType::f32, bucket.data(), DType::f32, true, 2.0);
+  for (const PartList& list : lists) {
     device->copy_parts(stream, list);
   }
   device->synchronize(stream);

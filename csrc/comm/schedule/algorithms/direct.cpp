@@ -33,6 +33,16 @@ void for_each_pair(int world, Visit visit) {
   }
 }
 
+// Calls visit(rank) for every rank but the root.
+template <typename Visit>
+void for_each_other(int world, int root, Visit visit) {
+  for (int rank = 0; rank < world; ++rank) {
+    if (rank != root) {
+      visit(rank);
+    }
+  }
+}
+
 }  // namespace
 
 Plan one_shot_all_reduce(int world, int) {
@@ -63,41 +73,25 @@ Plan direct_all_to_all(int world, int) {
 
 Plan direct_broadcast(int world, int root) {
   Plan plan{.chunks = 1, .moves = {}};
-  for (int dst = 0; dst < world; ++dst) {
-    if (dst != root) {
-      plan.moves.push_back({0, root, dst, 0, false});
-    }
-  }
+  for_each_other(world, root, [&](int dst) { plan.moves.push_back({0, root, dst, 0, false}); });
   return plan;
 }
 
 Plan direct_reduce(int world, int root) {
   Plan plan{.chunks = 1, .moves = {}};
-  for (int src = 0; src < world; ++src) {
-    if (src != root) {
-      plan.moves.push_back({0, src, root, 0, true});
-    }
-  }
+  for_each_other(world, root, [&](int src) { plan.moves.push_back({0, src, root, 0, true}); });
   return plan;
 }
 
 Plan direct_gather(int world, int root) {
   Plan plan{.chunks = world, .moves = {}};
-  for (int src = 0; src < world; ++src) {
-    if (src != root) {
-      plan.moves.push_back({0, src, root, src, false});
-    }
-  }
+  for_each_other(world, root, [&](int src) { plan.moves.push_back({0, src, root, src, false}); });
   return plan;
 }
 
 Plan direct_scatter(int world, int root) {
   Plan plan{.chunks = world, .moves = {}};
-  for (int dst = 0; dst < world; ++dst) {
-    if (dst != root) {
-      plan.moves.push_back({0, root, dst, dst, false});
-    }
-  }
+  for_each_other(world, root, [&](int dst) { plan.moves.push_back({0, root, dst, dst, false}); });
   return plan;
 }
 

@@ -52,12 +52,6 @@ std::vector<std::vector<Edge>> edges_downwards(int world) {
   return steps;
 }
 
-std::vector<std::vector<Edge>> edges_upwards(int world) {
-  auto steps = edges_downwards(world);
-  std::reverse(steps.begin(), steps.end());
-  return steps;
-}
-
 // Calls visit(step, edge) for every edge.
 template <typename Visit>
 void for_each_edge(const std::vector<std::vector<Edge>>& steps, Visit visit) {
@@ -66,6 +60,17 @@ void for_each_edge(const std::vector<std::vector<Edge>>& steps, Visit visit) {
       visit(static_cast<int>(step), edge);
     }
   }
+}
+
+int steps_of(int world) { return static_cast<int>(edges_downwards(world).size()); }
+
+// What flows down, backwards.
+Plan upwards(Plan plan, int world, bool reduces) {
+  const int last = steps_of(world) - 1;
+  for (Move& move : plan.moves) {
+    move = {last - move.step, move.dst, move.src, move.chunk, reduces};
+  }
+  return plan;
 }
 
 }  // namespace
@@ -80,19 +85,11 @@ Plan tree_broadcast(int world, int root) {
   return plan;
 }
 
-Plan tree_reduce(int world, int root) {
-  Plan plan{.chunks = 1, .moves = {}};
-  for_each_edge(edges_upwards(world), [&](int step, const Edge& edge) {
-    const int src = wrapped(root + edge.child, world);
-    const int dst = wrapped(root + edge.parent, world);
-    plan.moves.push_back({step, src, dst, 0, true});
-  });
-  return plan;
-}
+Plan tree_reduce(int world, int root) { return upwards(tree_broadcast(world, root), world, true); }
 
 Plan tree_all_reduce(int world, int) {
   Plan plan = tree_reduce(world, 0);
-  const int upward_steps = static_cast<int>(edges_upwards(world).size());
+  const int upward_steps = steps_of(world);
   for (Move move : tree_broadcast(world, 0).moves) {
     move.step += upward_steps;
     plan.moves.push_back(move);
@@ -112,16 +109,6 @@ Plan tree_scatter(int world, int root) {
   return plan;
 }
 
-Plan tree_gather(int world, int root) {
-  Plan plan{.chunks = world, .moves = {}};
-  for_each_edge(edges_upwards(world), [&](int step, const Edge& edge) {
-    const int src = wrapped(root + edge.child, world);
-    const int dst = wrapped(root + edge.parent, world);
-    for (int i = 0; i < edge.subtree; ++i) {
-      plan.moves.push_back({step, src, dst, wrapped(root + edge.child + i, world), false});
-    }
-  });
-  return plan;
-}
+Plan tree_gather(int world, int root) { return upwards(tree_scatter(world, root), world, false); }
 
 }  // namespace dpcore::algorithms

@@ -1,0 +1,55 @@
+// Flat memory that buckets have side by side, or one after the other.
+//
+// Neighbours may travel as one operation. Where a schedule may ask for that, buckets of one type
+// are cut from one piece of memory, in the order of their numbers, so that neighbours are one range
+// of bytes and nothing is copied. A bucket whose memory has moved since (numpy holds its last
+// gradients) or that travels in a narrower type lies elsewhere: then the first bucket of the range
+// keeps a buffer, allocated at its first use, and the bytes are copied there and back. Which of the
+// two it is may differ between ranks; what travels is the same.
+//
+// Where each rank keeps its part of the averages only, buckets lend each other their memory. A
+// bucket needs all of it from its launch until its reduce_scatter is over; what stays is this
+// rank's part, in `Bucket::kept`. So the bucket that is launched as number n + k can have the
+// memory of the one that was launched as number n: with k buckets in flight at most, whole
+// gradients take the memory of k buckets, however large the model is. Who writes to one waits for
+// the bucket before: Launcher::make_room().
+//
+// Memory: `Bucket::joined` of the first bucket keeps what travels until the buckets are made anew;
+// lent memory is k flat tensors for each type, owned by the buckets that share them. Threads: that
+// of backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "reducer/bucket/bucket.h"
+
+namespace dpcore {
+
+// Flat memory for one bucket after the other. `sizes` in elements; `like` has a tensor of each
+// bucket's type and device. With `side_by_side`, those of one type that follow each other are parts
+// of one allocation.
+std::vector<at::Tensor> allocate_flats(const std::vector<size_t>& sizes,
+                                       const std::vector<at::Tensor>& like, bool side_by_side,
+                                       BucketCommunicator& communicator);
+
+// The same, lent. `order` is that of launching, and `at_a_time` at least one.
+std::vector<at::Tensor> lend_flats(const std::vector<size_t>& sizes,
+                                   const std::vector<at::Tensor>& like,
+                                   const std::vector<size_t>& order, size_t at_a_time,
+                                   BucketCommunicator& communicator);
+
+// The memory that travels for all of them. They hold one type, on one device.
+const at::Tensor& join(std::span<Bucket> buckets, BucketCommunicator& communicator);
+// After they have travelled: their results are where each of them expects its own.
+void take_apart(std::span<Bucket> buckets);
+// Of what travels.
+uint64_t joined_layout(std::span<const Bucket> buckets);
+
+// After its reduce_scatter: the flat memory may go to the next bucket.
+void keep_part(Bucket& bucket, int rank);
+
+}  // namespace dpcore
