@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpcore import __version__, help_texts
 from dpcore._core_choice import NoCore, without_torch
+from dpcore.commands import sizes
+from dpcore.compare import arguments as of_compare
 from dpcore.errors import Error
+from dpcore.exercise import arguments as of_exercise
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_texts.BEGIN, end="")
         return 0
     try:
-        status: int = options.run(options)
+        status: int = importlib.import_module(options.runs).run(options)
     except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
         return 1
@@ -53,22 +60,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: Commands,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    runs: str,
     **texts: Any,
 ) -> argparse.ArgumentParser:
-    """A parser whose examples stand as they are written, and what its command runs."""
+    """A parser that shows its examples as they are written. ``runs``: the module whose ``run`` is
+    the command; it is imported when the command is called."""
     made = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
-    made.set_defaults(run=run)
+    made.set_defaults(runs=runs)
     return made
 
 
-def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_bench(commands: Commands) -> None:
     bench = _command(
         commands,
         "bench",
-        _bench,
+        "dpcore.commands.bench",
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=help_texts.BENCH,
@@ -84,9 +92,9 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     bench.add_argument(
         "--sizes",
-        default="8:64M:4",
+        default="8:64M:4x",
         metavar="SIZES",
-        help="FROM:TO:FACTOR, or a list with commas; K, M, G are powers of 1024 (default: 8:64M:4)",
+        help=f"{sizes.HELP} (default: %(default)s)",
     )
     bench.add_argument("--dtype", default="float32", help="type of the elements (default: float32)")
     bench.add_argument("--op", default="sum", help="sum, mean, prod, min, max (default: sum)")
@@ -111,11 +119,11 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_inspect(commands: Commands) -> None:
     inspect = _command(
         commands,
         "inspect",
-        _inspect,
+        "dpcore.commands.inspect",
         help="show what a running, or hanging, rank does",
         description="Shows the black boxes of dpcore processes of this host from outside, or says "
         "who holds up their job,\non whatever host that is.",
@@ -134,11 +142,11 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
 
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_show(commands: Commands) -> None:
     show = _command(
         commands,
         "show",
-        _show,
+        "dpcore.show.command",
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
         "exposed time, overlap. Or steps through an algorithm, by its name.",
@@ -183,11 +191,11 @@ def _step_range(text: str) -> Any:
     return step_range(text)
 
 
-def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_simulate(commands: Commands) -> None:
     simulate = _command(
         commands,
         "simulate",
-        _simulate,
+        "dpcore.simulate.command",
         help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=help_texts.SIMULATE,
@@ -211,11 +219,11 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_doctor(commands: Commands) -> None:
     doctor = _command(
         commands,
         "doctor",
-        _doctor,
+        "dpcore.commands.doctor",
         help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
@@ -224,106 +232,40 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 
 
-def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.compare.arguments import EXAMPLES, add_arguments
-
+def _add_compare(commands: Commands) -> None:
     compare = _command(
         commands,
         "compare",
-        _compare,
+        "dpcore.compare.command",
         help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
         description="Measures contenders in turns, in one run, and says what can be concluded.",
-        epilog=EXAMPLES,
+        epilog=of_compare.EXAMPLES,
     )
-    add_arguments(compare)
+    of_compare.add_arguments(compare)
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.compare.arguments import DEMO_EXAMPLES, add_demo_arguments
-
+def _add_demo(commands: Commands) -> None:
     demo = _command(
         commands,
         "demo",
-        _demo,
+        "dpcore.compare.demo",
         help="torch DDP and dpcore train the same model: who wins, by how much, and why",
         description="Trains a small model with torch DDP and with dpcore, side by side.",
-        epilog=DEMO_EXAMPLES,
+        epilog=of_compare.DEMO_EXAMPLES,
     )
-    add_demo_arguments(demo)
+    of_compare.add_demo_arguments(demo)
 
 
-def _add_exercise(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.exercise.arguments import EXAMPLES, add_arguments
-
+def _add_exercise(commands: Commands) -> None:
     exercise = _command(
         commands,
         "exercise",
-        _exercise,
+        "dpcore.exercise.command",
         help="learn by writing all-reduce, DDP and ZeRO yourself: exercises that check themselves",
         description="Lists, starts and checks exercises about data parallel training.",
-        epilog=EXAMPLES,
+        epilog=of_exercise.EXAMPLES,
     )
-    add_arguments(exercise)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from dpcore.commands import bench, calibrate
-
-    if options.calibrate:
-        return calibrate.run(options.json, options.seconds)
-    plan = bench.Plan(
-        collectives=bench.parse_collectives(options.collective),
-        sizes=bench.parse_sizes(options.sizes),
-        dtype=options.dtype,
-        op=options.op,
-        algorithms=tuple(options.algorithm.split(",")),
-        plain=options.plain,
-        seconds=options.seconds,
-        json=options.json,
-    )
-    return bench.run(plan, options.world)
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from dpcore.commands import inspect
-
-    return inspect.show(options.pid, as_json=options.json, job=options.job)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from dpcore.show import command
-
-    return command.run(options)
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    from dpcore.simulate import command
-
-    return command.run(options)
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from dpcore.commands import doctor
-
-    return doctor.show(as_json=options.json)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from dpcore.compare import command
-
-    return command.run(options)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from dpcore.compare import demo
-
-    return demo.run(options)
-
-
-def _exercise(options: argparse.Namespace) -> int:
-    from dpcore.exercise import command
-
-    return command.run(options)
+    of_exercise.add_arguments(exercise)
 
 
 if __name__ == "__main__":

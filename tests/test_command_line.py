@@ -13,9 +13,10 @@ import pytest
 import dpcore as dp
 from dpcore.__main__ import _parser, main
 from dpcore.commands import black_box
-from dpcore.commands.bench import Plan, parse_sizes
+from dpcore.commands.bench import Plan
 from dpcore.commands.bench import rows as bench_rows
 from dpcore.commands.bench_cases import CASES
+from dpcore.commands.sizes import parse_sizes
 from tests.ranks import python
 
 COMMANDS = list(_parser()._subparsers._group_actions[0].choices)

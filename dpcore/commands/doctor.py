@@ -8,6 +8,7 @@ left of ten seconds.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -150,13 +151,13 @@ def _tried(check: Callable[..., Finding], *arguments: Any) -> Finding:
         return Finding(topic, "missing", f"{type(problem).__name__}: {problem}", advice)
 
 
-def show(*, as_json: bool) -> int:
+def run(options: argparse.Namespace) -> int:
     """Prints the findings; 1 when dpcore does not work here."""
     begin = time.monotonic()
     findings = examine(begin)
     seconds = time.monotonic() - begin
     works = all(finding.state != "trouble" for finding in findings)
-    if as_json:
+    if options.json:
         content = {
             "version": __version__,
             "works": works,

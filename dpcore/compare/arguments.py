@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dpcore.commands.sizes import HELP as SIZES
+
 EXAMPLES = """\
 examples:
   dpcore compare                               torch DDP and dpcore, a transformer: within a minute
@@ -60,7 +62,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     collectives = made.add_argument_group("collectives")
     add = collectives.add_argument
     add("--peers", default="gloo,openmpi,mpich", metavar="NAMES", help="default: %(default)s")
-    add("--sizes", metavar="SIZES", help="8:256M:4x, 1M:8M:1M or 8,1K,1M (default: 8:64M:8x)")
+    add("--sizes", metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
     add("--huge-pages", action="store_true", help="ordinary memory of all on huge pages")
 
 

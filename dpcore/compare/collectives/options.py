@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcore.compare.collectives.cells import parse_sizes
+from dpcore.commands.sizes import HELP as SIZES_HELP
+from dpcore.commands.sizes import parse_sizes
 from dpcore.compare.collectives.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
 from dpcore.compare.collectives.interleave import Pace
 
@@ -47,7 +48,7 @@ def parser(
 ) -> argparse.ArgumentParser:
     result = script_parser(description)
     add = result.add_argument
-    add("--sizes", metavar="SIZES", help=f"8:256M:4x, 1M:8M:1M or 8,1K,1M (default {sizes})")
+    add("--sizes", metavar="SIZES", help=f"{SIZES_HELP} (default: {sizes})")
     add("--world", default=worlds, metavar="N,...", help=f"ranks, 2,4 (default {worlds})")
     add(
         "--peers", default=",".join(PEERS), metavar="NAMES",
@@ -69,7 +70,7 @@ def options_of(made: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     try:
         standard = arguments.quick_sizes if arguments.quick else arguments.default_sizes
         worlds = tuple(int(n) for n in arguments.world.split(","))
-        sizes = tuple(parse_sizes(arguments.sizes or standard))
+        sizes = parse_sizes(arguments.sizes or standard)
         peers = chosen_peers(arguments.peers)
     except ValueError as error:
         made.error(str(error))

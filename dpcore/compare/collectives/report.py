@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcore.compare.collectives.cells import size_text
+from dpcore.commands.sizes import size_text
 from dpcore.compare.collectives.interleave import Measurement
 from dpcore.compare.collectives.session import Run
 from dpcore.compare.collectives.summary import Figures, summarise

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dpcore.commands.sizes import size_text
 from dpcore.compare.collectives import table
-from dpcore.compare.collectives.cells import Cell, cells_of, size_text
+from dpcore.compare.collectives.cells import Cell, cells_of
 from dpcore.compare.collectives.contenders import Contender
 from dpcore.compare.collectives.interleave import Field, Measurement
 from dpcore.compare.collectives.leftovers import private_folder

@@ -72,7 +72,7 @@ def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[
             "bytes": cell.bytes,
             "count": cell.elements,
             "type": TYPE,
-            "redop": cell.kind.redop,
+            "redop": cell.redop,
             "contender": result.contender.name,
             "role": result.contender.role,
             "iterations": result.iterations,

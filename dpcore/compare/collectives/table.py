@@ -8,7 +8,8 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from dpcore.compare.collectives.cells import TYPE, Cell, size_text
+from dpcore.commands.sizes import size_text
+from dpcore.compare.collectives.cells import TYPE, Cell
 from dpcore.compare.collectives.interleave import Measurement
 from dpcore.compare.collectives.summary import Figures, summarise
 
@@ -46,7 +47,7 @@ def lines(results: Sequence[Measurement]) -> list[tuple[str, str]]:
 
 def _line(result: Measurement, figures: Figures | None) -> str:
     cell = result.cell
-    fields = [str(cell.bytes), str(cell.elements), TYPE, cell.kind.redop, result.contender.name]
+    fields = [str(cell.bytes), str(cell.elements), TYPE, cell.redop, result.contender.name]
     if figures is None:
         fields += ["n/a"]
     else:
