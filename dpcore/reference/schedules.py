@@ -17,17 +17,6 @@ from dpcore.reference import algorithms_logarithmic as logarithmic
 from dpcore.reference.algorithms_hierarchical import HostAlgorithm
 from dpcore.reference.moves import Move, Plan, Schedule
 
-__all__ = [
-    "ALGORITHMS",
-    "Move",
-    "Plan",
-    "Schedule",
-    "algorithms_of",
-    "describe",
-    "hosts_of",
-    "make_schedule",
-]
-
 Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
 
 
