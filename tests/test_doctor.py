@@ -129,7 +129,7 @@ def without_programs(patch):
 
 
 def without_packages(patch):
-    patch.setattr(doctor_checks, "_version_of", lambda _: "")
+    patch.setattr(doctor_checks, "version_of", lambda _: "")
 
 
 def without_rights(patch):

@@ -14,7 +14,7 @@ from tests.ranks.mpi import MPICH, MPIRUN, each_mpi, needs_mpi
 @pytest.fixture
 def packages(monkeypatch):
     """mpi4py seems to be there."""
-    monkeypatch.setattr(doctor_mpi, "_version_of", lambda _: "4.1.2")
+    monkeypatch.setattr(doctor_mpi, "version_of", lambda _: "4.1.2")
 
 
 def launcher(monkeypatch, folder, text):
@@ -85,7 +85,7 @@ def test_a_launcher_that_hangs_is_ended(monkeypatch, tmp_path):
     ],
 )
 def test_what_is_missing_comes_with_a_command(monkeypatch, version, path, piece, advice):
-    monkeypatch.setattr(doctor_mpi, "_version_of", lambda _: version)
+    monkeypatch.setattr(doctor_mpi, "version_of", lambda _: version)
     monkeypatch.setattr(doctor_mpi, "_launcher", lambda: path)
     finding = doctor_mpi.mpi()
     assert finding.state == "missing" and piece in finding.text and advice in finding.advice
