@@ -65,6 +65,14 @@ def check_timeout(timeout: float) -> None:
         raise TypeError(f"timeout: expected seconds, or 0 for the communicator's, not {timeout!r}")
 
 
+def check_wait(timeout: float | None) -> None:
+    """Of a handle's ``wait``."""
+    if timeout is not None and not timeout >= 0:
+        raise Unsupported(
+            f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"
+        )
+
+
 def expect(have: int, want: int, role: str) -> None:
     """Elements of a buffer."""
     if have != want:

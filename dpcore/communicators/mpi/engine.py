@@ -31,7 +31,7 @@ import torch
 
 from dpcore.communicators.mpi.operation import MpiWork
 from dpcore.communicators.mpi.recorder import Recorder
-from dpcore.communicators.mpi.watch import Watch, in_words
+from dpcore.communicators.mpi.watch import Watch, describe_late
 from dpcore.errors import Error, Mismatch, PeerLost, Timeout, raise_unheard
 
 _LOST = ("PROC_FAILED", "PROC_FAILED_PENDING", "REVOKED")  # MPI's errors of ranks that died
@@ -255,7 +255,9 @@ class Engine:
             answers = {r: n for r, n in self._watch.answers.items() if r in others}
             if work.ended or len(answers) == len(others) or time.monotonic() > deadline:
                 break
-        return in_words({others[there]: calls for there, calls in answers.items()}, others, work)
+        return describe_late(
+            {others[there]: calls for there, calls in answers.items()}, others, work
+        )
 
     def give_up(self, reason: str) -> None:
         with self.lock:

@@ -104,13 +104,6 @@ def flat_of(buffer: Any) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
-def pair_of(output: Any, input: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    target, own = flat_of(output), flat_of(input)
-    if target.dtype != own.dtype:
-        raise Unsupported(f"input is {own.dtype}, output is {target.dtype}")
-    return target, own
-
-
 def beside(target: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
     """``own``, or a copy of it where MPI would write into it while it reads it."""
     return own.clone() if target is not None and overlap(target, own) else own

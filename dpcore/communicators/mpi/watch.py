@@ -112,7 +112,7 @@ class Watch:
             self._receive.Wait()
 
 
-def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
+def describe_late(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
     """Who is late with a collective, as far as the ranks that were asked have answered."""
     number = work.what.number
     silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
