@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.harness.neighbours import neighbours
+from benchmarks.harness.options import script_parser
 from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.ratios import Estimate, of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS

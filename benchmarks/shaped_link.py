@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.options import script_parser
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.hosts import burst_of
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts

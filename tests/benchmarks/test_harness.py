@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness.all_reduce_report import compact, sentences
 from dpcore.commands.sizes import parse_size, parse_sizes, size_text
 from dpcore.compare.collectives import table
 from dpcore.compare.collectives.cells import COLLECTIVES, ELEMENT_BYTES, Cell, cells_of
 from dpcore.compare.collectives.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
 from dpcore.compare.collectives.interleave import Field, Measurement, Pace
 from dpcore.compare.collectives.leftovers import private_folder
-from dpcore.compare.collectives.report import draw_all, sentences
+from dpcore.compare.collectives.report import draw_all
 from dpcore.compare.collectives.summary import records, summarise, total_wrong
 from dpcore.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
 from dpcore.compare.records import append, run_facts
@@ -110,7 +111,7 @@ def test_table_has_the_columns_of_nccl_tests():
     row = table.lines(one_run())[0][0]
     assert len(row) == len(names) == len(units)
     assert row.split()[:4] == [str(MEBI), str(MEBI // 4), "float", "sum"]
-    assert table.compact([one_run()]).row_count == 1
+    assert compact([one_run()]).row_count == 1
 
 
 def test_records_are_complete_json_lines(tmp_path):

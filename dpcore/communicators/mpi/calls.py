@@ -89,8 +89,9 @@ class MpiCalls(CheckedCalls[MpiWork]):
     # ---- how -----------------------------------------------------------------------------------
 
     def _call(self, name: str, options: dict[str, Any], *more: Any, **named: Any) -> Call:
+        call = super()._call(name, options, *more, **named)
         self._engine.check()
-        return super()._call(name, options, *more, **named)
+        return call
 
     def _flat(self, buffer: Any) -> torch.Tensor:
         return numbers.flat_of(buffer)
