@@ -165,7 +165,7 @@ def test_a_trace_of_the_program_goes_first(monkeypatch, tmp_path):
     comm = dp.init(rank=0, world_size=1)
     add_ones(comm)
     with (
-        pytest.warns(UserWarning, match="DPCORE_TRACE is left aside: the program records itself"),
+        pytest.warns(UserWarning, match="DPCORE_TRACE is ignored: the program records itself"),
         dp.trace(tmp_path / "own.json") as trace,
     ):
         add_ones(comm)

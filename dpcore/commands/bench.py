@@ -43,7 +43,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, value, known in (("dtype", self.dtype, DTYPES), ("op", self.op, OPS)):
             if value not in known:
-                raise Unsupported(f"--{name} {value!r}: choose of {', '.join(known)}")
+                raise Unsupported(f"--{name} {value!r}: choose from {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def parse_collectives(text: str) -> tuple[str, ...]:
     names = tuple(CASES) if text == "all" else tuple(text.split(","))
     unknown = [name for name in names if name not in CASES]
     if unknown:
-        raise Unsupported(f"--collective {unknown[0]!r}: choose of {', '.join(CASES)}, or all")
+        raise Unsupported(f"--collective {unknown[0]!r}: choose from {', '.join(CASES)}, or all")
     return names
 
 

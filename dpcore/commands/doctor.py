@@ -147,7 +147,7 @@ def _tried(check: Callable[..., Finding], *arguments: Any) -> Finding:
         return check(*arguments)
     except Exception as problem:
         topic = check.__name__.replace("_", " ")
-        advice = "nothing else depends on this look; open an issue with the line above"
+        advice = "nothing else depends on this check; open an issue with the line above"
         return Finding(topic, "missing", f"{type(problem).__name__}: {problem}", advice)
 
 

@@ -66,7 +66,7 @@ def processors() -> Finding:
         return Finding(
             "processors", "missing", text,
             "ranks take turns: nothing is hidden behind computation, and timings mean little. "
-            "taskset -cp $$ says which ones are allowed, docker run --cpus 2 allows more",
+            "taskset -cp $$ shows which ones are allowed, docker run --cpus 2 allows more",
         )  # fmt: skip
     return Finding("processors", "ok", text, details={"usable": mine})
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _RANKS_SHOWN = 16
-_NOBODY = "no process of this host that you may look into is a rank of dpcore"
+_NOBODY = "no process on this host that you may inspect is a dpcore rank"
 
 
 def run(options: argparse.Namespace) -> int:

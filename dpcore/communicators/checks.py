@@ -43,14 +43,14 @@ def check_peer(peer: int, rank: int, world_size: int) -> None:
 def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
     """A buffer that the root alone has."""
     if (buffer is None) == (rank == root):
-        wanted = "needed" if rank == root else "to be None"
-        raise ValueError(f"rank {rank}: {role} is {wanted} here (root is {root})")
+        wanted = "must be given" if rank == root else "must be None"
+        raise ValueError(f"rank {rank}: {role} {wanted} here (root is {root})")
 
 
 def check_color(color: int | None) -> None:
     """Of ``split``."""
     if color is not None and color < 0:
-        raise Unsupported(f"color {color} is negative; None stands for no group")
+        raise Unsupported(f"color {color} is negative; pass None to be in no group")
 
 
 def check_both(output_sizes: Sequence[int] | None, input_sizes: Sequence[int] | None) -> None:

@@ -136,7 +136,7 @@ def on_device(
             import torch
 
             if algorithm != "auto" or deterministic:
-                raise Unsupported("backend='cupy' has no algorithms to choose of; use 'nccl'")
+                raise Unsupported("backend='cupy' has no algorithms to choose from; use 'nccl'")
             return start_cupy(control, torch.device(name))
         settings = (control._native, name, timeout, algorithm, deterministic)
         if backend == "auto" or host_uuid is not None:

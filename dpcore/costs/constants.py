@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _seconds(found: Mapping[str, Any], name: str, count: int) -> list[float]:
     if name not in found:
-        raise _Unusable(f"it says nothing of {name!r}; type: dpcore bench --calibrate")
+        raise _Unusable(f"it has no {name!r}; type: dpcore bench --calibrate")
     values = found[name] if isinstance(found[name], list) else [found[name]]
     usable = all(isinstance(x, float) and math.isfinite(x) and 0 <= x < 1 for x in values)
     if len(values) != count or not usable:

@@ -60,8 +60,8 @@ class Overlap:
         )
         if high - low > 1:
             return (
-                f"overlap unknown: between {low:.2f} and {high:.2f} (95%), since steps scatter by "
-                "more than their communication takes. More steps or a quieter machine help; "
+                f"overlap unknown: between {low:.2f} and {high:.2f} (95%), since step times vary "
+                "by more than the communication takes. More steps or a quieter machine help; "
                 f"{times}"
             )
         return f"overlap {self.overlap:.2f}, between {low:.2f} and {high:.2f} (95%); {times}"

@@ -49,7 +49,7 @@ def claim(report: Path, file: Path) -> Claim:
         return _claim(json.loads(text), found, f"{report} is not about {file}")
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
         raise ValueError(
-            f"{report} is no report of `dpcore exercise check --json`: "
+            f"{report} is not a report of `dpcore exercise check --json`: "
             f"{type(problem).__name__}: {problem}"
         ) from None
 

@@ -255,7 +255,9 @@ def gradient_noise_scale(
     for name, number in numbers.items():
         is_whole = isinstance(number, int) and not isinstance(number, bool)
         if not (is_whole and int(number or 0) > 0) and (number is not None or name == "every"):
-            raise Unsupported(f"gradient_noise_scale: {name}={number!r}: 1, 2, ... is needed")
+            raise Unsupported(
+                f"gradient_noise_scale: {name}={number!r}: it must be a whole number, at least 1"
+            )
     _check_model(model)
     return GradientNoiseScale(model, window, every, batch_size)
 

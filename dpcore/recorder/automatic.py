@@ -88,7 +88,7 @@ class Automatic(Trace):
     def _gives_way_to(self, other: Trace) -> bool:
         self.discard()
         _warn_once(
-            f"{_VARIABLE} is left aside: the program records itself with dpcore.trace"
+            f"{_VARIABLE} is ignored: the program records itself with dpcore.trace"
             + (f", into {other._path}" if other._path else "")
         )
         return True

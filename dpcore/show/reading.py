@@ -171,20 +171,20 @@ def _content(path: Path) -> Any:
             f"{path.stem}.rank0{path.suffix or '.json'}"
         ) from None
     except OSError as problem:
-        raise Error(f"{path} is no trace: {problem}") from problem
+        raise Error(f"{path} is not a trace: {problem}") from problem
     if not data:
-        raise Error(f"{path} is no trace: it is empty; its program ended before it was written")
+        raise Error(f"{path} is not a trace: it is empty; its program ended before it was written")
     try:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         text = data.decode(errors="replace")
         return json.loads(text, strict=False)
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise Error(f"{path} is no trace: it was cut off or damaged ({problem})") from problem
+        raise Error(f"{path} is not a trace: it was cut off or damaged ({problem})") from problem
     except json.JSONDecodeError as problem:
         is_cut = text.lstrip()[:1] in ("{", "[") and problem.pos >= len(text.rstrip()) - 200
         why = "it was cut off, its last bytes are missing" if is_cut else str(problem)
-        raise Error(f"{path} is no trace: {why}") from problem
+        raise Error(f"{path} is not a trace: {why}") from problem
 
 
 def _is_of_dpcore(content: Any) -> bool:

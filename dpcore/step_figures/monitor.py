@@ -223,7 +223,9 @@ def monitor(
         )
     every = log_every_n_steps
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise Unsupported(f"monitor: log_every_n_steps={every!r}: 1, 2, ... is needed")
+        raise Unsupported(
+            f"monitor: log_every_n_steps={every!r}: it must be a whole number, at least 1"
+        )
     tell = teller_of(to)
     if model.device_type != "cpu":
         raise Unsupported(

@@ -143,7 +143,7 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["my.py:make", "--contenders", "bucketd"], "did you mean 'bucketed'"),
         (["--worlds", "1"], "at least 2 ranks"),
         (["--rounds", "0"], "--rounds: at least 1"),
-        (["--links", "fast"], "'fast' is no link"),
+        (["--links", "fast"], "'fast' is not a link"),
         (["all_reduce", "--peers", "horovod"], "unknown peer 'horovod'"),
         (["all_reduce", "--sizes", "many"], "is not a size"),
         (["my.py:forget"], "has no 'forget'; it has"),

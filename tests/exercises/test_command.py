@@ -107,7 +107,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("def plan_buckets(:\n", "is no Python: invalid syntax"),
+        ("def plan_buckets(:\n", "is not valid Python: invalid syntax"),
         ("", "there is no plan_buckets in buckets.py, which the task has"),
         ("import no_such_module\n", "raised ModuleNotFoundError (buckets.py, line 1"),
         ("def plan_buckets(*a):\n    return 7\n", "which is no list of lists"),

@@ -169,7 +169,7 @@ def test_files_that_are_no_traces_are_explained(tmp_path):
     with pytest.raises(Error, match="after an error each rank writes its own"):
         read_run(tmp_path / "missing.json")
     (tmp_path / "half.json").write_text('{"traceEv')
-    with pytest.raises(Error, match="is no trace"):
+    with pytest.raises(Error, match="is not a trace"):
         read_run(tmp_path / "half.json")
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     with pytest.raises(Error, match="was not written by dpcore"):

@@ -102,7 +102,7 @@ class MpiCalls(CheckedCalls[MpiWork]):
     def _check_tag(self, tag: int) -> None:
         most = self._comm.Get_attr(self._mpi.TAG_UB)
         if not 0 <= tag <= most:
-            raise Unsupported(f"tag {tag}: tags of MPI are 0 to {most}")
+            raise Unsupported(f"tag {tag}: MPI allows tags from 0 to {most}")
 
     def _mine(self, whole: torch.Tensor, own: torch.Tensor, lengths: Sequence[int]) -> Any:
         """This rank's part beside the whole, or in its place within."""

@@ -237,7 +237,7 @@ class Engine:
             self._fail(
                 Timeout(
                     f"rank {self.rank}: {work.what} over MPI was not complete after {seconds:g} s: "
-                    f"{late}. The communicator is over, and MPI may still use the buffer"
+                    f"{late}. The communicator is broken, and MPI may still use the buffer"
                 ),
                 work=work,
             )
@@ -354,8 +354,8 @@ class Engine:
         if self._watch.meet(_PATIENCE_SECONDS):
             return
         print(
-            f"rank {self.rank}: ends the job with MPI_Abort, as its communicator is over and not "
-            f"all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure})",
+            f"rank {self.rank}: ends the job with MPI_Abort, since its communicator is broken and "
+            f"not all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure})",
             file=sys.stderr,
             flush=True,
         )

@@ -68,7 +68,7 @@ def reduction_of(
 ) -> Reduction:
     is_float = dtype in WIDE or dtype.is_floating_point
     if dtype not in _KINDS and dtype not in WIDE:
-        raise Unsupported(f"{op} of {dtype}: MPI has no such numbers; convert with .float()")
+        raise Unsupported(f"{op} of {dtype}: MPI has no such type; convert with .float()")
     if (
         (op == "premul_sum" and not is_float and not dtype.is_complex)
         or (op == "mean" and dtype == torch.bool)

@@ -124,4 +124,4 @@ def describe_late(answers: Mapping[int, int], asked: Mapping[int, int], work: Mp
         elif calls < number and not work.what.is_message:
             what = "1 collective" if calls == 1 else f"{calls} collectives"
             late.append(f"rank {rank} has called {what} of this communicator, not {number}")
-    return "; ".join(found + late) or "all ranks answer"
+    return "; ".join(found + late) or "all ranks answered"
