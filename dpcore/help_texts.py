@@ -29,8 +29,8 @@ examples:
 
 The process is not stopped, asked or slowed down: its black box lies in memory that can be read
 from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
---job asks nobody and opens no connection. It sees what this user may see of /proc: run it as root or as
-the user of the job. A line of the program is at most a second or two old.
+--job asks nobody and opens no connection. It sees what this user may see of /proc: run it as root
+or as the user of the job. A line of the program is at most a second or two old.
 """
 
 SHOW = """\
