@@ -88,7 +88,7 @@ def _add_bench(commands: Commands) -> None:
         help="one or several with commas, or 'all' (default: all_reduce)",
     )
     bench.add_argument(
-        "--world", type=int, metavar="N", help="ranks to start (default: 2; a launcher's if any)"
+        "--world", type=int, metavar="N", help="ranks to start (default: 2, or the launcher's)"
     )
     bench.add_argument(
         "--sizes",
@@ -108,14 +108,14 @@ def _add_bench(commands: Commands) -> None:
         "--plain", action="store_true", help="ordinary tensors instead of tensors in the arena"
     )
     bench.add_argument(
-        "--seconds", type=float, default=0.2, metavar="S", help="to measure each row (default: 0.2)"
+        "--seconds", type=float, default=0.2, metavar="S", help="for each row (default: 0.2)"
     )
     bench.add_argument("--json", action="store_true", help="one JSON object per line, no table")
     bench.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure what algorithms are chosen by (memory, loopback; behind a launcher on "
-        "several hosts, the network), and keep it in the user's cache",
+        help="measure the costs by which algorithms are chosen (memory and loopback; under a "
+        "launcher on several hosts, the network), and store them in the user's cache",
     )
 
 
@@ -124,9 +124,9 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         "dpcore.commands.inspect",
-        help="show what a running, or hanging, rank does",
-        description="Shows the black boxes of dpcore processes of this host from outside, or says "
-        "who holds up their job,\non whatever host that is.",
+        help="show what a running or hanging rank is doing",
+        description="Shows the black boxes of the dpcore processes on this host from outside, or "
+        "says which rank holds up\ntheir job, whatever host it is on.",
         epilog=help_texts.INSPECT,
     )
     inspect.add_argument(
@@ -156,28 +156,28 @@ def _add_show(commands: Commands) -> None:
         "trace",
         type=Path,
         nargs="+",
-        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs "
-        "compare. Or the name of an algorithm",
+        help="a file of dpcore.trace, or files or a folder of torch.profiler; several runs are "
+        "compared. Or the name of an algorithm",
     )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
-    show.add_argument("--world", type=int, metavar="N", help="ranks of an algorithm (default: 4)")
+    show.add_argument("--world", type=int, metavar="N", help="ranks, for an algorithm (default: 4)")
     show.add_argument(
-        "--collective", metavar="NAME", help="of an algorithm (default: all_reduce, if it has one)"
+        "--collective", metavar="NAME", help="for an algorithm (default: all_reduce, if it has one)"
     )
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",
         type=_step_range,
         metavar="A:B",
-        help="steps of the picture (default: a usual one)",
+        help="steps to draw (default: the one of median length)",
     )
     show.add_argument(
-        "--csv", type=Path, metavar="FILE", help="a row per bucket ('-': print them); no page"
+        "--csv", type=Path, metavar="FILE", help="write a row per bucket ('-' prints them), no page"
     )
     show.add_argument(
         "--export",
         choices=["kineto"],
-        help="a file per rank in the format of torch.profiler; no page",
+        help="write a file per rank in the format of torch.profiler, no page",
     )
     show.add_argument("--open", action="store_true", help="open the page in the browser")
     show.add_argument(
@@ -201,19 +201,24 @@ def _add_simulate(commands: Commands) -> None:
         epilog=help_texts.SIMULATE,
     )
     simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
-    simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
+    simulate.add_argument(
+        "--link", required=True, metavar="WORDS", help="of the prediction: 1gbit,50us"
+    )
     simulate.add_argument(
         "--schedule",
         default="bucketed,sequential,per_parameter,flat",
         metavar="NAMES",
-        help="of launches, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your own, "
-        "oracle is computing alone (default: %(default)s)",
+        help="launch schedules, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your "
+        "own, oracle is computing without communication (default: %(default)s)",
     )
     simulate.add_argument(
-        "--bucket-cap-mb", default="", metavar="MB", help="one or several with commas"
+        "--bucket-cap-mb", default="", metavar="MB", help="caps, with commas (default: the trace's)"
     )
     simulate.add_argument(
-        "--algorithm", default="two_shot", metavar="NAMES", help="of all_reduce (default: two_shot)"
+        "--algorithm",
+        default="two_shot",
+        metavar="NAMES",
+        help="of all_reduce, with commas (default: %(default)s)",
     )
     simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
     simulate.add_argument("--json", action="store_true", help="the predictions as JSON")

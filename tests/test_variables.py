@@ -300,7 +300,7 @@ class WhenAllIsThere(dp.LaunchSchedule):
 
 def test_a_schedule_that_does_not_exist_is_an_error_that_names_the_variable(monkeypatch, alone):
     monkeypatch.setenv("DPCORE_SCHEDULE", "fastest")
-    with pytest.raises(dp.Unsupported, match=r"^DPCORE_SCHEDULE=fastest: it is one of auto, buck"):
+    with pytest.raises(dp.Unsupported, match=r"^DPCORE_SCHEDULE=fastest: it must be one of auto"):
         dp.DataParallel(torch.nn.Linear(2, 1))
     dp.DataParallel(torch.nn.Linear(2, 1), schedule="flat")
 

@@ -80,9 +80,9 @@ class SelfTest:
             return Finding(
                 "self-test",
                 "trouble",
-                f"two ranks were not done after {self._seconds:.1f} s",
-                "dpcore doctor once more when the machine is less busy; if they are late again, "
-                "this is worth an issue",
+                f"two ranks had not finished after {self._seconds:.1f} s",
+                "run dpcore doctor again when the machine is less busy; if they are late again, "
+                "please open an issue",
             )
         return _judged([answer for answer in answers if answer is not None])
 
@@ -189,4 +189,4 @@ def _print(findings: Sequence[Finding], works: bool, seconds: float) -> None:
         table.add_row(Text(sign, style=style), Text(finding.topic, style="bold"), text)
     console.print(table)
     verdict = "dpcore works here" if works else "dpcore does not work here"
-    console.print(f"{verdict} (version {__version__}, looked for {seconds:.1f} s)", style="bold")
+    console.print(f"{verdict} (version {__version__}, checked in {seconds:.1f} s)", style="bold")

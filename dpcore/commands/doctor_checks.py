@@ -151,7 +151,7 @@ def interfaces() -> Finding:
     if not outside:
         return Finding(
             "interfaces", "missing", shown,
-            "no other host can be reached from here, which one host does not need: ip addr shows "
+            "no other host can be reached from here, and a single host needs none: ip addr shows "
             "the NICs, docker run --network host gives a container those of its host",
         )  # fmt: skip
     return Finding("interfaces", "ok", shown, details=found)

@@ -37,7 +37,7 @@ def cuda(answer: dict[str, Any] | None) -> Finding:
     if release is None:
         return Finding(
             "CUDA", "missing", "no NVIDIA driver",
-            "only for training on GPUs: install the driver until nvidia-smi lists the GPU; "
+            "only for training on GPUs: install the driver, then nvidia-smi lists the GPU; "
             "a container gets it by docker run --gpus all",
         )  # fmt: skip
     driver = f"driver {release}"

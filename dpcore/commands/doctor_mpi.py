@@ -59,7 +59,7 @@ def _judged(version: str, launcher: str, status: int | None, said: str) -> Findi
     found = f"mpi4py {version}, {launcher}"
     if status is None:
         return Finding(
-            "MPI", "missing", f"{found}: two ranks were not done in {_PATIENCE:g} s",
+            "MPI", "missing", f"{found}: two ranks did not finish within {_PATIENCE:g} s",
             f"try it by hand: {launcher} -n 2 python -m mpi4py.bench helloworld",
         )  # fmt: skip
     answers = [line.split("|") for line in said.splitlines() if line.count("|") == 2]

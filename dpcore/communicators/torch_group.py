@@ -131,7 +131,7 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
         if color is None:
             return None
         if ranks != sorted(ranks):
-            raise Unsupported("a group of torch orders its ranks by their number; give no key")
+            raise Unsupported("a group of torch orders its ranks by their number; leave out key=")
         kind = dist.get_backend(self._group)
         return TorchCommunicator(
             dist.new_group(ranks, backend=kind, use_local_synchronization=True)

@@ -79,7 +79,7 @@ def contenders(text: str) -> list[Contender]:
     found = [contender(part.strip()) for part in text.split(",") if part.strip()]
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise Error(f"contender {twice!r} is there twice; 'default' and 'auto' are the same thing")
+        raise Error(f"contender {twice!r} is named twice; 'default' and 'auto' are the same")
     if not found:
         raise Error("no contender: write --contenders torch,default")
     return found

@@ -171,7 +171,7 @@ class AcrossSteps:
             raise Error(
                 f"rank {model.group.rank}: forward uses {name_of(model, number)} in a module that "
                 f"did not use it in the first forward, and with schedule='{model.schedule}' its "
-                "update is not over; wait for it by model.flush() before, or pass "
+                "update is not over; call model.flush() before it, or pass "
                 "schedule='bucketed'"
             )
 

@@ -121,7 +121,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
     if schedule == "auto":
         schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         if schedule not in NAMES:
-            raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
+            raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it must be one of {', '.join(NAMES)}")
     if isinstance(schedule, str) and schedule in _SHARDED:
         raise Unsupported(
             f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state, and "

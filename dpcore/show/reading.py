@@ -121,7 +121,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         places = Counter(file.resolve() for file in files)
         for path in files:
             if places[path.resolve()] > 1:
-                raise Error(f"{path} is there twice; name two different traces to compare")
+                raise Error(f"{path} is named twice; name two different traces to compare")
             content = _content(path)
             if not torch_profile.is_profile(content):
                 if path in paths or _is_of_dpcore(content):  # and not just beside the traces

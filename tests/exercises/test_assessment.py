@@ -140,7 +140,7 @@ def test_what_cannot_be_verified_is_said(arguments, status, says, handed_in):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("hint", "1"), "--verify is about check, and not about hint"),
+        (("hint", "1"), "--verify goes with check, not with hint"),
         (("check", "ring"), "report.json is about exercise 14, and not ring"),
     ],
 )

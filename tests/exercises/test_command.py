@@ -157,13 +157,13 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
     ("arguments", "says"),
     [
         (["check", "1"], "there is no exercises/01_all_reduce/all_reduce.py: dpcore exercise"),
-        (["check"], "nothing is begun in exercises: dpcore exercise start 1"),
+        (["check"], "nothing was started in exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
         (["start", "99"], "they are numbered 1 to 17"),
         (["start", "1", "mine"], "start 1 takes no mine: --folder says where your files are"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
-        (["hint", "1", "--json"], "--json is about list and check"),
+        (["hint", "1", "--json"], "--json goes with list and check"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_says_what_would_be_right(arguments, says, tmp_path):

@@ -119,7 +119,7 @@ REFUSED = [
     (complex_numbers, "0 is of torch.complex64; only real numbers"),
     (without_memory, "weight is without memory"),
     (within_another, "counted already, by the block around this one"),
-    (loaded_within, "load_state_dict() within the block; call it before"),
+    (loaded_within, "call load_state_dict() before the block, not within it"),
 ]
 
 

@@ -204,7 +204,7 @@ def test_show_as_json(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["run.json", "--png", "x.png", "--steps", "7"], "has the steps 1 to 3"),
-        (["run.json", "run.json"], "is there twice"),
+        (["run.json", "run.json"], "is named twice"),
         (["nothing.json"], "there is no file"),
     ],
 )

@@ -251,7 +251,7 @@ def test_a_folder_without_traces_and_a_file_given_twice(tmp_path):
     with pytest.raises(Error, match="has no traces"):
         read_runs([tmp_path])
     path = write(tmp_path / "rank0.json", gpu_steps())
-    with pytest.raises(Error, match="is there twice"):
+    with pytest.raises(Error, match="is named twice"):
         read_runs([path, tmp_path])
     with pytest.raises(Error, match="there is no file"):
         read_runs([path, tmp_path / "missing.json"])

@@ -120,7 +120,7 @@ class Engine:
             )
         if self.level < self.mpi.THREAD_SERIALIZED and not self.mpi.Is_thread_main():
             raise Error(
-                "MPI was started for one thread (MPI_THREAD_FUNNELED or less), and this is another "
+                "MPI was started for one thread (MPI_THREAD_FUNNELED or less), not for this "
                 "one: import dpcore before mpi4py, or set mpi4py.rc.thread_level = 'multiple'"
             )
 
