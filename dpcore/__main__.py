@@ -201,9 +201,7 @@ def _add_simulate(commands: Commands) -> None:
         epilog=help_texts.SIMULATE,
     )
     simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
-    simulate.add_argument(
-        "--link", required=True, metavar="WORDS", help="of the prediction: 1gbit,50us"
-    )
+    simulate.add_argument("--link", required=True, metavar="WORDS", help="for example 1gbit,50us")
     simulate.add_argument(
         "--schedule",
         default="bucketed,sequential,per_parameter,flat",
@@ -218,7 +216,7 @@ def _add_simulate(commands: Commands) -> None:
         "--algorithm",
         default="two_shot",
         metavar="NAMES",
-        help="of all_reduce, with commas (default: %(default)s)",
+        help="of all_reduce (default: two_shot)",
     )
     simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
     simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
