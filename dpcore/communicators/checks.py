@@ -48,7 +48,7 @@ def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
 
 
 def check_color(color: int | None) -> None:
-    """Of ``split``."""
+    """The color that is given to ``split``."""
     if color is not None and color < 0:
         raise Unsupported(f"color {color} is negative; pass None to be in no group")
 
@@ -66,7 +66,7 @@ def check_timeout(timeout: float) -> None:
 
 
 def check_wait(timeout: float | None) -> None:
-    """Of a handle's ``wait``."""
+    """The timeout that is given to a handle's ``wait``."""
     if timeout is not None and not timeout >= 0:
         raise Unsupported(
             f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"

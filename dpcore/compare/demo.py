@@ -108,7 +108,7 @@ def step_ms(result: dict[str, Any], name: str) -> float:
 
 
 def losses(result: dict[str, Any], name: str) -> list[float]:
-    """Of the whole batch: the mean over ranks, step by step."""
+    """The loss of the whole batch in each step: the mean over ranks."""
     return [statistics.mean(pair) for pair in zip(*result["losses"][name], strict=True)]
 
 

@@ -29,6 +29,6 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Of the ratios of two contenders' times in the same rounds: what makes the machine slow for a
+    """The ratio of two contenders' times in the same rounds: what makes the machine slow for a
     while makes both slow."""
     return estimate([mine / other for mine, other in zip(ours, others, strict=True)])

@@ -65,7 +65,7 @@ def cache_file(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def fingerprint() -> dict[str, Any]:
-    """Of the machine: constants that were measured on another one say nothing here."""
+    """Identifies the machine: constants that were measured on another one mean nothing here."""
     facts = machine()
     return {"processor": facts["processor"], "processors": os.cpu_count()}
 

@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _nothing(choice: Choice) -> Candidate:
-    """Where no candidate was priced."""
+    """Stands in where no candidate was priced."""
     return Candidate(choice.algorithm, 0.0, 0, 0.0, True, True)
 
 

@@ -258,7 +258,7 @@ class FlushedBefore(nn.Module):
 
 
 def name_of(model: Wrapped, number: int) -> str:
-    """Of a parameter, as the wrapped module names it."""
+    """A parameter's name in the wrapped module."""
     wanted = model._parameters_by_number[number]
     return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
 

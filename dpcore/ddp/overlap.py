@@ -148,7 +148,7 @@ def _checked(model: DataParallel, steps: int) -> Any:
 
 
 def _interval(cost: Sequence[float], communication: Sequence[float]) -> tuple[float, float]:
-    """Of 1 - cost / communication, from the intervals of both medians."""
+    """The interval of 1 - cost / communication, from the intervals of both medians."""
     least_cost, most_cost = median_interval(cost, _DOUBT)
     least, most = median_interval(communication, _DOUBT)
     return (

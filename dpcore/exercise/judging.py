@@ -26,7 +26,7 @@ SEED_BITS = 48  # a reader of JSON may take numbers for doubles
 
 @dataclass(frozen=True)
 class Result:
-    """Of one check. ``holds``: None where there was nothing to judge."""
+    """The result of one check. ``holds``: None where there was nothing to judge."""
 
     name: str
     says: str
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass
 class Verdict:
-    """Of a file."""
+    """The results of all checks of a file."""
 
     exercise: Exercise
     file: Path

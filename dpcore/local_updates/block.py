@@ -207,7 +207,8 @@ class LocalUpdates:
         return {"sync_every": self.sync_every}
 
     def _content(self, what: Any) -> int:
-        """Of a message: ranks compare it, and so notice that they are at different syncs."""
+        """A hash for a message: ranks compare it, and so notice that they are at different
+        syncs."""
         return digest_of([f"sync {self._syncs} {what}"])
 
     @contextlib.contextmanager

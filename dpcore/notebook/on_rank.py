@@ -178,7 +178,7 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Of a cell: what has no end of line gets one."""
+        """Called at the end of a cell: a last line without a newline gets one."""
         if self._begun:
             self.write("\n")
 

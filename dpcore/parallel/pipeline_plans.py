@@ -157,8 +157,8 @@ class PipelinePlan:
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> PipelinePlan:
-        """Of a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes that
-        torch overlaps stand one after the other."""
+        """Reads a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes
+        that torch overlaps stand one after the other."""
         rows = []
         for line in text.splitlines():
             row: list[Action] = []

@@ -147,7 +147,7 @@ def chrome_trace(
 
 
 def _program_folder() -> Path:
-    """Where the program lies that is traced; of one without a file, where it runs."""
+    """Where the traced program lies; for a program without a file, where it runs."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file).absolute().parent if file else Path.cwd()
 

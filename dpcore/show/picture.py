@@ -63,7 +63,7 @@ def _known_steps(run: Run) -> list[Step]:
 
 
 def _usual_step(runs: Sequence[Run]) -> tuple[int, int]:
-    """Of the first run the one that takes the median time, among those that all runs have."""
+    """The step that takes the median time in the first run, among those that all runs have."""
     counts = [len(steps) for run in runs if (steps := _known_steps(run))]
     known = _known_steps(runs[0])[: min(counts, default=0)]
     order = sorted(range(len(known)), key=lambda number: known[number][1] - known[number][0])

@@ -55,7 +55,7 @@ class SpanFigures:
 
     @property
     def exposed_share(self) -> float:
-        """Of the span's time."""
+        """The share of the span's time that is exposed."""
         return self.exposed_ms / self.ms if self.ms else 0.0
 
 
@@ -70,7 +70,7 @@ class _Sum:
 
 
 def spans_of(run: Run) -> list[SpanFigures]:
-    """Of the spans in which something was communicated, in the order in which they first began."""
+    """The spans in which something was communicated, in the order in which they first began."""
     sums: dict[str, _Sum] = {}
     for rank in run.ranks:
         by_name: dict[str, list[Event]] = {}

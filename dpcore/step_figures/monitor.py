@@ -76,7 +76,7 @@ class Monitor:
         self._hook: Any = model.register_forward_pre_hook(self._before_forward)
 
     def _begin(self) -> None:
-        """Of a new reducer: the model was wrapped, or refreshed."""
+        """Starts over with a new reducer: the model was wrapped, or refreshed."""
         self._reducer = self._model._reducer
         self._reducer.watch(True)
         self._before: _Moment | None = None

@@ -19,7 +19,7 @@ Stages = list[Stage]
 
 
 class MpiCalls(CheckedCalls[MpiWork]):
-    """Of a group of ranks; ``MpiCommunicator`` says who they are."""
+    """What a group of ranks asks of MPI; ``MpiCommunicator`` says who they are."""
 
     calls: int  # collectives so far
     line: deque[MpiWork]  # what is not posted yet
@@ -144,7 +144,7 @@ class MpiCalls(CheckedCalls[MpiWork]):
         return None
 
     def check_length(self, what: What, status: Any) -> None:
-        """Of a message that was received. A longer one is an error of MPI."""
+        """Whether a received message has the expected length. A longer one is an error of MPI."""
         got = status.Get_count(self._mpi.BYTE)
         if got != what.nbytes:
             raise Mismatch(

@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 5.0  # for the others, at the end of a program whose communi
 
 
 class Engine:
-    """Of a communicator of MPI that is dpcore's alone, and of the groups split from it."""
+    """Serves a communicator of MPI that is dpcore's alone, and the groups split from it."""
 
     def __init__(self, mpi: Any, world: Any) -> None:
         """``world``: for short messages; the engine's from now on."""
@@ -95,7 +95,7 @@ class Engine:
         self._groups.append(group)
 
     def leave(self, group: Any) -> None:
-        """Of the last one: nothing more is in flight, nor will be."""
+        """After the last group has left, nothing is in flight any more."""
         self._groups.remove(group)
         if not self._groups:
             self._stop()
@@ -174,7 +174,8 @@ class Engine:
                 self._drop()
 
     def _hear(self) -> None:
-        """Of failures elsewhere. A library that notices dead ranks may tell the watch first."""
+        """Notices failures of other ranks. A library that detects dead ranks may tell the watch
+        first."""
         try:
             if (told := self._watch.look()) is not None:
                 self._fail(PeerLost(f"rank {self.rank}: {told}"))

@@ -153,5 +153,5 @@ class MpiWork:
 
     @property
     def requests(self) -> list[Any]:
-        """Of what MPI still has."""
+        """The requests that MPI still has."""
         return [request for request, _ in self._posted]

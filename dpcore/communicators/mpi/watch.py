@@ -21,7 +21,8 @@ _LOOK_SECONDS = 0.002
 
 
 class Watch:
-    """Of a rank of ``comm``, which it takes over. All calls under the engine's lock."""
+    """One rank's end of ``comm``, which it takes over. All calls are made under the engine's
+    lock."""
 
     def __init__(self, mpi: Any, comm: Any, how_far: Callable[[str], int]) -> None:
         self._mpi, self._comm, self._how_far = mpi, comm, how_far

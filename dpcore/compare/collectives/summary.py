@@ -17,7 +17,7 @@ BOUND_FROM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one contender in one cell. Rates are GB/s (10^9), as in nccl-tests."""
+    """The figures of one contender in one cell. Rates are GB/s (10^9), as in nccl-tests."""
 
     median_s: float
     min_s: float
