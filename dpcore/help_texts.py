@@ -7,7 +7,7 @@ from dpcore import __version__
 BENCH = """\
 examples:
   dpcore bench                                         all_reduce on 2 ranks, 8 B to 64 MiB
-  dpcore bench --world 4 --sizes 1K:16M:4 --algorithm auto,ring,two_shot
+  dpcore bench --world 4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
   dpcore bench --calibrate                             once per machine: see Communicator.explain
