@@ -1,5 +1,6 @@
 """The compiled core. Programs use the package ``dpcore``, which adds defaults and documentation."""
 
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -425,7 +426,7 @@ def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
 
 # ---- data parallel training ------------------------------------------------------------------
 
-class LaunchControl(launch_control.LaunchControl):
+class LaunchControl(launch_control.LaunchControl, metaclass=ABCMeta):
     """What the methods of a LaunchSchedule get."""
 
 def hash_of_sizes(tensors: list[torch.Tensor | None], /) -> int:
