@@ -75,7 +75,7 @@ def test_what_the_model_expects_of_an_all_reduce(tmp_path):
         ("0,1,2", [0.9e-3, 1e-6, 0.1e-9], "one_shot", "expected to be the fastest"),
         ("0,1,2", [10e-6, 1e-6, 10e-9], "two_shot", "expected to be the fastest"),
         ("0,0,1,1", [10e-6, 1e-6, 10e-9], "hierarchical", "expected to be the fastest"),
-        ("0,0,1,1", [0.9e-3, 1e-6, 0.01e-9], "one_shot", "recursive_doubling is not so much f"),
+        ("0,0,1,1", [0.9e-3, 1e-6, 0.01e-9], "one_shot", "recursive_doubling is not enough faster"),
     ],
 )
 def test_the_choice_follows_the_constants_and_is_the_same_on_all_ranks(

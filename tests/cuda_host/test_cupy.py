@@ -237,7 +237,7 @@ def test_asynchronous_work_waits_when_it_is_told_to():
 
 def test_what_is_refused():
     def body(comm):
-        with pytest.raises(dpcore.Unsupported, match="mean of bool is nothing that NCCL"):
+        with pytest.raises(dpcore.Unsupported, match="mean of bool is not possible with NCCL"):
             comm.all_reduce(torch.zeros(2, dtype=torch.bool), "mean")
         with pytest.raises(dpcore.Unsupported, match="not contiguous"):
             comm.broadcast(torch.zeros(3, 3).t())

@@ -133,7 +133,7 @@ def test_refused_by_name(make, text):
 
 def test_other_things_than_modules_and_optimizers():
     model, optimizer = parts()
-    with pytest.raises(TypeError, match="module is a SGD, and no"):
+    with pytest.raises(TypeError, match="module is a SGD, not a"):
         dp.LocalSGD(optimizer, model)
     with pytest.raises(TypeError, match="optimizer is list, and no"):
         dp.LocalSGD(model, list(model.parameters()))
