@@ -135,7 +135,7 @@ def test_other_things_than_modules_and_optimizers():
     model, optimizer = parts()
     with pytest.raises(TypeError, match="module is a SGD, not a"):
         dp.LocalSGD(optimizer, model)
-    with pytest.raises(TypeError, match="optimizer is list, and no"):
+    with pytest.raises(TypeError, match="optimizer is list, not a"):
         dp.LocalSGD(model, list(model.parameters()))
     with pytest.raises(TypeError, match="outer_optimizer is type, and no"):
         alone(lambda comm: dp.DiLoCo(model, optimizer, torch.optim.SGD))
