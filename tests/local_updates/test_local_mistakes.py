@@ -137,7 +137,7 @@ def test_other_things_than_modules_and_optimizers():
         dp.LocalSGD(optimizer, model)
     with pytest.raises(TypeError, match="optimizer is list, not a"):
         dp.LocalSGD(model, list(model.parameters()))
-    with pytest.raises(TypeError, match="outer_optimizer is type, and no"):
+    with pytest.raises(TypeError, match="outer_optimizer is type, not a"):
         alone(lambda comm: dp.DiLoCo(model, optimizer, torch.optim.SGD))
 
 
