@@ -47,10 +47,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import dpcore as dp
+from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
 from benchmarks.harness.torch_strategies import zero_optimizer
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.bare import on_gradient

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.harness.options import options_of, parser
 from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.compare.collectives.options import options_of, parser
 from dpcore.compare.collectives.report import draw_all
 from dpcore.compare.collectives.session import exit_status, run, start
 

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dpcore.compare.collectives.cells import COLLECTIVES, size_text
+from benchmarks.harness.options import options_of, parser
+from dpcore.commands.sizes import size_text
+from dpcore.compare.collectives.cells import COLLECTIVES
 from dpcore.compare.collectives.contenders import OURS, Contender, peer
 from dpcore.compare.collectives.interleave import Measurement
-from dpcore.compare.collectives.options import options_of, parser
 from dpcore.compare.collectives.session import Run, exit_status, run, start
 from dpcore.compare.collectives.summary import summarise
 from dpcore.compare.collectives.table import microseconds

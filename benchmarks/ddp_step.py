@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.options import script_parser
 from benchmarks.training.memory import peak
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
+from benchmarks.harness.options import script_parser
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.hosts import burst_of
 from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, load, run_facts

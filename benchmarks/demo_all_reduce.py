@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.harness.all_reduce_report import compact, sentences
 from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
 from dpcore.compare.collectives.interleave import Pace
 from dpcore.compare.collectives.options import Options
-from dpcore.compare.collectives.report import draw_all, sentences
+from dpcore.compare.collectives.report import draw_all
 from dpcore.compare.collectives.session import exit_status, run, start
-from dpcore.compare.collectives.table import compact
 
 DESCRIPTION = """\
 All-reduce of 2 ranks in less than a minute: dpcore with tensors in its arena and with ordinary

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness.networks import Network, add_kinds, networks_of
-from dpcore.compare.collectives.cells import parse_sizes, size_text
-from dpcore.compare.collectives.options import script_parser
+from benchmarks.harness.options import script_parser
+from dpcore.commands.sizes import parse_sizes, size_text
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.records import keep, run_facts
 from dpcore.costs.link import parse_speed

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dpcore import _C
-from dpcore.compare.collectives.cells import parse_sizes, size_text
+from dpcore.commands.sizes import parse_sizes, size_text
 from dpcore.compare.records import command_line, commit, machine
 
 DESCRIPTION = """\

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dpcore.commands.bench import parse_sizes
+from dpcore.commands.sizes import parse_sizes
 from dpcore.machine import machine
 
 DESCRIPTION = """\

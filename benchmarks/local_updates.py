@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from dpcore.compare.collectives.options import script_parser
+from benchmarks.harness.options import script_parser
 from dpcore.compare.records import keep, run_facts
 from dpcore.compare.training.models import Language
 from dpcore.compare.training.text import LENGTH, Text, loss_of

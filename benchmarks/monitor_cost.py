@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from dpcore.compare.collectives.options import script_parser
+from benchmarks.harness.options import script_parser
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS

@@ -32,9 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.harness.neighbours import neighbours
-from dpcore.compare.collectives.cells import parse_sizes, size_text
-from dpcore.compare.collectives.options import script_parser
-from dpcore.compare.ratios import Ratio, of_slowest_rank, paired
+from benchmarks.harness.options import script_parser
+from dpcore.commands.sizes import parse_sizes, size_text
+from dpcore.compare.ratios import Estimate, of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (
@@ -158,7 +158,7 @@ def shown(ratio: dict[str, float] | None, at_most: float = float("inf")) -> str:
     """The median and its interval; a star where all of the interval misses the target."""
     if ratio is None:
         return ""
-    made = Ratio(**ratio)
+    made = Estimate(**ratio)
     mark = "*" if made.low > at_most else " "
     return f"{made.median:.2f} ({made.low:.2f}-{made.high:.2f}){mark}"
 

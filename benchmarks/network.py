@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.harness.options import options_of, parser
 from dpcore.compare.collectives.contenders import STREAM, TCP, tcp_peer
-from dpcore.compare.collectives.options import options_of, parser
 from dpcore.compare.collectives.report import draw_all
 from dpcore.compare.collectives.session import exit_status, run, start
 from dpcore.compare.collectives.wires import LOOPBACK, NoWireError

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.options import script_parser
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.hosts import burst_of
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
@@ -95,7 +95,7 @@ def main() -> int:
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     made.add_argument("--model", default="transformer", help="of benchmarks/training/models.py")
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
-    made.add_argument("--steps", type=int, default=3, help="of one contender in a round")
+    made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/shaped_link.jsonl")
     made.add_argument("--out", type=Path, default=Path("demo/shaped"), help="folder of timelines")
     options = made.parse_args()

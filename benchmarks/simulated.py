@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.compare.collectives.options import script_parser
+from benchmarks.harness.options import script_parser
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.costs.link import parse_speed

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.options import script_parser
 from benchmarks.harness.torch_strategies import STRATEGIES, Sizes, batch_of, grid_over
 from benchmarks.neighbours import seconds_of, shown
-from dpcore.compare.collectives.options import script_parser
 from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.ranks import beside_gloo, spawn, steps_in

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import dpcore as dp
-from dpcore.compare.collectives.options import script_parser
+from benchmarks.harness.options import script_parser
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import (

@@ -1,10 +1,12 @@
 """The compiled core. Programs use the package ``dpcore``, which adds defaults and documentation."""
 
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from dpcore.ddp import launch_control
 from dpcore.ddp.launch_schedule import LaunchSchedule
 
 # (step, src, dst, chunk, reduce)
@@ -404,62 +406,8 @@ def nccl_library(libraries: Sequence[str]) -> dict[str, Any]:
 
 # ---- data parallel training ------------------------------------------------------------------
 
-class LaunchControl:
-    """What the methods of a LaunchSchedule get: a dpcore.LaunchControl, which explains it."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def buckets(self) -> int:
-        """How many there are."""
-
-    @property
-    def in_flight(self) -> int:
-        """Operations that are not complete."""
-
-    @property
-    def elapsed_ms(self) -> float:
-        """Since the first gradient came."""
-
-    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
-        """The largest of all ranks' values."""
-
-    def bytes(self, bucket: int) -> int:
-        """Of the gradients of a bucket."""
-
-    def is_complete(self, bucket: int) -> bool:
-        """Whether all gradients of the bucket are there."""
-
-    def bucket_of(self, gradient: int) -> int | None:
-        """The bucket of a gradient; None for sparse ones."""
-
-    def gradients_of_module(self, module: int) -> list[int]:
-        """Of a module's own parameters."""
-
-    def launch(
-        self, bucket: int | Sequence[int], priority: int = 0, background: bool = True
-    ) -> None:
-        """Sends a bucket, or neighbours as one."""
-
-    def skip(self, bucket: int) -> None:
-        """Leaves the bucket as it is."""
-
-    def wait(self, bucket: int) -> None:
-        """Until the bucket's gradients are averages."""
-
-    def wait_for_all(self) -> None:
-        """wait() for every bucket."""
-
-    def update(self, bucket: int) -> None:
-        """The optimizer's step for a bucket, once."""
-
-    def order_of_need(self) -> list[int]:
-        """Buckets as the next forward needs them."""
-
-    def next_leg(self, bucket: int) -> str | None:
-        """After the first; None at the end."""
+class LaunchControl(launch_control.LaunchControl, metaclass=ABCMeta):
+    """What the methods of a LaunchSchedule get."""
 
 def hash_of_sizes(tensors: list[torch.Tensor | None], /) -> int:
     """Equal for lists whose tensors have equal shapes."""

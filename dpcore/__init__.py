@@ -56,60 +56,34 @@ if TYPE_CHECKING:
     from dpcore.recorder.recording import Trace, trace
     from dpcore.step_figures.monitor import Monitor, monitor
 
-_COLLECTIVES = (
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
-)
+# Where the public names live. Read by __getattr__ at first use.
+_HOMES = {
+    "dpcore._C": "Schedule algorithms_of check_schedule schedule schedule_cost",
+    "dpcore.communicators.native": "Communicator",
+    "dpcore.communicators.work": "Work",
+    "dpcore.ddp.data_parallel": "DataParallel",
+    "dpcore.ddp.launch_control": "LaunchControl",
+    "dpcore.ddp.launch_schedule": "LaunchSchedule",
+    "dpcore.ddp.overlap": "Overlap measure_overlap",
+    "dpcore.ddp.torch_face.comm_hooks": "compose_comm_hooks",
+    "dpcore.functions": "all_gather all_reduce all_to_all barrier broadcast gather recv reduce "
+    "reduce_scatter scatter send",
+    "dpcore.launch.session": "current finalize init",
+    "dpcore.launch.spawn": "spawn",
+    "dpcore.local_updates.diloco": "DiLoCo",
+    "dpcore.local_updates.local_sgd": "LocalSGD",
+    "dpcore.noise_scale.measure": "GradientNoiseScale gradient_noise_scale",
+    "dpcore.notebook.extension": "load_ipython_extension unload_ipython_extension",
+    "dpcore.optimizer.distributed": "DistributedOptimizer",
+    "dpcore.parallel.mesh": "mesh",
+    "dpcore.parallel.pipeline_plans": "pipeline_plan",
+    "dpcore.recorder.recording": "Trace trace",
+    "dpcore.step_figures.monitor": "Monitor monitor",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 # Under torch's name as well, so that the import is all that a script for torch DDP changes.
 _OTHER_NAMES = {"DistributedDataParallel": "DataParallel"}
-
-# Where each public name lives. Read by __getattr__ at first use.
-_HOME = {
-    **dict.fromkeys(
-        (
-            "Schedule",
-            "algorithms_of",
-            "check_schedule",
-            "schedule",
-            "schedule_cost",
-        ),
-        "dpcore._C",
-    ),
-    **dict.fromkeys(_COLLECTIVES, "dpcore.functions"),
-    **dict.fromkeys(("current", "finalize", "init"), "dpcore.launch.session"),
-    "Communicator": "dpcore.communicators.native",
-    "DataParallel": "dpcore.ddp.data_parallel",
-    "DistributedOptimizer": "dpcore.optimizer.distributed",
-    "DiLoCo": "dpcore.local_updates.diloco",
-    "GradientNoiseScale": "dpcore.noise_scale.measure",
-    "LaunchControl": "dpcore.ddp.launch_control",
-    "LaunchSchedule": "dpcore.ddp.launch_schedule",
-    "LocalSGD": "dpcore.local_updates.local_sgd",
-    "Monitor": "dpcore.step_figures.monitor",
-    "Overlap": "dpcore.ddp.overlap",
-    "Trace": "dpcore.recorder.recording",
-    "Work": "dpcore.communicators.work",
-    "compose_comm_hooks": "dpcore.ddp.torch_face.comm_hooks",
-    "gradient_noise_scale": "dpcore.noise_scale.measure",
-    "load_ipython_extension": "dpcore.notebook.extension",
-    "measure_overlap": "dpcore.ddp.overlap",
-    "mesh": "dpcore.parallel.mesh",
-    "monitor": "dpcore.step_figures.monitor",
-    "pipeline_plan": "dpcore.parallel.pipeline_plans",
-    "spawn": "dpcore.launch.spawn",
-    "trace": "dpcore.recorder.recording",
-    "unload_ipython_extension": "dpcore.notebook.extension",
-}
 
 __all__ = [
     "Communicator",

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpcore import __version__, help_texts
 from dpcore._core_choice import NoCore, without_torch
+from dpcore.commands import sizes
+from dpcore.compare import arguments as of_compare
 from dpcore.errors import Error
+from dpcore.exercise import arguments as of_exercise
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_texts.BEGIN, end="")
         return 0
     try:
-        status: int = options.run(options)
+        status: int = importlib.import_module(options.runs).run(options)
     except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
         return 1
@@ -53,22 +60,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: Commands,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    runs: str,
     **texts: Any,
 ) -> argparse.ArgumentParser:
-    """A parser whose examples stand as they are written, and what its command runs."""
+    """A parser that shows its examples as they are written. ``runs``: the module whose ``run`` is
+    the command; it is imported when the command is called."""
     made = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
-    made.set_defaults(run=run)
+    made.set_defaults(runs=runs)
     return made
 
 
-def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_bench(commands: Commands) -> None:
     bench = _command(
         commands,
         "bench",
-        _bench,
+        "dpcore.commands.bench",
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=help_texts.BENCH,
@@ -80,13 +88,13 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="one or several with commas, or 'all' (default: all_reduce)",
     )
     bench.add_argument(
-        "--world", type=int, metavar="N", help="ranks to start (default: 2; a launcher's if any)"
+        "--world", type=int, metavar="N", help="ranks to start (default: 2, or the launcher's)"
     )
     bench.add_argument(
         "--sizes",
-        default="8:64M:4",
+        default="8:64M:4x",
         metavar="SIZES",
-        help="FROM:TO:FACTOR, or a list with commas; K, M, G are powers of 1024 (default: 8:64M:4)",
+        help=f"{sizes.HELP} (default: %(default)s)",
     )
     bench.add_argument("--dtype", default="float32", help="type of the elements (default: float32)")
     bench.add_argument("--op", default="sum", help="sum, mean, prod, min, max (default: sum)")
@@ -100,25 +108,25 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--plain", action="store_true", help="ordinary tensors instead of tensors in the arena"
     )
     bench.add_argument(
-        "--seconds", type=float, default=0.2, metavar="S", help="to measure each row (default: 0.2)"
+        "--seconds", type=float, default=0.2, metavar="S", help="for each row (default: 0.2)"
     )
     bench.add_argument("--json", action="store_true", help="one JSON object per line, no table")
     bench.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure what algorithms are chosen by (memory, loopback; behind a launcher on "
-        "several hosts, the network), and keep it in the user's cache",
+        help="measure the costs by which algorithms are chosen (memory and loopback; under a "
+        "launcher on several hosts, the network), and store them in the user's cache",
     )
 
 
-def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_inspect(commands: Commands) -> None:
     inspect = _command(
         commands,
         "inspect",
-        _inspect,
-        help="show what a running, or hanging, rank does",
-        description="Shows the black boxes of dpcore processes of this host from outside, or says "
-        "who holds up their job,\non whatever host that is.",
+        "dpcore.commands.inspect",
+        help="show what a running or hanging rank is doing",
+        description="Shows the black boxes of the dpcore processes on this host from outside, or "
+        "says which rank holds up\ntheir job, whatever host it is on.",
         epilog=help_texts.INSPECT,
     )
     inspect.add_argument(
@@ -134,11 +142,11 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
 
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_show(commands: Commands) -> None:
     show = _command(
         commands,
         "show",
-        _show,
+        "dpcore.show.command",
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
         "exposed time, overlap. Or steps through an algorithm, by its name.",
@@ -148,28 +156,28 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "trace",
         type=Path,
         nargs="+",
-        help="file of dpcore.trace, or files or a folder of torch.profiler's; several runs "
-        "compare. Or the name of an algorithm",
+        help="a file of dpcore.trace, or files or a folder of torch.profiler; several runs are "
+        "compared. Or the name of an algorithm",
     )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
-    show.add_argument("--world", type=int, metavar="N", help="ranks of an algorithm (default: 4)")
+    show.add_argument("--world", type=int, metavar="N", help="ranks, for an algorithm (default: 4)")
     show.add_argument(
-        "--collective", metavar="NAME", help="of an algorithm (default: all_reduce, if it has one)"
+        "--collective", metavar="NAME", help="for an algorithm (default: all_reduce, if it has one)"
     )
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",
         type=_step_range,
         metavar="A:B",
-        help="steps of the picture (default: a usual one)",
+        help="steps to draw (default: the one of median length)",
     )
     show.add_argument(
-        "--csv", type=Path, metavar="FILE", help="a row per bucket ('-': print them); no page"
+        "--csv", type=Path, metavar="FILE", help="write a row per bucket ('-' prints them), no page"
     )
     show.add_argument(
         "--export",
         choices=["kineto"],
-        help="a file per rank in the format of torch.profiler; no page",
+        help="write a file per rank in the format of torch.profiler, no page",
     )
     show.add_argument("--open", action="store_true", help="open the page in the browser")
     show.add_argument(
@@ -183,39 +191,42 @@ def _step_range(text: str) -> Any:
     return step_range(text)
 
 
-def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_simulate(commands: Commands) -> None:
     simulate = _command(
         commands,
         "simulate",
-        _simulate,
+        "dpcore.simulate.command",
         help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=help_texts.SIMULATE,
     )
     simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
-    simulate.add_argument("--link", required=True, metavar="WORDS", help="such as 1gbit,50us")
+    simulate.add_argument("--link", required=True, metavar="WORDS", help="for example 1gbit,50us")
     simulate.add_argument(
         "--schedule",
         default="bucketed,sequential,per_parameter,flat",
         metavar="NAMES",
-        help="of launches, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your own, "
-        "oracle is computing alone (default: %(default)s)",
+        help="launch schedules, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your "
+        "own, oracle is computing without communication (default: %(default)s)",
     )
     simulate.add_argument(
-        "--bucket-cap-mb", default="", metavar="MB", help="one or several with commas"
+        "--bucket-cap-mb", default="", metavar="MB", help="caps, with commas (default: the trace's)"
     )
     simulate.add_argument(
-        "--algorithm", default="two_shot", metavar="NAMES", help="of all_reduce (default: two_shot)"
+        "--algorithm",
+        default="two_shot",
+        metavar="NAMES",
+        help="of all_reduce (default: two_shot)",
     )
     simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
     simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_doctor(commands: Commands) -> None:
     doctor = _command(
         commands,
         "doctor",
-        _doctor,
+        "dpcore.commands.doctor",
         help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
@@ -224,106 +235,40 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
 
 
-def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.compare.arguments import EXAMPLES, add_arguments
-
+def _add_compare(commands: Commands) -> None:
     compare = _command(
         commands,
         "compare",
-        _compare,
+        "dpcore.compare.command",
         help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
         description="Measures contenders in turns, in one run, and says what can be concluded.",
-        epilog=EXAMPLES,
+        epilog=of_compare.EXAMPLES,
     )
-    add_arguments(compare)
+    of_compare.add_arguments(compare)
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.compare.arguments import DEMO_EXAMPLES, add_demo_arguments
-
+def _add_demo(commands: Commands) -> None:
     demo = _command(
         commands,
         "demo",
-        _demo,
+        "dpcore.compare.demo",
         help="torch DDP and dpcore train the same model: who wins, by how much, and why",
         description="Trains a small model with torch DDP and with dpcore, side by side.",
-        epilog=DEMO_EXAMPLES,
+        epilog=of_compare.DEMO_EXAMPLES,
     )
-    add_demo_arguments(demo)
+    of_compare.add_demo_arguments(demo)
 
 
-def _add_exercise(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from dpcore.exercise.arguments import EXAMPLES, add_arguments
-
+def _add_exercise(commands: Commands) -> None:
     exercise = _command(
         commands,
         "exercise",
-        _exercise,
+        "dpcore.exercise.command",
         help="learn by writing all-reduce, DDP and ZeRO yourself: exercises that check themselves",
         description="Lists, starts and checks exercises about data parallel training.",
-        epilog=EXAMPLES,
+        epilog=of_exercise.EXAMPLES,
     )
-    add_arguments(exercise)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from dpcore.commands import bench, calibrate
-
-    if options.calibrate:
-        return calibrate.run(options.json, options.seconds)
-    plan = bench.Plan(
-        collectives=bench.parse_collectives(options.collective),
-        sizes=bench.parse_sizes(options.sizes),
-        dtype=options.dtype,
-        op=options.op,
-        algorithms=tuple(options.algorithm.split(",")),
-        plain=options.plain,
-        seconds=options.seconds,
-        json=options.json,
-    )
-    return bench.run(plan, options.world)
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from dpcore.commands import inspect
-
-    return inspect.show(options.pid, as_json=options.json, job=options.job)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from dpcore.show import command
-
-    return command.run(options)
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    from dpcore.simulate import command
-
-    return command.run(options)
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from dpcore.commands import doctor
-
-    return doctor.show(as_json=options.json)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from dpcore.compare import command
-
-    return command.run(options)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from dpcore.compare import demo
-
-    return demo.run(options)
-
-
-def _exercise(options: argparse.Namespace) -> int:
-    from dpcore.exercise import command
-
-    return command.run(options)
+    of_exercise.add_arguments(exercise)
 
 
 if __name__ == "__main__":

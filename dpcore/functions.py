@@ -12,69 +12,41 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
-from dpcore.communicators.protocol import Operator
-from dpcore.communicators.work import Work
+from dpcore.communicators.native import Communicator
 from dpcore.launch.session import current
 
-if TYPE_CHECKING:
-    _current = current()  # for type checkers the functions are its methods
-    all_reduce = _current.all_reduce
-    reduce_scatter = _current.reduce_scatter
-    all_gather = _current.all_gather
-    broadcast = _current.broadcast
-    reduce = _current.reduce
-    gather = _current.gather
-    scatter = _current.scatter
-    all_to_all = _current.all_to_all
-    send = _current.send
-    recv = _current.recv
-    barrier = _current.barrier
-else:
 
-    def all_reduce(tensor: Any, op: Operator = "sum", **options: Any) -> Work | None:
-        """See ``Communicator.all_reduce``."""
-        return current().all_reduce(tensor, op, **options)
+class _OfCurrent:
+    """Each attribute is a function that calls the method of this name of the communicator that is
+    current then."""
 
-    def reduce_scatter(
-        output: Any, input: Any, op: Operator = "sum", **options: Any
-    ) -> Work | None:
-        """See ``Communicator.reduce_scatter``."""
-        return current().reduce_scatter(output, input, op, **options)
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Communicator, name)
 
-    def all_gather(output: Any, input: Any, **options: Any) -> Work | None:
-        """See ``Communicator.all_gather``."""
-        return current().all_gather(output, input, **options)
+        @functools.wraps(method)
+        def function(*arguments: Any, **options: Any) -> Any:
+            return getattr(current(), name)(*arguments, **options)
 
-    def broadcast(tensor: Any, root: int = 0, **options: Any) -> Work | None:
-        """See ``Communicator.broadcast``."""
-        return current().broadcast(tensor, root, **options)
+        _, *parameters = inspect.signature(method).parameters.values()
+        signature = inspect.signature(method).replace(parameters=parameters)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__module__, function.__qualname__ = __name__, name
+        return function
 
-    def reduce(tensor: Any, root: int = 0, op: Operator = "sum", **options: Any) -> Work | None:
-        """See ``Communicator.reduce``."""
-        return current().reduce(tensor, root, op, **options)
 
-    def gather(output: Any | None, input: Any, root: int = 0, **options: Any) -> Work | None:
-        """See ``Communicator.gather``."""
-        return current().gather(output, input, root, **options)
-
-    def scatter(output: Any, input: Any | None, root: int = 0, **options: Any) -> Work | None:
-        """See ``Communicator.scatter``."""
-        return current().scatter(output, input, root, **options)
-
-    def all_to_all(output: Any, input: Any, **options: Any) -> Work | None:
-        """See ``Communicator.all_to_all``."""
-        return current().all_to_all(output, input, **options)
-
-    def send(tensor: Any, dst: int, **options: Any) -> Work | None:
-        """See ``Communicator.send``."""
-        return current().send(tensor, dst, **options)
-
-    def recv(tensor: Any, src: int | None, **options: Any) -> Work | None:
-        """See ``Communicator.recv``."""
-        return current().recv(tensor, src, **options)
-
-    def barrier(**options: Any) -> Work | None:
-        """See ``Communicator.barrier``."""
-        return current().barrier(**options)
+_current = current() if TYPE_CHECKING else _OfCurrent()  # for type checkers, its own methods
+all_reduce = _current.all_reduce
+reduce_scatter = _current.reduce_scatter
+all_gather = _current.all_gather
+broadcast = _current.broadcast
+reduce = _current.reduce
+gather = _current.gather
+scatter = _current.scatter
+all_to_all = _current.all_to_all
+send = _current.send
+recv = _current.recv
+barrier = _current.barrier

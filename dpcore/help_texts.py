@@ -7,7 +7,7 @@ from dpcore import __version__
 BENCH = """\
 examples:
   dpcore bench                                         all_reduce on 2 ranks, 8 B to 64 MiB
-  dpcore bench --world 4 --sizes 1K:16M:4 --algorithm auto,ring,two_shot
+  dpcore bench --world 4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
   dpcore bench --calibrate                             once per machine: see Communicator.explain
@@ -29,8 +29,8 @@ examples:
 
 The process is not stopped, asked or slowed down: its black box lies in memory that can be read
 from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
---job asks nobody and opens no connection. It sees what this user may see of /proc: as root, or as
-the user of the job. A line of the program is at most a second or two old.
+--job asks nobody and opens no connection. It sees what this user may see of /proc: run it as root
+or as the user of the job. A line of the program is at most a second or two old.
 """
 
 SHOW = """\

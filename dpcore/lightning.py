@@ -75,7 +75,7 @@ class EvenLoader:
 
 
 class DpcoreStrategy(DDPStrategy):
-    """Of ``lightning.pytorch.Trainer``. Takes the arguments of Lightning's ``DDPStrategy``; what
+    """For ``lightning.pytorch.Trainer``. Takes the arguments of Lightning's ``DDPStrategy``; what
     that one hands on to torch's DDP goes to ``dpcore.DataParallel``."""
 
     strategy_name = "dpcore"
@@ -92,7 +92,8 @@ class DpcoreStrategy(DDPStrategy):
         return super()._get_process_group_backend()
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Of the training loader, if it is the only one and its ranks' lengths differ."""
+        """Makes the ranks' training loaders equally long, if there is one loader and lengths
+        differ."""
         loader = super().process_dataloader(dataloader)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         if trainer is None or not trainer.training:
@@ -132,7 +133,7 @@ class DpcoreStrategy(DDPStrategy):
 
 
 class DpcoreFabricStrategy(FabricDDPStrategy):
-    """Of ``lightning.fabric.Fabric``, with the arguments of Fabric's ``DDPStrategy``."""
+    """For ``lightning.fabric.Fabric``, with the arguments of Fabric's ``DDPStrategy``."""
 
     def setup_module(self, module: torch.nn.Module) -> DataParallel:
         return DataParallel(module, device_ids=self._determine_ddp_device_ids(), **self._ddp_kwargs)

@@ -13,9 +13,10 @@ import pytest
 import dpcore as dp
 from dpcore.__main__ import _parser, main
 from dpcore.commands import black_box
-from dpcore.commands.bench import Plan, parse_sizes
+from dpcore.commands.bench import Plan
 from dpcore.commands.bench import rows as bench_rows
 from dpcore.commands.bench_cases import CASES
+from dpcore.commands.sizes import parse_sizes
 from tests.ranks import python
 
 COMMANDS = list(_parser()._subparsers._group_actions[0].choices)
@@ -167,9 +168,9 @@ def test_bench_on_the_ranks_of_torchrun():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dtype", "float12"], "choose of float64, float32"),
-        (["--op", "median"], "choose of sum, mean"),
-        (["--collective", "all_rejuice"], "choose of all_reduce"),
+        (["--dtype", "float12"], "choose from float64, float32"),
+        (["--op", "median"], "choose from sum, mean"),
+        (["--collective", "all_rejuice"], "choose from all_reduce"),
         (["--sizes", "8:1M:0.5"], "factor above 1"),
         (["--sizes", "many"], "is not a size"),
         (["--algorithm", "circle", "--sizes", "8"], "circle"),

@@ -39,7 +39,7 @@ def test_the_whole_examination():
         assert "two ranks added 1 MB" in found["self-test"]["text"]
         assert (out.returncode, report["works"]) == (0, True)
     else:
-        assert "were not done after" in found["self-test"]["text"]
+        assert "had not finished after" in found["self-test"]["text"]
     for finding in report["findings"]:
         assert bool(finding["advice"]) == (finding["state"] != "ok"), finding
 
@@ -59,7 +59,7 @@ SOMETHING = {"right": True, "seconds": 1e-3}
         (lambda rank, _: SOMETHING | {"right": rank == 0}, "trouble", "two ranks got a wrong sum"),
         (lambda rank, _: SOMETHING | {"right": 1 // rank}, "trouble", "ZeroDivisionError"),
         (lambda rank, _: _abort_quietly(), "trouble", "the process died"),
-        (lambda rank, _: time.sleep(60), "trouble", "were not done after 1.0 s"),
+        (lambda rank, _: time.sleep(60), "trouble", "had not finished after 1.0 s"),
     ],
     ids=["right", "wrong", "raises", "dies", "hangs"],
 )
@@ -129,7 +129,7 @@ def without_programs(patch):
 
 
 def without_packages(patch):
-    patch.setattr(doctor_checks, "_version_of", lambda _: "")
+    patch.setattr(doctor_checks, "version_of", lambda _: "")
 
 
 def without_rights(patch):

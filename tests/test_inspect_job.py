@@ -176,4 +176,4 @@ comm.barrier(timeout=60)
 def test_no_rank_anywhere(monkeypatch, capsys):
     monkeypatch.setattr("dpcore.commands.inspect.ranks_of_this_host", list)
     assert main(["inspect", "--job"]) == 1
-    assert "no process of this host that you may look into" in capsys.readouterr().err
+    assert "no process on this host that you may inspect" in capsys.readouterr().err

@@ -191,8 +191,8 @@ def test_what_is_not_understood(kernel):
     kernel.run("%ranks stop")
     for line, message in (
         ("%%ranks", "how many?"),
-        ("%%ranks 0", "'0' is no number of ranks"),
-        ("%%ranks four", "'four' is no number of ranks"),
+        ("%%ranks 0", "'0' is not a number of ranks"),
+        ("%%ranks four", "'four' is not a number of ranks"),
         ("%%ranks 2 --colour red", "unrecognized arguments: --colour red"),
         ("%%ranks 2 --get 1x", "names of variables are needed"),
     ):

@@ -165,7 +165,7 @@ def test_a_trace_of_the_program_goes_first(monkeypatch, tmp_path):
     comm = dp.init(rank=0, world_size=1)
     add_ones(comm)
     with (
-        pytest.warns(UserWarning, match="DPCORE_TRACE is left aside: the program records itself"),
+        pytest.warns(UserWarning, match="DPCORE_TRACE is ignored: the program records itself"),
         dp.trace(tmp_path / "own.json") as trace,
     ):
         add_ones(comm)
@@ -300,7 +300,7 @@ class WhenAllIsThere(dp.LaunchSchedule):
 
 def test_a_schedule_that_does_not_exist_is_an_error_that_names_the_variable(monkeypatch, alone):
     monkeypatch.setenv("DPCORE_SCHEDULE", "fastest")
-    with pytest.raises(dp.Unsupported, match=r"^DPCORE_SCHEDULE=fastest: it is one of auto, buck"):
+    with pytest.raises(dp.Unsupported, match=r"^DPCORE_SCHEDULE=fastest: it must be one of auto"):
         dp.DataParallel(torch.nn.Linear(2, 1))
     dp.DataParallel(torch.nn.Linear(2, 1), schedule="flat")
 

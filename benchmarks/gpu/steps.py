@@ -11,7 +11,8 @@ from torch import nn
 
 import dpcore
 from benchmarks.gpu.kernels import PLACE, ROUNDS
-from dpcore.compare.training.models import Language, ManyTensors, ResNet50
+from benchmarks.gpu.models import ResNet50
+from dpcore.compare.training.models import Language, ManyTensors
 
 STEP_TARGET = 0.95  # of the time of torch's, or less
 STEPS = 20

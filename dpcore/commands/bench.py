@@ -6,6 +6,7 @@ of rank and position, so every rank knows the result in advance, exactly, in any
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpcore._version import __version__
+from dpcore.commands import calibrate
 from dpcore.commands.bench_cases import CASES, DTYPES, OPS
+from dpcore.commands.sizes import parse_sizes
 from dpcore.errors import Error, Unsupported
 from dpcore.launch.identity import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DEFAULT_WORLD = 2
 _TIMEOUT_SECONDS = 60.0
 
@@ -41,7 +43,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, value, known in (("dtype", self.dtype, DTYPES), ("op", self.op, OPS)):
             if value not in known:
-                raise Unsupported(f"--{name} {value!r}: choose of {', '.join(known)}")
+                raise Unsupported(f"--{name} {value!r}: choose from {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -65,55 +67,30 @@ class Row:
     version: str = __version__
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "64K", "1M", "8".
-
-    >>> parse_size("64K")
-    65536
-    """
-    digits = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = _UNITS.get(digits[-1:], 1)
-    try:
-        size = int(digits[:-1] if unit > 1 else digits) * unit
-    except ValueError:
-        raise ValueError(f"{text!r} is not a size: write 8, 64K or 256M") from None
-    if size < 1:
-        raise ValueError(f"{text!r}: a size is at least one byte")
-    return size
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """A list, or all sizes from one to another, each a factor larger than the last.
-
-    >>> parse_sizes("8:1K:4")
-    (8, 32, 128, 512)
-    >>> parse_sizes("8,1M")
-    (8, 1048576)
-    """
-    if ":" not in text:
-        return tuple(parse_size(part) for part in text.split(","))
-    first, last, *rest = text.split(":")
-    factor = float(rest[0]) if rest else 2.0
-    if len(rest) > 1 or factor <= 1:
-        raise ValueError(f"{text!r}: write FROM:TO:FACTOR with a factor above 1, such as 8:64M:4")
-    sizes, size = [], float(parse_size(first))
-    while size <= parse_size(last):
-        sizes.append(int(size))
-        size *= factor
-    return tuple(sizes)
-
-
 def parse_collectives(text: str) -> tuple[str, ...]:
     """Names with commas between them, or "all"."""
     names = tuple(CASES) if text == "all" else tuple(text.split(","))
     unknown = [name for name in names if name not in CASES]
     if unknown:
-        raise Unsupported(f"--collective {unknown[0]!r}: choose of {', '.join(CASES)}, or all")
+        raise Unsupported(f"--collective {unknown[0]!r}: choose from {', '.join(CASES)}, or all")
     return names
 
 
-def run(plan: Plan, world: int | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
+    if options.calibrate:
+        return calibrate.run(options.json, options.seconds)
+    plan = Plan(
+        collectives=parse_collectives(options.collective),
+        sizes=parse_sizes(options.sizes),
+        dtype=options.dtype,
+        op=options.op,
+        algorithms=tuple(options.algorithm.split(",")),
+        plain=options.plain,
+        seconds=options.seconds,
+        json=options.json,
+    )
+    world: int | None = options.world
     if not is_launched():
         from dpcore.launch.spawn import spawn
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dpcore.communicators.native import Communicator
 
-_BYTES = {
+BYTES = {
     "float64": 8,
     "float32": 4,
     "float16": 2,
@@ -26,12 +26,12 @@ _BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-DTYPES = tuple(_BYTES)
+DTYPES = tuple(BYTES)
 OPS = ("sum", "mean", "prod", "min", "max")
 _ROOT = 0
 
 
-def _once(world: int) -> float:
+def once(world: int) -> float:
     return 1.0
 
 
@@ -63,6 +63,7 @@ class Case:
     rooted: bool = False
     splits: bool = False  # the input has a part per rank
     joins: bool = False  # the output has a part per rank
+    time_share: float = 1.0  # of one iteration of a timed loop
 
     def size_near(self, size: int, dtype: str, world: int) -> int:
         """The largest size up to ``size`` that this collective can have, or its smallest.
@@ -70,7 +71,7 @@ class Case:
         >>> CASES["all_gather"].size_near(1030, "float32", 4)
         1024
         """
-        unit = _BYTES[dtype] * (world if self.splits or self.joins else 1)
+        unit = BYTES[dtype] * (world if self.splits or self.joins else 1)
         return max(unit, size - size % unit)
 
     def prepare(
@@ -81,7 +82,7 @@ class Case:
 
         world, rank = comm.world_size, comm.rank
         kind: torch.dtype = getattr(torch, dtype)
-        elements = size // _BYTES[dtype]
+        elements = size // BYTES[dtype]
         count = elements // world if self.splits or self.joins else elements
 
         def buffer(parted: bool) -> torch.Tensor:
@@ -188,8 +189,8 @@ CASES: dict[str, Case] = {
         Case("all_reduce", _there_and_back, reduces=True),
         Case("reduce_scatter", _all_but_own, reduces=True, splits=True),
         Case("all_gather", _all_but_own, joins=True),
-        Case("broadcast", _once, rooted=True),
-        Case("reduce", _once, reduces=True, rooted=True),
+        Case("broadcast", once, rooted=True),
+        Case("reduce", once, reduces=True, rooted=True),
         Case("gather", _all_but_own, rooted=True, joins=True),
         Case("scatter", _all_but_own, rooted=True, splits=True),
         Case("all_to_all", _all_but_own, splits=True, joins=True),

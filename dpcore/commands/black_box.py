@@ -53,8 +53,8 @@ def read(pid: int) -> list[dict[str, Any]]:
             os.close(descriptor)
     if not boxes:
         raise Error(
-            f"process {pid} has no dpcore communicator: it is no rank, or not yet past init(), or "
-            "a forked child of one"
+            f"process {pid} has no dpcore communicator: it is not a rank, has not finished init(), "
+            "or is a forked child of a rank"
         )
     return boxes
 
@@ -101,7 +101,7 @@ def _files(pid: int, name: str) -> Iterator[int]:
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid} on this host") from None
     except PermissionError:
-        raise Error(f"process {pid} belongs to somebody else; try sudo") from None
+        raise Error(f"process {pid} belongs to another user; try sudo") from None
 
 
 class _Reader:

@@ -83,7 +83,7 @@ def measure(comm: Communicator, one: int, other: int, seconds: float) -> list[fl
 
 
 def _best(call: Callable[[], None], comm: Communicator, peer: int, seconds: float) -> float:
-    """Of calls that both ranks make equally often: the lower quarter's largest."""
+    """The time of a call that both ranks make equally often: the largest of the fastest quarter."""
     import numpy as np
 
     begin = time.perf_counter()
@@ -102,7 +102,8 @@ def _best(call: Callable[[], None], comm: Communicator, peer: int, seconds: floa
 
 
 def _added_byte(seconds: float) -> float:
-    """Of one more operand in a sum, beyond the copy: two inputs and one output in the cache."""
+    """The time of one more operand in a sum, beyond the copy: two inputs and one output in the
+    cache."""
     import numpy as np
 
     from dpcore import _C

@@ -8,6 +8,7 @@ left of ten seconds.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -79,9 +80,9 @@ class SelfTest:
             return Finding(
                 "self-test",
                 "trouble",
-                f"two ranks were not done after {self._seconds:.1f} s",
-                "dpcore doctor once more when the machine is less busy; if they are late again, "
-                "this is worth an issue",
+                f"two ranks had not finished after {self._seconds:.1f} s",
+                "run dpcore doctor again when the machine is less busy; if they are late again, "
+                "please open an issue",
             )
         return _judged([answer for answer in answers if answer is not None])
 
@@ -146,17 +147,17 @@ def _tried(check: Callable[..., Finding], *arguments: Any) -> Finding:
         return check(*arguments)
     except Exception as problem:
         topic = check.__name__.replace("_", " ")
-        advice = "nothing else depends on this look; open an issue with the line above"
+        advice = "nothing else depends on this check; open an issue with the line above"
         return Finding(topic, "missing", f"{type(problem).__name__}: {problem}", advice)
 
 
-def show(*, as_json: bool) -> int:
+def run(options: argparse.Namespace) -> int:
     """Prints the findings; 1 when dpcore does not work here."""
     begin = time.monotonic()
     findings = examine(begin)
     seconds = time.monotonic() - begin
     works = all(finding.state != "trouble" for finding in findings)
-    if as_json:
+    if options.json:
         content = {
             "version": __version__,
             "works": works,
@@ -188,4 +189,4 @@ def _print(findings: Sequence[Finding], works: bool, seconds: float) -> None:
         table.add_row(Text(sign, style=style), Text(finding.topic, style="bold"), text)
     console.print(table)
     verdict = "dpcore works here" if works else "dpcore does not work here"
-    console.print(f"{verdict} (version {__version__}, looked for {seconds:.1f} s)", style="bold")
+    console.print(f"{verdict} (version {__version__}, checked in {seconds:.1f} s)", style="bold")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -18,7 +17,7 @@ from dpcore._core_choice import NoCore, how_to_install_torch
 from dpcore.commands.doctor_gpu import nccl
 from dpcore.commands.doctor_links import links
 from dpcore.commands.doctor_mpi import mpi
-from dpcore.commands.finding import BUILD_AGAIN, Check, Finding
+from dpcore.commands.finding import BUILD_AGAIN, Check, Finding, version_of
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915
@@ -67,7 +66,7 @@ def processors() -> Finding:
         return Finding(
             "processors", "missing", text,
             "ranks take turns: nothing is hidden behind computation, and timings mean little. "
-            "taskset -cp $$ says which ones are allowed, docker run --cpus 2 allows more",
+            "taskset -cp $$ shows which ones are allowed, docker run --cpus 2 allows more",
         )  # fmt: skip
     return Finding("processors", "ok", text, details={"usable": mine})
 
@@ -115,7 +114,7 @@ def kernel() -> Finding:
 
 def cupy() -> Finding:
     names = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-    found = [(name, version) for name in names if (version := _version_of(name))]
+    found = [(name, version) for name in names if (version := version_of(name))]
     if not found:
         return Finding(
             "CuPy", "missing", "not installed",
@@ -152,14 +151,14 @@ def interfaces() -> Finding:
     if not outside:
         return Finding(
             "interfaces", "missing", shown,
-            "no other host can be reached from here, which one host does not need: ip addr shows "
+            "no other host can be reached from here, and a single host needs none: ip addr shows "
             "the NICs, docker run --network host gives a container those of its host",
         )  # fmt: skip
     return Finding("interfaces", "ok", shown, details=found)
 
 
 def drawing() -> Finding:
-    version = _version_of("matplotlib")
+    version = version_of("matplotlib")
     if not version:
         advice = "only for dpcore show --png and plots: pip install matplotlib"
         return Finding("matplotlib", "missing", "not installed", advice)
@@ -190,13 +189,6 @@ def _address_of(interface: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _cgroup(name: str) -> str:

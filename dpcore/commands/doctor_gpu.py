@@ -13,7 +13,7 @@ _DRIVER_DEVICE = Path("/dev/nvidiactl")
 
 
 def driver_release() -> str | None:
-    """Of the NVIDIA driver, as far as the kernel tells it; None without a driver."""
+    """The release of the NVIDIA driver, as far as the kernel tells it; None without a driver."""
     if _DRIVER.exists():
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _DRIVER.read_text())
         return found[1] if found else "of unknown release"
@@ -37,7 +37,7 @@ def cuda(answer: dict[str, Any] | None) -> Finding:
     if release is None:
         return Finding(
             "CUDA", "missing", "no NVIDIA driver",
-            "only for training on GPUs: install the driver until nvidia-smi lists the GPU; "
+            "only for training on GPUs: install the driver, then nvidia-smi lists the GPU; "
             "a container gets it by docker run --gpus all",
         )  # fmt: skip
     driver = f"driver {release}"

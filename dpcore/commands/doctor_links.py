@@ -122,7 +122,7 @@ def _way_text(pair: tuple[str, int]) -> str:
 
 
 def _text(path: Path) -> str:
-    """Of one of the kernel's files; empty where there is none, or it has nothing to say."""
+    """The content of one of the kernel's files; empty where there is none, or it says nothing."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

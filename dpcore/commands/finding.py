@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,3 +23,11 @@ class Finding:
 
 
 Check = Callable[[], Finding]
+
+
+def version_of(package: str) -> str:
+    """The version that is installed, or nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -7,6 +7,7 @@ do is known to the ranks of this one, so no other host is asked, and none has to
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _RANKS_SHOWN = 16
-_NOBODY = "no process of this host that you may look into is a rank of dpcore"
+_NOBODY = "no process on this host that you may inspect is a dpcore rank"
 
 
-def show(pids: Sequence[int], *, as_json: bool, job: bool = False) -> int:
+def run(options: argparse.Namespace) -> int:
     """Prints what is asked for; the exit status."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    if job:
-        return _show_jobs(ranks_of_this_host(), pids or None, console, as_json)
-    pids = pids or ranks_of_this_host()
+    if options.job:
+        return _show_jobs(ranks_of_this_host(), options.pid or None, console, options.json)
+    pids = options.pid or ranks_of_this_host()
     if not pids:
         raise Error(_NOBODY)
-    return _show_boxes(pids, console, as_json)
+    return _show_boxes(pids, console, options.json)
 
 
 def _show_boxes(pids: Sequence[int], console: Console, as_json: bool) -> int:

@@ -59,7 +59,7 @@ class Family:
 
     @property
     def processes(self) -> set[int]:
-        """Of this host."""
+        """The family's processes on this host."""
         return {rank.process for rank in self.ranks.values() if rank.process is not None}
 
     def group_text(self, group: int) -> str:

@@ -1,4 +1,4 @@
-"""The keywords that collectives take besides ``async_op``, for type checkers: see protocol.py."""
+"""The keywords of the collectives besides ``async_op``; protocol.py says what they mean."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def check_peer(peer: int, rank: int, world_size: int) -> None:
 def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
     """A buffer that the root alone has."""
     if (buffer is None) == (rank == root):
-        wanted = "needed" if rank == root else "to be None"
-        raise ValueError(f"rank {rank}: {role} is {wanted} here (root is {root})")
+        wanted = "must be given" if rank == root else "must be None"
+        raise ValueError(f"rank {rank}: {role} {wanted} here (root is {root})")
 
 
 def check_color(color: int | None) -> None:
-    """Of ``split``."""
+    """The color that is given to ``split``."""
     if color is not None and color < 0:
-        raise Unsupported(f"color {color} is negative; None stands for no group")
+        raise Unsupported(f"color {color} is negative; pass None to be in no group")
 
 
 def check_both(output_sizes: Sequence[int] | None, input_sizes: Sequence[int] | None) -> None:
@@ -63,6 +63,14 @@ def check_timeout(timeout: float) -> None:
     """Seconds; 0 stands for the communicator's."""
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise TypeError(f"timeout: expected seconds, or 0 for the communicator's, not {timeout!r}")
+
+
+def check_wait(timeout: float | None) -> None:
+    """The timeout that is given to a handle's ``wait``."""
+    if timeout is not None and not timeout >= 0:
+        raise Unsupported(
+            f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"
+        )
 
 
 def expect(have: int, want: int, role: str) -> None:

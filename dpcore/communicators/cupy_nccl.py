@@ -195,7 +195,11 @@ class CupyCommunicator(OtherNames):
         target, source = self._addresses(output, input)
         if input_sizes is None:
             expect(output.numel(), input.numel(), "output")
-            expect(input.numel() % self.world_size, 0, "the rest of input divided by the world")
+            if input.numel() % self.world_size:
+                raise Unsupported(
+                    f"all_to_all: {input.numel()} elements can't be cut into {self.world_size} "
+                    "equal parts; pass output_sizes and input_sizes"
+                )
         if target == source:
             raise Unsupported("all_to_all in place: backend='cupy' needs two tensors")
         each = input.numel() // self.world_size

@@ -25,12 +25,12 @@ BYTES = _TYPES["int8"]
 
 
 def numbers_of(op: str, dtype: Any) -> tuple[int, int]:
-    """Of a reduction: the type and the operator."""
+    """NCCL's numbers for the type and the operator of a reduction."""
     name = str(dtype).removeprefix("torch.")
     operator = (_OPS_OF_BOOL if name == "bool" else _OPS).get(op)
     if name not in _TYPES or operator is None:
         raise Unsupported(
-            f"{op} of {name} is nothing that NCCL can do through CuPy; use backend='nccl'"
+            f"{op} of {name} is not possible with NCCL through CuPy; use backend='nccl'"
         )
     return _TYPES[name], operator
 

@@ -136,7 +136,7 @@ def on_device(
             import torch
 
             if algorithm != "auto" or deterministic:
-                raise Unsupported("backend='cupy' has no algorithms to choose of; use 'nccl'")
+                raise Unsupported("backend='cupy' has no algorithms to choose from; use 'nccl'")
             return start_cupy(control, torch.device(name))
         native = _C.start_on_device(
             control._native,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class NativeCalls(OtherNames):
-    """Of a group of ranks; ``Communicator`` says who they are."""
+    """The collectives of a group of ranks; ``Communicator`` says who they are."""
 
     rank: int
     world_size: int

@@ -57,6 +57,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
+
+    from dpcore.communicators.call_options import (
+        Combining,
+        CombiningParts,
+        CombiningWhole,
+        Exchanging,
+        GatheringParts,
+        Meeting,
+        Message,
+        Parts,
+        Whole,
+    )
 
 Sizes = Sequence[int] | None
 Algorithm = Any  # str | dpcore.Schedule | None
@@ -135,24 +148,12 @@ class Collectives(Protocol):
         op: Operator = "sum",
         *,
         async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
-        layout: int = 0,
+        **options: Unpack[CombiningWhole],
     ) -> Operation | None:
         """Combines ``tensor`` over all ranks, in place: all hold the same result."""
 
     def broadcast(
-        self,
-        tensor: Any,
-        root: int = 0,
-        *,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
+        self, tensor: Any, root: int = 0, *, async_op: bool = False, **options: Unpack[Whole]
     ) -> Operation | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
 
@@ -163,10 +164,7 @@ class Collectives(Protocol):
         op: Operator = "sum",
         *,
         async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
+        **options: Unpack[Combining],
     ) -> Operation | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
 
@@ -176,26 +174,13 @@ class Collectives(Protocol):
         input: Any,
         op: Operator = "sum",
         *,
-        sizes: Sizes = None,
         async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        factor: float = 1.0,
+        **options: Unpack[CombiningParts],
     ) -> Operation | None:
         """Combines ``input`` and leaves the r-th part of the result in rank r's ``output``."""
 
     def all_gather(
-        self,
-        output: Any,
-        input: Any,
-        *,
-        sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
+        self, output: Any, input: Any, *, async_op: bool = False, **options: Unpack[GatheringParts]
     ) -> Operation | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
 
@@ -205,11 +190,8 @@ class Collectives(Protocol):
         input: Any,
         root: int = 0,
         *,
-        sizes: Sizes = None,
         async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
+        **options: Unpack[Parts],
     ) -> Operation | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
 
@@ -219,39 +201,27 @@ class Collectives(Protocol):
         input: Any | None,
         root: int = 0,
         *,
-        sizes: Sizes = None,
         async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
+        **options: Unpack[Parts],
     ) -> Operation | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
 
     def all_to_all(
-        self,
-        output: Any,
-        input: Any,
-        *,
-        output_sizes: Sizes = None,
-        input_sizes: Sizes = None,
-        async_op: bool = False,
-        algorithm: Algorithm = None,
-        priority: int = 0,
-        timeout: float = 0.0,
+        self, output: Any, input: Any, *, async_op: bool = False, **options: Unpack[Exchanging]
     ) -> Operation | None:
         """Sends the d-th part of ``input`` to rank d. With uneven parts both lists are needed."""
 
     def send(
-        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+        self, tensor: Any, dst: int, *, async_op: bool = False, **options: Unpack[Message]
     ) -> Operation | None:
         """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
 
     def recv(
-        self, tensor: Any, src: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+        self, tensor: Any, src: int, *, async_op: bool = False, **options: Unpack[Message]
     ) -> Operation | None:
         """Receives the next message of rank ``src`` with this tag, of this size and dtype."""
 
-    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Operation | None:
+    def barrier(self, *, async_op: bool = False, **options: Unpack[Meeting]) -> Operation | None:
         """Returns when every rank has called it."""
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -52,20 +52,13 @@ def tensor_of(buffer: Any) -> torch.Tensor:
     return tensor
 
 
-def pair_of(output: Any, input: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    target, own = tensor_of(output), tensor_of(input)
-    if target.dtype != own.dtype:
-        raise Unsupported(f"input is {own.dtype}, output is {target.dtype}")
-    return target, own
-
-
 def padded(own: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Groups exchange parts of one size: all as long as the longest."""
     longest = own.new_zeros(max(lengths))
-    longest[: own.numel()] = own.detach().reshape(-1)
+    longest[: own.numel()] = own
     return longest, [torch.zeros_like(longest) for _ in lengths]
 
 
 def join(target: torch.Tensor, parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
     pieces = [part[:n] for part, n in zip(parts, lengths, strict=True)]
-    target.copy_(torch.cat(pieces).view_as(target))
+    target.copy_(torch.cat(pieces))

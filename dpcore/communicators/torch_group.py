@@ -9,37 +9,30 @@ refused, and wrong arguments as the contract says (protocol.py). Later errors ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from dpcore.communicators.checks import (
-    check_both,
-    check_color,
-    check_peer,
-    check_presence,
-    check_rank,
-    check_timeout,
-    expect,
-    lengths_of,
-    refuse,
-)
-from dpcore.communicators.protocol import Capabilities, Collectives, Operator
+from dpcore.communicators.checked_calls import Call, CheckedCalls
+from dpcore.communicators.checks import check_color
+from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.communicators.torch_buffers import (
     divide_in_place,
     join,
     operator_of,
     padded,
-    pair_of,
     tensor_of,
 )
 from dpcore.communicators.torch_work import TorchWork
-from dpcore.communicators.words import OtherNames, operator_name
-from dpcore.errors import Error, Unsupported
+from dpcore.errors import Unsupported
+
+Start = Callable[[], Any]
+Requests = tuple[Start, Callable[[], Any] | None]  # what starts it, what is done with its result
 
 
-class TorchCommunicator(OtherNames):
+class TorchCommunicator(CheckedCalls[TorchWork]):
     """The ranks of a process group. Made by ``dpcore.init(backend="torch")``, or directly of any
     group."""
 
@@ -51,240 +44,75 @@ class TorchCommunicator(OtherNames):
         self.rank: int = dist.get_rank(self._group)
         self.world_size: int = dist.get_world_size(self._group)
         self.backend = f"torch {dist.get_backend(self._group)}"
+        self._who, self._instead = f"{self.backend}: a group of torch", ""
         self._closed = False
 
-    # ---- whole buffers -----------------------------------------------------------------------
+    # ---- what the group is asked for ----------------------------------------------------------
 
-    def all_reduce(
-        self, tensor: Any, op: Operator = "sum", *, factor: float = 1.0, **options: Any
-    ) -> TorchWork | None:
-        """See ``Communicator.all_reduce``."""
-        call = self._call(options)
-        op = operator_name(op)
-        own = self._before(tensor, op, factor)
-        return self._run(
-            lambda: dist.all_reduce(own, operator_of(op), self._group, async_op=True),
-            [tensor],
-            call,
-            self._mean_of(own, op),
-        )
-
-    def broadcast(self, tensor: Any, root: int = 0, **options: Any) -> TorchWork | None:
-        """See ``Communicator.broadcast``."""
-        call = self._call(options)
-        check_rank(root, self.world_size, "root")
-        own = tensor_of(tensor)
-        return self._run(
-            lambda: dist.broadcast(own, group=self._group, async_op=True, group_src=root),
-            [tensor],
-            call,
-        )
-
-    def reduce(
-        self,
-        tensor: Any,
-        root: int = 0,
-        op: Operator = "sum",
-        *,
-        factor: float = 1.0,
-        **options: Any,
-    ) -> TorchWork | None:
-        """See ``Communicator.reduce``. The others' tensors stay as they are."""
-        call = self._call(options)
-        check_rank(root, self.world_size, "root")
-        target = tensor_of(tensor)
-        op = operator_name(op)
-        own = target if self.rank == root else target.clone()
+    def _all_reduce(self, own: torch.Tensor, op: str, factor: float) -> Requests:
         own = self._before(own, op, factor)
-        return self._run(
-            lambda: dist.reduce(
-                own, op=operator_of(op), group=self._group, async_op=True, group_dst=root
-            ),
-            [tensor],
-            call,
-            self._mean_of(own, op),
-        )
+        return self._asks(dist.all_reduce, own, operator_of(op)), self._mean_of(own, op)
 
-    # ---- a part per rank ---------------------------------------------------------------------
+    def _broadcast(self, own: torch.Tensor, root: int) -> Requests:
+        return self._asks(dist.broadcast, own, group_src=root), None
 
-    def reduce_scatter(
-        self,
-        output: Any,
-        input: Any,
-        op: Operator = "sum",
-        *,
-        sizes: Sequence[int] | None = None,
-        factor: float = 1.0,
-        **options: Any,
-    ) -> TorchWork | None:
-        """See ``Communicator.reduce_scatter``: an all-reduce of which a part is kept."""
-        call = self._call(options)
-        op = operator_name(op)
-        target, own = pair_of(output, input)
-        lengths = lengths_of(sizes, target.numel(), self.world_size)
-        expect(own.numel(), sum(lengths), "input")
-        expect(target.numel(), lengths[self.rank], "output")
-        whole = self._before(own.clone().reshape(-1), op, factor)
-        mean = self._mean_of(whole, op)
+    def _reduce(self, own: torch.Tensor, op: str, factor: float, root: int) -> Requests:
+        own = self._before(own if self.rank == root else own.clone(), op, factor)
+        start = self._asks(dist.reduce, own, op=operator_of(op), group_dst=root)
+        return start, self._mean_of(own, op)
+
+    def _reduce_scatter(
+        self, target: torch.Tensor, own: torch.Tensor, lengths: list[int], op: str, factor: float
+    ) -> Requests:
+        """An all-reduce of which a part is kept."""
+        whole = own.clone()
+        start, mean = self._all_reduce(whole, op, factor)
 
         def keep() -> None:
             if mean is not None:
                 mean()
-            target.copy_(torch.split(whole, lengths)[self.rank].view_as(target))
+            target.copy_(torch.split(whole, lengths)[self.rank])
 
-        return self._run(
-            lambda: dist.all_reduce(whole, operator_of(op), self._group, async_op=True),
-            [output],
-            call,
-            keep,
-        )
+        return start, keep
 
-    def all_gather(
-        self, output: Any, input: Any, *, sizes: Sequence[int] | None = None, **options: Any
-    ) -> TorchWork | None:
-        """See ``Communicator.all_gather``."""
-        call = self._call(options)
-        target, own = pair_of(output, input)
-        lengths = lengths_of(sizes, own.numel(), self.world_size)
-        expect(own.numel(), lengths[self.rank], "input")
-        expect(target.numel(), sum(lengths), "output")
+    def _all_gather(self, target: torch.Tensor, own: torch.Tensor, lengths: list[int]) -> Requests:
         mine, parts = padded(own, lengths)
-        return self._run(
-            lambda: dist.all_gather(parts, mine, self._group, async_op=True),
-            [output],
-            call,
-            lambda: join(target, parts, lengths),
-        )
+        return self._asks(dist.all_gather, parts, mine), partial(join, target, parts, lengths)
 
-    def gather(
-        self,
-        output: Any | None,
-        input: Any,
-        root: int = 0,
-        *,
-        sizes: Sequence[int] | None = None,
-        **options: Any,
-    ) -> TorchWork | None:
-        """See ``Communicator.gather``."""
-        call = self._call(options)
-        check_rank(root, self.world_size, "root")
-        check_presence(output, "output", self.rank, root)
-        own = tensor_of(input)
-        target = None if output is None else pair_of(output, input)[0]
-        lengths = lengths_of(sizes, own.numel(), self.world_size)
-        expect(own.numel(), lengths[self.rank], "input")
-        if target is not None:
-            expect(target.numel(), sum(lengths), "output")
+    def _gather(
+        self, target: torch.Tensor | None, own: torch.Tensor, lengths: list[int], root: int
+    ) -> Requests:
         mine, parts = padded(own, lengths)
-        return self._run(
-            lambda: dist.gather(
-                mine,
-                None if target is None else parts,
-                group=self._group,
-                async_op=True,
-                group_dst=root,
-            ),
-            [] if output is None else [output],
-            call,
-            None if target is None else lambda: join(target, parts, lengths),
-        )
+        if target is None:
+            return self._asks(dist.gather, mine, None, group_dst=root), None
+        start = self._asks(dist.gather, mine, parts, group_dst=root)
+        return start, partial(join, target, parts, lengths)
 
-    def scatter(
-        self,
-        output: Any,
-        input: Any | None,
-        root: int = 0,
-        *,
-        sizes: Sequence[int] | None = None,
-        **options: Any,
-    ) -> TorchWork | None:
-        """See ``Communicator.scatter``."""
-        call = self._call(options)
-        check_rank(root, self.world_size, "root")
-        check_presence(input, "input", self.rank, root)
-        target = tensor_of(output)
-        lengths = lengths_of(sizes, target.numel(), self.world_size)
-        expect(target.numel(), lengths[self.rank], "output")
+    def _scatter(
+        self, target: torch.Tensor, whole: torch.Tensor | None, lengths: list[int], root: int
+    ) -> Requests:
         received, parts = padded(target, lengths)
-        if input is not None:
-            whole = pair_of(output, input)[1].detach().reshape(-1)
-            expect(whole.numel(), sum(lengths), "input")
+        if whole is not None:
             for part, own in zip(parts, torch.split(whole, lengths), strict=True):
                 part[: own.numel()] = own
+        given = None if whole is None else parts
+        start = self._asks(dist.scatter, received, given, group_src=root)
+        return start, partial(target.copy_, received[: target.numel()])
 
-        def keep() -> None:
-            target.copy_(received[: target.numel()].view_as(target))
+    def _all_to_all(
+        self, target: torch.Tensor, own: torch.Tensor, takes: list[int], sends: list[int]
+    ) -> Requests:
+        return self._asks(dist.all_to_all_single, target, own, takes, sends), None
 
-        return self._run(
-            lambda: dist.scatter(
-                received,
-                None if input is None else parts,
-                group=self._group,
-                async_op=True,
-                group_src=root,
-            ),
-            [output],
-            call,
-            keep,
-        )
+    def _send(self, own: torch.Tensor, dst: int, tag: int) -> Requests:
+        return partial(dist.isend, own, group=self._group, tag=tag, group_dst=dst), None
 
-    def all_to_all(
-        self,
-        output: Any,
-        input: Any,
-        *,
-        output_sizes: Sequence[int] | None = None,
-        input_sizes: Sequence[int] | None = None,
-        **options: Any,
-    ) -> TorchWork | None:
-        """See ``Communicator.all_to_all``."""
-        call = self._call(options)
-        check_both(output_sizes, input_sizes)
-        target, own = (tensor.reshape(-1) for tensor in pair_of(output, input))
-        sends = lengths_of(input_sizes, own.numel() // self.world_size, self.world_size)
-        takes = lengths_of(output_sizes, sends[0], self.world_size)
-        expect(own.numel(), sum(sends), "input")
-        expect(target.numel(), sum(takes), "output")
-        return self._run(
-            lambda: dist.all_to_all_single(
-                target,
-                own,
-                None if output_sizes is None else takes,
-                None if input_sizes is None else sends,
-                group=self._group,
-                async_op=True,
-            ),
-            [output],
-            call,
-        )
-
-    # ---- messages and barriers ---------------------------------------------------------------
-
-    def send(self, tensor: Any, dst: int, *, tag: int = 0, **options: Any) -> TorchWork | None:
-        """See ``Communicator.send``."""
-        call = self._call(options)
-        check_peer(dst, self.rank, self.world_size)
-        own = tensor_of(tensor)
-        return self._run(
-            lambda: dist.isend(own, group=self._group, tag=tag, group_dst=dst), [tensor], call
-        )
-
-    def recv(
-        self, tensor: Any, src: int | None, *, tag: int = 0, **options: Any
-    ) -> TorchWork | None:
-        """See ``Communicator.recv``."""
-        call = self._call(options)
-        if src is not None:
-            check_peer(src, self.rank, self.world_size)
-        own = tensor_of(tensor)
-        return self._run(
-            lambda: dist.irecv(own, group=self._group, tag=tag, group_src=src), [tensor], call
-        )
+    def _recv(self, own: torch.Tensor, src: int | None, tag: int) -> Requests:
+        return partial(dist.irecv, own, group=self._group, tag=tag, group_src=src), None
 
     def barrier(self, **options: Any) -> TorchWork | None:
         """See ``Communicator.barrier``."""
-        call = self._call(options)
-        return self._run(lambda: dist.barrier(self._group, async_op=True), [], call)
+        return self._run(self._call("barrier", options), None, (self._asks(dist.barrier), None))
 
     # ---- memory, groups, life ----------------------------------------------------------------
 
@@ -303,7 +131,7 @@ class TorchCommunicator(OtherNames):
         if color is None:
             return None
         if ranks != sorted(ranks):
-            raise Unsupported("a group of torch orders its ranks by their number; give no key")
+            raise Unsupported("a group of torch orders its ranks by their number; leave out key=")
         kind = dist.get_backend(self._group)
         return TorchCommunicator(
             dist.new_group(ranks, backend=kind, use_local_synchronization=True)
@@ -332,45 +160,30 @@ class TorchCommunicator(OtherNames):
 
     # ---- how -----------------------------------------------------------------------------------
 
-    def _call(self, options: dict[str, Any]) -> tuple[bool, float]:
-        """Whether to wait, and for how long. Before anything is touched."""
-        async_op, timeout = options.pop("async_op", False), options.pop("timeout", 0.0)
-        refuse(options, f"{self.backend}: a group of torch")
-        check_timeout(timeout)
-        if self._closed:
-            raise Error(f"rank {self.rank}: this communicator was closed; call init() again")
-        return async_op, timeout
+    def _flat(self, buffer: Any) -> torch.Tensor:
+        return tensor_of(buffer).detach().reshape(-1)
+
+    def _asks(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Start:
+        return partial(function, *arguments, **named, group=self._group, async_op=True)
 
     def _run(
-        self,
-        start: Callable[[], Any],
-        result: list[Any],
-        call: tuple[bool, float],
-        finish: Callable[[], None] | None = None,
+        self, call: Call, flat: torch.Tensor | None, requests: Requests, *buffers: Any
     ) -> TorchWork | None:
-        async_op, timeout = call
-        work = TorchWork(start(), result, finish)
-        if async_op:
+        start, finish = requests
+        work = TorchWork(start(), [buffer for buffer in buffers[:1] if buffer is not None], finish)
+        if call.async_op:
             return work
-        work.wait(timeout or None)
+        work.wait(call.timeout or None)
         return None
 
-    def _before(self, tensor: Any, op: str, factor: float) -> torch.Tensor:
-        own = tensor_of(tensor)
-        operator_of(op)
+    def _before(self, own: torch.Tensor, op: str, factor: float) -> torch.Tensor:
         takes_factors = own.is_floating_point() or own.is_complex()
         if (op == "premul_sum" and not takes_factors) or (op == "mean" and own.dtype == torch.bool):
             raise Unsupported(f"{op} has no meaning for {own.dtype}")
-        if op == "premul_sum":
-            with torch.no_grad():
-                own.mul_(factor)
-        return own
+        return own.mul_(factor) if op == "premul_sum" else own
 
-    def _mean_of(self, tensor: torch.Tensor, op: str) -> Callable[[], None] | None:
-        if op != "mean":
-            return None
-
-        return lambda: divide_in_place(tensor, self.world_size)
+    def _mean_of(self, tensor: torch.Tensor, op: str) -> Callable[[], Any] | None:
+        return None if op != "mean" else partial(divide_in_place, tensor, self.world_size)
 
 
 def _by_key(entry: tuple[int | None, int, int]) -> tuple[int, int]:

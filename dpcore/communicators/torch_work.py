@@ -8,22 +8,19 @@ from typing import Any
 
 import torch
 
+from dpcore.communicators.checks import check_wait
 from dpcore.communicators.work import LONGEST_SECONDS
-from dpcore.errors import Unsupported
 
 
 class TorchWork:
     """An operation of the group in flight, and what is to be done when it is complete."""
 
-    def __init__(self, work: Any, result: list[Any], finish: Callable[[], None] | None) -> None:
+    def __init__(self, work: Any, result: list[Any], finish: Callable[[], Any] | None) -> None:
         self._work, self._result, self._finish = work, result, finish
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the result is there; raises torch's error otherwise."""
-        if timeout is not None and not timeout >= 0:
-            raise Unsupported(
-                f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"
-            )
+        check_wait(timeout)
         if self._work is not None:
             longest = [] if not timeout else [timedelta(seconds=min(timeout, LONGEST_SECONDS))]
             self._work.wait(*longest)

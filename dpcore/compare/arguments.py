@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dpcore.commands.sizes import HELP as SIZES
+
 EXAMPLES = """\
 examples:
   dpcore compare                               torch DDP and dpcore, a transformer: within a minute
@@ -35,12 +37,12 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     add(
         "what", nargs="?", default="", metavar="WHAT",
-        help="a model, file.py:make, a collective, or all of those (default: transformer)",
+        help="a model, file.py:make, a collective, or 'all' of those (default: transformer)",
     )  # fmt: skip
     add("--worlds", default="2", metavar="N,...", help="numbers of ranks (default: 2)")
-    add("--rounds", type=int, metavar="N", help="in which all take turns (default: 15)")
+    add("--rounds", type=int, metavar="N", help="rounds in which all take turns (default: 15)")
     add("--quick", action="store_true", help="fewer and shorter rounds")
-    add("--out", type=Path, metavar="FOLDER", help="for what is written (default: compare/WHAT)")
+    add("--out", type=Path, metavar="FOLDER", help="folder for the results (default: compare/WHAT)")
     add("--json", action="store_true", help="one JSON object per cell and contender, no table")
     add("--example", action="store_true", help="print a my.py to begin with, and measure nothing")
     training = made.add_argument_group("models")
@@ -54,14 +56,17 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     add("--emulated", action="store_true", help="emulate links, also as root")
     add(
         "--seconds", type=float, metavar="S",
-        help="of the first contender in a round, at least one step (default: 0.3)",
+        help="time of the first contender in a round, at least one step (default: 0.3)",
     )  # fmt: skip
-    add("--threads", type=int, metavar="N", help="of torch, per rank (default: cores / ranks)")
+    add("--threads", type=int, metavar="N", help="torch's, per rank (default: cores / ranks)")
     collectives = made.add_argument_group("collectives")
     add = collectives.add_argument
-    add("--peers", default="gloo,openmpi,mpich", metavar="NAMES", help="default: %(default)s")
-    add("--sizes", metavar="SIZES", help="8:256M:4x, 1M:8M:1M or 8,1K,1M (default: 8:64M:8x)")
-    add("--huge-pages", action="store_true", help="ordinary memory of all on huge pages")
+    add(
+        "--peers", default="gloo,openmpi,mpich", metavar="NAMES",
+        help="libraries to compare with (default: %(default)s)",
+    )  # fmt: skip
+    add("--sizes", metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
+    add("--huge-pages", action="store_true", help="ordinary memory of all contenders on huge pages")
 
 
 DEMO_EXAMPLES = """\
@@ -78,5 +83,5 @@ where there are some. It ends with one sentence: who won, by how much, and why.
 
 def add_demo_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
-    made.add_argument("--rounds", type=int, default=10, help="in which all take turns")
-    made.add_argument("--steps", type=int, default=3, help="of one contender in a round")
+    made.add_argument("--rounds", type=int, default=10, help="rounds in which all take turns")
+    made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")

@@ -62,13 +62,15 @@ def _compare_models(options: argparse.Namespace) -> int:
         store.begin_anew()
     elif store.begun:
         whole = plan.rounds * len(keys)
-        console.print(f"goes on: {store.begun} of {whole} rounds are in {folder}", soft_wrap=True)
+        console.print(
+            f"continuing: {store.begun} of {whole} rounds are in {folder}", soft_wrap=True
+        )
     store.open()
     try:
         measure(plan, store, console)
     except KeyboardInterrupt:
         done = f"{store.begun} of {plan.rounds * len(keys)} rounds are in {folder}"
-        print(f"interrupted; {done}, and the same command goes on from there", file=sys.stderr)
+        print(f"interrupted; {done}, and the same command continues from there", file=sys.stderr)
         return 128 + signal.SIGINT
     except RankFailed as problem:
         died = "a rank failed:\n" if "Traceback" in str(problem) else ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from rich.table import Table
 
 from dpcore import _C
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.arguments import add_demo_arguments
 from dpcore.compare.demo_verdict import Verdict, behind, ending, goes_on, means, verdict
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH_OVER_OURS
@@ -110,7 +108,7 @@ def step_ms(result: dict[str, Any], name: str) -> float:
 
 
 def losses(result: dict[str, Any], name: str) -> list[float]:
-    """Of the whole batch: the mean over ranks, step by step."""
+    """The loss of the whole batch in each step: the mean over ranks."""
     return [statistics.mean(pair) for pair in zip(*result["losses"][name], strict=True)]
 
 
@@ -155,14 +153,6 @@ def tell(
     return won
 
 
-def main() -> int:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_demo_arguments(made)
-    return run(made.parse_args())
-
-
 def run(options: argparse.Namespace) -> int:
     """Trains in every scene, and says what came of it."""
     if options.rounds < 1 or options.steps < 1:
@@ -194,7 +184,3 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{time.monotonic() - begin:.0f} s. Next: {others}")
     console.print(ending(verdicts), markup=False)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from statistics import mean, median
 from typing import Any
 
 from dpcore.compare.figures import LEAST_ROUNDS, conclusive, ms
-from dpcore.compare.ratios import Ratio, of_slowest_rank, paired
+from dpcore.compare.ratios import Estimate, of_slowest_rank, paired
 from dpcore.compare.training.ranks import ALONE
 
 
@@ -17,7 +17,7 @@ class Verdict:
     """``costs_ms``: what communication adds to computing alone, by dpcore and by torch DDP."""
 
     where: str
-    ratio: Ratio
+    ratio: Estimate
     rounds: int
     costs_ms: tuple[float, float]
 

@@ -16,26 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from dpcore.compare.plan import Contender, bare_of
-from dpcore.compare.ratios import Ratio, paired
+from dpcore.compare.ratios import Estimate, estimate, paired
 from dpcore.compare.training.ranks import ALONE
-from dpcore.ddp.overlap import median_interval
 
 LEAST_ROUNDS = 6  # fewer have no interval of this confidence
 WIDE = 1.0  # an overlap with a wider interval is unknown
 MOST_ROUNDS = 1000  # a difference that needs more is none that matters
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A median in milliseconds, or a share, and where the true one lies."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ class Figures:
     cost: Estimate  # both together
     communication: Estimate
     overlap: Estimate
-    ratio: Ratio | None  # step over that of the reference; None for the reference itself
+    ratio: Estimate | None  # step over that of the reference; None for the reference itself
     rounds_ms: tuple[float, ...]
 
     @property
@@ -73,13 +63,13 @@ def figures_of(entrants: Sequence[Contender], rounds: Sequence[dict[str, Any]]) 
         found.append(
             Figures(
                 contender=one.name,
-                step=_estimate(steps[name]),
-                alone=_estimate(steps[ALONE]),
-                exposed=_estimate(exposed),
-                slowdown=_estimate(_differences(costs, exposed)),
-                cost=_estimate(costs),
-                communication=_estimate(steps[bare]),
-                overlap=_estimate(shares),
+                step=estimate(steps[name]),
+                alone=estimate(steps[ALONE]),
+                exposed=estimate(exposed),
+                slowdown=estimate(_differences(costs, exposed)),
+                cost=estimate(costs),
+                communication=estimate(steps[bare]),
+                overlap=estimate(shares),
                 ratio=None if one is reference else paired(steps[name], steps[reference.inner]),
                 rounds_ms=tuple(steps[name]),
             )
@@ -104,10 +94,6 @@ def _differences(ours: Sequence[float], others: Sequence[float]) -> list[float]:
     return [mine - other for mine, other in zip(ours, others, strict=True)]
 
 
-def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(median(values), *median_interval(values, 0.05))
-
-
 def verdicts(figures: Sequence[Figures]) -> list[str]:
     """A sentence on each contender but the reference, the one with the shortest step first."""
     reference = next(one for one in figures if one.ratio is None)
@@ -122,7 +108,7 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
     return [_verdict(one, reference) for one in others]
 
 
-def conclusive(ratio: Ratio) -> bool:
+def conclusive(ratio: Estimate) -> bool:
     return not ratio.low <= 1.0 <= ratio.high
 
 
@@ -160,7 +146,7 @@ def ms(value: float) -> str:
     return f"{value:.{digits}f} ms"
 
 
-def _advice(ratio: Ratio, one: Figures) -> str:
+def _advice(ratio: Estimate, one: Figures) -> str:
     """How many rounds an interval that leaves out 1 would take: it shrinks with their root."""
     distance, half = abs(1 - ratio.median), (ratio.high - ratio.low) / 2
     rounds = len(one.rounds_ms) * (half / distance) ** 2 if distance > 0 else math.inf

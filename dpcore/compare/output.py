@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpcore.compare.figures import Estimate, Figures, conclusive, verdicts
+from dpcore.compare.figures import Figures, conclusive, verdicts
 from dpcore.compare.plan import Cell
+from dpcore.compare.ratios import Estimate
 from dpcore.files import write_whole
 
 WIDE = 120  # characters that the table takes in one line a row

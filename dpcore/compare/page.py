@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcore.compare.figures import Figures, conclusive, ms
 from dpcore.compare.output import Outcome, interval, number, overlap_text, ratio_text
-from dpcore.compare.ratios import Ratio
+from dpcore.compare.ratios import Estimate
 from dpcore.files import write_whole
 
 _PARTS = (
@@ -110,7 +110,7 @@ def _ratios(outcome: Outcome) -> str:
     def at(value: float) -> float:
         return 100 * (value - least) / (most - least)
 
-    def row(one: Figures, ratio: Ratio) -> str:
+    def row(one: Figures, ratio: Estimate) -> str:
         kind, mark = ("", "") if conclusive(ratio) else ("unsure", " ?")
         width = at(ratio.high) - at(ratio.low)
         return (

@@ -55,7 +55,7 @@ def contender(text: str) -> Contender:
     if cap == "auto" and kind != "bucketed":
         raise Error(f"contender {text!r}: only bucketed:auto measures its buckets, as default does")
     if cap and cap != "auto" and not (cap.count(".") < 2 and 0 < float(cap) < 1 << 20):
-        raise Error(f"contender {text!r}: {cap} is no size of buckets in MiB")
+        raise Error(f"contender {text!r}: {cap} is not a bucket size in MiB")
     if kind == TORCH:
         return Contender(text, f"{TORCH} {cap}".strip())
     if kind in DEFAULT_NAMES:
@@ -65,7 +65,7 @@ def contender(text: str) -> Contender:
     known = (TORCH, *DEFAULT_NAMES, *EXACT)
     raise Error(
         f"no contender {text!r}{_nearest(kind, known)} There are "
-        f"{', '.join(known)}, each with :MIB behind it for the size of buckets, and "
+        f"{', '.join(known)}, each with :MIB after it for the bucket size, and "
         "mine.py:MySchedule"
     )
 
@@ -79,7 +79,7 @@ def contenders(text: str) -> list[Contender]:
     found = [contender(part.strip()) for part in text.split(",") if part.strip()]
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise Error(f"contender {twice!r} is there twice; 'default' and 'auto' are the same thing")
+        raise Error(f"contender {twice!r} is named twice; 'default' and 'auto' are the same")
     if not found:
         raise Error("no contender: write --contenders torch,default")
     return found
@@ -96,7 +96,7 @@ def links(text: str) -> list[str]:
         elif found and found[-1] and word:
             found[-1] += f",{word}"
         else:
-            raise Error(f"--links: {word!r} is no link; write none or a rate such as 1gbit")
+            raise Error(f"--links: {word!r} is not a link; write none or a rate such as 1gbit")
         if found[-1]:
             try:
                 parse_speed(found[-1])
@@ -111,7 +111,7 @@ def worlds(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise Error(f"--worlds: {text!r} are no numbers of ranks; write 2,4") from None
+        raise Error(f"--worlds: {text!r} is not a list of numbers of ranks; write 2,4") from None
     if min(found) < 2:
         raise Error("--worlds: a comparison needs at least 2 ranks; one has nobody to talk to")
     return list(dict.fromkeys(found))

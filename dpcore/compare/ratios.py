@@ -1,4 +1,4 @@
-"""Times of the same rounds, and what can be said of their ratio."""
+"""Times of the same rounds: medians with their intervals, and ratios."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ def of_slowest_rank(of_ranks: Iterable[Sequence[float]]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """The median of the ratios of two contenders' rounds, and where the true one lies with a
-    confidence of 95% (the whole range below 6 rounds, which are too few)."""
+class Estimate:
+    """A median, and where the true one lies with a confidence of 95% (the whole range below 6
+    values, which are too few)."""
 
     median: float
     low: float
     high: float
 
 
-def paired(ours: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Of times in the same rounds: what makes the machine slow for a while makes both slow."""
-    ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
-    return Ratio(median(ratios), *median_interval(ratios, 0.05))
+def estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(median(values), *median_interval(values, 0.05))
+
+
+def paired(ours: Sequence[float], others: Sequence[float]) -> Estimate:
+    """The ratio of two contenders' times in the same rounds: what makes the machine slow for a
+    while makes both slow."""
+    return estimate([mine / other for mine, other in zip(ours, others, strict=True)])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore import __version__
+from dpcore.machine import machine as processors
 
 SCHEMA = 1
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, or what dpcore is installed in
@@ -75,16 +76,10 @@ def commit() -> str:
 
 
 def machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+    here = processors()
     return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cpu": here["processor"],
+        "cores": here["processors"],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
     }

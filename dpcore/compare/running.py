@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpcore.compare.hosts import burst_of
 from dpcore.compare.plan import Cell, Plan
+from dpcore.compare.progress import Shown, shown
 from dpcore.compare.store import Store
 from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job
-
-
-class Shown:
-    """Where the run is: a line that is drawn over and over on a terminal, else a line per cell."""
-
-    def __init__(self, console: Console, bar: Progress | None, total: int) -> None:
-        self._console, self._bar = console, bar
-        self._task = bar.add_task("", total=total) if bar else None
-
-    def cell(self, title: str, rounds: int) -> None:
-        if self._bar is None:
-            self._console.print(f"measuring {title}: {rounds} rounds", soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
-
-    def at(self, text: str, advance: int = 0) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text, advance=advance)
-            self._bar.refresh()
-
-
-@contextmanager
-def shown(console: Console, total: int) -> Iterator[Shown]:
-    if not console.is_terminal:
-        yield Shown(console, None, total)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
-    # Drawn between rounds only: a thread that redraws would run beside what is measured.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        yield Shown(console, bar, total)
 
 
 def measure(plan: Plan, store: Store, console: Console) -> None:
@@ -55,7 +22,8 @@ def measure(plan: Plan, store: Store, console: Console) -> None:
     todo = {cell: count for cell, count in missing.items() if count > 0}
     with shown(console, sum(todo.values())) as bar:
         for cell, count in todo.items():
-            bar.cell(cell.title, count)
+            if not bar.is_drawn:
+                bar.say(f"measuring {cell.title}: {count} rounds")
             _measure_cell(plan, cell, store, bar)
 
 
@@ -74,7 +42,8 @@ def _measure_cell(plan: Plan, cell: Cell, store: Store, bar: Shown) -> None:
         elif "round" in line:
             number = line.pop("round")
             store.add(cell=cell.key, round=line | {"at": time.time()})
-            bar.at(f"{where}: round {number + 1} of {plan.rounds}", advance=1)
+            bar.at(f"{where}: round {number + 1} of {plan.rounds}")
+            bar.advance()
 
     job = Job(
         plan.model, plan.turns(cell), plan.rounds, steps=1, folder="", world=cell.world,

@@ -65,7 +65,7 @@ def cache_file(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def fingerprint() -> dict[str, Any]:
-    """Of the machine: constants that were measured on another one say nothing here."""
+    """Identifies the machine: constants that were measured on another one mean nothing here."""
     facts = machine()
     return {"processor": facts["processor"], "processors": os.cpu_count()}
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _seconds(found: Mapping[str, Any], name: str, count: int) -> list[float]:
     if name not in found:
-        raise _Unusable(f"it says nothing of {name!r}; type: dpcore bench --calibrate")
+        raise _Unusable(f"it has no {name!r}; type: dpcore bench --calibrate")
     values = found[name] if isinstance(found[name], list) else [found[name]]
     usable = all(isinstance(x, float) and math.isfinite(x) and 0 <= x < 1 for x in values)
     if len(values) != count or not usable:

@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _nothing(choice: Choice) -> Candidate:
-    """Where no candidate was priced."""
+    """Stands in where no candidate was priced."""
     return Candidate(choice.algorithm, 0.0, 0, 0.0, True, True)
 
 
@@ -132,9 +132,9 @@ def _reason(found: dict[str, Any], candidates: list[Candidate]) -> tuple[str, st
     chosen = found["algorithm"]
     match found["way"]:
         case "alone":
-            return "none", "there is nobody else"
+            return "none", "there is no other rank"
         case "entry":
-            return "entry", "so few bytes go with the word that a rank has entered, one frame each"
+            return "entry", "so few bytes travel in the frame that announces entry, one each way"
         case "memory" if not found["asked"]:
             return "memory", "all ranks share memory: paths without messages, see stats()"
     if found["asked"]:
@@ -145,8 +145,8 @@ def _reason(found: dict[str, Any], candidates: list[Candidate]) -> tuple[str, st
     if not best.allowed:
         return chosen, f"the fastest that deterministic=True allows ({best.algorithm} is not)"
     return chosen, (
-        f"ordered: the same bits as within a host; {best.algorithm} is not so much faster that it "
-        "is worth other bits"
+        f"ordered: the same bits as within a host; {best.algorithm} is not enough faster to be "
+        "worth other bits"
     )
 
 

@@ -62,7 +62,7 @@ def parse_speed(text: str) -> Speed:
             values["seed"] = int(number)
         else:
             raise Unsupported(
-                f"link {text!r}: {word!r} is not understood; write '10gbit,50us', and behind it "
+                f"link {text!r}: {word!r} is not understood; write '10gbit,50us', then if you like "
                 "jitter=5us, loss=0.1% or seed=3"
             )
     seed = int(values.pop("seed", 0))

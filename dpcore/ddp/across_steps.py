@@ -171,7 +171,7 @@ class AcrossSteps:
             raise Error(
                 f"rank {model.group.rank}: forward uses {name_of(model, number)} in a module that "
                 f"did not use it in the first forward, and with schedule='{model.schedule}' its "
-                "update is not over; wait for it by model.flush() before, or pass "
+                "update is not over; call model.flush() before it, or pass "
                 "schedule='bucketed'"
             )
 
@@ -258,7 +258,7 @@ class FlushedBefore(nn.Module):
 
 
 def name_of(model: Wrapped, number: int) -> str:
-    """Of a parameter, as the wrapped module names it."""
+    """A parameter's name in the wrapped module."""
     wanted = model._parameters_by_number[number]
     return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
 

@@ -40,7 +40,8 @@ class _Batch(NamedTuple):
 
 
 class BufferSync:
-    """Of one wrapped module. One message per type, through flat tensors that are kept."""
+    """Sends the buffers of one wrapped module: one message per type, through flat tensors that are
+    kept."""
 
     def __init__(
         self,

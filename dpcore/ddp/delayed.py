@@ -90,7 +90,7 @@ class DelayedGradients:
         if too_late:
             raise Error(
                 "a delayed parameter got its gradient after that of param_to_hook_all_reduce, when "
-                "the delayed ones were on their way already; choose one that comes later in "
+                "the delayed ones had been sent already; choose one that comes later in "
                 "backward: the first layer's"
             )
 

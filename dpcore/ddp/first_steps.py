@@ -79,7 +79,7 @@ class Trial:
 
 
 def median_ratio(pairs: list[tuple[float, float]]) -> float:
-    """Of the second schedule's time to that of the first."""
+    """The second schedule's time over that of the first."""
     return math.exp(statistics.median(math.log(second / first) for first, second in pairs))
 
 
@@ -94,7 +94,7 @@ def is_decided(pairs: list[tuple[float, float]]) -> bool:
 
 
 class FirstSteps:
-    """Of a model whose buckets are the first ones: what may be chosen, and what was."""
+    """For a model that still has its first buckets: what may be chosen, and what was."""
 
     def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
         """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""

@@ -68,7 +68,7 @@ def _adapted(comm: Any) -> GradientGroup:
     if isinstance(comm, GradientGroup):
         return comm
     raise Unsupported(
-        f"comm: {type(comm).__name__} has not what averaging needs: rank, world_size, "
+        f"comm: {type(comm).__name__} lacks what averaging needs: rank, world_size, "
         "all_reduce, broadcast and all_gather. Pass a dpcore.Communicator, a process group of "
         "torch, an mpi4py communicator, or an object with these"
     )

@@ -121,7 +121,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
     if schedule == "auto":
         schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         if schedule not in NAMES:
-            raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it is one of {', '.join(NAMES)}")
+            raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it must be one of {', '.join(NAMES)}")
     if isinstance(schedule, str) and schedule in _SHARDED:
         raise Unsupported(
             f"schedule='{schedule}': there is 'zero1', which shards the optimizer's state, and "
@@ -172,7 +172,7 @@ def _check_methods(kind: type) -> None:
 def _not_an_event(kind: str, name: str) -> str:
     meant = difflib.get_close_matches(name, _EVENTS, 1)
     return (
-        f"schedule {kind}: {name} is no event, so it would never be called"
+        f"schedule {kind}: {name} is not an event, so it would never be called"
         + (f"; is it {meant[0]}? " if meant else ". ")
         + f"The events are {', '.join(_EVENTS)}; helper methods begin with an underscore"
     )

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 
 class MixedPrecision:
-    """Of one wrapped module."""
+    """Runs one wrapped module with cast parameters."""
 
     def __init__(self, settings: Any, module: nn.Module, ignored: set[str]) -> None:
         self._module = module

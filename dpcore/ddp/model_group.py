@@ -77,7 +77,7 @@ class ModelGroup:
 
     @property
     def name(self) -> str:
-        """Of the model in messages: "model 2 (Critic)"."""
+        """What messages call the model: "model 2 (Critic)"."""
         if self.number > _FIRST_COPY:
             return f"copied model {self.number - _FIRST_COPY} ({self._kind})"
         return f"model {self.number} ({self._kind})" if self.number else f"model {self._kind}"

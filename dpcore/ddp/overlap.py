@@ -60,8 +60,8 @@ class Overlap:
         )
         if high - low > 1:
             return (
-                f"overlap unknown: between {low:.2f} and {high:.2f} (95%), since steps scatter by "
-                "more than their communication takes. More steps or a quieter machine help; "
+                f"overlap unknown: between {low:.2f} and {high:.2f} (95%), since step times vary "
+                "by more than the communication takes. More steps or a quieter machine help; "
                 f"{times}"
             )
         return f"overlap {self.overlap:.2f}, between {low:.2f} and {high:.2f} (95%); {times}"
@@ -148,7 +148,7 @@ def _checked(model: DataParallel, steps: int) -> Any:
 
 
 def _interval(cost: Sequence[float], communication: Sequence[float]) -> tuple[float, float]:
-    """Of 1 - cost / communication, from the intervals of both medians."""
+    """The interval of 1 - cost / communication, from the intervals of both medians."""
     least_cost, most_cost = median_interval(cost, _DOUBT)
     least, most = median_interval(communication, _DOUBT)
     return (

@@ -31,7 +31,7 @@ _SLACK = 0.01  # of the time in which gradients come
 
 
 class Speed(NamedTuple):
-    """Of the operations of a group: seconds and bytes per second."""
+    """How fast a group's operations are, in seconds and bytes per second."""
 
     latency: float  # of a small one
     share: float  # of a small one among several

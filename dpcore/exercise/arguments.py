@@ -41,7 +41,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "exercise", nargs="?", metavar="EXERCISE", help="its number or its name, such as 8 or ring"
     )
     made.add_argument(
-        "rest", nargs="?", metavar="FILE", help="of check: your file; of hint: its number"
+        "rest", nargs="?", metavar="FILE", help="for check: your file; for hint: which one"
     )
     made.add_argument(
         "--folder",
@@ -51,13 +51,13 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="where your files are (default: exercises)",
     )
     made.add_argument(
-        "--again", action="store_true", help="of start: replace your file by a new one"
+        "--again", action="store_true", help="for start: replace your file by a new one"
     )
-    made.add_argument("--json", action="store_true", help="of list and check: as JSON")
+    made.add_argument("--json", action="store_true", help="for list and check: print JSON")
     made.add_argument(
         "--verify",
         nargs=2,
         type=Path,
         metavar=("REPORT", "FILE"),
-        help="of check: whether a report that --json has written tells the truth about this file",
+        help="for check: whether a report that --json has written tells the truth about this file",
     )

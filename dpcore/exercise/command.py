@@ -18,9 +18,9 @@ from dpcore.files import write_whole
 def run(options: argparse.Namespace) -> int:
     actions = {"list": _list, "start": _start, "hint": _hint, "check": _check, "solution": _show}
     if options.json and options.action not in ("list", "check"):
-        return _refuse(f"--json is about list and check, and not about {options.action}")
+        return _refuse(f"--json goes with list and check, not with {options.action}")
     if options.verify and options.action not in ("list", "check"):  # list: none was given
-        return _refuse(f"--verify is about check, and not about {options.action}")
+        return _refuse(f"--verify goes with check, not with {options.action}")
     if options.rest and options.action not in ("check", "hint"):
         return _refuse(
             f"{options.action} {options.exercise} takes no {options.rest}: "
@@ -127,7 +127,7 @@ def _check(options: argparse.Namespace) -> int:
             if exercise.file_in(options.folder).is_file()
         ]
         if not chosen:
-            return _refuse(f"nothing is begun in {options.folder}: dpcore exercise start 1")
+            return _refuse(f"nothing was started in {options.folder}: dpcore exercise start 1")
     else:
         exercise = catalogue.find(options.exercise)
         file = _file_of(exercise, options)

@@ -26,7 +26,7 @@ SEED_BITS = 48  # a reader of JSON may take numbers for doubles
 
 @dataclass(frozen=True)
 class Result:
-    """Of one check. ``holds``: None where there was nothing to judge."""
+    """The result of one check. ``holds``: None where there was nothing to judge."""
 
     name: str
     says: str
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass
 class Verdict:
-    """Of a file."""
+    """The results of all checks of a file."""
 
     exercise: Exercise
     file: Path
@@ -101,7 +101,7 @@ def _cannot_be_read(data: bytes, file: Path) -> str:
     try:
         compile(data, file.name, "exec")
     except (SyntaxError, ValueError) as problem:
-        return f"{file.name} is no Python: {problem}"
+        return f"{file.name} is not valid Python: {problem}"
     return ""
 
 
@@ -132,7 +132,7 @@ def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -
     import numpy as np
 
     if isinstance(expected, dict):
-        need(isinstance(found, dict), f"{what}: {_shown(found)} is no dictionary of tensors")
+        need(isinstance(found, dict), f"{what}: {_shown(found)} is not a dictionary of tensors")
         for name in {**expected, **found}:
             need(name in found, f"{what}: {name} has none")
             need(name in expected, f"{what}: {name} has one, and should have none")
@@ -147,7 +147,7 @@ def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -
             need_values(one, other, f"{what}, number {number}", tolerance)
         return
     need(not isinstance(found, list), f"{what}: a list or tuple came, and a tensor is right")
-    need(isinstance(found, np.ndarray | float | int), f"{what}: {_shown(found)} is no tensor")
+    need(isinstance(found, np.ndarray | float | int), f"{what}: {_shown(found)} is not a tensor")
     found, expected = np.asarray(found), np.asarray(expected)
     need(
         found.shape == expected.shape,

@@ -60,8 +60,8 @@ class Shortcut(Exception):
 
 
 class Call(NamedTuple):
-    """Of the student's communicator: which, and with whom. How many bytes, and when, is in the
-    core's own record."""
+    """A call of the student's communicator: which, and with whom. How many bytes, and when, is in
+    the core's own record."""
 
     name: str
     peer: int

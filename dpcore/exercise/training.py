@@ -43,7 +43,7 @@ class Small(nn.Module):
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of all ranks together."""
+    """The inputs and targets of all ranks together."""
     generator = torch.Generator().manual_seed(100 + step)
     x = torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator)
     return x, torch.randn(SAMPLES, 3, dtype=torch.float64, generator=generator)
@@ -54,8 +54,8 @@ def part(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def values(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Of buffers and parameters, under the names that a check says. Buffers come first, since a
-    wrong one makes all gradients wrong."""
+    """Buffers and parameters under the names that checks use. Buffers come first, since a wrong one
+    makes all gradients wrong."""
     found = {f"the buffer {name}": b.clone() for name, b in module.named_buffers()}
     return found | {name: p.detach().clone() for name, p in module.named_parameters()}
 

@@ -49,7 +49,7 @@ def claim(report: Path, file: Path) -> Claim:
         return _claim(json.loads(text), found, f"{report} is not about {file}")
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
         raise ValueError(
-            f"{report} is no report of `dpcore exercise check --json`: "
+            f"{report} is not a report of `dpcore exercise check --json`: "
             f"{type(problem).__name__}: {problem}"
         ) from None
 
@@ -96,7 +96,7 @@ def contradictions(told: Claim, file: Path) -> tuple[judging.Verdict, list[str]]
 
 
 def differences(told: Claim, again: judging.Verdict) -> list[str]:
-    """Of a report and a verdict."""
+    """In what a report and a verdict differ."""
     now = {result.name: result.holds is True for result in again.results}
     if set(now) != set(told.holds):
         return ["the checks of the report are not those that there are now"]

@@ -8,7 +8,6 @@ was loaded.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any, NamedTuple
 
 CAPACITY = 1 << 16
@@ -38,12 +37,7 @@ class Watch:
         self.begin = self._clock()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end = self._clock()
         events, _, _ = self._stop()
         for name, what, _, _, _, nbytes, begin, end, *_ in events:

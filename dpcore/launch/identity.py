@@ -166,7 +166,7 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
                 parts.append(line.name)
         if not any(parts):
             raise RendezvousError(
-                "the ranks have nothing to meet by: set MASTER_ADDR and MASTER_PORT, or pass "
+                "the ranks have no rendezvous: set MASTER_ADDR and MASTER_PORT, or pass "
                 "init_method='tcp://host:port' (any text that is the same on all ranks will do "
                 "on one host)"
             )

@@ -72,9 +72,9 @@ def tcp_options(
             address = store.read(job, deadline)
         if at and _C.is_loopback(address):
             raise RendezvousError(
-                "the ranks are on several hosts, and rank 0 found no other address of its own "
-                f"than {address.rpartition(':')[0]}: set DPCORE_SOCKET_IFNAME to its network card "
-                "(ip address lists them), or MASTER_ADDR to an address of its host"
+                "the ranks are on several hosts, and rank 0 found only the address "
+                f"{address.rpartition(':')[0]} of its own: set DPCORE_SOCKET_IFNAME to its network "
+                "card (ip address lists them), or MASTER_ADDR to an address of its host"
             )
         secret = read_secret(env)
         if not secret and not _C.is_loopback(address):
@@ -219,4 +219,4 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise RendezvousError(f"{name}={text!r} is no whole number") from None
+        raise RendezvousError(f"{name}={text!r} is not a whole number") from None

@@ -87,11 +87,11 @@ def init(
     >>> dpcore.finalize()
     """
     if backend not in _BACKENDS:
-        raise Unsupported(f"backend {backend!r} does not exist; choose of {_BACKENDS}")
+        raise Unsupported(f"backend {backend!r} does not exist; choose from {_BACKENDS}")
     if device is not None and backend in ("native", "mpi", "torch"):
         raise Unsupported(f"device={device!r}: backend {backend!r} takes none; pass backend='nccl'")
     if transport not in _TRANSPORTS:
-        raise Unsupported(f"transport {transport!r} does not exist; choose of {_TRANSPORTS}")
+        raise Unsupported(f"transport {transport!r} does not exist; choose from {_TRANSPORTS}")
     if not timeout > 0:
         raise Unsupported(f"timeout {timeout!r}: a wait for another rank needs more than 0 seconds")
     if backend != "native" and link is None:
@@ -180,8 +180,8 @@ def _over_mpi(
     for name, value in given.items():
         if value is not None:
             raise Unsupported(
-                f"backend='mpi' has no {name}: MPI finds its ranks, ways and algorithms itself "
-                "(OMPI_MCA_... and MPIR_CVAR_... choose them); use backend='native'"
+                f"backend='mpi' has no {name}: MPI chooses its ranks, transports and algorithms "
+                "itself (OMPI_MCA_... and MPIR_CVAR_... choose them); use backend='native'"
             )
     began_ns = time.time_ns()
     communicator: Any = start_mpi(rank, world_size, timeout)  # has its methods, though it is none

@@ -290,13 +290,8 @@ def _rank_main(
     environment: Mapping[str, str],
 ) -> None:
     import cloudpickle
-    import torch
 
-    end_with_launcher()
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    begin_rank(environment, world_size)
     outcome = Outcome(rank)
     fn, args, timeout, options = cloudpickle.loads(payload)
     _call(outcome, fn, args, world_size, rendezvous, {"timeout": timeout, **options})
@@ -315,7 +310,19 @@ def _rank_main(
     sys.stderr.flush()
 
 
-def end_with_launcher() -> None:
+def begin_rank(environment: Mapping[str, str], world_size: int) -> None:
+    """A process that will be a rank: the caller's environment instead of the fork server's, its
+    share of the processors, and an end when the launcher ends."""
+    import torch
+
+    _end_with_launcher()
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+
+
+def _end_with_launcher() -> None:
     """From here on the kernel sends SIGTERM when the launcher is gone, however it went."""
     launcher = multiprocessing.parent_process()
     if launcher is None:

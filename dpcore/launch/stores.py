@@ -64,8 +64,8 @@ class FileStore:
     def publish(self, key: str, value: str) -> Iterator[None]:
         if os.path.lexists(self._path) and (self._path.is_symlink() or not self._path.is_file()):
             raise RendezvousError(
-                f"rank 0: {self._path} is no regular file, and the rendezvous file is removed when "
-                "the ranks have met; give file:// a path of its own"
+                f"rank 0: {self._path} is not a regular file, and the rendezvous file is removed "
+                "when the ranks have met; give file:// a path of its own"
             )
         try:
             write_whole(self._path, f"{key} {value}\n")
@@ -123,13 +123,13 @@ class HostStore:
                 line.settimeout(max(0.001, deadline - time.monotonic()))
                 line.connect(_abstract(key))
                 if not _is_same_user(line):
-                    raise RendezvousError("the process that listens as rank 0 has another user")
+                    raise RendezvousError("another user's process listens as rank 0")
                 address = line.recv(256).decode()
                 if address:
                     return address
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"rank 0 did not come to '{key}' before the deadline; is it running on this "
+                    f"rank 0 did not arrive at '{key}' before the deadline; is it running on this "
                     "host? Ranks on several hosts need MASTER_ADDR and MASTER_PORT, or "
                     "init_method='tcp://host:port'"
                 )

@@ -40,7 +40,7 @@ def rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, 
     identity = identity_of(url)
     store = dist.HashStore() if identity.world_size == 1 else _serve(identity, patience)
     yield store, identity.rank, identity.world_size
-    raise RuntimeError("dpcore:// meets once; call init_process_group() again")
+    raise RuntimeError("a dpcore:// rendezvous works once; call init_process_group() again")
 
 
 def _serve(identity: Identity, timeout: timedelta) -> Any:

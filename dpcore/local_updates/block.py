@@ -65,7 +65,7 @@ class LocalUpdates:
         most = min(self.sync_every, len(self._trained))
         if fragments > most:
             raise Unsupported(
-                f"{self._name}: fragments={fragments}, but a fragment has a parameter at least, "
+                f"{self._name}: fragments={fragments}, but a fragment has at least one parameter, "
                 f"of which there are {len(self._trained)}, and a step of its own among "
                 f"sync_every={sync_every}: at most {most}"
             )
@@ -207,7 +207,8 @@ class LocalUpdates:
         return {"sync_every": self.sync_every}
 
     def _content(self, what: Any) -> int:
-        """Of a message: ranks compare it, and so notice that they are at different syncs."""
+        """A hash for a message: ranks compare it, and so notice that they are at different
+        syncs."""
         return digest_of([f"sync {self._syncs} {what}"])
 
     @contextlib.contextmanager
@@ -265,11 +266,11 @@ class LocalUpdates:
         """Goes on from there. To be called outside of the block, on all ranks, and so are those of
         the module and the optimizer: entering the block then leaves all parameters as they are."""
         if self._counted in _active:
-            raise Error(f"{self._name}: load_state_dict() within the block; call it before")
+            raise Error(f"{self._name}: call load_state_dict() before the block, not within it")
         if len(state["moved"]) != len(self._fragments):
             raise Unsupported(
-                f"{self._name}: the state is of fragments={len(state['moved'])}, "
-                f"and here are {len(self._fragments)}"
+                f"{self._name}: the state has fragments={len(state['moved'])}, "
+                f"and this block has {len(self._fragments)}"
             )
         self._arrive()
         self._steps, self._syncs = int(state["steps"]), int(state["syncs"])

@@ -15,13 +15,13 @@ from dpcore.errors import Error, Unsupported
 
 def whole_number(value: Any, least: int, what: str, who: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Unsupported(f"{who}: {what}={value!r}: a whole number from {least} on is needed")
+        raise Unsupported(f"{who}: {what}={value!r}: it must be a whole number, at least {least}")
     return value
 
 
 def check_module(module: Any, who: str) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{who}: module is a {type(module).__name__}, and no torch.nn.Module")
+        raise TypeError(f"{who}: module is a {type(module).__name__}, not a torch.nn.Module")
     for part in module.modules():
         if isinstance(part, DistributedDataParallel):
             raise Unsupported(
@@ -37,7 +37,8 @@ def check_module(module: Any, who: str) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise Error(f"{who}: {name} has no shape yet; run a forward of the module first")
         if parameter.is_meta or hasattr(parameter, "device_mesh"):
-            what = "without memory" if parameter.is_meta else "a DTensor, whose rank has a part"
+            parted = "a DTensor, of which each rank has a part"
+            what = "without memory" if parameter.is_meta else parted
             raise Unsupported(f"{who}: {name} is {what}; a rank needs all of the parameters")
         if parameter.requires_grad and not parameter.is_floating_point():
             raise Unsupported(f"{who}: {name} is of {parameter.dtype}; only real numbers are sent")
@@ -52,7 +53,7 @@ def check_optimizer(
     """``whole``: it must have all parameters that are trained."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"{who}: {role} is {type(optimizer).__name__}, and no torch.optim.Optimizer; make one "
+            f"{who}: {role} is {type(optimizer).__name__}, not a torch.optim.Optimizer; make one "
             "of module.parameters()"
         )
     own = {id(parameter) for parameter in module.parameters()}

@@ -58,7 +58,7 @@ class DiLoCo(LocalUpdates):
             raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
         if not 0 <= fragment_update_alpha <= 1:
             raise Unsupported(
-                f"DiLoCo: fragment_update_alpha={fragment_update_alpha!r} is no share: a number "
+                f"DiLoCo: fragment_update_alpha={fragment_update_alpha!r} must be a number "
                 "from 0 to 1"
             )
         if outer_optimizer is optimizer:

@@ -37,8 +37,8 @@ from dpcore.noise_scale.ratio import ratio_interval
 
 
 class Square(NamedTuple):
-    """Of a gradient: its squared norm, and its variance in units of that of one sample's gradient
-    (1 / 32 for the mean over 32 samples)."""
+    """A gradient's squared norm, and its variance in units of that of one sample's gradient (1 / 32
+    for the mean over 32 samples)."""
 
     norm: float
     variance: float
@@ -213,7 +213,7 @@ def _squared_norm(parameters: Sequence[torch.Tensor]) -> float:
 
 
 def _check_gradients_are_new(model: Any) -> None:
-    """Of the smallest parameter, which costs next to nothing."""
+    """Looks at the smallest parameter, which costs next to nothing."""
     smallest = min(model._parameters_by_number, key=torch.Tensor.numel)
     if smallest.grad is not None and bool(smallest.grad.any()):
         raise Error(
@@ -255,7 +255,9 @@ def gradient_noise_scale(
     for name, number in numbers.items():
         is_whole = isinstance(number, int) and not isinstance(number, bool)
         if not (is_whole and int(number or 0) > 0) and (number is not None or name == "every"):
-            raise Unsupported(f"gradient_noise_scale: {name}={number!r}: 1, 2, ... is needed")
+            raise Unsupported(
+                f"gradient_noise_scale: {name}={number!r}: it must be a whole number, at least 1"
+            )
     _check_model(model)
     return GradientNoiseScale(model, window, every, batch_size)
 

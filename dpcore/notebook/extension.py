@@ -71,7 +71,7 @@ class Ranks:
             self._manage(asked.what, parser)
             return
         if asked.what and not (asked.what.isdecimal() and 1 <= int(asked.what) <= 64):
-            parser.error(f"{asked.what!r} is no number of ranks from 1 to 64")
+            parser.error(f"{asked.what!r} is not a number of ranks from 1 to 64")
         names = tuple(asked.get.replace(",", " ").split())
         if bad := [name for name in names if not name.isidentifier()]:
             parser.error(f"--get {' '.join(bad)}: names of variables are needed")

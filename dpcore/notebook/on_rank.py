@@ -24,7 +24,7 @@ from typing import Any
 
 from dpcore.errors import Error
 from dpcore.launch import session
-from dpcore.launch.spawn import end_with_launcher
+from dpcore.launch.spawn import begin_rank
 from dpcore.notebook.messages import Abort, Cell, Done, Meet, Printed, Problem, Pull, Shown
 from dpcore.show import views
 
@@ -37,15 +37,9 @@ def main(
     environment: Mapping[str, str],
 ) -> None:
     """What the process runs until the pipe ends."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # Ctrl-C comes from the notebook, once
-    end_with_launcher()
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    begin_rank(environment, world_size)
     OneRank(pipe, rank, world_size, options).serve()
 
 
@@ -184,7 +178,7 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Of a cell: what has no end of line gets one."""
+        """Called at the end of a cell: a last line without a newline gets one."""
         if self._begun:
             self.write("\n")
 

@@ -204,7 +204,7 @@ class RankPool:
 
 
 class _Stopper:
-    """Of one cell: brings the other ranks to its end after an error, or Ctrl-C."""
+    """Ends one cell: brings the other ranks to its end after an error, or Ctrl-C."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool

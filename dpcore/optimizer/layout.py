@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Of one parameter. ``stride`` is dense, so it fills ``begin`` to ``end``."""
+    """Where one parameter lies. ``stride`` is dense, so it fills ``begin`` to ``end``."""
 
     begin: int
     end: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class BucketLayout:
-    """Of one bucket, once buckets are what they will be."""
+    """The layout of one bucket, once buckets have their final form."""
 
     def __init__(self, reducer: _C.Reducer, bucket: int) -> None:
         flat, numbers, parts = reducer.bucket(bucket)
@@ -55,5 +55,5 @@ class BucketLayout:
 
 
 def layouts_of(reducer: _C.Reducer) -> list[BucketLayout]:
-    """Of all buckets."""
+    """The layouts of all buckets."""
     return [BucketLayout(reducer, bucket) for bucket in range(reducer.buckets)]

@@ -12,7 +12,7 @@ Groups = list[dict[str, Any]]
 
 
 def hyperparameters_of(optimizer: Optimizer) -> Groups:
-    """Of each parameter group, as they are now: a scheduler may change them before they are
+    """Those of each parameter group, as they are now: a scheduler may change them before they are
     used."""
     return [
         {

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class PartSteps(StepsOfModel):
-    """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
+    """Serves one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
         super().__init__(face, model)

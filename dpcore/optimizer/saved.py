@@ -156,7 +156,7 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
             raise Mismatch(
                 f"load_state_dict: of parameter {piece.parameter}, this rank had numbers {begin} "
                 f"to {end} when it was saved, and has {piece.begin} to {piece.end} now: buckets "
-                "were cut otherwise. Save optimizer.full_state_dict(), which fits any buckets"
+                "were cut differently. Save optimizer.full_state_dict(), which fits any buckets"
             )
         return {key: _copied(value) for key, value in found.items()}
     state = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WholeSteps(StepsOfModel):
-    """Of one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
+    """Serves one ``DistributedOptimizer`` and its model. See ``across_steps.Steps``."""
 
     def __init__(self, face: Any, model: Wrapped) -> None:
         super().__init__(face, model)

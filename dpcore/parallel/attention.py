@@ -36,7 +36,7 @@ def zigzag(length: int, world: int, rank: int) -> Tensor:
         wanted = -(-length // (2 * world)) * 2 * world
         raise Unsupported(
             f"zigzag: {length} tokens can't be cut into two equal chunks for each of {world} "
-            f"ranks; fill them up to {wanted}"
+            f"ranks; pad them to {wanted}"
         )
     chunks = torch.arange(length).chunk(2 * world)
     return torch.cat((chunks[rank], chunks[2 * world - 1 - rank]))

@@ -128,7 +128,7 @@ def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
     """Dropout by a generator of one's own (``Mesh.generator``): that of torch belongs to the whole
     process, and ranks that are threads would share it."""
     if not 0 <= p < 1:
-        raise Unsupported(f"dropout: {p} is no probability below 1")
+        raise Unsupported(f"dropout: {p} must be at least 0 and below 1")
     return x * (torch.rand(x.shape, generator=generator) >= p).to(x.dtype) / (1 - p)
 
 

@@ -60,7 +60,7 @@ class Mesh:
         import torch
 
         if unknown := [name for name in differ if name not in self.sizes]:
-            raise Unsupported(f"generator: {unknown[0]!r} is no axis of {list(self.sizes)}")
+            raise Unsupported(f"generator: {unknown[0]!r} is not an axis of {list(self.sizes)}")
         places = [(name, place) for name, place in self.coordinates.items() if name in differ]
         return torch.Generator().manual_seed(random.Random(f"{seed} {places}").getrandbits(63))
 
@@ -111,7 +111,7 @@ def _completed(sizes: dict[str, int], world: int) -> dict[str, int]:
         raise Unsupported("mesh: name the axes and their sizes, such as data=2, tensor=2")
     for name in sizes:
         if name.startswith("_") or name in ("comm", "sizes") or hasattr(Mesh, name):
-            raise Unsupported(f"mesh: {name!r} is a word of its own here; rename the axis")
+            raise Unsupported(f"mesh: {name!r} is a reserved name; rename the axis")
     known = math.prod(size for size in sizes.values() if size != -1)
     rest = world // known if known > 0 and world % known == 0 else -1
     full = {name: rest if size == -1 else size for name, size in sizes.items()}

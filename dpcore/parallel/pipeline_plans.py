@@ -47,14 +47,14 @@ def pipeline_plan(
     if str(name).endswith(".csv"):
         return PipelinePlan.from_csv(Path(name).read_text(), Path(name).stem)
     if name not in NAMES:
-        raise Unsupported(f"pipeline_plan: {name!r} is none of {NAMES}, and no file *.csv")
+        raise Unsupported(f"pipeline_plan: {name!r} is neither one of {NAMES} nor a *.csv file")
     if stages is None or microbatches is None:
         raise Unsupported(f"pipeline_plan: {name} needs stages= and microbatches=")
     ranks = ranks or (stages // 2 if name == "Interleaved1F1B" else stages)
     if min(stages, microbatches, ranks) < 1 or stages % ranks:
         raise Unsupported(
             f"pipeline_plan: {stages} stages on {ranks} ranks with {microbatches} micro-batches; "
-            "all are positive, and each rank has as many stages"
+            "all must be positive, and each rank must have equally many stages"
         )
     if name != "Interleaved1F1B" and stages != ranks:
         raise Unsupported(f"pipeline_plan: {name} has a stage on each rank; try Interleaved1F1B")
@@ -157,8 +157,8 @@ class PipelinePlan:
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> PipelinePlan:
-        """Of a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes that
-        torch overlaps stand one after the other."""
+        """Reads a file that torch's ``_dump_csv(..., format="compute_only")`` has written. Passes
+        that torch overlaps stand one after the other."""
         rows = []
         for line in text.splitlines():
             row: list[Action] = []

@@ -88,7 +88,7 @@ class Automatic(Trace):
     def _gives_way_to(self, other: Trace) -> bool:
         self.discard()
         _warn_once(
-            f"{_VARIABLE} is left aside: the program records itself with dpcore.trace"
+            f"{_VARIABLE} is ignored: the program records itself with dpcore.trace"
             + (f", into {other._path}" if other._path else "")
         )
         return True
@@ -169,7 +169,7 @@ def _be_called_at_the_end() -> None:
 
 
 def _end_with(comm: Communicator) -> None:
-    """Of the communicator that ``finalize`` closes."""
+    """Ends the recording of the communicator that ``finalize`` closes."""
     recording = _recording.get(_key_of(comm))
     if isinstance(recording, Automatic):
         recording.end(_problem())
@@ -181,7 +181,7 @@ def _end_all() -> None:
 
 
 def _problem() -> BaseException | None:
-    """Of what the program dies, if of anything."""
+    """The error that ends the program, if there is one."""
     problem = sys.exc_info()[1] or getattr(sys, "last_value", None)
     is_success = isinstance(problem, SystemExit) and not problem.code
     return None if is_success else problem

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,20 +106,6 @@ def describe(schedule: Any) -> dict[str, Any]:
     return description
 
 
-def covered_ms(events: Iterable[Event]) -> float:
-    """The time in which at least one of the events goes on, in milliseconds.
-
-    >>> a = Event("a", "compute", -1, 1, 0, 0, 0, 3_000_000)
-    >>> covered_ms([a, a._replace(begin_ns=2_000_000, end_ns=5_000_000)])
-    5.0
-    """
-    total, reached = 0, 0
-    for event in sorted(events, key=lambda event: event.begin_ns):
-        total += max(0, event.end_ns - max(event.begin_ns, reached))
-        reached = max(reached, event.end_ns)
-    return total * 1e-6
-
-
 # ---- the file --------------------------------------------------------------------------------
 
 
@@ -161,7 +147,7 @@ def chrome_trace(
 
 
 def _program_folder() -> Path:
-    """Where the program lies that is traced; of one without a file, where it runs."""
+    """Where the traced program lies; for a program without a file, where it runs."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file).absolute().parent if file else Path.cwd()
 

@@ -40,7 +40,7 @@ from dpcore.errors import Error, Unsupported
 from dpcore.markup import frame
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
-from dpcore.recorder.file import Event, RankRecord, covered_ms
+from dpcore.recorder.file import Event, RankRecord
 from dpcore.recorder.intervals import union_of
 from dpcore.recorder.layers import record_layers
 from dpcore.recorder.threads import thread_names
@@ -262,12 +262,12 @@ class Trace:
     @property
     def exposed_ms(self) -> float:
         """How long this rank's threads sat in communication calls instead of computing."""
-        return covered_ms(event for event in self.events if event.kind == "exposed")
+        return union_of([e for e in self.events if e.kind == "exposed"]).total_ns * 1e-6
 
     @property
     def communication_ms(self) -> float:
         """How long at least one operation was in flight on this rank."""
-        return covered_ms(event for event in self.events if event.kind == "operation")
+        return union_of([e for e in self.events if e.kind == "operation"]).total_ns * 1e-6
 
     @property
     def overlap(self) -> float | None:

@@ -127,7 +127,7 @@ class Plain:
         return whole
 
     def squares(self) -> float:
-        """Of all gradients: each rank has them and finds this by itself."""
+        """The squared norm of all gradients: each rank has them and finds this by itself."""
         return sum(float((gradient**2).sum()) for gradient in self.gradients[0])
 
     # ---- what a program does in a step -------------------------------------------------------

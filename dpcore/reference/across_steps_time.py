@@ -52,7 +52,7 @@ def step_time(
     network: Sequence[float],
     steps: int = 20,
 ) -> float:
-    """Of a step among others, when the first ones are over."""
+    """The time of a step in the middle of many."""
     wire, now, ends = Network(), 0.0, []
     layers = range(len(forward))
     share = 1 if name in ("plain", "priority") else 2  # of an all-reduce

@@ -17,17 +17,6 @@ from dpcore.reference import algorithms_logarithmic as logarithmic
 from dpcore.reference.algorithms_hierarchical import HostAlgorithm
 from dpcore.reference.moves import Move, Plan, Schedule
 
-__all__ = [
-    "ALGORITHMS",
-    "Move",
-    "Plan",
-    "Schedule",
-    "algorithms_of",
-    "describe",
-    "hosts_of",
-    "make_schedule",
-]
-
 Algorithm = Callable[[int, int], Plan]  # (world, root) -> Plan
 
 
@@ -115,7 +104,7 @@ def make_schedule(
         known = ", ".join(algorithms_of(collective)) or "none"
         raise ValueError(f"no algorithm {algorithm!r} for {collective}; choose one of: {known}")
     if world < 1 or not 0 <= root < world:
-        raise ValueError(f"root {root} is no rank of a world of {world}")
+        raise ValueError(f"root {root} is not a rank of a world of {world}")
     if hosts and len(hosts) != world:
         raise ValueError(f"hosts are given for {len(hosts)} ranks of {world}")
     entry = ALGORITHMS[collective][algorithm]

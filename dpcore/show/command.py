@@ -98,7 +98,7 @@ def step_range(text: str) -> tuple[int, int]:
     try:
         return int(first), int(last or first)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no step: write 5 or 5:7") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step: write 5 or 5:7") from None
 
 
 def _print_json(figures: Sequence[RunFigures]) -> None:

@@ -28,7 +28,7 @@ def asked(name: str, collective: str | None, world: int | None) -> reference.Sch
     world = WORLD if world is None else world
     collective = having[0] if collective is None else collective
     if collective not in having:
-        raise Error(f"{name} is no algorithm of {collective}, but of {', '.join(having)}")
+        raise Error(f"{name} is not an algorithm of {collective}, but of {', '.join(having)}")
     if not 2 <= world <= LARGEST_WORLD:
         raise Error(
             f"{world} ranks can't be drawn: choose 2 to {LARGEST_WORLD}, since more have more "

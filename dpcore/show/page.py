@@ -20,6 +20,7 @@ from dpcore.show.columns import columns_of
 from dpcore.show.figures import figures_of, short, steps_of
 from dpcore.show.reading import Run
 from dpcore.show.schedules import DrawnSchedules
+from dpcore.show.spans import legend_of
 from dpcore.show.tables import tables_of
 
 PARTS = resources.files("dpcore.show") / "page_parts"
@@ -46,6 +47,7 @@ def page_text(runs: Sequence[Run]) -> str:
         blobs.append(f'<script type="text/plain" id="columns-{number}">{packed}</script>')
     names = ", ".join(run.name for run in runs)
     data = {"runs": entries, "schedules": drawn.content, "world": drawn.first_world}
+    data["legend"] = legend_of(runs)
     return _text(names, data, blobs)
 
 

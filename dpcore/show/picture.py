@@ -17,7 +17,7 @@ from dpcore.show.figures import RunFigures, Step, exposed_of, figures_of, short,
 from dpcore.show.page import part
 from dpcore.show.pipelines import messages_of
 from dpcore.show.reading import RankEvents, Run
-from dpcore.show.spans import PARTS_OF_MODELS, colour_of
+from dpcore.show.spans import PARTS_OF_MODELS, colour_of, legend_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def _known_steps(run: Run) -> list[Step]:
 
 
 def _usual_step(runs: Sequence[Run]) -> tuple[int, int]:
-    """Of the first run the one that takes the median time, among those that all runs have."""
+    """The step that takes the median time in the first run, among those that all runs have."""
     counts = [len(steps) for run in runs if (steps := _known_steps(run))]
     known = _known_steps(runs[0])[: min(counts, default=0)]
     order = sorted(range(len(known)), key=lambda number: known[number][1] - known[number][0])
@@ -209,22 +209,7 @@ def _box(
 def _legend(figure: Any, runs: Sequence[Run]) -> None:
     from matplotlib.patches import Patch
 
-    texts = {
-        "forward": "forward",
-        "backward": "backward",
-        "input": "of inputs (I)",
-        "weight": "of weights (W)",
-        "update": "update",
-        "filling": "bucket filling",
-        "full": "full, not sent",
-        "flight": "in flight",
-        "gather": "in flight: all_gather",
-        "exposed": "exposed",
-    }
-    shown = {colour_of(event.name) for run in runs for r in run.ranks for event in r.compute}
-    for name in {"update", "input", "weight"} - shown:
-        del texts[name]
-    if not any(e.name == "all_gather" for run in runs for r in run.ranks for e in r.operations):
-        del texts["gather"]
+    texts = legend_of(runs)
+    del texts["wait"]  # which a picture does not draw
     handles = [Patch(color=_COLOURS[name], label=text) for name, text in texts.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

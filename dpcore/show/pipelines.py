@@ -26,8 +26,8 @@ Step = list[tuple[Action, Event]]  # of one rank
 
 @dataclass(frozen=True)
 class PassFigures:
-    """Of one rank: its stages, the medians of its passes, the share of a step without a pass, and
-    how many micro-batches it kept activations of at most."""
+    """One rank's stages, the medians of its passes, the share of a step without a pass, and the
+    most micro-batches that it kept activations of."""
 
     rank: int
     stages: list[int]
@@ -39,8 +39,8 @@ class PassFigures:
 
 @dataclass(frozen=True)
 class PipelineFigures:
-    """Of all ranks; shares of the time, and medians over the steps. ``priced``: None where a step
-    is not complete."""
+    """The figures of all ranks: shares of the time, and medians over the steps. ``priced``: None
+    where a step is not complete."""
 
     steps: int
     bubble: float

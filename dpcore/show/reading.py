@@ -121,7 +121,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         places = Counter(file.resolve() for file in files)
         for path in files:
             if places[path.resolve()] > 1:
-                raise Error(f"{path} is there twice; name two different traces to compare")
+                raise Error(f"{path} is named twice; name two different traces to compare")
             content = _content(path)
             if not torch_profile.is_profile(content):
                 if path in paths or _is_of_dpcore(content):  # and not just beside the traces
@@ -171,20 +171,20 @@ def _content(path: Path) -> Any:
             f"{path.stem}.rank0{path.suffix or '.json'}"
         ) from None
     except OSError as problem:
-        raise Error(f"{path} is no trace: {problem}") from problem
+        raise Error(f"{path} is not a trace: {problem}") from problem
     if not data:
-        raise Error(f"{path} is no trace: it is empty; its program ended before it was written")
+        raise Error(f"{path} is not a trace: it is empty; its program ended before it was written")
     try:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         text = data.decode(errors="replace")
         return json.loads(text, strict=False)
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise Error(f"{path} is no trace: it was cut off or damaged ({problem})") from problem
+        raise Error(f"{path} is not a trace: it was cut off or damaged ({problem})") from problem
     except json.JSONDecodeError as problem:
         is_cut = text.lstrip()[:1] in ("{", "[") and problem.pos >= len(text.rstrip()) - 200
         why = "it was cut off, its last bytes are missing" if is_cut else str(problem)
-        raise Error(f"{path} is no trace: {why}") from problem
+        raise Error(f"{path} is not a trace: {why}") from problem
 
 
 def _is_of_dpcore(content: Any) -> bool:

@@ -24,6 +24,20 @@ from dpcore.show.rings import block_of
 # Those of a whole model: other figures are about these.
 _OF_MODELS = {"forward", "backward", "update", "optimizer"}
 _PASSES = {"F": "forward", "B": "backward", "I": "of inputs", "W": "of weights"}
+_LEGEND = {
+    "forward": "forward",
+    "backward": "backward",
+    "input": "of inputs (I)",
+    "weight": "of weights (W)",
+    "update": "update",
+    "filling": "bucket filling",
+    "full": "full, not sent",
+    "flight": "in flight",
+    "gather": "in flight: all_gather",
+    "wait": "standing still",
+    "exposed": "exposed",
+}
+_RARE = {"input", "weight", "update", "gather"}  # in the legend of runs that have them
 PARTS_OF_MODELS = ("layer ", "block ")  # how spans of layers, and of blocks of a ring, begin
 
 
@@ -41,7 +55,7 @@ class SpanFigures:
 
     @property
     def exposed_share(self) -> float:
-        """Of the span's time."""
+        """The share of the span's time that is exposed."""
         return self.exposed_ms / self.ms if self.ms else 0.0
 
 
@@ -56,7 +70,7 @@ class _Sum:
 
 
 def spans_of(run: Run) -> list[SpanFigures]:
-    """Of the spans in which something was communicated, in the order in which they first began."""
+    """The spans in which something was communicated, in the order in which they first began."""
     sums: dict[str, _Sum] = {}
     for rank in run.ranks:
         by_name: dict[str, list[Event]] = {}
@@ -88,6 +102,15 @@ def colour_of(name: str) -> str:
     if name.startswith(PARTS_OF_MODELS):
         return "backward" if name.endswith(" back") else "forward"
     return name if name in ("forward", "backward", "update") else "span"
+
+
+def legend_of(runs: Sequence[Run]) -> dict[str, str]:
+    """What the colours of these runs mean, by their names in the style sheet."""
+    ranks = [rank for run in runs for rank in run.ranks]
+    shown = {colour_of(event.name) for rank in ranks for event in rank.compute}
+    if any(event.name == "all_gather" for rank in ranks for event in rank.operations):
+        shown.add("gather")
+    return {name: text for name, text in _LEGEND.items() if name in shown or name not in _RARE}
 
 
 @functools.lru_cache(maxsize=4096)  # names repeat in every step

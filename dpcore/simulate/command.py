@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     algorithms = options.algorithm.split(",")
     if unknown := [name for name in algorithms if name not in algorithms_of("all_reduce")]:
         known = ", ".join(algorithms_of("all_reduce"))
-        raise Unsupported(f"--algorithm {', '.join(unknown)}: choose of {known}")
+        raise Unsupported(f"--algorithm {', '.join(unknown)}: choose from {known}")
     caps = (
         [float(cap) for cap in options.bucket_cap_mb.split(",")]
         if options.bucket_cap_mb

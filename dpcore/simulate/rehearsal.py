@@ -58,7 +58,7 @@ def _check_over(ranks: Sequence[_Rank]) -> None:
         if rank.over_at < 0:
             raise Error(
                 f"rank {rank.rank} of the simulation waits for ever: {rank.waiting_for}; "
-                "another one never sends it"
+                "another rank never sends it"
             )
 
 

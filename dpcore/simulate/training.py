@@ -114,8 +114,8 @@ def _ends(
 def _caps(work: Gradients, schedule: str, cap_mb: float | None) -> Sequence[int]:
     if schedule not in SCHEDULES:
         raise Unsupported(
-            f"schedule {schedule!r}: choose of {', '.join(SCHEDULES)}, or give one of your own as "
-            "mine.py:MySchedule"
+            f"schedule {schedule!r}: choose from {', '.join(SCHEDULES)}, or give one of your own "
+            "as mine.py:MySchedule"
         )
     wanted = list(work.caps) if cap_mb is None else [int(cap_mb * (1 << 20))]
     return caps_of(schedule, wanted)

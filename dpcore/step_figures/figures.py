@@ -72,7 +72,7 @@ class Slow(NamedTuple):
 
 
 def summary(steps: Sequence[Step]) -> RankSteps:
-    """Of one rank.
+    """The medians of one rank's steps.
 
     >>> summary([Step(10, 8, 1, 2, 4000)] * 7).between_ms
     1.0

@@ -76,7 +76,7 @@ class Monitor:
         self._hook: Any = model.register_forward_pre_hook(self._before_forward)
 
     def _begin(self) -> None:
-        """Of a new reducer: the model was wrapped, or refreshed."""
+        """Starts over with a new reducer: the model was wrapped, or refreshed."""
         self._reducer = self._model._reducer
         self._reducer.watch(True)
         self._before: _Moment | None = None
@@ -223,7 +223,9 @@ def monitor(
         )
     every = log_every_n_steps
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise Unsupported(f"monitor: log_every_n_steps={every!r}: 1, 2, ... is needed")
+        raise Unsupported(
+            f"monitor: log_every_n_steps={every!r}: it must be a whole number, at least 1"
+        )
     tell = teller_of(to)
     if model.device_type != "cpu":
         raise Unsupported(

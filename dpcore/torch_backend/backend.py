@@ -74,7 +74,7 @@ def create(options: Any, backend_options: Any) -> Any:
     chosen = Options() if backend_options is None else backend_options
     if not isinstance(chosen, Options):
         raise Unsupported(
-            f"the backend dpcore takes dpcore.torch_backend.Options as pg_options, and got "
+            f"the backend dpcore takes dpcore.torch_backend.Options as pg_options, not "
             f"{type(chosen).__name__}"
         )
     wanted = chosen.wanted()

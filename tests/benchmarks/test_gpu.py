@@ -7,7 +7,8 @@ from torch import nn
 import dpcore
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import sharing, steps
-from dpcore.compare.training.models import Language, ResNet50
+from benchmarks.gpu.models import ResNet50
+from dpcore.compare.training.models import Language
 from tests.cuda_host.conftest import stand_in  # noqa: F401  (a fixture)
 from tests.ranks.devices import on_devices
 

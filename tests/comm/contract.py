@@ -183,10 +183,10 @@ MISTAKES = {
     "a negative root": (lambda c: c.reduce(ONES(4), -1), ValueError, "root -1 is not a rank"),
     "an output too many": (
         lambda c: c.gather(None if c.rank == 0 else ONES(4), ONES(2)), ValueError,
-        r"output is (needed|to be None) here \(root is 0\)"),
+        r"output must be (given|None) here \(root is 0\)"),
     "an input too many": (
         lambda c: c.scatter(ONES(2), None if c.rank == 0 else ONES(4)), ValueError,
-        r"input is (needed|to be None) here \(root is 0\)"),
+        r"input must be (given|None) here \(root is 0\)"),
     "too short": (
         lambda c: c.all_gather(ONES(3), ONES(2)), dpcore.Unsupported,
         "has 3 elements, .*are needed"),

@@ -62,7 +62,7 @@ def every_type_and_operator(comm):
         mine = torch.full((5,), comm.rank + 1.0).to(dtype)
         comm.broadcast(mine, root)
         assert mine.float().tolist() == [comm.world_size] * 5
-    with pytest.raises(dpcore.Unsupported, match=r"float8.*no such numbers"):
+    with pytest.raises(dpcore.Unsupported, match=r"float8.*no such type"):
         comm.all_reduce(mine)
 
 
@@ -166,7 +166,7 @@ def messages(comm):
     else:
         comm.send(torch.full((3,), float(comm.rank)), 0, tag=5)
     comm.barrier()
-    with pytest.raises(dpcore.Unsupported, match="tags of MPI are 0 to"):
+    with pytest.raises(dpcore.Unsupported, match="MPI allows tags from 0 to"):
         comm.send(torch.ones(1), (comm.rank + 1) % comm.world_size, tag=-1)
 
 

@@ -139,10 +139,10 @@ RANKS = {
     "root of scatter": (lambda c: c.scatter(ONES(2), None, root=9), "root 9 is not a rank"),
     "output missing or not": (
         lambda c: c.gather(None if c.rank == 0 else ONES(6), ONES(2)),
-        "output is (needed|to be None) here \\(root is 0\\)"),
+        "output must be (given|None) here \\(root is 0\\)"),
     "input missing or not": (
         lambda c: c.scatter(ONES(2), None if c.rank == 1 else ONES(6), root=1),
-        "input is (needed|to be None) here \\(root is 1\\)"),
+        "input must be (given|None) here \\(root is 1\\)"),
     "to myself": (lambda c: c.send(ONES(4), c.rank), "can't exchange a message with"),
     "to nobody": (lambda c: c.send(ONES(4), 3), "choose another rank of 0..2"),
     "from nobody": (lambda c: c.recv(ONES(4), -1), "can't exchange a message with -1"),

@@ -75,7 +75,7 @@ def test_what_the_model_expects_of_an_all_reduce(tmp_path):
         ("0,1,2", [0.9e-3, 1e-6, 0.1e-9], "one_shot", "expected to be the fastest"),
         ("0,1,2", [10e-6, 1e-6, 10e-9], "two_shot", "expected to be the fastest"),
         ("0,0,1,1", [10e-6, 1e-6, 10e-9], "hierarchical", "expected to be the fastest"),
-        ("0,0,1,1", [0.9e-3, 1e-6, 0.01e-9], "one_shot", "recursive_doubling is not so much f"),
+        ("0,0,1,1", [0.9e-3, 1e-6, 0.01e-9], "one_shot", "recursive_doubling is not enough faster"),
     ],
 )
 def test_the_choice_follows_the_constants_and_is_the_same_on_all_ranks(
@@ -103,7 +103,7 @@ def test_small_ones_go_with_the_entry_and_memory_needs_no_messages(tmp_path):
     [near] = {dp.spawn(lambda comm: comm.explain(1 << 20)["all_reduce"].algorithm, 2)[0]}
     assert near == "memory"
     alone = dp.spawn(lambda comm: str(comm.explain(100)), 1)[0]
-    assert "all_reduce: none, there is nobody else" in alone
+    assert "all_reduce: none, there is no other rank" in alone
 
 
 def test_constants_of_rank_0_count_where_ranks_differ(tmp_path):
@@ -195,7 +195,7 @@ def spoiled(content, **changes):
         (lambda c: spoiled(c, memory=[1e-6, -1e-6, 1e-9]), "it is damaged ('memory' is"),
         (lambda c: spoiled(c, memory=[1e-6, 1e-6, float("nan")]), "it is damaged ('memory' is"),
         (lambda c: spoiled(c, added_byte="a lot"), "it is damaged ('added_byte' is 'a lot')"),
-        (lambda c: json.dumps({k: c[k] for k in c if k != "network"}), "it says nothing of 'netw"),
+        (lambda c: json.dumps({k: c[k] for k in c if k != "network"}), "it has no 'network'"),
     ],
 )
 def test_a_file_that_is_no_good_is_not_used_with_a_reason(tmp_path, spoil, reason):
@@ -221,5 +221,5 @@ def test_calibrating(tmp_path):
     assert all(0 <= value < 0.1 for value in found.as_list())
     assert found.memory.step > 0 and found.network.step > 0 and found.added_byte > 0
     assert costs.load("network", path).source.endswith(
-        "it says nothing of 'network'; type: dpcore bench --calibrate)"
+        "it has no 'network'; type: dpcore bench --calibrate)"
     )

@@ -88,7 +88,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(folder, capsys, monkeypa
     monkeypatch.setattr(running, "run_job", counted(running.run_job, measured))
     for rounds, job_rounds in (("3", (2, 3)), ("4", (3, 4))):
         assert main([*command, "--rounds", rounds]) == 0
-        assert f"goes on: {job_rounds[0]} of {rounds} rounds" in capsys.readouterr().out
+        assert f"continuing: {job_rounds[0]} of {rounds} rounds" in capsys.readouterr().out
         assert measured.pop() == job_rounds
         assert kept.read_text().splitlines()[1:3] == first
     assert main([*command, "--rounds", "4"]) == 0  # complete: begins anew
@@ -143,7 +143,7 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["my.py:make", "--contenders", "bucketd"], "did you mean 'bucketed'"),
         (["--worlds", "1"], "at least 2 ranks"),
         (["--rounds", "0"], "--rounds: at least 1"),
-        (["--links", "fast"], "'fast' is no link"),
+        (["--links", "fast"], "'fast' is not a link"),
         (["all_reduce", "--peers", "horovod"], "unknown peer 'horovod'"),
         (["all_reduce", "--sizes", "many"], "is not a size"),
         (["my.py:forget"], "has no 'forget'; it has"),

@@ -118,7 +118,7 @@ def test_own_schedules(tmp_path):
     )
     assert type(schedule_of(f"{path}:Mine")).__name__ == "Mine"
     assert type(schedule_of(f"{path}:ready")).__name__ == "Mine"
-    with pytest.raises(Error, match=r"is no dpcore.LaunchSchedule but a int"):
+    with pytest.raises(Error, match=r"is not a dpcore.LaunchSchedule but a int"):
         schedule_of(f"{path}:wrong")
 
 

@@ -354,8 +354,8 @@ class SkipsInSilence(dpcore.LaunchSchedule):
     ("schedule", "message"),
     (
         (OnlyLaunches, r"OnlyLaunches is a class; pass an instance, schedule=OnlyLaunches\(\)"),
-        (MisspeltEvent(), r"MisspeltEvent: bucket_done is no event, .*is it bucket_ready\?"),
-        (WithAHelper(), "WithAHelper: helper is no event, .* begin with an underscore"),
+        (MisspeltEvent(), r"MisspeltEvent: bucket_done is not an event, .*is it bucket_ready\?"),
+        (WithAHelper(), "WithAHelper: helper is not an event, .* begin with an underscore"),
         (7, "expected a name or a dpcore.LaunchSchedule, not a int"),
     ),
     ids=("class", "misspelt", "helper", "number"),

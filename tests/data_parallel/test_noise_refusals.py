@@ -26,7 +26,7 @@ def test_one_gradient_is_not_enough():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"window": 0}, "window=0: 1, 2, ... is needed"),
+        ({"window": 0}, "window=0: it must be a whole number"),
         ({"every": None}, "every=None"),
         ({"batch_size": 2.5}, r"batch_size=2\.5"),
     ],

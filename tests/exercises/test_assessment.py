@@ -121,8 +121,8 @@ def test_a_file_that_knows_the_seed_does_not_pass(handed_in, monkeypatch):
         (("report.json", "other.py"), 1, "report.json is not about other.py, whose SHA-256 is"),
         (("report.json", "nowhere.py"), 2, "there is no nowhere.py: --verify takes the report"),
         (("nowhere.json", "assessment.py"), 2, "can't read nowhere.json: No such file"),
-        (("assessment.py", "assessment.py"), 2, "assessment.py is no report of `dpcore exercise"),
-        (("list.json", "assessment.py"), 2, "list.json is no report of `dpcore exercise check"),
+        (("assessment.py", "assessment.py"), 2, "assessment.py is not a report of `dpcore"),
+        (("list.json", "assessment.py"), 2, "list.json is not a report of `dpcore exercise check"),
         (("seed.json", "assessment.py"), 2, "no seed is -1"),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_cannot_be_verified_is_said(arguments, status, says, handed_in):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("hint", "1"), "--verify is about check, and not about hint"),
+        (("hint", "1"), "--verify goes with check, not with hint"),
         (("check", "ring"), "report.json is about exercise 14, and not ring"),
     ],
 )

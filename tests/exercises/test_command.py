@@ -107,7 +107,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("def plan_buckets(:\n", "is no Python: invalid syntax"),
+        ("def plan_buckets(:\n", "is not valid Python: invalid syntax"),
         ("", "there is no plan_buckets in buckets.py, which the task has"),
         ("import no_such_module\n", "raised ModuleNotFoundError (buckets.py, line 1"),
         ("def plan_buckets(*a):\n    return 7\n", "which is no list of lists"),
@@ -157,13 +157,13 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
     ("arguments", "says"),
     [
         (["check", "1"], "there is no exercises/01_all_reduce/all_reduce.py: dpcore exercise"),
-        (["check"], "nothing is begun in exercises: dpcore exercise start 1"),
+        (["check"], "nothing was started in exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
         (["start", "99"], "they are numbered 1 to 17"),
         (["start", "1", "mine"], "start 1 takes no mine: --folder says where your files are"),
         (["check", "1", "nowhere.py"], "there is no nowhere.py"),
-        (["hint", "1", "--json"], "--json is about list and check"),
+        (["hint", "1", "--json"], "--json goes with list and check"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_says_what_would_be_right(arguments, says, tmp_path):

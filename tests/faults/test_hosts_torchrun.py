@@ -96,4 +96,4 @@ def test_a_file_says_nothing_of_addresses(tmp_path):
     assert said_by_ranks_with_a_file(tmp_path / "named", card) == ["[2.0, 2.0, 2.0]"] * 2
     local = {"MASTER_ADDR": "127.0.0.1"}
     for text in said_by_ranks_with_a_file(tmp_path / "local", local):
-        assert "rank 0 found no other address of its own than 127.0.0.1: set" in text
+        assert "rank 0 found only the address 127.0.0.1 of its own: set" in text

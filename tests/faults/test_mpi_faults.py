@@ -179,7 +179,7 @@ else:
         say(rank, error)
 """,
     )
-    assert said and "rank 0: not all 2 ranks of MPI came in 1 s" in said[0]
+    assert said and "rank 0: not all 2 MPI ranks arrived within 1 s" in said[0]
     assert run.returncode == 0, run.stderr
 
 
@@ -191,4 +191,4 @@ def test_waiting_for_any_message_names_who_does_not_answer(tmp_path):
         "openmpi",
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "Timeout rank 0: recv 1" in said[0] and "all ranks answer" in said[0]
+    assert "Timeout rank 0: recv 1" in said[0] and "all ranks answered" in said[0]

@@ -101,25 +101,25 @@ REFUSED = [
     (outer_is_the_inner, "outer_optimizer is the optimizer itself; make another one"),
     (in_data_parallel, "LocalSGD: a DataParallel averages the gradients of every step already"),
     (around_data_parallel, "give the bare module"),
-    (lambda comm: dp.LocalSGD(*parts(), 0), "LocalSGD: sync_every=0: a whole number from 1 on"),
-    (lambda comm: dp.LocalSGD(*parts(), 2.5), "sync_every=2.5: a whole number"),
-    (diloco_with(fragments=0), "fragments=0: a whole number from 1 on is needed"),
+    (lambda comm: dp.LocalSGD(*parts(), 0), "LocalSGD: sync_every=0: it must be a whole"),
+    (lambda comm: dp.LocalSGD(*parts(), 2.5), "sync_every=2.5: it must be a whole number"),
+    (diloco_with(fragments=0), "fragments=0: it must be a whole number, at least 1"),
     (
         diloco_with(fragments=9),
         "of which there are 8, and a step of its own among sync_every=64",
     ),
     (diloco_with(fragments=5, sync_every=4), "sync_every=4: at most 4"),
-    (diloco_with(fragment_sync_delay=-1), "fragment_sync_delay=-1: a whole number from 0 on"),
+    (diloco_with(fragment_sync_delay=-1), "fragment_sync_delay=-1: it must be a whole number"),
     (diloco_with(sync_every=8, fragment_sync_delay=8), "a fragment is sent every 8 steps"),
     (diloco_with(sync_every=8, fragments=2, fragment_sync_delay=4), "at most 3"),
     (diloco_with(bits=16), "bits=16: choose 32 or 8"),
-    (diloco_with(fragment_update_alpha=1.5), "fragment_update_alpha=1.5 is no share"),
+    (diloco_with(fragment_update_alpha=1.5), "fragment_update_alpha=1.5 must be a number"),
     (nothing_to_train, "no parameter that requires a gradient"),
     (lazy, "1.weight has no shape yet"),
     (complex_numbers, "0 is of torch.complex64; only real numbers"),
     (without_memory, "weight is without memory"),
     (within_another, "counted already, by the block around this one"),
-    (loaded_within, "load_state_dict() within the block; call it before"),
+    (loaded_within, "call load_state_dict() before the block, not within it"),
 ]
 
 
@@ -133,11 +133,11 @@ def test_refused_by_name(make, text):
 
 def test_other_things_than_modules_and_optimizers():
     model, optimizer = parts()
-    with pytest.raises(TypeError, match="module is a SGD, and no"):
+    with pytest.raises(TypeError, match="module is a SGD, not a"):
         dp.LocalSGD(optimizer, model)
-    with pytest.raises(TypeError, match="optimizer is list, and no"):
+    with pytest.raises(TypeError, match="optimizer is list, not a"):
         dp.LocalSGD(model, list(model.parameters()))
-    with pytest.raises(TypeError, match="outer_optimizer is type, and no"):
+    with pytest.raises(TypeError, match="outer_optimizer is type, not a"):
         alone(lambda comm: dp.DiLoCo(model, optimizer, torch.optim.SGD))
 
 

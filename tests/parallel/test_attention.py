@@ -155,7 +155,7 @@ def test_what_cannot_be_shared_is_refused_with_words():
         x = torch.ones(1, 2, 5, 4)
         with pytest.raises(dp.Unsupported, match="zigzag"):
             ring_attention(x, x, x, comm=comm, causal=True)
-        with pytest.raises(dp.Unsupported, match=r"5 tokens can't .* fill them up to 8"):
+        with pytest.raises(dp.Unsupported, match=r"5 tokens can't .* pad them to 8"):
             zigzag(5, 2, 0)
         with pytest.raises(dp.Unsupported, match="2 heads of keys can't serve 3"):
             ring_attention(torch.ones(1, 3, 5, 4), x, x, comm=comm)

@@ -23,7 +23,7 @@ def test_axes_are_groups_of_the_right_ranks():
             assert met[axis.rank] == comm.rank
         with pytest.raises(AttributeError, match="no axis 'expert'; it has data, pipeline"):
             _ = mesh.expert
-        with pytest.raises(dp.Unsupported, match="'expert' is no axis"):
+        with pytest.raises(dp.Unsupported, match="'expert' is not an axis"):
             mesh.generator(1, "expert")
         with pytest.raises(dp.Unsupported, match="init_process_group"):
             mesh.to_torch()
@@ -40,8 +40,8 @@ def test_axes_are_groups_of_the_right_ranks():
         ({"data": 3}, "data=3 does not give the 1 ranks"),
         ({"data": -1, "tensor": -1}, "data=-1 x tensor=-1"),
         ({"data": 0, "tensor": -1}, "data=0"),
-        ({"close": 1}, "'close' is a word of its own"),
-        ({"comm": 1}, "multiple values|word of its own"),
+        ({"close": 1}, "'close' is a reserved name"),
+        ({"comm": 1}, "multiple values|reserved name"),
     ],
 )
 def test_what_is_no_grid_is_refused(sizes, said):

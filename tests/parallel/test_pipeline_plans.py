@@ -83,12 +83,12 @@ def test_what_is_no_plan_is_refused(rows, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("2F2B",), "none of"),
+        (("2F2B",), "neither one of"),
         (("GPipe",), "needs stages= and microbatches="),
         (("GPipe", 4, 8, 2), "a stage on each rank; try Interleaved1F1B"),
-        (("Interleaved1F1B", 5, 8, 2), "each rank has as many stages"),
+        (("Interleaved1F1B", 5, 8, 2), "equally many stages"),
         (("Interleaved1F1B", 4, 5, 2), "take 4 or 6"),
-        (("1F1B", 2, 0), "all are positive"),
+        (("1F1B", 2, 0), "all must be positive"),
     ],
 )
 def test_names_and_numbers_are_checked(arguments, said):

@@ -42,7 +42,7 @@ def test_the_page_has_every_algorithm_and_begins_with_the_one_that_is_named(
     [
         (["ring", "--world", "9"], "9 ranks can't be drawn: choose 2 to 8"),
         (["ring", "--world", "1"], "1 ranks can't be drawn"),
-        (["ring", "--collective", "gather"], "ring is no algorithm of gather, but of all_reduce"),
+        (["ring", "--collective", "gather"], "ring is not an algorithm of gather, but of"),
         (["ring", "--json"], "--json is for a trace, and ring is an algorithm"),
         (["rign"], "there is no file rign, and no algorithm of that name: one_shot, two_shot,"),
         (["run.json", "--world", "4"], "--world is for an algorithm, not for a trace: one_shot"),
@@ -59,7 +59,7 @@ def test_a_file_that_is_called_like_an_algorithm_is_read(tmp_path, capsys, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text("")
     assert main(["show", "ring"]) == 1
-    assert "ring is no trace: it is empty" in capsys.readouterr().err
+    assert "ring is not a trace: it is empty" in capsys.readouterr().err
 
 
 @needs_browser

@@ -229,7 +229,7 @@ def test_it_needs_neither_torch_nor_the_core(tmp_path):
         ("empty.json", b"", "is empty"),
         ("cut.json", GLOO[0].read_bytes()[:20_000], "it was cut off"),
         ("cut.json.gz", GLOO[1].read_bytes()[:2000], "it was cut off"),
-        ("text.json", b"hello", "is no trace"),
+        ("text.json", b"hello", "is not a trace"),
         ("list.json", b"[]", "was not written by dpcore.trace nor by torch.profiler"),
         ("quiet.json", json.dumps({"schemaVersion": 1, "traceEvents": []}).encode(), "no comm"),
         (
@@ -251,7 +251,7 @@ def test_a_folder_without_traces_and_a_file_given_twice(tmp_path):
     with pytest.raises(Error, match="has no traces"):
         read_runs([tmp_path])
     path = write(tmp_path / "rank0.json", gpu_steps())
-    with pytest.raises(Error, match="is there twice"):
+    with pytest.raises(Error, match="is named twice"):
         read_runs([path, tmp_path])
     with pytest.raises(Error, match="there is no file"):
         read_runs([path, tmp_path / "missing.json"])

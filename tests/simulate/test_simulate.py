@@ -177,8 +177,8 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     ("options", "message"),
     [
         (["--link", "fast"], "is not understood"),
-        (["--link", "1gbit", "--schedule", "soon"], "choose of bucketed"),
-        (["--link", "1gbit", "--algorithm", "circle"], "choose of one_shot"),
+        (["--link", "1gbit", "--schedule", "soon"], "choose from bucketed"),
+        (["--link", "1gbit", "--algorithm", "circle"], "choose from one_shot"),
     ],
 )
 def test_the_command_explains_mistakes(tmp_path, capsys, options, message):
@@ -191,7 +191,7 @@ def test_traces_of_no_model_or_two_are_refused(tmp_path):
     path = write_trace(tmp_path / "run.json", models=[])
     with pytest.raises(Error, match="shows 0 models"):
         gradients_of(path)
-    with pytest.raises(Unsupported, match="choose of"):
+    with pytest.raises(Unsupported, match="choose from"):
         predict(even(), GBIT, "soon")
 
 

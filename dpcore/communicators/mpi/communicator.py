@@ -181,7 +181,7 @@ def duplicate(comm: Any, timeout: float) -> Any:
         if time.monotonic() > deadline:
             _abandoned.append((own, request))
             raise RendezvousError(
-                f"rank {comm.Get_rank()}: not all {comm.Get_size()} ranks of MPI came in "
+                f"rank {comm.Get_rank()}: not all {comm.Get_size()} MPI ranks arrived within "
                 f"{timeout:g} s; all of them have to call dpcore.init(backend='mpi'), or to wrap "
                 "their model"
             )

@@ -31,7 +31,7 @@ import torch
 
 from dpcore.communicators.mpi.operation import MpiWork
 from dpcore.communicators.mpi.recorder import Recorder
-from dpcore.communicators.mpi.watch import Watch, in_words
+from dpcore.communicators.mpi.watch import Watch, describe_late
 from dpcore.errors import Error, Mismatch, PeerLost, Timeout, raise_unheard
 
 _LOST = ("PROC_FAILED", "PROC_FAILED_PENDING", "REVOKED")  # MPI's errors of ranks that died
@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 5.0  # for the others, at the end of a program whose communi
 
 
 class Engine:
-    """Of a communicator of MPI that is dpcore's alone, and of the groups split from it."""
+    """Serves a communicator of MPI that is dpcore's alone, and the groups split from it."""
 
     def __init__(self, mpi: Any, world: Any) -> None:
         """``world``: for short messages; the engine's from now on."""
@@ -95,7 +95,7 @@ class Engine:
         self._groups.append(group)
 
     def leave(self, group: Any) -> None:
-        """Of the last one: nothing more is in flight, nor will be."""
+        """After the last group has left, nothing is in flight any more."""
         self._groups.remove(group)
         if not self._groups:
             self._stop()
@@ -120,7 +120,7 @@ class Engine:
             )
         if self.level < self.mpi.THREAD_SERIALIZED and not self.mpi.Is_thread_main():
             raise Error(
-                "MPI was started for one thread (MPI_THREAD_FUNNELED or less), and this is another "
+                "MPI was started for one thread (MPI_THREAD_FUNNELED or less), not for this "
                 "one: import dpcore before mpi4py, or set mpi4py.rc.thread_level = 'multiple'"
             )
 
@@ -174,7 +174,8 @@ class Engine:
                 self._drop()
 
     def _hear(self) -> None:
-        """Of failures elsewhere. A library that notices dead ranks may tell the watch first."""
+        """Notices failures of other ranks. A library that detects dead ranks may tell the watch
+        first."""
         try:
             if (told := self._watch.look()) is not None:
                 self._fail(PeerLost(f"rank {self.rank}: {told}"))
@@ -237,7 +238,7 @@ class Engine:
             self._fail(
                 Timeout(
                     f"rank {self.rank}: {work.what} over MPI was not complete after {seconds:g} s: "
-                    f"{late}. The communicator is over, and MPI may still use the buffer"
+                    f"{late}. The communicator is broken, and MPI may still use the buffer"
                 ),
                 work=work,
             )
@@ -255,7 +256,9 @@ class Engine:
             answers = {r: n for r, n in self._watch.answers.items() if r in others}
             if work.ended or len(answers) == len(others) or time.monotonic() > deadline:
                 break
-        return in_words({others[there]: calls for there, calls in answers.items()}, others, work)
+        return describe_late(
+            {others[there]: calls for there, calls in answers.items()}, others, work
+        )
 
     def give_up(self, reason: str) -> None:
         with self.lock:
@@ -352,8 +355,8 @@ class Engine:
         if self._watch.meet(_PATIENCE_SECONDS):
             return
         print(
-            f"rank {self.rank}: ends the job with MPI_Abort, as its communicator is over and not "
-            f"all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure})",
+            f"rank {self.rank}: ends the job with MPI_Abort, since its communicator is broken and "
+            f"not all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure})",
             file=sys.stderr,
             flush=True,
         )

@@ -68,7 +68,7 @@ def reduction_of(
 ) -> Reduction:
     is_float = dtype in WIDE or dtype.is_floating_point
     if dtype not in _KINDS and dtype not in WIDE:
-        raise Unsupported(f"{op} of {dtype}: MPI has no such numbers; convert with .float()")
+        raise Unsupported(f"{op} of {dtype}: MPI has no such type; convert with .float()")
     if (
         (op == "premul_sum" and not is_float and not dtype.is_complex)
         or (op == "mean" and dtype == torch.bool)
@@ -102,13 +102,6 @@ def flat_of(buffer: Any) -> torch.Tensor:
         return torch.empty(0, dtype=tensor.dtype)
     memory = _bytes_at(tensor.data_ptr(), count * tensor.element_size())
     return torch.frombuffer(memory, dtype=tensor.dtype)
-
-
-def pair_of(output: Any, input: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    target, own = flat_of(output), flat_of(input)
-    if target.dtype != own.dtype:
-        raise Unsupported(f"input is {own.dtype}, output is {target.dtype}")
-    return target, own
 
 
 def beside(target: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from dpcore.errors import Error, Unsupported
+from dpcore.communicators.checks import check_wait
+from dpcore.errors import Error
 
 if TYPE_CHECKING:
     from dpcore.communicators.mpi.engine import Engine
@@ -76,10 +77,7 @@ class MpiWork:
         ``timeout`` (seconds) counts from here, and is the operation's own deadline by default. When
         it has passed, the communicator is over: MPI cannot take an operation back.
         """
-        if timeout is not None and not timeout >= 0:
-            raise Unsupported(
-                f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"
-            )
+        check_wait(timeout)
         self.engine.wait_for(self, timeout or self.seconds)
 
     def is_completed(self) -> bool:
@@ -155,5 +153,5 @@ class MpiWork:
 
     @property
     def requests(self) -> list[Any]:
-        """Of what MPI still has."""
+        """The requests that MPI still has."""
         return [request for request, _ in self._posted]

@@ -20,7 +20,7 @@ def start_mpi(rank: int | None, world_size: int | None, timeout: float) -> MpiCo
     """All ranks of ``MPI.COMM_WORLD``. ``rank`` and ``world_size`` may be left to MPI."""
     mpi = _imported()
     if mpi.Is_finalized():
-        raise Unsupported("backend='mpi': MPI has ended in this process, and starts only once")
+        raise Unsupported("backend='mpi': MPI was finalized here, and can't be started again")
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     world = mpi.COMM_WORLD

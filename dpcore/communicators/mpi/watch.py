@@ -21,7 +21,8 @@ _LOOK_SECONDS = 0.002
 
 
 class Watch:
-    """Of a rank of ``comm``, which it takes over. All calls under the engine's lock."""
+    """One rank's end of ``comm``, which it takes over. All calls are made under the engine's
+    lock."""
 
     def __init__(self, mpi: Any, comm: Any, how_far: Callable[[str], int]) -> None:
         self._mpi, self._comm, self._how_far = mpi, comm, how_far
@@ -112,7 +113,7 @@ class Watch:
             self._receive.Wait()
 
 
-def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
+def describe_late(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork) -> str:
     """Who is late with a collective, as far as the ranks that were asked have answered."""
     number = work.what.number
     silent = [f"rank {rank}" for rank in asked.values() if rank not in answers]
@@ -124,4 +125,4 @@ def in_words(answers: Mapping[int, int], asked: Mapping[int, int], work: MpiWork
         elif calls < number and not work.what.is_message:
             what = "1 collective" if calls == 1 else f"{calls} collectives"
             late.append(f"rank {rank} has called {what} of this communicator, not {number}")
-    return "; ".join(found + late) or "all ranks answer"
+    return "; ".join(found + late) or "all ranks answered"

@@ -6,7 +6,8 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpcore.compare.collectives.cells import COLLECTIVES, parse_sizes
+from dpcore.commands.sizes import parse_sizes
+from dpcore.compare.collectives.cells import COLLECTIVES
 from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
 from dpcore.compare.collectives.interleave import Pace
 from dpcore.compare.collectives.options import Options, chosen_peers
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=2.0)
     wanted = Options(
         worlds=tuple(worlds(options.worlds)),
-        sizes=tuple(parse_sizes(options.sizes or (QUICK_SIZES if options.quick else SIZES))),
+        sizes=parse_sizes(options.sizes or (QUICK_SIZES if options.quick else SIZES)),
         peers=chosen_peers(options.peers),
         pace=pace,
         json=kept,

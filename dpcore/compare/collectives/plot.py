@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dpcore.compare.collectives.cells import size_text
+from dpcore.commands.sizes import size_text
 from dpcore.compare.collectives.interleave import Measurement
 from dpcore.compare.collectives.summary import Figures, summarise
 

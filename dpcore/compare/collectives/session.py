@@ -5,23 +5,22 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
+from dpcore.commands.sizes import size_text
 from dpcore.compare.collectives import table
-from dpcore.compare.collectives.cells import Cell, cells_of, size_text
+from dpcore.compare.collectives.cells import cells_of
 from dpcore.compare.collectives.contenders import Contender
 from dpcore.compare.collectives.interleave import Field, Measurement
 from dpcore.compare.collectives.leftovers import private_folder
 from dpcore.compare.collectives.options import Options
 from dpcore.compare.collectives.summary import records, total_wrong
 from dpcore.compare.collectives.wires import LOOPBACK, wire
+from dpcore.compare.progress import shown
 from dpcore.compare.records import append, run_facts
 
 Run = list[Measurement]  # one cell, all contenders
@@ -45,10 +44,11 @@ def run(
         options.json.parent.mkdir(parents=True, exist_ok=True)
     with (
         private_folder() as folder,
-        _progress(console, turns * sum(map(len, cells.values()))) as progress,
+        shown(console, turns * sum(map(len, cells.values()))) as progress,
     ):
         for world, of_world in cells.items():
-            progress.say(f"starting {world} ranks of each contender", kept=False)
+            starting = f"starting {world} ranks of each contender"
+            (progress.at if progress.is_drawn else progress.say)(starting)
             with (
                 wire(link, world) as between,
                 Field(contenders, world, folder, options.huge_pages, between) as field,
@@ -58,12 +58,14 @@ def run(
                 facts = run_facts(field.versions(), options.settings() | {"link": link})
                 for _, group_of in itertools.groupby(of_world, lambda c: c.collective):
                     for number, cell in enumerate(group_of):
-                        progress.at(cell)
+                        progress.at(f"{cell.collective} {size_text(cell.bytes)}, {world} ranks")
                         run = field.measure(cell, options.pace, progress.advance)
                         runs.append(run)
                         if number == 0:
-                            progress.lines(table.heading(cell, options.pace.rounds))
-                        progress.rows(table.lines(run))
+                            for text in table.heading(cell, options.pace.rounds):
+                                progress.say(text)
+                        for text, style in table.lines(run):
+                            progress.say(text, style)
                         if options.json:
                             append(options.json, records(facts, run))
                     progress.say("")
@@ -90,55 +92,6 @@ def exit_status(runs: Sequence[Run]) -> int:
     if wrong:
         print(f"{wrong} elements were wrong", file=sys.stderr)
     return 1 if wrong else 0
-
-
-class _Shown:
-    """Lines as cells end; above a bar where there is a terminal."""
-
-    def __init__(self, console: Console, bar: Progress | None, total: int) -> None:
-        self._console, self._bar = console, bar
-        self._task = bar.add_task("", total=total) if bar else None
-
-    def say(self, text: str, style: str = "", kept: bool = True) -> None:
-        if self._bar and not kept:
-            self._describe(text)
-        elif self._console.is_terminal:
-            self._console.print(Text(text, style=style), soft_wrap=True)
-        else:
-            print(text, flush=True, file=self._console.file)
-
-    def lines(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.say(text)
-
-    def rows(self, rows: Sequence[tuple[str, str]]) -> None:
-        for text, style in rows:
-            self.say(text, style)
-
-    def at(self, cell: Cell) -> None:
-        if self._bar:
-            self._describe(f"{cell.collective} {size_text(cell.bytes)}, {cell.world} ranks")
-
-    def advance(self) -> None:
-        if self._bar and self._task is not None:
-            self._bar.advance(self._task)
-            self._bar.refresh()
-
-    def _describe(self, text: str) -> None:
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, description=text)
-            self._bar.refresh()
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[_Shown]:
-    if not console.is_terminal:
-        yield _Shown(console, None, total)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    # Drawn between turns only: a thread that redraws would run beside what is measured.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        yield _Shown(console, bar, total)
 
 
 def _end_in_order_on_signals() -> None:

@@ -17,7 +17,7 @@ BOUND_FROM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one contender in one cell. Rates are GB/s (10^9), as in nccl-tests."""
+    """The figures of one contender in one cell. Rates are GB/s (10^9), as in nccl-tests."""
 
     median_s: float
     min_s: float
@@ -72,7 +72,7 @@ def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[
             "bytes": cell.bytes,
             "count": cell.elements,
             "type": TYPE,
-            "redop": cell.kind.redop,
+            "redop": cell.redop,
             "contender": result.contender.name,
             "role": result.contender.role,
             "iterations": result.iterations,

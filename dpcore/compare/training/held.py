@@ -9,7 +9,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glib
 
 
 def proportional_bytes() -> int:
-    """Of this process: a page that several processes map counts once in all."""
+    """The memory of this process: a page that several processes map is divided among them."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 

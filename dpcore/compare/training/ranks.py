@@ -93,7 +93,7 @@ def schedule_of(name: str) -> Any:
     found = loaded(name, "MySchedule")
     schedule = found() if isinstance(found, type) else found
     if not isinstance(schedule, dp.LaunchSchedule):
-        raise Error(f"{name} is no dpcore.LaunchSchedule but a {type(schedule).__name__}")
+        raise Error(f"{name} is not a dpcore.LaunchSchedule but a {type(schedule).__name__}")
     return schedule
 
 

@@ -88,7 +88,7 @@ def run_job(
 
 
 def _last_words(ranks: Sequence[subprocess.Popen[str]], complaints: Sequence[TextIO]) -> str:
-    """Of the first rank that failed by itself; the others failed since it was gone."""
+    """What the first rank that failed by itself has said; the others failed because it was gone."""
     said = []
     for rank, file in zip(ranks, complaints, strict=True):
         file.seek(0)

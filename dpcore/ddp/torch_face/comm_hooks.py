@@ -51,7 +51,7 @@ class GradBucket:
         return _TorchBucket
 
     def index(self) -> int:
-        """Of the bucket, in the order in which buckets are sent."""
+        """The bucket's number, in the order in which buckets are sent."""
         return self._index
 
     def is_last(self) -> bool:
@@ -67,7 +67,7 @@ class GradBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of each parameter its part of the buffer, with the parameter's shape."""
+        """Each parameter's part of the buffer, with the parameter's shape."""
         if self._buffer is self._flat:
             return list(self._parts)
         begin, size = self._flat.data_ptr(), self._flat.element_size()

@@ -71,7 +71,7 @@ class ModelJoin(JoinHook):
 
 
 def begin_forward(model: Wrapped) -> int:
-    """Of a rank with inputs: tells the others. Returns the rank whose buffers count."""
+    """Called by a rank with inputs: tells the others. Returns the rank whose buffers count."""
     Join.notify_join_context(model)  # type: ignore[arg-type]
     return common_rank(model, among_us=True) if model._syncs_buffers(before_forward=True) else 0
 

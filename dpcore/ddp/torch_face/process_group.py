@@ -6,7 +6,8 @@ call returns, so futures of them hold their value at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,25 +67,14 @@ class GroupForTorch(dist.ProcessGroup):
         operator = next((name for known, name in _OPERATORS if wanted == known), None)
         if operator is None:
             raise Unsupported(f"all_reduce of a wrapped model's group: no operator {wanted}")
-        tensors = _listed(tensors)
-        for tensor in tensors:
-            flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-            self._group.all_reduce(flat, operator, async_op=False)
-            if flat is not tensor:
-                tensor.copy_(flat)
-        return _Done(tensors)
+        reduce = partial(self._group.all_reduce, op=operator, async_op=False)
+        return _on_each(tensors, reduce)
 
     def broadcast(  # type: ignore[override]
         self, tensors: Any, options: Any = None
     ) -> _Done:
-        tensors = _listed(tensors)
         root = 0 if options is None else getattr(options, "rootRank", options)
-        for tensor in tensors:
-            flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-            self._group.broadcast(flat, root)
-            if flat is not tensor:
-                tensor.copy_(flat)
-        return _Done(tensors)
+        return _on_each(tensors, partial(self._group.broadcast, root=root))
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> _Done:
         inputs = _listed(inputs)
@@ -104,6 +94,17 @@ class GroupForTorch(dist.ProcessGroup):
     def barrier(self, options: Any = None) -> _Done:
         self._group.all_reduce(torch.zeros(1), "sum", async_op=False)
         return _Done([])
+
+
+def _on_each(tensors: Any, run: Callable[[torch.Tensor], Any]) -> _Done:
+    """Runs an operation in place on each tensor, or on a copy of one that has gaps."""
+    tensors = _listed(tensors)
+    for tensor in tensors:
+        flat = tensor.contiguous()
+        run(flat)
+        if flat is not tensor:
+            tensor.copy_(flat)
+    return _Done(tensors)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

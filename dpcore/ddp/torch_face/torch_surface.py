@@ -168,7 +168,7 @@ class TorchSurface(BufferMethods):
         if self.find_unused_parameters:
             warnings.warn(
                 "static_graph=True finds unused parameters in the first step; "
-                "find_unused_parameters=True has no effect besides it",
+                "find_unused_parameters=True has no effect beside it",
                 stacklevel=2,
             )
 
@@ -330,8 +330,8 @@ def without_torchs_machinery(cls: type[_Class]) -> type[_Class]:
 def _closed(name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(
-            f"{name} is a part of how torch's DistributedDataParallel works inside; "
-            "dpcore.DataParallel works otherwise and has nothing that it could mean"
+            f"{name} is an internal method of torch's DistributedDataParallel and "
+            "means nothing for dpcore.DataParallel, which works differently inside"
         )
 
     method.__name__ = method.__qualname__ = name

@@ -11,7 +11,7 @@ class Page {
     this.hint = this.detail.firstElementChild;
     document.getElementById("headlines").append(...data.runs.map(headline));
     document.getElementById("tables").append(...tables(data.runs));
-    document.getElementById("legend").append(...legend(data.runs));
+    document.getElementById("legend").append(...legend(data.legend));
     document.getElementById("runs").append(...this.timelines.map((timeline) => timeline.root));
     for (const timeline of this.timelines) listenTo(timeline, this);
     this.listen();
@@ -183,14 +183,8 @@ function headline(run) {
   return made;
 }
 
-function legend(runs) {
-  const gathers = runs.some((run) => run.labels.some((label) => label.leg === "all_gather"));
-  const entries = [["forward", "forward"], ["backward", "backward"], ["update", "update"], ["filling", "bucket filling"], ["full", "full, not sent"],
-    ["flight", "in flight"], ...(gathers ? [["gather", "in flight: all_gather"]] : []), ["wait", "standing still"], ["exposed", "exposed"]];
-  const has = (kind) => runs.some((run) => run.labels.some(({ pass }) => pass && pass[1] === kind));
-  if (has("W")) entries.splice(2, 0, ["weight", "of weights (W)"]);
-  if (has("I")) entries.splice(2, 0, ["input", "of inputs (I)"]);
-  return entries.map(([colour, text]) => {
+function legend(texts) {
+  return Object.entries(texts).map(([colour, text]) => {
     const sample = element("i");
     sample.style.background = `var(--${colour})`;
     return element("span", {}, sample, text);
