@@ -29,15 +29,15 @@ examples:
 
 The process is not stopped, asked or slowed down: its black box lies in memory that can be read
 from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
---job asks nobody and opens no connection. It sees what this user may see of /proc: run it as root
-or as the user of the job. A line of the program is at most a second or two old.
+--job sends no messages and opens no connection. It sees what this user may see of /proc: run it as
+root, or as the user of the job. A line of the program is at most a second or two old.
 """
 
 SHOW = """\
 examples:
   dpcore show run.json                          writes run.html, prints the figures
   dpcore show --open run.json                   and opens the page
-  dpcore show bucketed.json sequential.json     two runs under each other, step by step
+  dpcore show bucketed.json sequential.json     two runs, one below the other, step by step
   dpcore show run.json --png run.png --steps 3:5
   dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
   dpcore show log/*.pt.trace.json               torch DDP: what torch.profiler wrote, all ranks

@@ -196,10 +196,9 @@ def with_new(record: Iterable[Outcome], new: Outcome) -> list[Outcome]:
 INTRODUCTION = """\
 # What runs with what
 
-Each cell says what came of tests that ran in the named versions; where none ran, it says so.
-`tools/compatibility.py --run` runs them in the environment that it is started in, notes the outcome
-in [compatibility.jsonl](compatibility.jsonl), and writes this page from there. What other versions
-do is not known: the same command tells.
+The outcome of tests that ran with the named versions; nothing is recorded of others.
+`tools/compatibility.py --run` runs the tests in the environment that it is started in, adds the
+outcome to [compatibility.jsonl](compatibility.jsonl), and writes this page from it.
 """
 
 

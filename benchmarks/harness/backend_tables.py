@@ -47,9 +47,9 @@ def _where_behind(records: list[dict[str, Any]]) -> str:
             lower.append(cell)
     where = ", ".join(dict.fromkeys(collective for collective, _, _ in apart))
     return (
-        f"With ordinary tensors dpcore is behind another backend by more than the intervals in "
-        f"{len(apart)} of {len(cells)} cells ({where or 'none'}). In {len(lower)} more the lower "
-        "median is another's, and the intervals meet."
+        f"With ordinary tensors dpcore is slower than another backend in {len(apart)} of "
+        f"{len(cells)} cells ({where or 'none'}), and in {len(lower)} more another one has a lower "
+        "median, but the intervals overlap."
     )
 
 

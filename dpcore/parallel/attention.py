@@ -108,9 +108,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 def block_of(rank: int, source: int, causal: bool, tokens: int) -> tuple[slice, slice, bool]:
     """Which of this rank's queries attend to which of ``source``'s keys, and whether by a mask.
 
-    Own tokens stand in order, so that the mask is the usual one. Of an earlier rank the first
-    chunk is before all of ours and the second behind them; of a later rank both are before our
-    second chunk and behind our first.
+    A rank's own tokens are in order, so their mask is the usual one. An earlier rank's first chunk
+    comes before both of ours and its second after them; a later rank's chunks both come between
+    our first and our second.
     """
     everything, low, high = slice(None), slice(0, tokens // 2), slice(tokens // 2, None)
     if not causal or source == rank:

@@ -93,7 +93,7 @@ class RowParallel:
         self.x = x
         term = x @ self.weight.T
         whole = scattered(term, self.comm) if self.by_tokens else summed(term, self.comm)
-        return whole + self.bias  # behind the sum, or it would count N times
+        return whole + self.bias  # after the sum, or it would count N times
 
     def backward(self, dy: Array) -> Array:
         self.bias_gradient = of_all_tokens(dy.sum(0), self)

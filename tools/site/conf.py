@@ -18,11 +18,12 @@ NAVIGATION = {
     "dpcore": "docs/why docs/glossary CHANGELOG",
     "How data parallel training works": "docs/learn/*",
     "Learn by doing, and teach": "docs/course docs/exercises docs/teach",
-    "Use it": """docs/convert docs/data_parallel docs/across_steps docs/local_updates
-        docs/noise_scale docs/monitor docs/notebooks docs/parallel docs/torch_distributed
-        docs/backends docs/frameworks docs/running docs/compatibility docs/network
-        docs/interconnects docs/gpu docs/mpi docs/variables docs/failures docs/performance
-        docs/compare docs/show SECURITY""",
+    "Train with it": """docs/convert docs/data_parallel docs/across_steps docs/local_updates
+        docs/parallel docs/torch_distributed docs/frameworks docs/notebooks""",
+    "See and measure": """docs/show docs/monitor docs/performance docs/compare docs/backends
+        docs/noise_scale""",
+    "Run it anywhere": """docs/running docs/network docs/interconnects docs/mpi docs/gpu
+        docs/variables docs/failures docs/compatibility SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators
         docs/reference/data_parallel docs/reference/local_updates docs/reference/figures
         docs/reference/parallel docs/reference/algorithms docs/reference/errors""",
