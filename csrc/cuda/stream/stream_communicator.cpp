@@ -132,9 +132,7 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
 StreamCommunicator::Work StreamCommunicator::submit(Request request, const std::string& algorithm,
                                                     Device::Stream current) {
   check_operator(request);
-  let_go_of_kept(false);
-  const std::lock_guard<std::mutex> lock(calls_);
-  check_usable();  // with the lock: behind what ended the stream, nothing may come
+  const std::unique_lock<std::mutex> lock = enter(current);
   const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
@@ -153,9 +151,7 @@ StreamCommunicator::Work StreamCommunicator::submit(const std::vector<StreamMess
             std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
             std::to_string(message.peer);
   }
-  let_go_of_kept(false);
-  const std::lock_guard<std::mutex> lock(calls_);
-  check_usable();
+  const std::unique_lock<std::mutex> lock = enter(current);
   const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
@@ -172,17 +168,39 @@ StreamCommunicator::Work StreamCommunicator::take_work() {
   if (capturing_) {
     return fresh();  // it is the graph's: nobody ever takes it again
   }
-  // They end in the order in which they were taken: when these are busy, so are the others.
-  for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
-    Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
-    if (candidate.use_count() == 1 && candidate->is_complete()) {
-      pool_at_ += i + 1;
-      const Work work = candidate;
-      return work;
-    }
+  if (const Work* const free = free_work()) {
+    pool_at_ = static_cast<size_t>(free - pool_.data()) + 1;
+    return *free;
   }
+  ++pool_at_;  // or a work that the program keeps would be in the way for ever
   pool_.push_back(fresh());
   return pool_.back();
+}
+
+// Works end in the order in which they were taken: when these are busy, so are the others.
+const StreamCommunicator::Work* StreamCommunicator::free_work() const {
+  for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
+    const Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
+    if (candidate.use_count() == 1 && candidate->is_complete()) {
+      return &candidate;
+    }
+  }
+  return nullptr;
+}
+
+// The lock under which a call is made. A work is free again once somebody has seen that it is
+// complete, and the thread that watches may be late: before the pool grows, the caller looks.
+std::unique_lock<std::mutex> StreamCommunicator::enter(Device::Stream current) {
+  let_go_of_kept(false);
+  std::unique_lock<std::mutex> lock(calls_);
+  check_usable();  // with the lock: behind what ended the stream, nothing may come
+  if (!pool_.empty() && free_work() == nullptr && !device_->is_capturing(current)) {
+    lock.unlock();  // to look may end the stream, which takes the lock
+    watch_->look();
+    lock.lock();
+    check_usable();
+  }
+  return lock;
 }
 
 std::shared_ptr<const Program> StreamCommunicator::program_of(const Schedule& schedule) {

@@ -125,7 +125,9 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   Work run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
            double timeout_s, Device::Stream current, Enqueue enqueue);
   DeviceTrace::Span begin_span(const StreamWork& work, uint64_t bytes, const Request* request);
+  std::unique_lock<std::mutex> enter(Device::Stream current);
   Work take_work();
+  const Work* free_work() const;
   void let_go_of_kept(bool all);
 
   std::shared_ptr<Communicator> black_box_;
