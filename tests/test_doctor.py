@@ -64,7 +64,7 @@ SOMETHING = {"right": True, "seconds": 1e-3}
     ids=["right", "wrong", "raises", "dies", "hangs"],
 )
 def test_what_becomes_of_the_two_ranks(body, state, text):
-    test = doctor.SelfTest(body, time.monotonic() + (1.0 if "not done" in text else 30.0))
+    test = doctor.SelfTest(body, time.monotonic() + (1.0 if "not finished" in text else 30.0))
     finding = test.finding()
     assert finding.state == state
     assert text in finding.text

@@ -152,7 +152,7 @@ def test_a_rendezvous_file_replaces_nothing_but_a_file(tmp_path):
     path = tmp_path / "rendezvous"
     os.mkfifo(path)
     store = stores.FileStore(str(path))
-    with pytest.raises(dpcore.RendezvousError, match="no regular file"), store.publish("a", "b"):
+    with pytest.raises(dpcore.RendezvousError, match="not a regular file"), store.publish("a", "b"):
         pass
     with pytest.raises(dpcore.RendezvousError, match="before the deadline"):
         store.read("a", deadline=0.0)  # and does not wait for somebody who writes

@@ -40,5 +40,5 @@ def test_the_page_says_where_dpcore_is_behind():
         record("dpcore arena", 512, [1.0] * 9),
     ]  # fmt: skip
     page = tables(records)
-    assert "in 1 of 3 cells (broadcast). In 1 more the lower" in page
+    assert "in 1 of 3 cells (broadcast), and in 1 more another one has a lower" in page
     assert "| 64 B | 2000.0 ms (2000.0 ms to 2000.0 ms) | – | **1500.0 ms** (" in page

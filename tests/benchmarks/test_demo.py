@@ -1,13 +1,13 @@
 """The demo: what it compares, what it says, and that all of it is where it says."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from dpcore.__main__ import main
 from dpcore.compare import demo
 from dpcore.compare.demo_verdict import behind, ending, verdict
 from dpcore.compare.training import worker
@@ -77,8 +77,7 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     link = demo.scenes()[1]
     monkeypatch.setattr(demo, "scenes", lambda: [link])
     out = str(tmp_path / "demo")
-    monkeypatch.setattr(sys, "argv", ["demo", "--out", out, "--rounds", "1", "--steps", "1"])
-    assert demo.main() == 0
+    assert main(["demo", "--out", out, "--rounds", "1", "--steps", "1"]) == 0
     said = capsys.readouterr().out
     assert "A real one needs rights that nobody has." in said
     apart = [float(number) for number in re.findall(r"losses differ by at most (\S+) in 1 ", said)]

@@ -27,8 +27,8 @@ def test_a_short_run(tmp_path, monkeypatch):
     sent = {name: line["bytes"] - line["curves"][0][0][1] for name, line in records.items()}
     assert sent["LocalSGD 1"] == pytest.approx(8 * parameters, rel=0.1)
     assert sent["LocalSGD 8"] == sent["DiLoCo 8"] == pytest.approx(parameters, rel=0.1)
-    # A quarter of the bytes, of three of four fragments: the last one is on its way.
-    assert sent["DiLoCo 8 streamed"] == pytest.approx(parameters / 4 * 3 / 4, rel=0.1)
+    # A quarter of the bytes, of three of four fragments, and of the last one what has left by then.
+    assert parameters / 4 * 3 / 4 * 0.9 < sent["DiLoCo 8 streamed"] < parameters / 4 * 1.1
     table = readme.table_of_local_updates(list(records.values()))
     assert all(f"| {name} | " in table for name in records)
 

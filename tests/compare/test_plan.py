@@ -32,10 +32,10 @@ def test_contenders(text, inner, monkeypatch, request):
     [
         ("bucketd", "did you mean 'bucketed'"),
         ("torch:auto", "only bucketed:auto"),
-        ("torch:0", "no size of buckets"),
-        ("torch:1.2.3", "no size of buckets"),
+        ("torch:0", "not a bucket size"),
+        ("torch:1.2.3", "not a bucket size"),
         ("nobody.py:Schedule", "there is no file nobody.py"),
-        ("torch,torch", "there twice"),
+        ("torch,torch", "named twice"),
         ("", "no contender"),
         ("horovod", "There are torch, default"),
     ],
@@ -54,7 +54,7 @@ def test_a_latency_belongs_to_the_rate_before_it():
 
 def test_worlds():
     assert plan.worlds("2,4,2") == [2, 4]
-    for wrong, said in (("1", "at least 2 ranks"), ("two", "no numbers of ranks")):
+    for wrong, said in (("1", "at least 2 ranks"), ("two", "not a list of numbers of ranks")):
         with pytest.raises(Error, match=said):
             plan.worlds(wrong)
 

@@ -344,7 +344,7 @@ def test_modules_that_cannot_be_wrapped():
             dpcore.DataParallel(nn.Linear(2, 2).requires_grad_(False), comm=comm)
         with pytest.raises(dpcore.Error, match="weight has no shape yet"):
             dpcore.DataParallel(nn.LazyLinear(2), comm=comm)
-        with pytest.raises(dpcore.Unsupported, match="comm: int has not"):
+        with pytest.raises(dpcore.Unsupported, match="comm: int lacks"):
             dpcore.DataParallel(nn.Linear(2, 2), comm=3)
         with pytest.raises(dpcore.Unsupported, match="not both"):
             dpcore.DataParallel(nn.Linear(2, 2), comm=comm, process_group=comm)

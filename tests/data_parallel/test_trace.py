@@ -237,7 +237,7 @@ def test_what_overlap_says():
         "9.60 ms of communication per step of 41.20 ms"
     )
     told = str(overlap.Overlap(41.2, 37.5, 0.6, 0.1, (-3.0, 4.2)))
-    assert told.startswith("overlap unknown: between -3.00 and 4.20 (95%), since steps scatter")
+    assert told.startswith("overlap unknown: between -3.00 and 4.20 (95%), since step times vary")
 
 
 def test_overlap_needs_a_group_that_records():

@@ -32,8 +32,8 @@ def test_pages_lead_to_their_exercises_and_back():
 
 def test_the_limits_that_are_named_are_the_limits():
     text = " ".join((DOCS / "exercises.md").read_text().split())
-    assert f"wait for each other for {lab.PATIENCE:.0f} seconds" in text
-    assert f"runs on for {lab.SECONDS:.0f} seconds is stopped" in text
+    assert f"After {lab.PATIENCE:.0f} seconds of waiting" in text
+    assert f"runs for {lab.SECONDS:.0f} seconds is stopped" in text
     assert f"{lab.MEMORY >> 30} GiB of memory and {lab.SECONDS:.0f} seconds" in text
 
 

@@ -146,7 +146,7 @@ def test_a_state_of_something_else():
     def body(comm):
         _, _, block = made(comm, {"fragments": 2})
         state = block.state_dict()
-        with pytest.raises(dp.Unsupported, match=r"fragments=2\b.* here are 1"):
+        with pytest.raises(dp.Unsupported, match="fragments=2, and this block has 1"):
             made(comm, {})[2].load_state_dict(state)
         other = nn.Linear(6, 40).double()
         with pytest.raises(dp.Unsupported, match=r"no weight of shape \[40, 6\]: it is of another"):

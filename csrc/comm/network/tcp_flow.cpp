@@ -1,3 +1,4 @@
+// See tcp_flow.h.
 #include "comm/network/tcp_flow.h"
 
 #include <algorithm>

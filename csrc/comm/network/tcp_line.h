@@ -75,7 +75,7 @@ class TcpLine {
 
   TcpSocket socket_;
   TcpFlow flow_;
-  TcpLoadMeter meter_;
+  TcpLoad load_;
   std::string problem_;
   FrameHeader outgoing_;
   bool is_sending_ = false;

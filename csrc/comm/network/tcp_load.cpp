@@ -1,3 +1,4 @@
+// See tcp_load.h.
 #include "comm/network/tcp_load.h"
 
 #include <linux/sock_diag.h>
@@ -24,22 +25,20 @@ void measure(int fd, TcpLoad& load) {
 }  // namespace
 
 // Where the kernel does not say what has left this host, nothing has.
-const TcpLoad& TcpLoadMeter::ask(int fd, int64_t now) {
-  if (now - measured_ns_ > kMeasuredForNs) {
-    measured_ns_ = now;
-    measure(fd, load_);
+void TcpLoad::ask(int fd, int64_t now) {
+  if (now - measured_ns > kMeasuredForNs) {
+    measured_ns = now;
+    measure(fd, *this);
   }
-  int on_the_way = 0;
+  int unconfirmed = 0;
   int unsent = 0;
   uint32_t memory[SK_MEMINFO_VARS] = {};
   socklen_t length = sizeof(memory);
-  (void)!ioctl(fd, SIOCOUTQ, &on_the_way);
+  (void)!ioctl(fd, SIOCOUTQ, &unconfirmed);
   const bool says = ioctl(fd, SIOCOUTQNSD, &unsent) == 0 &&
                     getsockopt(fd, SOL_SOCKET, SO_MEMINFO, memory, &length) == 0;
-  load_.on_the_way = on_the_way;
-  load_.queued_here =
-      says ? static_cast<double>(unsent) + memory[SK_MEMINFO_WMEM_ALLOC] : on_the_way;
-  return load_;
+  on_the_way = unconfirmed;
+  queued_here = says ? static_cast<double>(unsent) + memory[SK_MEMINFO_WMEM_ALLOC] : on_the_way;
 }
 
 }  // namespace dpcore

@@ -13,15 +13,9 @@ struct TcpLoad {
   double round_trip_ns = 0;  // the shortest
   double on_the_way = 0;     // bytes that the other side has not confirmed
   double queued_here = 0;    // of these, unsent or in the queues of this host's NIC
-};
+  int64_t measured_ns = 0;   // when the first two were
 
-class TcpLoadMeter {
- public:
-  const TcpLoad& ask(int fd, int64_t now);
-
- private:
-  TcpLoad load_;
-  int64_t measured_ns_ = 0;
+  void ask(int fd, int64_t now);
 };
 
 }  // namespace dpcore
