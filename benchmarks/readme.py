@@ -22,7 +22,7 @@ from benchmarks.harness.beside_default import (
     missed,
     newest,
 )
-from benchmarks.harness.figures import load, size_text, source, time_text
+from benchmarks.harness.figures import load, size_text, source, source_of_columns, time_text
 from dpcore.costs.link import parse_speed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +111,8 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
         row = [cells[rate, contender] for rate in rates]
         texts = [f"{cell['step_s'] * 1e3:.0f} ms ({cell['of_bound']:.2f})" for cell in row]
         lines.append(f"| {contender} | " + " | ".join(texts) + " |")
-    lines += ["", source("shaped_link", records[0], "../")]
+    columns = {rate: cells[rate, "alone"] for rate in rates}
+    lines += ["", source_of_columns("shaped_link", columns, "../")]
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +133,8 @@ def table_of_across_steps(records: list[dict[str, Any]]) -> str:
         shares = [r["state_bytes"] / oracle["state_bytes"]
                   for r, oracle in zip(row, oracles, strict=True) if r]  # fmt: skip
         lines.append(f"| {contender} | {''.join(texts)}{max(shares):.2f} |")
-    lines += ["", source("across_steps", records[-1], "../", "Medians of runs")]
+    names = {" ".join(column): oracle for column, oracle in zip(columns, oracles, strict=True)}
+    lines += ["", source_of_columns("across_steps", names, "../")]
     return "\n".join(lines) + "\n"
 
 

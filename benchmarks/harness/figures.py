@@ -33,13 +33,28 @@ def source(
     name: str, first: dict[str, Any], root: str = "", what: str = "Medians of one run"
 ) -> str:
     """`root`: from the document to the root of the repository."""
-    machine = first["machine"]
-    commit = first["commit"][:10] + (
-        "+, with uncommitted changes" if "+" in first["commit"] else ""
-    )
+    return f"{what} {run_of(first)}; {place_of(name, root)}"
+
+
+def source_of_columns(name: str, columns: dict[str, dict[str, Any]], root: str = "") -> str:
+    """Where columns come from several runs: which from which. A record of each column."""
+    runs: dict[str, list[str]] = {}
+    for column, record in columns.items():
+        runs.setdefault(run_of(record), []).append(column)
+    said = "; ".join(f"{', '.join(names)} {run}" for run, names in runs.items())
+    return f"Medians: {said}; {place_of(name, root)}"
+
+
+def run_of(record: dict[str, Any]) -> str:
+    """On which machine, when, of which commit."""
+    machine = record["machine"]
+    changed = "+, with uncommitted changes" if "+" in record["commit"] else ""
     return (
-        f"{what} on {machine['cores']} cores of an {machine['cpu']}"
-        f" ({first['date'][:10]}, commit {commit});"
-        f" the records are in [`benchmarks/results/{name}.jsonl`]"
-        f"({root}benchmarks/results/{name}.jsonl)."
+        f"on {machine['cores']} cores of an {machine['cpu']}"
+        f" ({record['date'][:10]}, commit {record['commit'][:10]}{changed})"
     )
+
+
+def place_of(name: str, root: str) -> str:
+    path = f"benchmarks/results/{name}.jsonl"
+    return f"the records are in [`{path}`]({root}{path})."
