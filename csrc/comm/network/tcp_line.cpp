@@ -18,7 +18,7 @@ void TcpLine::share(size_t unsent, size_t most) {
 
 bool TcpLine::has_room(int priority, bool has_priorities, int64_t now) {
   const size_t told = flow_.unsent();
-  load_.ask(fd(), now);
+  load_.ask(fd(), has_priorities, now);
   const bool has_room = flow_.has_room(load_, priority, has_priorities, now);
   if (flow_.unsent() != told) {
     TcpSocket::limit_unsent(fd(), flow_.unsent());

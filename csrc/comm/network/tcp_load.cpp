@@ -22,23 +22,27 @@ void measure(int fd, TcpLoad& load) {
   }
 }
 
+// Where the kernel does not say what has left this host, nothing has.
+double queue_of_host(int fd, double on_the_way) {
+  int unsent = 0;
+  uint32_t memory[SK_MEMINFO_VARS] = {};
+  socklen_t length = sizeof(memory);
+  const bool says = ioctl(fd, SIOCOUTQNSD, &unsent) == 0 &&
+                    getsockopt(fd, SOL_SOCKET, SO_MEMINFO, memory, &length) == 0;
+  return says ? static_cast<double>(unsent) + memory[SK_MEMINFO_WMEM_ALLOC] : on_the_way;
+}
+
 }  // namespace
 
-// Where the kernel does not say what has left this host, nothing has.
-void TcpLoad::ask(int fd, int64_t now) {
+void TcpLoad::ask(int fd, bool asks_here, int64_t now) {
   if (now - measured_ns > kMeasuredForNs) {
     measured_ns = now;
     measure(fd, *this);
   }
   int unconfirmed = 0;
-  int unsent = 0;
-  uint32_t memory[SK_MEMINFO_VARS] = {};
-  socklen_t length = sizeof(memory);
   (void)!ioctl(fd, SIOCOUTQ, &unconfirmed);
-  const bool says = ioctl(fd, SIOCOUTQNSD, &unsent) == 0 &&
-                    getsockopt(fd, SOL_SOCKET, SO_MEMINFO, memory, &length) == 0;
   on_the_way = unconfirmed;
-  queued_here = says ? static_cast<double>(unsent) + memory[SK_MEMINFO_WMEM_ALLOC] : on_the_way;
+  queued_here = asks_here ? queue_of_host(fd, on_the_way) : 0;
 }
 
 }  // namespace dpcore
