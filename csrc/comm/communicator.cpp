@@ -177,13 +177,15 @@ void Communicator::run(Request request, const std::string& algorithm,
   }
 }
 
-Work Communicator::submit(Request request, const std::string& algorithm, bool background) {
+Work Communicator::submit(Request request, const std::string& algorithm, bool background,
+                          Work after) {
   check(request);
   if (background) {
     context_->engine().be_ready_for_background();
   }
   const std::lock_guard<SpinLock> lock(submission_);
   auto operation = prepare(std::move(request), algorithm);
+  operation->follow(std::move(after));
   context_->engine().submit(operation, background);
   return operation;
 }

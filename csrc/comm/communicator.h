@@ -109,8 +109,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // many looks, and null when it is.
   Work begin(Request request, const std::string& algorithm, int looks);
   // Throws before the operation has a number, or not at all. Not in `background`: only waits drive
-  // it, so somebody must wait for it on every rank.
-  Work submit(Request request, const std::string& algorithm, bool background = true);
+  // it, so somebody must wait for it on every rank. `after`: one of this communicator's that makes
+  // what this one sends; they follow each other without anybody's wait.
+  Work submit(Request request, const std::string& algorithm, bool background = true,
+              Work after = nullptr);
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
 

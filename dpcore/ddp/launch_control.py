@@ -59,7 +59,9 @@ class LaunchControl(Protocol):
     def wait_for_all(self) -> None:
         """``wait()`` for every bucket."""
 
-    # For journeys of more than one leg: launch() is of the next leg, wait() for the current one.
+    # For journeys of more than one leg: launch() is of the next leg, wait() for the current one. An
+    # all_gather of gradients may be launched at backward_end behind its reduce_scatter, without a
+    # wait; it begins when that is over, and wait() is then for both.
 
     def update(self, bucket: int) -> None:
         """The optimizer's step for a bucket whose next leg is ``update``. Does nothing if

@@ -1,4 +1,4 @@
-"""The three schedules once more, as a user would write them in Python.
+"""The schedules once more, as a user would write them in Python.
 
 They launch with ``background=False``: nobody drives a bucket until somebody waits for it, so a wait
 that is missing is a stale value for certain, and not by luck.
@@ -33,6 +33,14 @@ class Dear(Priority):
             control.launch(bucket, background=False)
 
 
+class DearAtOnce(Dear):
+    """Each gather is launched behind its reduce_scatter, which nobody waits for."""
+
+    def backward_end(self, control):
+        for bucket in range(control.buckets):
+            control.launch(bucket, background=False)
+
+
 class Zero1(Priority):
     def journey(self):
         return ["reduce_scatter", "update", "all_gather"]
@@ -44,4 +52,4 @@ class Zero1(Priority):
             control.launch(bucket, background=False)
 
 
-OWN = (Priority, Dear, Zero1)
+OWN = (Priority, Dear, DearAtOnce, Zero1)

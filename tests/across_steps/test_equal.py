@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dpcore
+from tests.across_steps.models import INPUTS, Chain
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import OPTIMIZERS, Wrapped
 
@@ -78,6 +79,31 @@ def test_single_precision_too(schedule):
             assert_equal(*(seen(side, case) for side in sides), kind)
 
     dpcore.spawn(body, 3, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_large_buckets_between_hosts(schedule):
+    """There an operation is announced before what it sends is there."""
+
+    def trained(comm, one):
+        torch.manual_seed(0)
+        model = dpcore.DataParallel(
+            Chain(width=300), comm=comm, schedule=one, bucket_cap_mb=0.3, deterministic=True
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if one != "bucketed":
+            optimizer = dpcore.DistributedOptimizer(optimizer, model)
+        for step in range(4):
+            torch.manual_seed(1 + comm.rank + 2 * step)
+            model(torch.randn(8, INPUTS)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()
+
+    def body(comm):
+        assert_equal(trained(comm, schedule), trained(comm, "bucketed"))
+
+    dpcore.spawn(body, 2, transport="tcp", timeout=20)
 
 
 def through_a_file(state):

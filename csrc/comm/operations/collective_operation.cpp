@@ -95,6 +95,15 @@ Operation::Progress CollectiveOperation::advance() {
   }
   switch (phase_) {
     case Phase::slot_free:
+      phase_ = Phase::earlier_over;
+      if (run_.earlier && !run_.request.program) {  // peers may read once this rank has posted
+        run_.await_earlier();
+        if (!run_.poll()) {
+          return Progress::advanced;
+        }
+      }
+      [[fallthrough]];
+    case Phase::earlier_over:
       phase_ = Phase::stage_free;
       if (is_prefilled_ && !run_.is_tiny) {
         run_.await_stage();
@@ -125,6 +134,15 @@ Operation::Progress CollectiveOperation::advance() {
         finish_at_entry();
         return Progress::finished;
       }
+      phase_ = Phase::all_entered;
+      if (run_.earlier) {
+        run_.await_earlier();
+        if (!run_.poll()) {
+          return Progress::advanced;
+        }
+      }
+      [[fallthrough]];
+    case Phase::all_entered:
       start_body();
       phase_ = Phase::body;
       run_.awaited = {};
@@ -258,6 +276,7 @@ void CollectiveOperation::retire() {
     body_.handle = nullptr;
   }
   run_.request.program.reset();
+  run_.earlier.reset();
 }
 
 }  // namespace dpcore

@@ -2,8 +2,10 @@
 //
 // Its life: wait until its slot is free, publish the fingerprint (post), wait until every rank
 // has posted, compare, choose the path (collective/path_choice.h), run the path's body (paths.h),
-// tell that it is finished. A small one is over when all have posted, without a body. Operations
-// are pooled, so nothing is allocated after the first time.
+// tell that it is finished. A small one is over when all have posted, without a body. One that
+// follows another operation begins its body after that one's end; it posts before, where peers get
+// nothing but what the body sends. Operations are pooled, so nothing is allocated after the first
+// time.
 #pragma once
 
 #include "comm/operations/path_run.h"
@@ -14,6 +16,8 @@ class CollectiveOperation final : public Operation {
  public:
   void prepare(const std::shared_ptr<SharedState>& shared, Request&& request, uint64_t number,
                const std::atomic<uint32_t>* in_flight);
+  // Before submission. `earlier` has the smaller number, so ranks that follow never wait in a circle.
+  void follow(std::shared_ptr<const Operation> earlier) { run_.earlier = std::move(earlier); }
 
   Progress advance() override;
   WaitPoint waiting() const override { return {run_.awaited.name, run_.awaited.next}; }
@@ -33,7 +37,7 @@ class CollectiveOperation final : public Operation {
   ~CollectiveOperation() override;
 
  private:
-  enum class Phase { stage_free, slot_free, posted, body };
+  enum class Phase { slot_free, earlier_over, stage_free, posted, all_entered, body };
 
   void post();
   void show_buffers(OperationSlot& slot);

@@ -12,6 +12,12 @@ void PathRun::await_slot() {
   await("its slot to be free", [](PathRun& run) { return run.is_slot_free(); });
 }
 
+void PathRun::await_earlier() {
+  await(
+      "the operation that it follows",
+      [](PathRun& run) { return run.earlier->is_complete(); }, -1);
+}
+
 bool PathRun::is_slot_free() {
   if (number < kSlots || shared->is_over_everywhere(number - kSlots)) {
     return true;

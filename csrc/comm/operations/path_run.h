@@ -86,6 +86,7 @@ struct PathRun {
   }
   void await_stage();
   void await_slot();
+  void await_earlier();
   Until until_all(const char* name, Counter counter, uint64_t value) {
     await_all(name, counter, value);
     return {*this};
@@ -162,6 +163,7 @@ struct PathRun {
   Awaited awaited;
   int unread_owner = -1;      // whose memory can't be read any more: its death or failure ends this
   int64_t entry_seen_ns = 0;  // when an emulated link lets the word of the last entry through
+  std::shared_ptr<const Operation> earlier;  // of this rank: makes what this one sends; or none
 
   // Kept for the next request:
   std::vector<const void*> inputs;

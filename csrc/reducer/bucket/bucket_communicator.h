@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "comm/base/types.h"
@@ -28,6 +29,7 @@ struct BucketCall {
   int priority = 0;
   uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
   bool background = true;  // false: nobody but wait() needs to drive it
+  std::optional<size_t> after;  // the slot whose operation makes what this one sends
 };
 
 // One gradient, and where its part of flat memory begins.

@@ -42,7 +42,8 @@ class NativeBucketCommunicator final : public BucketCommunicator {
     request.ordered = ordered_;
     // "" is the communicator's own algorithm, which may not be an ordered one.
     works_[slot] =
-        communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background);
+        communicator_->submit(std::move(request), ordered_ ? "auto" : "", call.background,
+                              call.after ? works_[*call.after] : nullptr);
   }
   void wait(size_t slot) override {
     communicator_->wait(*works_[slot], 0, interrupt_);

@@ -32,6 +32,8 @@ class Journey {
   Leg first() const { return legs_.front(); }
   // An optimizer's step is one of the legs, so what is left of them runs under the next forward.
   bool updates() const { return legs_.size() > 1; }
+  // The second leg sends what the first one leaves.
+  bool gathers_gradients() const { return updates() && legs_[1] == Leg::all_gather; }
   // Each rank steps its part of the parameters.
   bool updates_parts() const { return updates() && legs_.back() == Leg::all_gather; }
 

@@ -91,7 +91,7 @@ class AcrossSteps : public LaunchSchedule {
   }
 
  protected:
-  // Sends the second half of a bucket, once the first is over.
+  // Sends the second half of a bucket behind the first.
   static void gather(LaunchControl& control, size_t bucket) {
     control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
   }
@@ -106,7 +106,7 @@ class Priority final : public AcrossSteps {
 };
 
 // Only the first half of an all-reduce under backward, the second under forward (DeAR).
-// Loses against priority where ranks wait for the last first half at the end of backward.
+// Loses against priority where forward is shorter than the second halves.
 class Dear final : public AcrossSteps {
  public:
   std::string name() const override { return "dear"; }
@@ -114,7 +114,6 @@ class Dear final : public AcrossSteps {
   uint32_t listens() const override { return AcrossSteps::listens() | backward_end; }
   void on_backward_end(LaunchControl& control) override {
     for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
-      control.wait(bucket);
       gather(control, bucket);
     }
   }

@@ -11,7 +11,8 @@
 // A journey of more than one leg goes on from there: launch() is then of the bucket's next leg, and
 // wait() for the one that it is on. Legs are launched in backward, at its end and in
 // optimizer_step, in an order that is the same on all ranks; branches of forward may differ, so
-// forward_begin may only wait and update.
+// forward_begin may only wait and update. An all_gather of gradients that is launched at the end of
+// backward follows its reduce_scatter by itself; wait() is then for both.
 //
 // Whatever order gradients arrive in, ranks launch in the same order: launch() of a bucket whose
 // predecessors in order() have not been launched yet is remembered and done after them.

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 
@@ -55,7 +56,7 @@ void Launcher::buckets_changed() {
   requested_.assign(buckets, std::nullopt);
   legs_.buckets_changed(buckets);
   find_order_of_need();
-  reducer_.communicator->reserve(buckets + 2);  // the map of used gradients, and norms
+  reducer_.communicator->reserve(legs_.slots());
   if (hook_) {
     hook_->buckets_changed(buckets);
   }
@@ -72,6 +73,8 @@ void Launcher::begin_iteration() {
 
 void Launcher::backward_ends() {
   if (listens(LaunchSchedule::backward_end)) {
+    backward_ends_ = true;
+    const auto is_told = c10::make_scope_exit([this] { backward_ends_ = false; });
     schedule_->on_backward_end(*this);
   }
   if (next_launch_ < order_.size()) {
@@ -91,7 +94,8 @@ void Launcher::abandon() {
         reducer_.communicator->abandon(
             b, bucket.joined_count > 1 ? bucket.joined : bucket.travelling());
       }
-    } else if (legs_.is_in_flight(b)) {
+    }
+    if (legs_.is_in_flight(b)) {
       legs_.abandon(b, bucket);
     }
   }
@@ -102,7 +106,8 @@ double Launcher::elapsed_ms() const {
 }
 
 void Launcher::launch(std::span<const size_t> buckets, Launch how) {
-  if (buckets.size() == 1 && legs_.next(buckets.front()) != legs_.journey().first()) {
+  if (buckets.size() == 1 && (legs_.next(buckets.front()) != legs_.journey().first() ||
+                              may_follow(buckets.front()))) {
     launch_next_leg(buckets.front(), how);
     return;
   }

@@ -161,6 +161,7 @@ class Launcher final : public LaunchControl {
   void find_order_of_need();
   uint64_t salted(uint64_t layout) const;
   void advance(size_t b);
+  bool may_follow(size_t b) const;
   void launch_next_leg(size_t b, Launch how);
   void wait_for_leg(size_t b);
   void finish_journey(size_t b);
@@ -181,6 +182,7 @@ class Launcher final : public LaunchControl {
   std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need
   uint64_t update_steps_ = 0;           // so far, equal on all ranks
   bool in_forward_ = false;             // a module's forward begins
+  bool backward_ends_ = false;          // the schedule is being told so
   at::Tensor measured_;                 // of max_over_ranks, as large as the most values so far
 };
 

@@ -4,6 +4,8 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
+
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
@@ -50,6 +52,13 @@ void Launcher::advance(size_t b) {
   }
 }
 
+// At the end of backward every first leg is launched, on all ranks in the same order, so the next
+// one may be launched behind it.
+bool Launcher::may_follow(size_t b) const {
+  return backward_ends_ && legs_.journey().gathers_gradients() &&
+         reducer_.buckets.at(b).state == Bucket::launched;
+}
+
 void Launcher::launch_next_leg(size_t b, Launch how) {
   const auto refuse = [&](const std::string& why) {
     throw Error("schedule '" + schedule_->name() + "': launch of " + in_words(b) + why);
@@ -57,7 +66,8 @@ void Launcher::launch_next_leg(size_t b, Launch how) {
   if (legs_.is_over(b) || legs_.is_in_flight(b)) {
     return;
   }
-  if (legs_.next(b) != Leg::all_gather) {
+  const bool follows = may_follow(b);
+  if (!follows && legs_.next(b) != Leg::all_gather) {
     refuse(", whose next leg is update: call control.update()");
   }
   if (in_forward_) {
@@ -69,6 +79,9 @@ void Launcher::launch_next_leg(size_t b, Launch how) {
   BucketCall call;
   call.priority = how.priority;
   call.background = how.background;
+  if (follows) {
+    call.after = b;
+  }
   call.layout = salted(Fnv().add(bucket.layout).add(uint64_t{1}).value());
   bucket.next_leg_launched_ns = now_ns();
   reducer_.trace.note_moment("bucket launch", EventKind::launch, b, bucket.bytes,
@@ -99,15 +112,16 @@ void Launcher::wait_for_leg(size_t b) {
     return;
   }
   Bucket& bucket = reducer_.buckets[b];
+  int64_t over_ns = 0;
   try {
     const StepWatch::Wait waiting(reducer_.watch);
-    legs_.wait_for_gather(b);
+    over_ns = legs_.wait_for_gather(b);
   } catch (...) {
     const bool of_parameters = legs_.journey().updates_parts();
     raise_about(in_words(b), of_parameters ? which_are_new() : "");
   }
   bucket.complete_ns = now_ns();
-  const int64_t over_ns = reducer_.communicator->over_ns(b);
+  bucket.next_leg_launched_ns = std::max(bucket.next_leg_launched_ns, bucket.over_ns);
   bucket.next_leg_over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
   if (!legs_.journey().updates_parts()) {
     hand_out(bucket);

@@ -71,6 +71,7 @@ void Launcher::wait(size_t b) {
       schedule_->on_bucket_complete(*this, first + i);
     }
   }
+  wait_for_leg(b);
 }
 
 void Launcher::wait_for_all() {

@@ -49,6 +49,9 @@ class Legs {
     parameters_.assign(buckets, {});
     places_.assign(buckets, {});
   }
+  // Of the communicator: one per bucket, one for the map of used gradients, one for norms, and those
+  // of gathers, which may be launched before the first leg is over.
+  size_t slots() const { return places_.size() * (begins_with_half() ? 2 : 1) + 2; }
   // No bucket has begun.
   void begin() { places_.assign(places_.size(), {}); }
 
@@ -75,16 +78,20 @@ class Legs {
   }
   void start_gather(size_t b, const Bucket& bucket, BucketCall call) {
     call.collective = Collective::all_gather;
-    communicator_->start(b, gathered(b, bucket), call);
+    communicator_->start(slot_of_gather(b), gathered(b, bucket), call);
     places_[b].in_flight = true;
   }
-  void wait_for_gather(size_t b) {
-    communicator_->wait(b);
+  // Returns when it was over; 0 where nobody can tell.
+  int64_t wait_for_gather(size_t b) {
+    communicator_->wait(slot_of_gather(b));
     places_[b].in_flight = false;
+    return communicator_->over_ns(slot_of_gather(b));
   }
-  bool is_done(size_t b) const { return communicator_->is_done(b); }
+  bool is_done(size_t b) const { return communicator_->is_done(slot_of_gather(b)); }
   // Nobody waits for the gather any more.
-  void abandon(size_t b, const Bucket& bucket) { communicator_->abandon(b, gathered(b, bucket)); }
+  void abandon(size_t b, const Bucket& bucket) {
+    communicator_->abandon(slot_of_gather(b), gathered(b, bucket));
+  }
 
   // This rank's part of a bucket's gradients.
   at::Tensor part_of(const Bucket& bucket) const {
@@ -110,6 +117,7 @@ class Legs {
     bool in_flight = false;  // on a leg after the first
   };
   bool begins_with_half() const { return journey_.first() == Leg::reduce_scatter; }
+  size_t slot_of_gather(size_t b) const { return places_.size() + 2 + b; }
   const at::Tensor& gathered(size_t b, const Bucket& bucket) {
     return journey_.updates_parts() ? parameters_of(b, bucket) : bucket.flat;
   }
