@@ -14,8 +14,7 @@ void PathRun::await_slot() {
 
 void PathRun::await_earlier() {
   await(
-      "the operation that it follows",
-      [](PathRun& run) { return run.earlier->is_complete(); }, -1);
+      "the operation that it follows", [](PathRun& run) { return run.earlier->is_complete(); }, -1);
 }
 
 bool PathRun::is_slot_free() {
