@@ -27,8 +27,8 @@ struct BucketCall {
   Collective collective = Collective::all_reduce;
   ReduceOp op = ReduceOp::mean;
   int priority = 0;
-  uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
-  bool background = true;  // false: nobody but wait() needs to drive it
+  uint64_t layout = 0;          // what the bucket holds, to be compared between ranks
+  bool background = true;       // false: nobody but wait() needs to drive it
   std::optional<size_t> after;  // the slot whose operation makes what this one sends
 };
 

@@ -106,8 +106,8 @@ double Launcher::elapsed_ms() const {
 }
 
 void Launcher::launch(std::span<const size_t> buckets, Launch how) {
-  if (buckets.size() == 1 && (legs_.next(buckets.front()) != legs_.journey().first() ||
-                              may_follow(buckets.front()))) {
+  if (buckets.size() == 1 &&
+      (legs_.next(buckets.front()) != legs_.journey().first() || may_follow(buckets.front()))) {
     launch_next_leg(buckets.front(), how);
     return;
   }

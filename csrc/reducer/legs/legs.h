@@ -49,8 +49,8 @@ class Legs {
     parameters_.assign(buckets, {});
     places_.assign(buckets, {});
   }
-  // Of the communicator: one per bucket, one for the map of used gradients, one for norms, and those
-  // of gathers, which may be launched before the first leg is over.
+  // Of the communicator: one per bucket, one for the map of used gradients, one for norms, and one
+  // per gather, which may be launched before the first leg is over.
   size_t slots() const { return places_.size() * (begins_with_half() ? 2 : 1) + 2; }
   // No bucket has begun.
   void begin() { places_.assign(places_.size(), {}); }
