@@ -2,7 +2,7 @@
 
 The metadata is in pyproject.toml; only what needs a program is here. Three things are unusual:
 
-* torch is needed to compile but is no build requirement. As a requirement, pip would fetch the
+* torch is needed to compile but is not a build requirement. As a requirement, pip would fetch the
   newest torch into its isolated environment, and the module would be compiled against another
   torch than the one that is going to load it. So we look for the torch of the environment that
   pip was called in, and stop with the command to type when there is none.

@@ -330,7 +330,7 @@ def checked(options: argparse.Namespace, complain: Callable[[str], Any]) -> None
         complain(f"one of the contenders has to be {ORACLE}: the bound is made of it")
     kinds = ("dpcore", "torch", OVER_DPCORE)
     if unknown := [n for n in options.contenders.split(",") if n.split()[0] not in kinds]:
-        complain(f"no contender {', '.join(unknown)}; choose of {', '.join(CONTENDERS)}")
+        complain(f"no contender {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
 
 
 def main() -> int:

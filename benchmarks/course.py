@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/course.md, run nothing")
     chosen = parser.parse_args()
     if unknown := sorted(set(chosen.names) - set(DEMONSTRATIONS)):
-        parser.error(f"{', '.join(unknown)}: choose of {', '.join(DEMONSTRATIONS)}")
+        parser.error(f"{', '.join(unknown)}: choose from {', '.join(DEMONSTRATIONS)}")
     if chosen.keep and chosen.quick:
         parser.error("--keep with --quick: what small sizes show is not worth keeping")
     if not chosen.write:

@@ -95,7 +95,7 @@ def compare(
     options = made.parse_args()
     chosen = options.contenders.split(",")
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
-        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+        made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
     if ALONE not in chosen or not set(yardstick) & set(chosen):
         made.error(f"{ALONE} is subtracted, and {' or '.join(yardstick)} is what is compared with")
     facts = run_facts(

@@ -149,7 +149,9 @@ def main() -> int:
     others = options.contenders.split(",")
     cells = chosen_cells(options.cells)
     if unknown := [name for name in others if name not in (*OURS, *OF_TORCH)]:
-        made.error(f"no contender {', '.join(unknown)}; choose of {', '.join((*OURS, *OF_TORCH))}")
+        made.error(
+            f"no contender {', '.join(unknown)}; choose from {', '.join((*OURS, *OF_TORCH))}"
+        )
     if not cells:
         made.error(f"no cell matches {options.cells}; see --list --cells '*'")
     if options.list:

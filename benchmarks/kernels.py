@@ -127,7 +127,7 @@ def main() -> None:
     arguments = made.parse_args()
     dtypes = arguments.dtypes.split(",")
     if unknown := set(dtypes) - set(DTYPES):
-        made.error(f"--dtypes: {unknown.pop()!r} is none of {', '.join(DTYPES)}")
+        made.error(f"--dtypes: {unknown.pop()!r} is not one of {', '.join(DTYPES)}")
     try:
         sizes = parse_sizes(arguments.sizes)
     except ValueError as error:

@@ -192,7 +192,7 @@ def main() -> int:
     try:
         sync_every = [int(number) for number in options.sync_every.split(",")]
     except ValueError:
-        made.error(f"--sync-every: {options.sync_every!r} is no list of numbers such as 1,4,16")
+        made.error(f"--sync-every: {options.sync_every!r} is not a list of numbers such as 1,4,16")
     if min(*sync_every, options.steps, options.seeds, 9**9) < 1:
         made.error("--sync-every, --steps and --seeds are numbers from 1 on")
     settings = {"link": options.link, "steps": options.steps, "seeds": options.seeds}

@@ -100,7 +100,7 @@ def main() -> None:
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/noise_cost.jsonl")
     options = made.parse_args()
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
-        made.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
+        made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
     if options.world < 2:
         made.error("a world of one has one gradient in a step: --world 2 or more")
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})

@@ -109,7 +109,7 @@ def main() -> int:
     if not names:
         made.error(f"--strategies: none has {options.strategies!r} in it: {'; '.join(STRATEGIES)}")
     if options.ranks < 2 or options.ranks % 2:
-        made.error(f"--ranks: {options.ranks} is no even number from 2 on")
+        made.error(f"--ranks: {options.ranks} is not an even number of at least 2")
     if options.rounds < 1 or options.seconds <= 0:
         made.error("--rounds is a number from 1 on, and --seconds positive")
     settings = {"rounds": options.rounds, "seconds": options.seconds}

@@ -61,7 +61,7 @@ columns of --csv:
   model            name of the model, where the run has several
   bytes            size of the bucket; empty where the trace does not say
   schedule         launch schedule of the model
-  cap_mb           bucket cap in MiB that applied to this bucket
+  cap_mb           bucket cap in MiB that applied to this bucket; empty for none
   link             words of an emulated link, empty for the real one
   transport        what carried the bytes: shm, tcp, gloo, nccl, ...
   world            number of ranks

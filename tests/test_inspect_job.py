@@ -71,7 +71,7 @@ def test_the_cause_is_behind_the_one_that_is_late():
 def test_short_waits_are_no_hang():
     verdict = judge(family(box(7, waits=0.4), box(6)))
     assert (verdict.hangs, verdict.culprits) == (False, [])
-    assert "this is no hang" in verdict.says[0]
+    assert "this is not a hang" in verdict.says[0]
     assert "No rank waits" in judge(family(box(7), box(7))).says[0]
 
 

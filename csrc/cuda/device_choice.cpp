@@ -66,7 +66,7 @@ std::shared_ptr<StreamCommunicator> start(std::shared_ptr<Communicator> control,
                                           const DeviceChoice& choice) {
   if (choice.backend != kAuto && choice.backend != kNccl && choice.backend != kMapped) {
     throw Unsupported("'" + choice.backend +
-                      "' does not exist for GPUs; choose of 'auto', "
+                      "' does not exist for GPUs; choose from 'auto', "
                       "'nccl' and 'cuda'");
   }
   RankInfo own;

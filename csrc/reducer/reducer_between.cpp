@@ -75,7 +75,7 @@ bool Reducer::is_averaged(size_t i) const {
 
 // ---- another reducer of the same parameters --------------------------------------------------
 
-// From here on `parameter.grad` is no bucket's memory: that of one reducer would be on its way
+// From here on `parameter.grad` is not memory of a bucket: that of one reducer would be on its way
 // while the other one reads it.
 void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {
   wait_for_gradients_if_possible();

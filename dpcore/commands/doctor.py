@@ -49,7 +49,7 @@ class Child:
             os._exit(0)  # nothing of the parent's is to be cleaned up here
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
-        """Waits for it, until the deadline: None is no answer."""
+        """Waits for it, until the deadline: None means no answer."""
         ready, _, _ = select.select([self._pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return None

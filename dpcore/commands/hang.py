@@ -124,7 +124,7 @@ def _all_is_well(family: Family, waits: list[Wait]) -> str:
     if waits:
         return (
             f"No rank has waited for longer than {max(waits[0].seconds, 0.0):.1f} s: "
-            "this is no hang, or it has just begun."
+            "this is not a hang, or it has just begun."
         )
     stopped = [rank for rank in family.ranks.values() if rank.is_stopped or rank.is_silent]
     if stopped:

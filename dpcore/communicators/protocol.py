@@ -28,7 +28,7 @@ default value. Nothing else is a keyword: that is a ``TypeError``.
 
 **Errors.** A mistake in the arguments is raised by the call, also when it is asynchronous, and
 nothing has been sent: the communicator goes on. ``TypeError``: not a buffer, or not a number.
-``ValueError``: a root that is no rank, an ``output`` that is missing or should be None.
+``ValueError``: a root that is not a rank, an ``output`` that is missing or should be None.
 ``Unsupported`` (which is a ``ValueError``): everything that has no meaning or no implementation
 here, such as an operator that the dtype does not have or parts that do not fit. A closed
 communicator raises ``Error``. What happens later (``PeerLost``, ``Timeout``, ``Mismatch``) breaks

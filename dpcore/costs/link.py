@@ -31,7 +31,7 @@ _LINE = re.compile(r"(\d+|\*)\s*->\s*(\d+|\*)\s*:\s*(\S+)")
 
 @dataclass(frozen=True)
 class Speed:
-    """One direction between two ranks. A bandwidth of 0 is no limit."""
+    """One direction between two ranks. A bandwidth of 0 means no limit."""
 
     bytes_per_second: float = 0.0
     latency: float = 0.0

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dpcore import _C
 
 _WATCHED_FORWARDS = 3  # after the one that is learned from
-CAPS = [1 << 20]  # the first module of a forward waits for the whole of its bucket
 STEP_ADVICE = ". If another rank has left out optimizer.step(): all ranks step, or none does"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MIB = 1024 * 1024
 _FIRST_CAPS = [1 * _MIB, 25 * _MIB]
+_CAPS_ACROSS_STEPS = [1 * _MIB]  # the first module of a forward waits for the whole of its bucket
 
 
 def check_parameters(
@@ -62,7 +63,10 @@ def buffer_options(
 
 
 def bucket_caps(
-    bucket_cap_mb: float | str | None, caps_mb: Sequence[float] | None, finds_unused: bool
+    bucket_cap_mb: float | str | None,
+    caps_mb: Sequence[float] | None,
+    finds_unused: bool,
+    across_steps: bool,
 ) -> tuple[list[int], str]:
     """Bytes of the first bucket, of the second, ...; the last one repeats. And whether they are
     "given", chosen in any case ("auto"), or only where that costs no bit ("default")."""
@@ -78,7 +82,7 @@ def bucket_caps(
         return [int(size * _MIB) for size in caps_mb], "given"
     if bucket_cap_mb is not None:
         return [int(bucket_cap_mb * _MIB)], "given"
-    return _FIRST_CAPS, "default"
+    return _CAPS_ACROSS_STEPS if across_steps else _FIRST_CAPS, "default"
 
 
 def compared(model: Wrapped) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore import _C
 from dpcore.communicators.protocol import capabilities_of, core_of
 from dpcore.ddp import arguments, completion, nesting, parameters
-from dpcore.ddp.across_steps import CAPS, STEP_ADVICE, AcrossSteps, FlushedBefore, listen
+from dpcore.ddp.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.bucket_report import BucketReport
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.delayed import DelayedGradients
@@ -149,15 +149,15 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.static_graph, self.lazy_bucket_allocation = static_graph, lazy_bucket_allocation
         self.mixed_precision = mixed_precision
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._wanted_schedule, self._schedule_is = checked(schedule), asked_for(schedule)
         caps, self._caps_are = arguments.bucket_caps(
-            bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters and not static_graph
-        )
+            bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters and not static_graph,
+            goes_across_steps(self._wanted_schedule),
+        )  # fmt: skip
         self.bucket_bytes_cap = max(caps) if bucket_cap_mb_list else caps[-1]
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps, self._deterministic = caps, deterministic
-        self._wanted_schedule, self._schedule_is = checked(schedule), asked_for(schedule)
         self._comm_hooks: list[tuple[Any, Any]] = []
         self._ddp_sink_clone = True
         self._divide_by_initial_world_size = True
@@ -198,7 +198,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             [numbers for _, numbers in modules],
             core_of(self.group),
             steps.schedule,
-            CAPS if goes_on and self._caps_are == "default" else self._caps,
+            self._caps,
             find_unused=self.find_unused_parameters and not self.static_graph,
             grad_is_part=self.gradient_as_bucket_view,
             skip_unused=self.skip_all_reduce_unused_params,

@@ -5,7 +5,7 @@ seed of what the assessor has drawn, so the same checks can be made with the sam
 writes a report can choose a seed and write a file that passes with this seed only. Therefore a file
 that has passed has to pass with a seed that is drawn now, too.
 
-What was measured, such as steps, may differ by rounding on another machine. It is no part of the
+What was measured, such as steps, may differ by rounding on another machine. It is not part of the
 verdict, and where it differs both are shown.
 """
 

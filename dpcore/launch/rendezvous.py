@@ -84,6 +84,22 @@ def tcp_options(
         yield _C.TcpOptions(address, listener, interface, secret, sockets, shares_memory, host)
 
 
+@contextlib.contextmanager
+def advised(transport: str, init_method: str | None) -> Iterator[None]:
+    """Ranks that meet at a file are taken for ranks of one host: an error says what else they need
+    where they are not."""
+    try:
+        yield
+    except RendezvousError as problem:
+        wanted = [] if transport != "shm" else ["pass transport='shm+tcp'"]
+        if not os.environ.get("DPCORE_SOCKET_IFNAME"):
+            wanted.append("set DPCORE_SOCKET_IFNAME to the network card of rank 0's host")
+        if not (init_method or "").startswith("file://") or not wanted:
+            raise
+        advice = f"; if they are on several hosts, {' and '.join(wanted)}"
+        raise RendezvousError(f"{problem}{advice}") from problem
+
+
 def pretended_host(rank: int, env: Mapping[str, str]) -> str:
     """DPCORE_PRETEND_HOSTS: a list by rank, which begins again when it is too short.
 

@@ -19,7 +19,7 @@ from dpcore.costs.link import check_no_link, link_or_variable, make_link, speeds
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import whereabouts
 from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
-from dpcore.launch.rendezvous import tcp_options
+from dpcore.launch.rendezvous import advised, tcp_options
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -128,6 +128,7 @@ def init(
             tcp = stack.enter_context(
                 tcp_options(identity, job, init_method, timeout, shares_memory=shares)
             )
+        stack.enter_context(advised(transport, init_method))
         communicator = connect(
             job,
             identity.rank,

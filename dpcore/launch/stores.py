@@ -78,6 +78,7 @@ class FileStore:
                 self._path.unlink()
 
     def read(self, key: str, deadline: float) -> str:
+        silent = ""
         while True:
             with contextlib.suppress(OSError, ValueError):
                 if not self._path.is_file():
@@ -86,6 +87,12 @@ class FileStore:
                 # A file that an earlier job left behind names an address where nobody listens.
                 if found == key and _somebody_listens(address):
                     return address
+                silent = address if found == key else silent
+            if time.monotonic() > deadline and silent:
+                raise RendezvousError(
+                    f"nobody listens at {silent}, the address in {self._path}; if rank 0 is on "
+                    "another host, set DPCORE_SOCKET_IFNAME to its network card there"
+                )
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     f"rank 0 did not write its address to {self._path} before the deadline; is "

@@ -7,8 +7,8 @@ parameter's share of this rank's part, as a flat tensor over the same memory. It
 by them. ``step()`` makes all updates, as first halves of the all-reduces come in; gathering the
 parameters is what goes on under the next forward.
 
-The average of a gradient lies in the parts of all ranks, so ``parameter.grad`` is no number that
-anybody may read: see ``GradientInParts``.
+The average of a gradient lies in the parts of all ranks, so nobody may read ``parameter.grad``: see
+``GradientInParts``.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class PipelinePlan:
                 for one in both[1].split(";") if both else [cell]:
                     if (action := Action.of(one)) is None:
                         raise Unsupported(
-                            f"pipeline_plan: {one!r} is no pass such as 0F3; messages are no part "
-                            'of a plan, so write it with format="compute_only"'
+                            f"pipeline_plan: {one!r} is not a pass such as 0F3; messages are not "
+                            'part of a plan, so write it with format="compute_only"'
                         )
                     row.append(action)
             rows.append(tuple(row))

@@ -25,7 +25,7 @@ from dpcore._version import __version__
 from dpcore.files import write_whole
 from dpcore.machine import commit_of, machine
 
-# Thread numbers of Linux are below 2**22: tracks that are no threads are numbered from there on.
+# Thread numbers of Linux are below 2**22: tracks that are not threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1
 # The "thread" of what a device's stream computes and waits for. No thread of a program has it.
 DEVICE_TRACK = 0

@@ -24,7 +24,7 @@ SCHEDULES = ("bucketed", "sequential", "per_parameter", "flat", "oracle")
 ACROSS_STEPS = ("priority", "dear", "zero1", "zero2")
 EXACT = SCHEDULES[:4]  # gradients are averaged
 CAPPED = SCHEDULES[:2]  # buckets have the size that was asked for
-_UNLIMITED = 1 << 62
+UNLIMITED = 1 << 62
 
 
 def caps_of(schedule: str, wanted: Sequence[int]) -> Sequence[int]:
@@ -33,4 +33,4 @@ def caps_of(schedule: str, wanted: Sequence[int]) -> Sequence[int]:
     >>> caps_of("bucketed", [1 << 20, 25 << 20]), caps_of("per_parameter", [1 << 20, 25 << 20])
     ([1048576, 26214400], [0])
     """
-    return {"per_parameter": [0], "flat": [_UNLIMITED]}.get(schedule, wanted)
+    return {"per_parameter": [0], "flat": [UNLIMITED]}.get(schedule, wanted)

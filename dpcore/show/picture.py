@@ -36,7 +36,7 @@ def write_picture(path: Path, runs: Sequence[Run], steps: tuple[int, int] | None
     except ImportError:
         raise Error("a picture needs matplotlib: pip install matplotlib") from None
     steps = steps or _usual_step(runs)
-    windows = [_window(run, steps) for run in runs]
+    windows = [window_of(run, steps) for run in runs]
     width_ms = max(end - begin for begin, end in windows) * 1e-6
     lanes = [
         [_buckets_within(run, rank, window) for rank in run.ranks]
@@ -64,21 +64,24 @@ def _known_steps(run: Run) -> list[Step]:
 
 def _usual_step(runs: Sequence[Run]) -> tuple[int, int]:
     """The step that takes the median time in the first run, among those that all runs have."""
-    counts = [len(steps) for run in runs if (steps := _known_steps(run))]
+    counts = [len(steps) for run in runs for rank in run.ranks if (steps := steps_of(rank))]
     known = _known_steps(runs[0])[: min(counts, default=0)]
     order = sorted(range(len(known)), key=lambda number: known[number][1] - known[number][0])
     number = order[len(order) // 2] + 1 if order else 1
     return number, number
 
 
-def _window(run: Run, steps: tuple[int, int]) -> Step:
-    known = _known_steps(run)
-    if not known:
+def window_of(run: Run, steps: tuple[int, int]) -> Step:
+    """From the first rank's begin of these steps to the last one's end: ranks may begin apart."""
+    of_ranks = [known for rank in run.ranks if (known := steps_of(rank))]
+    if not of_ranks:
         return 0, run.end_ns
+    count = min(map(len, of_ranks))
     first, last = steps
-    if not 1 <= first <= last <= len(known):
-        raise Error(f"--steps {first}:{last}: {run.path} has the steps 1 to {len(known)}")
-    return known[first - 1][0], known[last - 1][1]
+    if not 1 <= first <= last <= count:
+        raise Error(f"--steps {first}:{last}: {run.path} has the steps 1 to {count}")
+    begin = min(known[first - 1][0] for known in of_ranks)
+    return begin, max(known[last - 1][1] for known in of_ranks)
 
 
 def _height(lanes: Sequence[Any]) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpcore.files import write_whole
 from dpcore.recorder.intervals import union_of
+from dpcore.reference.launches import UNLIMITED, caps_of
 from dpcore.show.buckets import BucketSpan, bucket_spans, described_model, model_name, parameters_of
 from dpcore.show.figures import steps_of
 from dpcore.show.reading import RankEvents, Run
@@ -24,7 +25,7 @@ COLUMNS = {
     "model": "name of the model, where the run has several",
     "bytes": "size of the bucket; empty where the trace does not say",
     "schedule": "launch schedule of the model",
-    "cap_mb": "bucket cap in MiB that applied to this bucket",
+    "cap_mb": "bucket cap in MiB that applied to this bucket; empty for none",
     "link": "words of an emulated link, empty for the real one",
     "transport": "what carried the bytes: shm, tcp, gloo, nccl, ...",
     "world": "number of ranks",
@@ -95,8 +96,9 @@ def _of_rank(run: Run, rank: RankEvents) -> Iterator[dict[str, Any]]:
 
 
 def _cap(described: Mapping[str, Any], span: BucketSpan) -> str | float:
-    caps = described.get("bucket_caps") or ()
-    return round(caps[min(span.bucket, len(caps) - 1)] / 2**20, 6) if caps else ""
+    caps = caps_of(described.get("schedule", ""), described.get("bucket_caps") or ())
+    cap = caps[min(span.bucket, len(caps) - 1)] if caps else UNLIMITED
+    return "" if cap == UNLIMITED else round(cap / 2**20, 6)
 
 
 def _ms(ns: int) -> float:

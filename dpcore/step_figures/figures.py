@@ -4,7 +4,7 @@ Who is slow? Not the rank whose steps take longest: all steps take as long as th
 rank, because the others wait for its gradients. What counts is what a rank takes for itself:
 
 *compute*  forward and backward up to the last gradient, without waits for communication,
-*between*  the rest of the step that is no wait: its data, its optimizer, its logging.
+*between*  the rest of the step that is not waiting: its data, its optimizer, its logging.
 
 A rank is named when its median is more than a tenth above that of the others, and the intervals in
 which the medians lie do not meet: noise that all ranks have names nobody.

@@ -92,7 +92,7 @@ def fit(
     rate: Callable[[int], float] | None = None,
 ) -> bool:
     """Trains on the digits. ``rate``: a factor of the learning rate in each step. False when the
-    loss is no number any more."""
+    loss is not a number any more."""
     train, step = digits().train, 0
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate) if rate else None
     for epoch in range(epochs):

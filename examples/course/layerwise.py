@@ -36,7 +36,7 @@ from optimizers import Lamb, Lars, NovoGrad
 from torch import Tensor, nn
 
 SIZES = (64, *[64] * 7, 10)
-LOST = 10.0  # per cent: a model whose weights are no numbers says "0" to everything
+LOST = 10.0  # per cent: a model whose weights are not numbers says "0" to everything
 
 
 class Rows(nn.Module):
@@ -69,7 +69,7 @@ class Method(NamedTuple):
     tuning: Sequence[int] = (10, 11, 12)  # seeds
 
     def trained(self, rate: float, seed: int) -> nn.Module | None:
-        """None when its loss is no number any more."""
+        """None when its loss is not a number any more."""
         model = self.model(seed)
         steps = self.warm * self.epochs * (1280 // self.batch)
         factor = (lambda step: min(1.0, (step + 1) / steps)) if steps else None

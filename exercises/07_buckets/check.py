@@ -36,7 +36,7 @@ def each_plan(lab):
     for (sizes, first, cap), plan in zip(cases(), found, strict=True):
         asked = f"plan_buckets({sizes}, {first}, {cap}) gives {plan}"
         if not (isinstance(plan, list) and all(isinstance(bucket, list) for bucket in plan)):
-            raise Wrong(f"{asked}, which is no list of lists")
+            raise Wrong(f"{asked}, which is not a list of lists")
         yield sizes, first, cap, plan, asked
 
 

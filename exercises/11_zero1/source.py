@@ -13,7 +13,7 @@ parts. An all-reduce is a reduce-scatter and an all-gather anyway; the step happ
     comm.all_gather(output, input)               all inputs one after the other, on every rank
 
 All parts have the same size, so the flat tensors have some elements more at the end where the
-number of parameters is no multiple of the ranks. Momentum as torch.optim.SGD has it:
+number of parameters is not a multiple of the ranks. Momentum as torch.optim.SGD has it:
 
     velocity = momentum * velocity + gradient
     parameter = parameter - lr * velocity

@@ -9,9 +9,9 @@ and with many local steps ranks drift apart (federated averaging has very many o
     comm.all_reduce(tensor, "mean")   the mean over all ranks, in place
 
 ``train`` begins with the values of rank 0, buffers included, and ends with equal parameters on all
-ranks: if the number of steps is no multiple of ``sync_every``, the last steps are averaged as well.
-It never averages what is equal already. Batches come one after the other, as from a DataLoader that
-streams: nobody knows how many there are before the last has come.
+ranks: if the number of steps is not a multiple of ``sync_every``, the last steps are averaged as
+well. It never averages what is equal already. Batches come one after the other, as from a
+DataLoader that streams: nobody knows how many there are before the last has come.
 """
 
 import torch

@@ -23,7 +23,7 @@ def each_plan(lab):
         asked = f"plan({stages}, {microbatches})"
         is_one = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
         if not is_one or not all(is_pass(p) for row in rows for p in row):
-            raise Wrong(f"{asked} gives {rows}, which is no list of lists of passes")
+            raise Wrong(f"{asked} gives {rows}, which is not a list of lists of passes")
         need(len(rows) == stages, f"{asked} has {len(rows)} lists for {stages} stages")
         yield stages, microbatches, rows, asked
 

@@ -1,4 +1,4 @@
-"""`benchmarks` is no installed package: its scripts run from the checkout, and so do its tests."""
+"""`benchmarks` is not installed: its scripts run from the checkout, and so do its tests."""
 
 import sys
 from pathlib import Path

@@ -2,19 +2,22 @@
 
 import json
 import sys
+import time
 
 import pytest
 import torch
 
+import dpcore
 from benchmarks import noise_cost, shaped_link
 from dpcore.compare import demo
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import kind_and_cap
 from dpcore.compare.training.start import RankFailed, run_job
 from dpcore.compare.training.text import LENGTH, Text
-from dpcore.compare.training.worker import Job
+from dpcore.compare.training.worker import Contender, Job
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans
+from dpcore.show.figures import steps_of
 from tests.faults.hosts import why_not
 
 
@@ -123,3 +126,22 @@ def test_what_measuring_noise_costs_is_measured():
     assert 0 < line["bound"] < 1
     for of in line["costs"].values():
         assert of["low"] <= of["median"] <= of["high"]
+
+
+def test_the_first_traced_step_does_not_wait_for_a_rank_that_comes_later(tmp_path):
+    """Rank 0 does: it has written the trace before."""
+    path = tmp_path / "dpcore.json"
+
+    def body(comm):
+        model = dpcore.DataParallel(torch.nn.Linear(4, 4), comm=comm, schedule="bucketed")
+        contender = Contender.__new__(Contender)
+        contender.name, contender.model = "dpcore bucketed", model
+        contender._comm, contender._trace = comm, None
+        contender.step = lambda: model(torch.ones(1, 4)).sum().backward()
+        contender.step()
+        time.sleep(1.0 if comm.rank == 0 else 0.0)
+        contender.trace(path)
+
+    dpcore.spawn(body, 2, mode="threads")
+    begins = [steps_of(rank)[0][0] for rank in read_run(path).ranks]
+    assert abs(begins[1] - begins[0]) < 500_000_000

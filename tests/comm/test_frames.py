@@ -82,7 +82,7 @@ def expected(stream, reader):
             FAILED: size == reader.failed_bytes,
         }.get(kind, kind in (FINISHED, LEFT, ALIVE) and size == 0)
         if magic != MAGIC or not fits:
-            return delivered, "it sent what is no frame"
+            return delivered, "it sent something that is not a frame"
         payload = stream[at + HEADER.size : at + HEADER.size + size]
         if len(payload) < size:
             break

@@ -287,7 +287,7 @@ def one_shot_of_three(**changes):
     ("plan", "message"),
     [
         (one_shot_of_three(world=0), "at least one rank"),
-        (one_shot_of_three(root=3), "root 3 is no rank"),
+        (one_shot_of_three(root=3), "root 3 is not a rank"),
         (one_shot_of_three(chunks=0), "at least one chunk"),
         (one_shot_of_three(chunks=2), "chunk 1 of rank 0 lacks the contribution of rank 1"),
         (one_shot_of_three(collective="all_to_all"), "has 1 chunks and must have 9"),
@@ -348,7 +348,7 @@ def test_the_first_mistake_is_named(plan, message):
         (("spiral", "all_reduce", 4), "one_shot, two_shot, ring"),
         (("ring", "barrier", 4), "moves no data"),
         (("ring", "all_reduce", 0), "a schedule for 0 ranks"),
-        (("tree", "broadcast", 4, 4), "root 4 is no rank"),
+        (("tree", "broadcast", 4, 4), "root 4 is not a rank"),
     ],
 )
 def test_what_does_not_exist_is_unsupported(arguments, message):

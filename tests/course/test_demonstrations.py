@@ -71,4 +71,4 @@ def test_the_page_shows_every_demonstration_and_what_was_kept():
 def test_a_wrong_name_is_refused():
     out = python.run("-m", "benchmarks.course", "acuracy", capture_output=True, text=True, cwd=ROOT)
     assert out.returncode == 2
-    assert "acuracy: choose of throughput" in out.stderr
+    assert "acuracy: choose from throughput" in out.stderr

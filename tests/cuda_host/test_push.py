@@ -155,7 +155,7 @@ def test_how_the_ranks_meet_is_chosen_by_the_gpus_they_have(monkeypatch):
     assert _C._choose_barrier(["a", "b"], "") == "fused"
     assert _C._choose_barrier(["a", "b", "a"], "auto") == "stream"
     assert _C._choose_barrier(["a", "a"], "fused") == "fused"
-    with pytest.raises(dpcore.Unsupported, match="choose of auto, stream and fused"):
+    with pytest.raises(dpcore.Unsupported, match="choose from auto, stream and fused"):
         _C._choose_barrier(["a"], "quickly")
 
     def library(comm):
@@ -183,7 +183,7 @@ def test_how_memory_is_shared():
         dpcore.Unsupported, match=r"rank 1 has no cudaIpc.*leave DPCORE_CUDA_MEMORY"
     ):
         choose([rank(1), rank(2, ipc=False)], "ipc")
-    with pytest.raises(dpcore.Unsupported, match="choose of address, ipc and descriptor"):
+    with pytest.raises(dpcore.Unsupported, match="choose from address, ipc and descriptor"):
         choose([rank(1)], "magic")
 
 

@@ -42,7 +42,7 @@ def test_what_is_inherited():
     """Everything else that torch's class has is overridden, or closed."""
     torchs = {n: v for n, v in vars(DistributedDataParallel).items() if inspect.isfunction(v)}
     same = {name for name in torchs if getattr(dpcore.DataParallel, name) is torchs[name]}
-    # A class method is no function: dynamo asks it for the model whose forward runs.
+    # A class method is not a function: dynamo asks it for the model whose forward runs.
     assert same | {"_get_active_ddp_module"} == set(INHERITED)
 
     def body(comm):

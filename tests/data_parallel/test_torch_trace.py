@@ -123,7 +123,7 @@ def profiled(folder, unused):
 
 
 def copies_ms(path):
-    """Of each step, the time of the copies out of the buckets, which is no waiting."""
+    """Of each step, the time of the copies out of the buckets, which is not waiting."""
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X"]
     forwards = sorted(e["ts"] for e in events if e["name"] == "DistributedDataParallel.forward")
     copies = [e for e in events if "copy_bucket_to_grad" in e["name"]]

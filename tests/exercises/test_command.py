@@ -110,7 +110,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
         ("def plan_buckets(:\n", "is not valid Python: invalid syntax"),
         ("", "there is no plan_buckets in buckets.py, which the task has"),
         ("import no_such_module\n", "raised ModuleNotFoundError (buckets.py, line 1"),
-        ("def plan_buckets(*a):\n    return 7\n", "which is no list of lists"),
+        ("def plan_buckets(*a):\n    return 7\n", "which is not a list of lists"),
         ("class Mine(Exception): pass\nraise Mine('so')\n", "raised Mine (your own)"),
         ("import sys\nsys.exit(3)\n", "raised SystemExit"),
         ("import os\nos.kill(os.getpid(), 11)\n", "ended by SIGSEGV"),

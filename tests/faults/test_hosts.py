@@ -135,6 +135,27 @@ def test_an_interface_by_name():
 
 
 @pytest.mark.patient
+def test_what_ranks_that_meet_at_a_file_need_is_said(tmp_path):
+    file = f"file://{tmp_path}/met"
+    card = {"DPCORE_SOCKET_IFNAME": "eth0"}
+    with namespaces.hosts(2) as made:
+
+        def run(transport, environment=None, timeout=2.0):
+            job = Job(made, (0, 1), ONCE, file, timeout, environment, transport)
+            return job.said()
+
+        _, problems = run("auto")
+        for problem in problems:
+            assert "pass transport='shm+tcp' and set DPCORE_SOCKET_IFNAME" in problem
+        _, problems = run("shm+tcp")
+        assert "missing: 1; if they are on several hosts, set DPCORE_SOCKET_IFNAME" in problems[0]
+        assert "nobody listens at 127.0.0.1:" in problems[1]
+        assert "set DPCORE_SOCKET_IFNAME to its network card there" in problems[1]
+        outputs, problems = run("shm+tcp", card, timeout=10.0)
+    assert outputs == ["met\n[1.5] 2.0\n"] * 2, problems
+
+
+@pytest.mark.patient
 def test_rank_0_is_told_an_address_of_another_host():
     with namespaces.hosts(2) as made:
         _, problems = Job(made, (0, 1), ONCE, at(made, host=1), timeout=1).said()

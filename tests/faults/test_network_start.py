@@ -1,7 +1,7 @@
 """Ranks that meet over TCP: who is let in, who is told what, and what strangers can do.
 
 Items 18-24 of the catalogue: missing and duplicate ranks, other worlds, jobs, versions and
-secrets, a port that is taken, and programs that are no ranks at all.
+secrets, a port that is taken, and programs that are not ranks at all.
 """
 
 import contextlib

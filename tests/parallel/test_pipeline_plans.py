@@ -71,7 +71,7 @@ def test_csv_there_and_back(tmp_path):
         (["0F0,0B0", "2F0,2B0"], r"numbered from 0, and not \[0, 2\]"),
         (["0F0,0B0,0F1", "1F0,1B0,1F1,1B1"], "stage 0 has F of micro-batch 1"),
         (["0F0,0I0", "1F0,1B0"], "needs F and B, or F, I and W"),
-        (["0F0,0SEND_F0"], "'0SEND_F0' is no pass"),
+        (["0F0,0SEND_F0"], "'0SEND_F0' is not a pass"),
         ([""], "numbered from 0"),
     ],
 )

@@ -13,6 +13,7 @@ from dpcore.recorder.intervals import union_of, union_of_spans
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
 from dpcore.show.figures import steps_of
+from dpcore.show.picture import window_of
 
 from .traces import MS, model_of, says_nothing, write_trace
 
@@ -190,6 +191,14 @@ def test_show_writes_a_page_and_prints_tables(tmp_path, capsys):
     assert "layer0.weight" in out
     assert (tmp_path / "run.html").stat().st_size > 20_000
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_has_forward_and_backward_of_ranks_that_begin_apart(tmp_path):
+    run = read_run(write_trace(tmp_path / "run.json", ahead=15.0))
+    begin, end = window_of(run, (3, 3))
+    for rank in run.ranks:
+        whole = {e.name for e in rank.compute if begin <= e.begin_ns and e.end_ns <= end}
+        assert whole >= {"forward", "backward"}, f"rank {rank.rank}"
 
 
 def test_show_as_json(tmp_path, capsys):

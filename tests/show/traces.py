@@ -74,10 +74,10 @@ def model_of(buckets):
 
 
 def write_trace(
-    path, ranks=2, steps=3, buckets=2, late=0.0, ran=ran_by_turns, jitter=None, **facts
+    path, ranks=2, steps=3, buckets=2, late=0.0, ran=ran_by_turns, jitter=None, ahead=0.0, **facts
 ):
     """Writes a trace. ``late``: how much later rank 1 begins to wait. ``ran``: what operations say
-    that they ran, by bucket."""
+    that they ran, by bucket. ``ahead``: how much earlier than the others rank 1 begins."""
     ring = trace_file.describe(reference.make_schedule("ring", "all_reduce", ranks))
     records = []
     for rank in range(ranks):
@@ -85,7 +85,13 @@ def write_trace(
             event
             for step in range(steps)
             for event in step_events(
-                20.0 * step, step, buckets, late if rank == 1 else 0.0, ranks, ran, jitter
+                20.0 * step + (ahead if rank != 1 else 0.0),
+                step,
+                buckets,
+                late if rank == 1 else 0.0,
+                ranks,
+                ran,
+                jitter,
             )
         ]
         records.append(RankRecord(rank, 100 + rank, {1: "main"}, 0, events, {RING: ring}))

@@ -1,7 +1,7 @@
 // SHA-256 (FIPS 180-4) and HMAC (RFC 2104), for the handshake of ranks on different hosts.
 //
 // Values only: no memory of its own, no thread. A rendezvous hashes a few hundred bytes, so the
-// code is the plain one; it is no use for large data.
+// code is the plain one; it is too slow for large data.
 #pragma once
 
 #include <array>

@@ -226,7 +226,7 @@ void Network::read_control(int from, bool ends) {
     if (received > 0) {
       peer.in_bytes += static_cast<size_t>(received);
       if (!parse_control(from)) {
-        lose(from, "it sent what is no frame");
+        lose(from, "it sent something that is not a frame");
       }
       if (!ends && static_cast<size_t>(received) < room) {
         return;

@@ -22,7 +22,8 @@ TcpAddress::TcpAddress(const sockaddr* address, socklen_t length) : length_(leng
 std::vector<TcpAddress> TcpAddress::resolve(const std::string& host_and_port) {
   const size_t colon = host_and_port.rfind(':');
   if (colon == std::string::npos || colon + 1 == host_and_port.size()) {
-    throw RendezvousError("'" + host_and_port + "' is no address; write host:port or [host]:port");
+    throw RendezvousError("'" + host_and_port +
+                          "' is not an address; write host:port or [host]:port");
   }
   std::string host = host_and_port.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {

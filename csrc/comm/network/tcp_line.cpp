@@ -117,7 +117,7 @@ const FrameHeader* TcpLine::head() {
                                  sizeof(incoming_) - header_received_));
     if (header_received_ == sizeof(incoming_) &&
         (!is_plausible(incoming_) || incoming_.kind != FrameKind::data)) {
-      problem_ = "what came is no frame";
+      problem_ = "what came is not a frame";
       header_received_ = 0;
       readable = false;
     }

@@ -111,7 +111,7 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
                           "is it stopped, or is the port taken by another program?");
   }
   if (challenge.magic != kGreetingMagic) {
-    throw RendezvousError(who + "what listens at " + server + " is no rank of dpcore; choose " +
+    throw RendezvousError(who + "what listens at " + server + " is not a rank of dpcore; choose " +
                           "another MASTER_PORT or init_method");
   }
   if (challenge.refused != 0) {

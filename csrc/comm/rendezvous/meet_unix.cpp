@@ -217,7 +217,7 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
         hello.costs = peer.costs;
         handles = handles_of(peer.memfd.get(), peer.pidfd.get(), peer.wake_event.get());
       }
-      // A rank that is gone already is no reason to let the others down: everybody holds its
+      // A rank that is gone already is not a reason to let the others down: everybody holds its
       // pidfd, and the first operation names it.
       if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
                           rendezvous.interrupted)) {

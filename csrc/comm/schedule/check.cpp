@@ -142,7 +142,7 @@ class Proof {
       fail("there must be at least one rank");
     }
     if (schedule_.root < 0 || schedule_.root >= schedule_.world) {
-      fail("root " + std::to_string(schedule_.root) + " is no rank");
+      fail("root " + std::to_string(schedule_.root) + " is not a rank");
     }
     if (schedule_.chunks < 1) {
       fail("there must be at least one chunk");

@@ -99,7 +99,7 @@ Schedule make_schedule(std::string_view algorithm, Collective collective, int wo
                       " ranks: the world must have 1 to " + std::to_string(kLargestWorld));
   }
   if (root < 0 || root >= world) {
-    throw Unsupported("root " + std::to_string(root) + " is no rank of a world of " +
+    throw Unsupported("root " + std::to_string(root) + " is not a rank of a world of " +
                       std::to_string(world) + "; choose 0 to " + std::to_string(world - 1));
   }
   if (!hosts.empty() && hosts.size() != static_cast<size_t>(world)) {

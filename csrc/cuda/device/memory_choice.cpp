@@ -68,7 +68,7 @@ MemoryKind choose_memory(std::span<const MemorySupport> ranks, const std::string
   }
   if (missing.empty()) {
     throw Unsupported("DPCORE_CUDA_MEMORY=" + wish +
-                      ": choose of address, ipc and descriptor, or leave it out");
+                      ": choose from address, ipc and descriptor, or leave it out");
   }
   throw Unsupported("the ranks can't map memory of each other's devices (" + missing + ")" +
                     (wish.empty() ? ": use backend='nccl'" : ": leave DPCORE_CUDA_MEMORY out"));

@@ -68,7 +68,7 @@ bool gives_ipc_handles() {
   const bool gives =
       cudaMalloc(&memory, 1) == cudaSuccess && cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
   Driver::ignore(cudaFree(memory));
-  cudaGetLastError();  // what failed before is no error of the next call
+  cudaGetLastError();  // an earlier failure is not an error of the next call
   return gives;
 }
 

@@ -18,7 +18,7 @@ struct FlatPart {
 };
 
 // One list for every kMaxParts tensors, in a vector that keeps its memory from one time to the
-// next. Throws Unsupported when the two types are not the same and one is no 16- or 32-bit float,
+// next. Throws Unsupported when the two types differ and one is not a 16- or 32-bit float,
 // or when a factor is asked for where nothing is computed.
 void fill_part_lists(std::vector<PartList>& lists, std::span<const FlatPart> parts, DType part_type,
                      void* flat, DType flat_type, bool to_flat, double factor = 1.0);

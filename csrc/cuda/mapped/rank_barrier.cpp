@@ -121,7 +121,7 @@ std::string choose_barrier(std::span<const std::string> uuids, const std::string
     return wish;
   }
   if (!wish.empty() && wish != "auto") {
-    throw Unsupported("DPCORE_CUDA_SYNC=" + wish + ": choose of auto, stream and fused");
+    throw Unsupported("DPCORE_CUDA_SYNC=" + wish + ": choose from auto, stream and fused");
   }
   const std::set<std::string> different(uuids.begin(), uuids.end());
   return different.size() == uuids.size() ? "fused" : "stream";

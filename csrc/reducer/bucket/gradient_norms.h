@@ -36,8 +36,8 @@ class GradientNorms {
                 uint64_t layout)
       : communicator_(std::move(communicator)), device_(device), layout_(layout) {}
 
-  // Those of the next backward, on all ranks, unless it adds to averages: these are no rank's own
-  // any more. `variance`: of this rank's gradient, as a multiple of that of one sample's.
+  // Those of the next backward, on all ranks, unless it adds to averages: these no longer
+  // belong to one rank. `variance`: of this rank's gradient, as a multiple of that of one sample's.
   void measure_next(double variance);
   // A backward begins. `slot`: of the communicator, for the two numbers.
   void begin(uint64_t step, size_t slot, bool adds_to_averages);

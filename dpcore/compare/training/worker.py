@@ -166,7 +166,9 @@ class Contender:
         return time.perf_counter() - begin
 
     def trace(self, path: Path) -> None:
-        """A file of a few steps."""
+        """A file of a few steps. All ranks begin together: rank 0 may come later, since it wrote
+        the file before, and the others' first step would show how they wait for it."""
+        self._comm.barrier()
         if self._trace is not None:
             for _ in range(_TRACED_STEPS):
                 self.step(recorded=True)

@@ -37,7 +37,7 @@ from dpcore.recorder.torch_profile.passes import (
     steps_of,
 )
 
-_QUEUED_NS = 10_000  # less between a call and its work is no wait
+_QUEUED_NS = 10_000  # less between a call and its work is not a wait
 Layout = tuple[tuple[int, int], ...]  # of each bucket: gradients, bytes
 
 

@@ -3,7 +3,7 @@
 A kernel's launch on the host has its correlation number, and lies inside of the call of
 torch.distributed, or of the forward or backward, that it belongs to. Exposed is, as in Holistic
 Trace Analysis, the time in which a kernel communicates and none computes; copies and fills of
-memory are no computation.
+memory are not computation.
 """
 
 from __future__ import annotations

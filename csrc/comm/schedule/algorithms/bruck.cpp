@@ -2,7 +2,7 @@
 //
 // all_gather. Before step k each rank r holds the 2^k chunks r, r+1, ..., r+2^k-1 (modulo N). It
 // sends them to rank r-2^k, whose own run of chunks they continue. In the last step only as many
-// as are missing travel. No fold is needed when N is no power of two, because the ranks form a
+// as are missing travel. No fold is needed when N is not a power of two, because the ranks form a
 // circle instead of pairs.
 //
 // all_to_all. A chunk from rank s to rank d has to advance by j = d-s (modulo N) places. It takes

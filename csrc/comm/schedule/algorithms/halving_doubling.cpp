@@ -23,7 +23,7 @@
 // Not ordered: sums over blocks of ranks are added. Each chunk is completed by one rank and
 // copied from there, so all ranks get the same bits.
 //
-// When it loses: worlds that are no power of two (folding about doubles the bytes: prefer a
+// When it loses: worlds that are not a power of two (folding about doubles the bytes: prefer a
 // ring), and mapped memory, where two_shot moves the same bytes in two steps. It wins for middle
 // to large messages between hosts in worlds that are a power of two. The all-gather half alone
 // is recursive_doubling's all_gather.

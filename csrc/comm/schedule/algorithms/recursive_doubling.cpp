@@ -19,7 +19,7 @@
 // same bits, because two partners combine the same two values in the same order.
 //
 // When it loses: large messages, since the all_reduce sends the whole buffer in every step
-// (halving-doubling has the same shape with 2(N-1)/N S); worlds that are no power of two, where
+// (halving-doubling has the same shape with 2(N-1)/N S); worlds that are not a power of two, where
 // Bruck's all-gather needs no fold. It wins for the smallest messages between hosts.
 #include "comm/schedule/algorithms/algorithms.h"
 
