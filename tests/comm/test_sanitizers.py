@@ -35,3 +35,7 @@ def test_frames_that_no_rank_would_send(flavour):
     rounds, seeds = (300, range(8)) if FULL else (30, range(2))
     for seed in seeds:
         assert f"seed {seed}, {rounds} rounds: fine" in run_program(flavour, "frames", seed, rounds)
+
+
+def test_who_waits_gets_the_lock_of_a_progress_thread_that_would_sleep(flavour):
+    assert "the shortest wait" in run_program(flavour, "handover", 10)

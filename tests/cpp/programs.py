@@ -16,8 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "build" / "cpp" / "libfake_nccl.so"  # for NCCL
 PROGRAMS = (
-    "asan/stress", "asan/frames", "asan/geometry", "asan/flow", "tsan/stress", "tsan/frames",
-    "tsan/streams", "tsan/barriers", "entered/entered", STAND_IN.name,
+    "asan/stress", "asan/frames", "asan/geometry", "asan/flow", "asan/handover", "tsan/stress",
+    "tsan/frames", "tsan/handover", "tsan/streams", "tsan/barriers", "entered/entered",
+    STAND_IN.name,
 )  # fmt: skip
 OPTIONS = {
     "asan": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"},

@@ -152,7 +152,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           }
           continue;
         }
-        sleep_on_bell(lock, now_ns() + kSliceNs);
+        sleep_on_bell(lock, now_ns() + kSliceNs, Sleeper::waits);
       } else if (++idle_rounds < looks_ && may_yield()) {
         yield();  // another thread is within a segment: it will see that we want the lock
       } else {

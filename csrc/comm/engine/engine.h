@@ -140,7 +140,8 @@ class Engine {
   bool find_missing_peers();
   bool relieve_all();
   int64_t next_event_ns() const;
-  void sleep_on_bell(ProgressLock& lock, int64_t until_ns);  // gives the lock back
+  enum class Sleeper { waits, progress_thread };
+  void sleep_on_bell(ProgressLock& lock, int64_t until_ns, Sleeper sleeper);  // gives the lock back
   void progress_loop();
   void wake_progress_thread();
   void leave_rest_to_progress_thread();

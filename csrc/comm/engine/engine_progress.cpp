@@ -43,7 +43,10 @@ class Announced {  // at the bell, that this thread is about to sleep
 
 }  // namespace
 
-void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns) {
+// Whoever wants the lock, and did not get it while this thread looked, sleeps until it is rung for.
+// A thread that waits need not ring: it goes on driving the operations of all. The progress thread
+// leaves them to those who wait, so it rings instead of going to sleep.
+void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns, Sleeper sleeper) {
   if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
     lock.release();
     return;
@@ -61,6 +64,10 @@ void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns) {
   }
   const int64_t next_event = next_event_ns();
   lock.release_quietly(std::memory_order_seq_cst);
+  if (sleeper == Sleeper::progress_thread && waiters_.load(std::memory_order_seq_cst) > 0) {
+    endpoint_->wake_own_threads();
+    return;
+  }
   const int64_t left = std::min(until_ns, next_event - kWakeEarlyNs) - now_ns();
   if (next_event != INT64_MAX) {
     sleep_precisely();
@@ -109,7 +116,7 @@ void Engine::progress_loop() {
     if (waiters_.load(std::memory_order_seq_cst) > 0) {
       lock.release();
     } else {
-      sleep_on_bell(lock, now_ns() + kSliceNs);
+      sleep_on_bell(lock, now_ns() + kSliceNs, Sleeper::progress_thread);
     }
   }
 }
@@ -124,7 +131,7 @@ void Engine::drain(const Group& group, int64_t deadline_ns, const Interrupt& int
         took_lock = true;
         take_submissions();
         if (!advance_all() && group.in_flight.load(std::memory_order_acquire) > 0) {
-          sleep_on_bell(lock, std::min(deadline_ns, now_ns() + kSliceNs));
+          sleep_on_bell(lock, std::min(deadline_ns, now_ns() + kSliceNs), Sleeper::waits);
         }
       } else {
         sched_yield();
