@@ -25,11 +25,13 @@ def package(root: str) -> griffe.Module:
 def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
     """The directives of Sphinx for a function, or for a class and its members."""
     thing = thing.final_target if thing.is_alias else thing
+    kind = "method" if thing.parent.is_class else "function"
+    if thing.is_attribute and thing.annotation is None:  # of functions.py: a method as a function
+        thing = thing.package["Communicator"].all_members[name]
     if thing.is_class:
         made = thing.all_members["__init__"] if constructed else None
         yield f".. py:class:: {made.signature(name=name, return_type=False) if made else name}"
     elif thing.is_function:
-        kind = "method" if thing.parent.is_class else "function"
         yield f".. py:{kind}:: {thing.signature(name=name)}"
     else:
         yield f".. py:attribute:: {name}"
