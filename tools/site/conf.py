@@ -44,6 +44,8 @@ highlight_language = "none"
 html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "search.js")
+templates_path = ["templates"]
 html_copy_source = False
 html_show_sphinx = html_show_copyright = html_use_index = False
 smartquotes = False  # quotes and dashes as they were written
