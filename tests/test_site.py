@@ -1,5 +1,6 @@
 """The site: a page for every document, no dead link, every public name in the reference."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -68,7 +69,26 @@ def test_the_reference_has_signatures_and_docstrings(site):
     shown = re.sub(r"<[^>]+>", "", page)
     assert "all_reduce(tensor: Any, op: Operator = 'sum', *, async_op: bool = False" in shown
     assert "Combines tensor over all ranks" in shown
+    assert "dpcore.all_reduce(tensor: Any, op: Operator = 'sum'" in shown  # the function
     assert "dpcore.communicator.all_reduce" in (site / "searchindex.js").read_text().lower()
+
+
+@needs_sphinx
+def test_a_search_finds_the_page_with_the_word_in_a_heading_and_knows_where_pages_lie(site):
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    for word, page in {
+        "torchrun": "running", "docker": "running", "fsdp": "torch_distributed",
+        "compress": "data_parallel", "benchmark": "performance", "hang": "failures",
+    }.items():  # fmt: skip
+        found = index["titleterms"][word]
+        numbers = found if isinstance(found, list) else [found]
+        assert f"docs/{page}" in [index["docnames"][number] for number in numbers], word
+    scorer = (ROOT / "tools/site/search.js").read_text()
+    assert scorer in (site / "_static/language_data.js").read_text()
+    for start in re.findall(r'\["([^"]+)", -?\d+\]', scorer):
+        assert any(name.startswith(start) for name in index["docnames"]), start
+    assert '<input name="q"' in (site / "search.html").read_text()
 
 
 def pages(site, folder):

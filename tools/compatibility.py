@@ -215,13 +215,13 @@ def _lines(record: Sequence[Outcome]) -> Iterator[str]:
     yield from _matrix([one for one in record if one["row"] == QUICK.name])
     for section, rows in SECTIONS.items():
         yield from ("", f"## {section}", "")
-        yield "| | version | with | outcome | tests |"
+        yield "| | version | Python, torch | outcome | tests |"
         yield "|---|---|---|---|---|"
         for row in rows:
             tests = f"`{row.tests}`" + (f" `-k '{row.chosen}'`" if row.chosen else "")
             mine = [one for one in record if one["row"] == row.name]
             for one in mine:
-                where = f"Python {minor(one['python'])}, torch {minor(one['torch'])}"
+                where = f"{minor(one['python'])}, {minor(one['torch'])}"
                 yield f"| {row.name} | {one['version']} | {where} | {said(one)} | {tests} |"
             if not mine:
                 yield f"| {row.name} | | | did not run | {tests} |"

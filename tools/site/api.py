@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import griffe
@@ -25,17 +26,21 @@ def package(root: str) -> griffe.Module:
 def described(thing: Any, name: str, constructed: bool) -> Iterator[str]:
     """The directives of Sphinx for a function, or for a class and its members."""
     thing = thing.final_target if thing.is_alias else thing
+    kind = "method" if thing.parent.is_class else "function"
+    lines = text(thing)
+    if thing.is_attribute and thing.annotation is None:  # of functions.py: a method as a function
+        thing = thing.package["Communicator"].all_members[name].final_target
+        lines = islice(text(thing), 1)  # its page has the rest
     if thing.is_class:
         made = thing.all_members["__init__"] if constructed else None
         yield f".. py:class:: {made.signature(name=name, return_type=False) if made else name}"
     elif thing.is_function:
-        kind = "method" if thing.parent.is_class else "function"
         yield f".. py:{kind}:: {thing.signature(name=name)}"
     else:
         yield f".. py:attribute:: {name}"
         yield f"   :type: {thing.annotation}"
     yield ""
-    yield from (f"   {line}" for line in text(thing))
+    yield from (f"   {line}" for line in lines)
     yield ""
     if thing.is_class:
         for member in sorted(thing.all_members.values(), key=lambda member: member.inherited):

@@ -42,8 +42,11 @@ extensions = ["myst_parser", "api", "sources"]
 myst_heading_anchors = 6
 highlight_language = "none"
 html_theme = "furo"
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "site.js"]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "search.js")
+templates_path = ["templates"]
 html_copy_source = False
 html_show_sphinx = html_show_copyright = html_use_index = False
 smartquotes = False  # quotes and dashes as they were written
