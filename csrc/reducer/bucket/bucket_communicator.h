@@ -27,9 +27,9 @@ struct BucketCall {
   Collective collective = Collective::all_reduce;
   ReduceOp op = ReduceOp::mean;
   int priority = 0;
-  uint64_t layout = 0;          // what the bucket holds, to be compared between ranks
-  bool background = true;       // false: nobody but wait() needs to drive it
-  std::optional<size_t> after;  // the slot whose operation makes what this one sends
+  uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
+  bool background = true;  // false: nobody but wait() needs to drive it
+  std::optional<size_t> after = std::nullopt;  // the slot whose operation makes what this one sends
 };
 
 // One gradient, and where its part of flat memory begins.
