@@ -1,6 +1,8 @@
 """What holds for every test."""
 
 import gc
+import multiprocessing
+import os
 import signal
 from statistics import fmean
 
@@ -26,6 +28,19 @@ def _remember(config, status):
         return  # of xdist: the whole run is another process
     if (cache := getattr(config, "cache", None)) is not None:
         cache.set(EXIT_STATUS, status)
+
+
+def pytest_configure(config):
+    """The processes of `pytest -n` share a server that forks ranks and programs. Theirs for the
+    ranks of `dpcore.spawn` are forked from it as well."""
+    if config.getoption("numprocesses", None):
+        from tests.ranks import python
+
+        os.environ[python.SERVER] = str(python.folder())
+    elif hasattr(config, "workerinput"):
+        from tests.ranks import python
+
+        multiprocessing.set_executable(python.executable())
 
 
 def pytest_sessionstart(session):
