@@ -74,6 +74,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (fmean(shares[item.path]), _shares_of(item)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`, ours."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.scheduling import WaitingBesideComputing
+
+    return WaitingBesideComputing(config, log)
+
+
 def pytest_collection_finish():
     """What was imported stays: the garbage collector need not look through it in every test."""
     gc.collect()
