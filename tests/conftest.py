@@ -7,6 +7,7 @@ import signal
 from statistics import fmean
 
 import pytest
+import torch
 
 from dpcore.launch.spawn import PRELOAD
 from tests import sharing
@@ -19,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What each rank that is a process would import: torch._dynamo, for one, with its first optimizer.
 PRELOAD += ["dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.torch_backend"]
 PRELOAD += ["torch._dynamo", "pytest", "tests.ranks.frozen"]
+
+# The models are small: a second thread of torch costs a hundred times what it computes. Ranks that
+# are processes, and programs, have as many threads as they have without tests.
+torch.set_num_threads(1)
 
 EXIT_STATUS = "dpcore/exitstatus"  # in pytest's cache, for tools/test_again.py
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from dpcore.exercise import catalogue, judging, on_rank, verifying
 from tests.ranks import python
@@ -172,14 +171,9 @@ def test_one_process_takes_as_many_steps_as_the_task_says(seed, tmp_path, monkey
 
     file = tmp_path / "assessment.py"
     file.write_text(EXERCISE.parts.task)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        x, y, asked, labels = CHECK.make_data(seed)
-        task = on_rank.load(str(file), "assessment_alone")
-        epochs = CHECK.trains(Alone, task, x, y, asked, CHECK.ALONE // 64, seed)
-    finally:
-        torch.set_num_threads(threads)
+    x, y, asked, labels = CHECK.make_data(seed)
+    task = on_rank.load(str(file), "assessment_alone")
+    epochs = CHECK.trains(Alone, task, x, y, asked, CHECK.ALONE // 64, seed)
     accuracy = [float((epoch["answers"].numpy() == labels).mean()) for epoch in epochs]
     reached = next(at for at in range(1, len(epochs)) if min(accuracy[at - 1 : at + 1]) >= 0.95)
     assert CHECK.HALF < epochs[reached]["steps"] <= CHECK.ALONE
