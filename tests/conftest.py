@@ -71,12 +71,18 @@ def _shares_of(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Those with more come later, since others wait for them: files with some, then files of
-    nothing else."""
+    """First files with hurried tests, the most hurried first, and last tests that are alone, since
+    all others wait for them (`scheduling.py`)."""
     shares = {}
     for item in items:
-        shares.setdefault(item.path, []).append(_shares_of(item))
-    items.sort(key=lambda item: (fmean(shares[item.path]), _shares_of(item)))
+        if (count := _shares_of(item)) < sharing.SHARES:
+            shares.setdefault(item.path, []).append(count)
+
+    def place(item):
+        hurry = fmean(shares.get(item.path, [1]))
+        return _shares_of(item) == sharing.SHARES, -hurry, item.path, _shares_of(item)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
