@@ -1,10 +1,13 @@
 """What holds for every test."""
 
 import gc
+import multiprocessing
+import os
 import signal
 from statistics import fmean
 
 import pytest
+import torch
 
 from dpcore.launch.spawn import PRELOAD
 from tests import sharing
@@ -18,6 +21,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 PRELOAD += ["dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.torch_backend"]
 PRELOAD += ["torch._dynamo", "pytest", "tests.ranks.frozen"]
 
+# The models are small: a second thread of torch costs a hundred times what it computes. Ranks that
+# are processes, and programs, have as many threads as they have without tests.
+torch.set_num_threads(1)
+
 EXIT_STATUS = "dpcore/exitstatus"  # in pytest's cache, for tools/test_again.py
 
 
@@ -26,6 +33,19 @@ def _remember(config, status):
         return  # of xdist: the whole run is another process
     if (cache := getattr(config, "cache", None)) is not None:
         cache.set(EXIT_STATUS, status)
+
+
+def pytest_configure(config):
+    """The processes of `pytest -n` share a server that forks ranks and programs. Theirs for the
+    ranks of `dpcore.spawn` are forked from it as well."""
+    if config.getoption("numprocesses", None):
+        from tests.ranks import python
+
+        os.environ[python.SERVER] = str(python.folder())
+    elif hasattr(config, "workerinput"):
+        from tests.ranks import python
+
+        multiprocessing.set_executable(python.executable())
 
 
 def pytest_sessionstart(session):
@@ -51,12 +71,28 @@ def _shares_of(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Those with more come later, since others wait for them: files with some, then files of
-    nothing else."""
+    """First files with hurried tests, the most hurried first, and last tests that are alone, since
+    all others wait for them (`scheduling.py`)."""
     shares = {}
     for item in items:
-        shares.setdefault(item.path, []).append(_shares_of(item))
-    items.sort(key=lambda item: (fmean(shares[item.path]), _shares_of(item)))
+        if (count := _shares_of(item)) < sharing.SHARES:
+            shares.setdefault(item.path, []).append(count)
+
+    def place(item):
+        hurry = fmean(shares.get(item.path, [1]))
+        return _shares_of(item) == sharing.SHARES, -hurry, item.path, _shares_of(item)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`, ours."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.scheduling import WaitingBesideComputing
+
+    return WaitingBesideComputing(config, log)
 
 
 def pytest_collection_finish():

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import importlib.util
 import os
 import socket
 import warnings
@@ -15,7 +16,8 @@ from torch import nn
 import dpcore
 from tests.ranks import python
 
-pytest.importorskip("lightning")
+is_missing = importlib.util.find_spec("lightning") is None  # to import it takes seconds
+pytestmark = pytest.mark.skipif(is_missing, reason="needs Lightning: pip install lightning")
 RATE = 0.1
 
 

@@ -1,6 +1,7 @@
 """``%%ranks`` in a real kernel, as a notebook runs it, and what notebooks draw of our objects."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import signal
@@ -9,11 +10,14 @@ import time
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="needs IPython: pip install nbclient ipykernel")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel", reason="needs IPython: pip install nbclient ipykernel")
-
-pytestmark = pytest.mark.hurried
+NEEDED = ("nbclient", "nbformat", "ipykernel")
+pytestmark = [
+    pytest.mark.hurried,
+    pytest.mark.skipif(
+        None in map(importlib.util.find_spec, NEEDED),
+        reason="needs IPython: pip install nbclient ipykernel",
+    ),
+]
 
 
 class Said:
@@ -33,6 +37,10 @@ class Kernel:
     """A notebook whose cells are run one after the other; errors do not end it."""
 
     def __init__(self, folder):
+        import nbclient
+        import nbformat
+
+        self._new_cell = nbformat.v4.new_code_cell
         self._notebook = nbformat.v4.new_notebook()
         resources = {"metadata": {"path": str(folder)}}
         self.client = nbclient.NotebookClient(
@@ -40,7 +48,7 @@ class Kernel:
         )
 
     def run(self, source):
-        cell = nbformat.v4.new_code_cell(source)
+        cell = self._new_cell(source)
         self._notebook.cells.append(cell)
         self.client.execute_cell(cell, len(self._notebook.cells) - 1)
         return Said(cell)

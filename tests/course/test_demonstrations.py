@@ -1,5 +1,6 @@
 """Every demonstration runs in its quick mode, draws its figure and prints its table."""
 
+import importlib.util
 import json
 import os
 import re
@@ -10,7 +11,8 @@ from benchmarks import course
 from tests.course.conftest import COURSE
 from tests.ranks import python
 
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+is_missing = importlib.util.find_spec("sklearn") is None
+pytestmark = pytest.mark.skipif(is_missing, reason="scikit-learn is not installed")
 
 ROOT = COURSE.parents[1]
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"

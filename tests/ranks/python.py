@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.ranks import client
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = "TESTS_SERVER"  # in the environment: the folder of a server that is there already
 # For `run_first`: a comparison does not wait for the default to have chosen its schedule.
 SETTLES_SOON = "from dpcore.compare.training import ranks; ranks.SETTLING_STEPS = ranks.WARM_STEPS"
 
@@ -31,6 +32,8 @@ SETTLES_SOON = "from dpcore.compare.training import ranks; ranks.SETTLING_STEPS 
 def folder():
     """Of the server's socket; for a PATH, since its `python`, `torchrun` and `dpcore` are those of
     this environment with forked processes."""
+    if given := os.environ.get(SERVER):
+        return Path(given)
     made = Path(tempfile.mkdtemp(prefix="dpcore-tests-"))
     program = made / "python"
     program.write_text(f"#!{sys.executable} -IS\n{Path(client.__file__).read_text()}")

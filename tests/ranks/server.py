@@ -29,6 +29,8 @@ PRELOADED = (
     "torch",
     "torch.distributed.run",
     "torch._dynamo",  # the first optimizer of a process imports it: two seconds
+    "torch.distributed.fsdp",  # these two take as long
+    "torch.distributed.pipelining",
     "dpcore._C",
     "dpcore.__main__",
     "dpcore.launch.session",
