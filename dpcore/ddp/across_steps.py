@@ -70,17 +70,40 @@ class AcrossSteps:
         self._in_forward = False
         self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
         self._handles: list[RemovableHandle] = []
-        finish = ModuleHook(self._finish_unless_inside)
+        me = weakref.ref(self)  # or else the module keeps this, and an old reducer, after the model
+
+        def finish_unless_inside() -> None:
+            if (alive := me()) is not None:
+                alive._finish_unless_inside()
+
+        finish = ModuleHook(finish_unless_inside)
         for module in model.module.modules():
             hooked: Any = module
             self._handles.append(hooked.register_state_dict_pre_hook(finish))
+            self._handles.append(hooked.register_load_state_dict_pre_hook(finish))
         self._handles.append(model.module.register_forward_pre_hook(finish, prepend=True))
+        self._end: weakref.finalize[..., Wrapped] | None = None
+
+    def serve(self, reducer: _C.Reducer) -> None:
+        """The module may outlive its wrapper, and then has the parameters of the last step."""
+        self._end = weakref.finalize(self._wrapped(), self._model_is_gone, reducer)
+        self._end.atexit = False
+
+    def _model_is_gone(self, reducer: _C.Reducer) -> None:
+        if not reducer.has_failed:
+            reducer.flush()
+        self._take_hooks_away(reducer)
 
     def leave(self) -> None:
         """Another one takes its place, with other numbers for modules and buckets."""
+        if self._end is not None:
+            self._end.detach()
+        self._take_hooks_away(self._wrapped()._reducer)
+
+    def _take_hooks_away(self, reducer: _C.Reducer) -> None:
         for handle in self._handles:
             handle.remove()
-        self._wrapped()._reducer.stop_listening()  # an optimizer may still hold it
+        reducer.stop_listening()  # an optimizer may still hold it
 
     # ---- the optimizer -----------------------------------------------------------------------
 
@@ -110,6 +133,11 @@ class AcrossSteps:
         """Before a step of whatever optimizer trains these parameters."""
         if self._steps is None or not self._steps.is_of(optimizer):
             raise Unsupported(advice(self._wrapped()))
+
+    def update(self, bucket: int) -> None:
+        """The reducer's callback. It needs no model: that one may be gone by the last step."""
+        with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
+            self.steps().update(bucket)
 
     def finish(self) -> None:
         """The communicator ends. Between a backward and its step, nothing is updated; what has
@@ -239,10 +267,8 @@ class FlushedBefore(nn.Module):
             found = across.steps().full_gradients()
         return {name_of(named, number): gradient for number, gradient in found.items()}
 
-    def _update(self, bucket: int) -> None:
-        across = self.__dict__["_across"]
-        with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
-            across.steps().update(bucket)
+    def _no_update(self, bucket: int) -> None:
+        raise AssertionError(f"bucket {bucket} has no update: it is the program that steps")
 
     def train(self, mode: bool = True) -> Any:
         """As in torch. Evaluation sees the parameters of the last step."""

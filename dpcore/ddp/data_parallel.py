@@ -206,12 +206,14 @@ class DataParallel(FlushedBefore, TorchSurface):
             ordered=self._deterministic or steps.adds_in_order,
             profiled_as=profiled_as(self, "all_reduce"),
             reduce_sparse=self._average_sparse,
-            update=self._update,
+            update=self._across.update if self._across is not None else self._no_update,
             tag=group.tag,
             traced_as=group.traced_as,
             model=group.name,
             advice=group.advice + (STEP_ADVICE if goes_on else ""),
         )
+        if self._across is not None:
+            self._across.serve(self._reducer)
         self.reducer: Any = ReducerFace(self)
         if self.static_graph:
             self.logger._set_static_graph()

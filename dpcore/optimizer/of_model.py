@@ -18,7 +18,7 @@ class StepsOfModel:
 
     def __init__(self, face: Any, model: Wrapped) -> None:
         self._face, self._of_model = weakref.ref(face), weakref.ref(model)
-        self._reducer = model._reducer
+        self._reducer, self._parameters = model._reducer, model._parameters_by_number
         self._optimizer: torch.optim.Optimizer = face.optimizer
 
     @property

@@ -91,7 +91,7 @@ class PartSteps(StepsOfModel):
 
     def _adopt(self, number: int, view: torch.Tensor) -> None:
         """The parameter's values go into the bucket, and stay the parameter's."""
-        parameter = self._model._parameters_by_number[number]
+        parameter = self._parameters[number]
         with torch.no_grad():
             view.copy_(parameter)
         parameter.data = view
@@ -107,7 +107,7 @@ class PartSteps(StepsOfModel):
         for layout, flat in zip(self._layouts, self._flats, strict=True):
             address, size = flat.data_ptr(), flat.element_size()
             for number, place in zip(layout.numbers, layout.places, strict=True):
-                parameter = self._model._parameters_by_number[number]
+                parameter = self._parameters[number]
                 if parameter.data_ptr() != address + place.begin * size and parameter.numel():
                     self._adopt(number, place.of(flat))
 
@@ -131,7 +131,7 @@ class PartSteps(StepsOfModel):
         for piece in pieces:
             by_group[piece.group].append(piece.values)
         step_with(self._optimizer, self._noted, by_group.__getitem__)
-        values = [self._model._parameters_by_number[n] for n in self._layouts[bucket].numbers]
+        values = [self._parameters[n] for n in self._layouts[bucket].numbers]
         torch.autograd.graph.increment_version(values)  # gathered behind autograd's back
 
     def _give_gradients(self, bucket: int, pieces: list[Piece]) -> None:
@@ -140,7 +140,7 @@ class PartSteps(StepsOfModel):
         has_moved = self._addresses[bucket] != part.data_ptr()
         self._addresses[bucket] = part.data_ptr()
         for piece in pieces:
-            if self._model._parameters_by_number[piece.number].grad is None:
+            if self._parameters[piece.number].grad is None:
                 piece.values.grad = None  # no rank has used it, or the program has dropped it
             elif has_moved or piece.values.grad is None:
                 piece.values.grad = part[piece.begin - low : piece.end - low]
@@ -164,7 +164,7 @@ class PartSteps(StepsOfModel):
             total.pow_(norm_type)
             self._model._model_group.all_reduce(total, "sum", async_op=False)
             total.pow_(1 / norm_type)
-        total = total.to(self._model._parameters_by_number[0].dtype)  # as torch's
+        total = total.to(self._parameters[0].dtype)  # as torch's
         if gradients:
             factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
             torch._foreach_mul_(gradients, factor)
@@ -189,7 +189,7 @@ class PartSteps(StepsOfModel):
         index = saved.indices(self._optimizer.param_groups)
         return [
             saved.SavedPiece(
-                index[id(self._model._parameters_by_number[piece.number])],
+                index[id(self._parameters[piece.number])],
                 piece.begin - piece.place.begin,
                 piece.end - piece.place.begin,
                 piece.place.size,

@@ -56,11 +56,10 @@ class WholeSteps(StepsOfModel):
     def _gradients_now(self) -> dict[int, torch.Tensor | None]:
         """By number. One that is in flight is known by the part of the bucket that it is."""
         found: dict[int, torch.Tensor | None] = {}
-        parameters = self._model._parameters_by_number
         for bucket, layout in enumerate(self._layouts):
             parts = layout.views(self._reducer.flat_of(bucket))
             for number, part in zip(layout.numbers, parts, strict=True):
-                gradient = parameters[number].grad
+                gradient = self._parameters[number].grad
                 found[number] = part if isinstance(gradient, GradientInFlight) else gradient
         return found
 
@@ -69,19 +68,18 @@ class WholeSteps(StepsOfModel):
         self._step(self._layouts[bucket].numbers)
 
     def _step(self, numbers: list[int]) -> None:
-        parameters = self._model._parameters_by_number
         mine = [n for n in numbers if n in self._group_of]
-        now = [parameters[n].grad for n in mine]
+        now = [self._parameters[n].grad for n in mine]
         for n in mine:
-            parameters[n].grad = self._gradients[n]
+            self._parameters[n].grad = self._gradients[n]
         by_group: list[list[torch.Tensor]] = [[] for _ in self._noted]
         for n in mine:
-            by_group[self._group_of[n]].append(parameters[n])
+            by_group[self._group_of[n]].append(self._parameters[n])
         try:
             step_with(self._optimizer, self._noted, by_group.__getitem__)
         finally:
             for n, gradient in zip(mine, now, strict=True):
-                parameters[n].grad = gradient
+                self._parameters[n].grad = gradient
 
     def keep_gradients(self) -> None:
         """Before gradients are overwritten."""
@@ -89,13 +87,13 @@ class WholeSteps(StepsOfModel):
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """See ``DistributedOptimizer.clip_grad_norm_``."""
-        parameters = [self._model._parameters_by_number[n] for n in sorted(self._group_of)]
+        parameters = [self._parameters[n] for n in sorted(self._group_of)]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """See ``Steps``."""
         self._reducer.wait_for_gradients()
-        named = enumerate(self._model._parameters_by_number)
+        named = enumerate(self._parameters)
         return {n: p.grad.clone() for n, p in named if p.grad is not None}
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 changes."""
 
 import copy
+import gc
 import os
 import pickle
 import signal
@@ -116,3 +117,76 @@ def test_a_copy_has_the_step_that_is_under_way_and_trains(schedule):
             copied.flush()
 
     dp.spawn(body, 2, mode="threads")
+
+
+def loaded(model, start):
+    model.load_state_dict({f"module.{name}": value for name, value in start.items()})
+
+
+def loaded_by_the_module(model, start):
+    model.module.load_state_dict(start)
+
+
+def loaded_after_rank_0_has_saved(model, start):
+    """``state_dict()`` finishes the step, on that rank alone."""
+    if model.group.rank == 0:
+        model.state_dict()
+    model.module.load_state_dict(start)
+
+
+@pytest.mark.parametrize(
+    "load", [loaded, loaded_by_the_module, loaded_after_rank_0_has_saved], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_a_state_that_is_loaded_is_not_stepped(schedule, load):
+    """By the step that was under way."""
+
+    def body(comm):
+        start = copy.deepcopy(layers().state_dict())
+        model, optimizer = with_optimizer(comm, schedule, layers())
+        train(model, optimizer, comm)
+        assert model._reducer.is_on_journey
+        load(model, start)
+        optimizer.zero_grad()
+        model(torch.ones(2, 16))
+        for name, value in model.module.state_dict().items():
+            assert torch.equal(value, start[name]), name
+
+    dp.spawn(body, 2, mode="threads")
+
+
+def dropped(model, optimizer):
+    """As by a function that trains a module and returns."""
+
+
+def dropped_in_a_cycle(model, optimizer):
+    """As by a trainer that its callbacks know."""
+    trainer = {"model": model, "optimizer": optimizer}
+    trainer["trainer"] = trainer
+
+
+@pytest.mark.parametrize("drop", [dropped, dropped_in_a_cycle], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_a_module_without_its_wrapper_has_the_last_step_and_trains_again(schedule, drop):
+    def trained(comm, one, module):
+        model, optimizer = with_optimizer(comm, one, module)
+        train(model, optimizer, comm)
+        optimizer.zero_grad()
+        assert one == "bucketed" or model._reducer.is_on_journey
+        drop(model, optimizer)
+
+    def body(comm):
+        torch.set_num_threads(1)
+        start = layers()
+        found = []
+        for one in ("bucketed", schedule):
+            module = copy.deepcopy(start)
+            for _ in range(2):
+                trained(comm, one, module)
+                gc.collect()
+            found.append(module.state_dict())
+        for name, value in found[0].items():
+            torch.testing.assert_close(found[1][name], value, msg=name)
+
+    for outcome in run_processes(body, 2, timeout=20):
+        assert outcome.error is None
