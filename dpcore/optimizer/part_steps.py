@@ -221,6 +221,7 @@ class PartSteps(StepsOfModel):
         group = self._model.group
         saved.check_loadable(state_dict, self._optimizer.param_groups, group.rank, group.world_size)
         saved.take_hyperparameters(state_dict, self._optimizer.param_groups)
+        state_dict = saved.by_number(state_dict)
         if self._pieces:
             self._load(state_dict)
         else:

@@ -130,14 +130,29 @@ def check_whole(optimizer: Optimizer) -> None:
     ``load_state_dict`` looks at no shapes."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            is_row = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1
-            if is_row and value.shape != parameter.shape:
-                raise Mismatch(
-                    f"DistributedOptimizer: {key} of a parameter of shape {list(parameter.shape)} "
-                    f"has the shape {list(value.shape)}, as in the part of one rank, which "
-                    "state_dict() gives. Save optimizer.full_state_dict(), which the plain "
-                    "optimizer can load, too"
-                )
+            _check_no_part(key, value, parameter.shape)
+
+
+def _check_no_part(key: str, value: Any, shape: torch.Size) -> None:
+    is_row = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1
+    if is_row and value.shape != shape:
+        raise Mismatch(
+            f"DistributedOptimizer: {key} of a parameter of shape {list(shape)} has the shape "
+            f"{list(value.shape)}, as in the part of one rank, which state_dict() gives, and with "
+            "it torch.distributed.checkpoint. Save optimizer.full_state_dict(), which the plain "
+            "optimizer can load, too"
+        )
+
+
+def by_number(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """With states by the parameter's number. A saved parameter may have any name that its group
+    lists, as in torch, where the order counts: torch.distributed.checkpoint writes names."""
+    numbers: dict[Any, int] = {}
+    for group in state_dict["param_groups"]:
+        for name in group["params"]:
+            numbers.setdefault(name, len(numbers))
+    state = {numbers[name]: values for name, values in state_dict["state"].items()}
+    return {**state_dict, "state": state}
 
 
 def take_hyperparameters(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
@@ -161,6 +176,7 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
         return {key: _copied(value) for key, value in found.items()}
     state = {}
     for key, value in found.items():
+        _check_no_part(key, value, piece.size)
         if isinstance(value, torch.Tensor) and value.shape == piece.size and value.dim() > 0:
             laid = torch.empty_strided(piece.size, piece.stride, dtype=value.dtype)
             laid.copy_(value)

@@ -16,6 +16,7 @@ from dpcore.ddp.in_flight import GradientInFlight
 from dpcore.optimizer.layout import BucketLayout, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
 from dpcore.optimizer.of_model import StepsOfModel
+from dpcore.optimizer.saved import check_whole
 
 if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
@@ -108,3 +109,4 @@ class WholeSteps(StepsOfModel):
         """See ``DistributedOptimizer``."""
         self._reducer.flush()
         self._optimizer.load_state_dict(dict(state_dict))
+        check_whole(self._optimizer)

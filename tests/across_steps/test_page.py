@@ -1,5 +1,7 @@
 """What docs/across_steps.md says of parameters, gradients and the optimizer."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -165,6 +167,17 @@ def state_of_one_rank(model, optimizer):
     dpcore.DistributedOptimizer(plain, model)
 
 
+def state_of_one_rank_without_its_name(model, optimizer):
+    """As torch.distributed.checkpoint saves it, and loads it on all ranks."""
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    saved = optimizer.full_state_dict()
+    for values in saved["state"].values():
+        values["exp_avg"] = values["exp_avg"].flatten()[:-1]
+    optimizer.load_state_dict(saved)
+
+
 REFUSED = {
     without_the_line: "optimizer = dpcore.DistributedOptimizer",
     a_closure: r"call step\(\) without one",
@@ -172,6 +185,7 @@ REFUSED = {
     a_second_backward: r"no_sync\(\)",
     a_hook: "hook",
     state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
+    state_of_one_rank_without_its_name: r"\], as in the part of one rank",
 }
 
 
@@ -204,3 +218,29 @@ def test_whole_buckets_are_of_journeys_that_gather_parameters():
 def test_names_of_what_is_not_there_name_what_is(name):
     with pytest.raises(dpcore.Unsupported, match=r"'zero1'.*fully_shard"):
         dpcore.DataParallel(nn.Linear(2, 2), schedule=name)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_state_by_names_is_loaded(schedule):
+    """torch matches parameters by their place in the groups: torch.distributed.checkpoint writes
+    names where torch.optim writes numbers."""
+
+    def body(comm):
+        model, optimizer = made(comm, schedule)
+        two_steps(model, optimizer)
+        optimizer.zero_grad()
+        before = copy.deepcopy(optimizer.full_state_dict())
+        names = [name for name, _ in model.named_parameters()]
+        named = {
+            "state": {names[n]: copy.deepcopy(values) for n, values in before["state"].items()},
+            "param_groups": [{**before["param_groups"][0], "params": names}],
+        }
+        two_steps(model, optimizer)
+        optimizer.zero_grad()
+        optimizer.load_state_dict(named)
+        after = optimizer.full_state_dict()
+        for number, values in before["state"].items():
+            for key, value in values.items():
+                assert torch.equal(after["state"][number][key], value), (names[number], key)
+
+    in_ranks(body)
