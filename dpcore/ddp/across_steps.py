@@ -42,8 +42,8 @@ class Steps(Protocol):
     def buckets_are_cut(self) -> None:
         """Buckets are what they will be: all ranks call it."""
 
-    def update(self, bucket: int) -> None:
-        """The noted step of what is in this bucket."""
+    def update(self, buckets: list[int]) -> None:
+        """The noted step of what is in these buckets, in one call of the optimizer."""
 
     def is_in_use(self) -> bool:
         """Whether the program still has the optimizer."""
@@ -239,10 +239,10 @@ class FlushedBefore(nn.Module):
             found = across.steps().full_gradients()
         return {name_of(named, number): gradient for number, gradient in found.items()}
 
-    def _update(self, bucket: int) -> None:
+    def _update(self, buckets: list[int]) -> None:
         across = self.__dict__["_across"]
         with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
-            across.steps().update(bucket)
+            across.steps().update(buckets)
 
     def train(self, mode: bool = True) -> Any:
         """As in torch. Evaluation sees the parameters of the last step."""

@@ -83,23 +83,53 @@ class AcrossSteps : public LaunchSchedule {
   }
   void on_forward_begin(LaunchControl& control, size_t module) override {
     for (const size_t gradient : control.gradients_of_module(module)) {
-      if (const size_t bucket = control.bucket_of(gradient); bucket != LaunchControl::kNoBucket) {
-        control.wait(bucket);
-        control.update(bucket);
+      if (const size_t bucket = control.bucket_of(gradient);
+          bucket != LaunchControl::kNoBucket && control.next_leg(bucket)) {
+        bring(control, bucket);
       }
     }
   }
 
  protected:
+  // The module needs it.
+  virtual void bring(LaunchControl& control, size_t bucket) { control.wait(bucket); }
   // Sends the second half of a bucket behind the first.
   static void gather(LaunchControl& control, size_t bucket) {
     control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
   }
 };
 
+// Updates whole buckets. A call of the optimizer costs something, most of all when a module has just
+// had the caches, so one call is for all buckets that have come. They are updated while the thread
+// would only wait for another bucket, too.
+class WholeUpdates : public AcrossSteps {
+ protected:
+  void bring(LaunchControl& control, size_t bucket) override {
+    while (!control.is_over(bucket) && update_what_came(control)) {
+    }
+    control.wait(bucket);
+    update_what_came(control);
+  }
+
+ private:
+  bool update_what_came(LaunchControl& control) {
+    came_.clear();
+    for (const size_t bucket : control.order_of_need()) {
+      if (control.next_leg(bucket) && control.is_over(bucket)) {
+        control.wait(bucket);
+        came_.push_back(bucket);
+      }
+    }
+    control.update(came_);
+    return !came_.empty();
+  }
+
+  std::vector<size_t> came_;
+};
+
 // All-reduces go on while the program steps and begins its next forward (P3, ByteScheduler).
 // Loses where forward is short, or needs everything at once.
-class Priority final : public AcrossSteps {
+class Priority final : public WholeUpdates {
  public:
   std::string name() const override { return "priority"; }
   Journey journey() const override { return Journey({"all_reduce", "update"}); }
@@ -107,7 +137,7 @@ class Priority final : public AcrossSteps {
 
 // Only the first half of an all-reduce under backward, the second under forward (DeAR).
 // Loses against priority where forward is shorter than the second halves.
-class Dear final : public AcrossSteps {
+class Dear final : public WholeUpdates {
  public:
   std::string name() const override { return "dear"; }
   Journey journey() const override { return Journey({"reduce_scatter", "all_gather", "update"}); }
