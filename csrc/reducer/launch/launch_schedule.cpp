@@ -75,11 +75,8 @@ class Oracle final : public LaunchSchedule {
 class AcrossSteps : public LaunchSchedule {
  public:
   uint32_t listens() const override { return bucket_ready | forward_begin; }
-  // Buckets are numbered as they get ready, about the reverse of the order of need. A first leg
-  // goes before the later legs of all others.
   void on_bucket_ready(LaunchControl& control, size_t bucket) override {
-    control.launch(bucket,
-                   {.priority = static_cast<int>(control.buckets() + bucket), .background = true});
+    control.launch(bucket, first_half(control, bucket));
   }
   void on_forward_begin(LaunchControl& control, size_t module) override {
     for (const size_t gradient : control.gradients_of_module(module)) {
@@ -93,9 +90,9 @@ class AcrossSteps : public LaunchSchedule {
  protected:
   // The module needs it.
   virtual void bring(LaunchControl& control, size_t bucket) { control.wait(bucket); }
-  // Sends the second half of a bucket behind the first.
-  static void gather(LaunchControl& control, size_t bucket) {
-    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
+  // Buckets are numbered as they get ready, about the reverse of the order of need.
+  static Launch first_half(const LaunchControl& control, size_t bucket) {
+    return {.priority = static_cast<int>(control.buckets() + bucket), .background = true};
   }
 };
 
@@ -143,8 +140,9 @@ class Dear final : public WholeUpdates {
   Journey journey() const override { return Journey({"reduce_scatter", "all_gather", "update"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | backward_end; }
   void on_backward_end(LaunchControl& control) override {
+    // Both halves of what is needed first go before those of what is needed later.
     for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
-      gather(control, bucket);
+      control.launch(bucket, first_half(control, bucket));
     }
   }
 };
@@ -157,12 +155,40 @@ class Zero1 : public AcrossSteps {
   std::string name() const override { return "zero1"; }
   Journey journey() const override { return Journey({"reduce_scatter", "update", "all_gather"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | optimizer_step; }
+  // All ranks gather in the order of need. They update what has come, while what comes first in
+  // that order is on its way.
   void on_optimizer_step(LaunchControl& control) override {
-    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
-      control.wait(bucket);
-      control.update(bucket);
+    for (const size_t bucket : control.order_of_need()) {
+      while (!control.is_over(bucket) && update_one(control)) {
+      }
       gather(control, bucket);
     }
+    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
+      gather(control, bucket);  // what no module needs
+    }
+  }
+
+ private:
+  static bool is_updated(const LaunchControl& control, size_t bucket) {
+    return control.next_leg(bucket) == Leg::all_gather;
+  }
+  static bool update_one(LaunchControl& control) {
+    for (const size_t bucket : control.order_of_need()) {
+      if (!is_updated(control, bucket) && control.is_over(bucket)) {
+        control.wait(bucket);
+        control.update(bucket);
+        return true;
+      }
+    }
+    return false;
+  }
+  // First halves go before: step() waits for all of them.
+  static void gather(LaunchControl& control, size_t bucket) {
+    if (!is_updated(control, bucket)) {
+      control.wait(bucket);
+      control.update(bucket);
+    }
+    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
   }
 };
 
