@@ -56,6 +56,7 @@ from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.bare import on_gradient
 from dpcore.compare.training.models import MODELS, Step
 from dpcore.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
+from dpcore.compare.training.worker import in_turn
 from dpcore.costs.link import parse_speed
 from dpcore.ddp.launch_schedule import ACROSS_STEPS
 from dpcore.ddp.needs import Needs
@@ -227,8 +228,7 @@ def measure(
         turn(contender, comm, WARM_STEPS)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
-        at = number % len(made)
-        for contender in [*made[at:], *made[:at]]:
+        for contender in in_turn(made, number):
             times[contender.name].append(turn(contender, comm, steps))
     states = {contender.name: contender.state_bytes() for contender in made}
     comm.barrier()

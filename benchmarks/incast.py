@@ -23,6 +23,7 @@ from benchmarks.harness.options import script_parser
 from dpcore.commands.sizes import parse_sizes, size_text
 from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.records import keep, run_facts
+from dpcore.compare.training.worker import in_turn
 from dpcore.costs.link import parse_speed
 
 ALGORITHMS = ("auto", "two_shot", "ring", "halving_doubling")
@@ -37,15 +38,15 @@ def measure(
     found = []
     for nbytes, times in zip(sizes, rounds, strict=True):
         tensor = torch.ones(nbytes // 4)
-        of_size: list[list[float]] = [[] for _ in algorithms]
-        for _ in range(times):
-            for algorithm, seconds in zip(algorithms, of_size, strict=True):
+        of_size: dict[str, list[float]] = {algorithm: [] for algorithm in algorithms}
+        for round_ in range(times):
+            for algorithm in in_turn(algorithms, round_):
                 comm.barrier()
                 begin = time.perf_counter()
                 comm.all_reduce(tensor, "mean", algorithm=algorithm)
-                seconds.append(time.perf_counter() - begin)
+                of_size[algorithm].append(time.perf_counter() - begin)
         assert tensor.min() == tensor.max() == 1
-        found.append(of_size)
+        found.append(list(of_size.values()))
     return found
 
 

@@ -436,7 +436,7 @@ class Reducer:
         ordered: bool,
         profiled_as: str,
         reduce_sparse: Callable[[Sequence[int]], None],
-        update: Callable[[int], None],
+        update: Callable[[list[int]], None],
         tag: int,
         traced_as: int,
         model: str,

@@ -69,7 +69,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
     // Averages the gradients with these numbers, which came as sparse tensors.
     std::function<void(const std::vector<size_t>&)> reduce_sparse;
     // The optimizer's step for the gradients of this bucket, or for this rank's part of them.
-    std::function<void(size_t)> update;
+    std::function<void(const std::vector<size_t>&)> update;
   };
 
   // `modules`: numbers of the gradients that belong to each module, for schedules that ask.

@@ -42,8 +42,8 @@ class Steps(Protocol):
     def buckets_are_cut(self) -> None:
         """Buckets are what they will be: all ranks call it."""
 
-    def update(self, bucket: int) -> None:
-        """The noted step of what is in this bucket."""
+    def update(self, buckets: list[int]) -> None:
+        """The noted step of what is in these buckets, in one call of the optimizer."""
 
     def is_in_use(self) -> bool:
         """Whether the program still has the optimizer."""
@@ -134,10 +134,10 @@ class AcrossSteps:
         if self._steps is None or not self._steps.is_of(optimizer):
             raise Unsupported(advice(self._wrapped()))
 
-    def update(self, bucket: int) -> None:
+    def update(self, buckets: list[int]) -> None:
         """The reducer's callback. It needs no model: that one may be gone by the last step."""
         with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
-            self.steps().update(bucket)
+            self.steps().update(buckets)
 
     def finish(self) -> None:
         """The communicator ends. Between a backward and its step, nothing is updated; what has
@@ -267,8 +267,8 @@ class FlushedBefore(nn.Module):
             found = across.steps().full_gradients()
         return {name_of(named, number): gradient for number, gradient in found.items()}
 
-    def _no_update(self, bucket: int) -> None:
-        raise AssertionError(f"bucket {bucket} has no update: it is the program that steps")
+    def _no_update(self, buckets: list[int]) -> None:
+        raise AssertionError(f"buckets {buckets} have no update: it is the program that steps")
 
     def train(self, mode: bool = True) -> Any:
         """As in torch. Evaluation sees the parameters of the last step."""

@@ -59,13 +59,17 @@ class LaunchControl(Protocol):
     def wait_for_all(self) -> None:
         """``wait()`` for every bucket."""
 
+    def is_over(self, bucket: int) -> bool:
+        """Whether ``wait()`` would return at once."""
+
     # For journeys of more than one leg: launch() is of the next leg, wait() for the current one. An
     # all_gather of gradients may be launched at backward_end behind its reduce_scatter, without a
     # wait; it begins when that is over, and wait() is then for both.
 
-    def update(self, bucket: int) -> None:
-        """The optimizer's step for a bucket whose next leg is ``update``. Does nothing if
-        that is done already, or no step is noted."""
+    def update(self, bucket: int | Sequence[int]) -> None:
+        """The optimizer's step for a bucket whose next leg is ``update``, or for several in one
+        call of the optimizer. Does nothing for those that have it behind them, or if no step is
+        noted."""
 
     def order_of_need(self) -> list[int]:
         """Buckets as the next forward needs them, learned in the first forward."""

@@ -123,15 +123,17 @@ class PartSteps(StepsOfModel):
                 "this rank has only its part of the gradients"
             )
 
-    def update(self, bucket: int) -> None:
+    def update(self, buckets: list[int]) -> None:
         """See ``Steps``."""
-        pieces = self._pieces[bucket]
-        self._give_gradients(bucket, pieces)
         by_group: list[list[torch.Tensor]] = [[] for _ in self._noted]
-        for piece in pieces:
-            by_group[piece.group].append(piece.values)
+        values = []
+        for bucket in buckets:
+            pieces = self._pieces[bucket]
+            self._give_gradients(bucket, pieces)
+            for piece in pieces:
+                by_group[piece.group].append(piece.values)
+            values += [self._parameters[n] for n in self._layouts[bucket].numbers]
         step_with(self._optimizer, self._noted, by_group.__getitem__)
-        values = [self._parameters[n] for n in self._layouts[bucket].numbers]
         torch.autograd.graph.increment_version(values)  # gathered behind autograd's back
 
     def _give_gradients(self, bucket: int, pieces: list[Piece]) -> None:

@@ -64,9 +64,9 @@ class WholeSteps(StepsOfModel):
                 found[number] = part if isinstance(gradient, GradientInFlight) else gradient
         return found
 
-    def update(self, bucket: int) -> None:
+    def update(self, buckets: list[int]) -> None:
         """See ``Steps``."""
-        self._step(self._layouts[bucket].numbers)
+        self._step([n for bucket in buckets for n in self._layouts[bucket].numbers])
 
     def _step(self, numbers: list[int]) -> None:
         mine = [n for n in numbers if n in self._group_of]

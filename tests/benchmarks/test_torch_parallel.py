@@ -49,7 +49,7 @@ def test_a_small_run(tmp_path, monkeypatch, capsys):
     ("words", "said"),
     [
         (["--strategies", "FSDP9"], "none has 'FSDP9' in it"),
-        (["--ranks", "3"], "no even number"),
+        (["--ranks", "3"], "not an even number"),
         (["--rounds", "0"], "from 1 on"),
     ],
 )

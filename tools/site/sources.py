@@ -22,6 +22,8 @@ from sphinx.addnodes import download_reference, pending_xref
 from sphinx.util.logging import getLogger
 
 LINK = re.compile(r'(?<=href=")[^":#]+')
+PATH = re.compile(r"(?<=<h1>)[\w./-]+(?=</h1>)")  # may break after a slash
+INLINE = re.compile(r"(?<!<pre>)<code>")
 SHOWN: list[Path] = []  # from the root; grows while pages are written: a folder names its files
 
 
@@ -57,8 +59,9 @@ def link_to_code(app: Any, document: nodes.document) -> None:
 def pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     for path in SHOWN:
         body = of_folder(app, path) if (app.srcdir / path).is_dir() else of_file(app, path)
-        head = "" if body.startswith("<h1>") else f"<h1>{'/<wbr>'.join(path.parts)}</h1>"
-        yield str(path), {"title": str(path), "body": head + body}, "page.html"
+        head = "" if body.startswith("<h1>") else f"<h1>{path}</h1>"
+        body = PATH.sub(lambda found: found[0].replace("/", "/<wbr>"), head + body, 1)
+        yield str(path), {"title": str(path), "body": body}, "page.html"
 
 
 def of_folder(app: Any, path: Path) -> str:
@@ -79,7 +82,8 @@ def of_file(app: Any, path: Path) -> str:
         def there(link: re.Match[str]) -> str:
             return address(app, Path(os.path.normpath(path.parent / link[0])), path)
 
-        return LINK.sub(there, MarkdownIt().enable("table").render(text))
+        body = LINK.sub(there, MarkdownIt().enable("table").render(text))
+        return INLINE.sub('<code class="literal">', body)
     try:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:

@@ -157,13 +157,23 @@ auto call(void (LaunchControl::*what)(size_t)) {
   };
 }
 
-void launch(LentControl& control, const std::vector<size_t>& buckets, int priority,
-            bool background) {
-  const py::gil_scoped_release no_gil;
+// For a call that names these buckets.
+LaunchControl& about(const LentControl& control, const std::vector<size_t>& buckets) {
   for (const size_t bucket : buckets) {
     control.about(bucket);
   }
-  control.get().launch(buckets, {priority, background});
+  return control.get();
+}
+
+void launch(LentControl& control, const std::vector<size_t>& buckets, int priority,
+            bool background) {
+  const py::gil_scoped_release no_gil;
+  about(control, buckets).launch(buckets, {priority, background});
+}
+
+void update(LentControl& control, const std::vector<size_t>& buckets) {
+  const py::gil_scoped_release no_gil;
+  about(control, buckets).update(buckets);
 }
 
 }  // namespace
@@ -194,6 +204,7 @@ void register_launch_control(py::module_& m) {
            })
       .def("bytes", question(&LaunchControl::bytes))
       .def("is_complete", question(&LaunchControl::is_complete))
+      .def("is_over", question(&LaunchControl::is_over))
       .def("order_of_need", question(&LaunchControl::order_of_need))
       .def("next_leg",
            [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
@@ -210,7 +221,8 @@ void register_launch_control(py::module_& m) {
            py::arg("background") = true)
       .def("skip", call(&LaunchControl::skip))
       .def("wait", call(&LaunchControl::wait))
-      .def("update", call(&LaunchControl::update))
+      .def("update", [](LentControl& control, size_t bucket) { update(control, {bucket}); })
+      .def("update", update)
       .def("wait_for_all", [](LentControl& control) {
         const py::gil_scoped_release no_gil;
         control.get().wait_for_all();

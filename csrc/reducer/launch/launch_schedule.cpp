@@ -75,31 +75,58 @@ class Oracle final : public LaunchSchedule {
 class AcrossSteps : public LaunchSchedule {
  public:
   uint32_t listens() const override { return bucket_ready | forward_begin; }
-  // Buckets are numbered as they get ready, about the reverse of the order of need. A first leg
-  // goes before the later legs of all others.
   void on_bucket_ready(LaunchControl& control, size_t bucket) override {
-    control.launch(bucket,
-                   {.priority = static_cast<int>(control.buckets() + bucket), .background = true});
+    control.launch(bucket, first_half(control, bucket));
   }
   void on_forward_begin(LaunchControl& control, size_t module) override {
     for (const size_t gradient : control.gradients_of_module(module)) {
-      if (const size_t bucket = control.bucket_of(gradient); bucket != LaunchControl::kNoBucket) {
-        control.wait(bucket);
-        control.update(bucket);
+      if (const size_t bucket = control.bucket_of(gradient);
+          bucket != LaunchControl::kNoBucket && control.next_leg(bucket)) {
+        bring(control, bucket);
       }
     }
   }
 
  protected:
-  // Sends the second half of a bucket behind the first.
-  static void gather(LaunchControl& control, size_t bucket) {
-    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
+  // The module needs it.
+  virtual void bring(LaunchControl& control, size_t bucket) { control.wait(bucket); }
+  // Buckets are numbered as they get ready, about the reverse of the order of need.
+  static Launch first_half(const LaunchControl& control, size_t bucket) {
+    return {.priority = static_cast<int>(control.buckets() + bucket), .background = true};
   }
+};
+
+// Updates whole buckets. A call of the optimizer costs something, most of all when a module has just
+// had the caches, so one call is for all buckets that have come. They are updated while the thread
+// would only wait for another bucket, too.
+class WholeUpdates : public AcrossSteps {
+ protected:
+  void bring(LaunchControl& control, size_t bucket) override {
+    while (!control.is_over(bucket) && update_what_came(control)) {
+    }
+    control.wait(bucket);
+    update_what_came(control);
+  }
+
+ private:
+  bool update_what_came(LaunchControl& control) {
+    came_.clear();
+    for (const size_t bucket : control.order_of_need()) {
+      if (control.next_leg(bucket) && control.is_over(bucket)) {
+        control.wait(bucket);
+        came_.push_back(bucket);
+      }
+    }
+    control.update(came_);
+    return !came_.empty();
+  }
+
+  std::vector<size_t> came_;
 };
 
 // All-reduces go on while the program steps and begins its next forward (P3, ByteScheduler).
 // Loses where forward is short, or needs everything at once.
-class Priority final : public AcrossSteps {
+class Priority final : public WholeUpdates {
  public:
   std::string name() const override { return "priority"; }
   Journey journey() const override { return Journey({"all_reduce", "update"}); }
@@ -107,14 +134,15 @@ class Priority final : public AcrossSteps {
 
 // Only the first half of an all-reduce under backward, the second under forward (DeAR).
 // Loses against priority where forward is shorter than the second halves.
-class Dear final : public AcrossSteps {
+class Dear final : public WholeUpdates {
  public:
   std::string name() const override { return "dear"; }
   Journey journey() const override { return Journey({"reduce_scatter", "all_gather", "update"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | backward_end; }
   void on_backward_end(LaunchControl& control) override {
+    // Both halves of what is needed first go before those of what is needed later.
     for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
-      gather(control, bucket);
+      control.launch(bucket, first_half(control, bucket));
     }
   }
 };
@@ -127,12 +155,40 @@ class Zero1 : public AcrossSteps {
   std::string name() const override { return "zero1"; }
   Journey journey() const override { return Journey({"reduce_scatter", "update", "all_gather"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | optimizer_step; }
+  // All ranks gather in the order of need. They update what has come, while what comes first in
+  // that order is on its way.
   void on_optimizer_step(LaunchControl& control) override {
-    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
-      control.wait(bucket);
-      control.update(bucket);
+    for (const size_t bucket : control.order_of_need()) {
+      while (!control.is_over(bucket) && update_one(control)) {
+      }
       gather(control, bucket);
     }
+    for (size_t bucket = 0; bucket < control.buckets(); ++bucket) {
+      gather(control, bucket);  // what no module needs
+    }
+  }
+
+ private:
+  static bool is_updated(const LaunchControl& control, size_t bucket) {
+    return control.next_leg(bucket) == Leg::all_gather;
+  }
+  static bool update_one(LaunchControl& control) {
+    for (const size_t bucket : control.order_of_need()) {
+      if (!is_updated(control, bucket) && control.is_over(bucket)) {
+        control.wait(bucket);
+        control.update(bucket);
+        return true;
+      }
+    }
+    return false;
+  }
+  // First halves go before: step() waits for all of them.
+  static void gather(LaunchControl& control, size_t bucket) {
+    if (!is_updated(control, bucket)) {
+      control.wait(bucket);
+      control.update(bucket);
+    }
+    control.launch(bucket, {.priority = static_cast<int>(bucket), .background = true});
   }
 };
 

@@ -62,9 +62,12 @@ class LaunchControl {
   // The bucket must have been launched. Returns when its gradients are final.
   virtual void wait(size_t bucket) = 0;
   virtual void wait_for_all() = 0;
-  // The optimizer's part for a bucket whose next leg that is; otherwise nothing, unless its
-  // gradients are not there yet, which is an error.
-  virtual void update(size_t bucket) = 0;
+  // Whether wait() would return at once.
+  virtual bool is_over(size_t bucket) const = 0;
+  // The optimizer's part for buckets whose next leg that is, in one call of it; nothing for others,
+  // unless their gradients are not there yet, which is an error.
+  virtual void update(std::span<const size_t> buckets) = 0;
+  void update(size_t bucket) { update(std::span<const size_t>(&bucket, 1)); }
   // Buckets as the next forward needs them, the first one first: learned in the first forward.
   virtual const std::vector<size_t>& order_of_need() const = 0;
   // The leg after the first that the bucket goes next, or is on; none at the end of its journey.

@@ -53,7 +53,8 @@ class Launcher final : public LaunchControl {
     StepTrace& trace;
     StepFailure& failure;
     uint64_t tag = 0;                      // of the model
-    std::function<void(size_t)> update;    // the optimizer's step for this bucket
+    // The optimizer's step for these buckets.
+    std::function<void(const std::vector<size_t>&)> update;
     std::function<void()> iteration_ends;  // the last bucket is over, after backward
   };
 
@@ -130,7 +131,9 @@ class Launcher final : public LaunchControl {
   void skip(size_t b) override;
   void wait(size_t b) override;
   void wait_for_all() override;
-  void update(size_t b) override;
+  bool is_over(size_t b) const override;
+  using LaunchControl::update;
+  void update(std::span<const size_t> buckets) override;
   const std::vector<size_t>& order_of_need() const override { return order_of_need_; }
   std::optional<Leg> next_leg(size_t b) const override { return legs_.next(b); }
 
@@ -178,6 +181,7 @@ class Launcher final : public LaunchControl {
   std::vector<std::optional<Launch>> requested_;
   size_t next_launch_ = 0;      // index in order_
   size_t oldest_launched_ = 0;  // the same: all before it are complete
+  std::vector<size_t> updated_;  // by one call of the optimizer
   std::vector<size_t> order_of_need_;
   std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need
   uint64_t update_steps_ = 0;           // so far, equal on all ranks

@@ -133,25 +133,35 @@ void Launcher::wait_for_leg(size_t b) {
   end_iteration_if_over();
 }
 
-void Launcher::update(size_t b) {
+void Launcher::update(std::span<const size_t> buckets) {
   if (!legs_.journey().updates()) {
     throw Error("schedule '" + schedule_->name() +
                 "': update(), though its journey() has no update; the program steps by itself");
   }
-  if (legs_.has_updated(b) || !reducer_.iteration.stepped) {
-    return;
+  updated_.clear();
+  for (const size_t b : buckets) {
+    if (legs_.has_updated(b) || !reducer_.iteration.stepped) {
+      continue;
+    }
+    if (legs_.next(b) != Leg::update) {
+      throw Error("schedule '" + schedule_->name() + "': update of " + in_words(b) +
+                  " before its " + name_of(*legs_.next(b)) +
+                  " is over; wait for the bucket first");
+    }
+    updated_.push_back(b);
   }
-  if (legs_.next(b) != Leg::update) {
-    throw Error("schedule '" + schedule_->name() + "': update of " + in_words(b) + " before its " +
-                name_of(*legs_.next(b)) + " is over; wait for the bucket first");
+  if (updated_.empty()) {
+    return;
   }
   StepTrace::Compute span;
   if (reducer_.trace.is_recorded()) {
     reducer_.trace.begin_compute(span, "update", reducer_.iteration.number);
   }
-  reducer_.update(b);
+  reducer_.update(updated_);
   reducer_.trace.end_compute(span, "update", reducer_.iteration.number);
-  advance(b);
+  for (const size_t b : updated_) {
+    advance(b);
+  }
   end_iteration_if_over();
 }
 

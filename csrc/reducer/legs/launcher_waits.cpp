@@ -10,6 +10,14 @@ bool Launcher::is_done(const Bucket& bucket) const {
   return !hook_ && reducer_.communicator->is_done(bucket.first_joined);
 }
 
+bool Launcher::is_over(size_t b) const {
+  if (legs_.is_in_flight(b)) {
+    return legs_.is_done(b);
+  }
+  const Bucket& bucket = reducer_.buckets.at(b);
+  return bucket.state == Bucket::complete || (bucket.state == Bucket::launched && is_done(bucket));
+}
+
 size_t Launcher::in_flight() const {
   size_t count = 0;
   for (size_t at = oldest_launched_; at < next_launch_; ++at) {

@@ -1,0 +1,104 @@
+"""How often the optimizer is called for the buckets of a step, and how a schedule asks for that."""
+
+import time
+
+import pytest
+import torch
+
+import dpcore
+from tests.across_steps.models import INPUTS, Chain
+
+BYTES_OF_A_BUCKET = 1e-5  # in MiB: a parameter each
+MOST_SECONDS = 10
+
+
+class AllAtOnce(dpcore.LaunchSchedule):
+    """Waits for everything in the first module, and updates it in one call."""
+
+    def __init__(self):
+        self.over = []
+
+    def journey(self):
+        return ["all_reduce", "update"]
+
+    def bucket_ready(self, control, bucket):
+        control.launch(bucket, background=False)
+
+    def forward_begin(self, control, module):
+        buckets = range(control.buckets)
+        self.over.append([control.is_over(bucket) for bucket in buckets])
+        control.wait_for_all()
+        assert all(map(control.is_over, buckets))
+        control.update(list(buckets))
+        control.update(list(buckets))  # none is left
+
+
+def operations(comm):
+    """That are over."""
+    reducing = ("all_reduce", "reduce_scatter", "all_gather")
+    return sum(
+        path["operations"] for kind in reducing for path in comm.stats().get(kind, {}).values()
+    )
+
+
+def calls_of_a_step(comm, schedule, legs=0):
+    """Of the optimizer, for the buckets of one step that the next forward ends; and how many there
+    are. With ``legs``, forward begins when each bucket has been so many operations."""
+    torch.manual_seed(0)
+    model = dpcore.DataParallel(
+        Chain().double(), comm=comm, schedule=schedule, bucket_cap_mb=BYTES_OF_A_BUCKET
+    )
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = dpcore.DistributedOptimizer(inner, model)
+    calls = []
+    inner.register_step_pre_hook(
+        lambda inner, *_: calls.append(len(inner.param_groups[0]["params"]))
+    )
+    x = torch.ones(2, INPUTS).double() * (1 + comm.rank)
+    buckets = len(list(model.parameters()))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        wanted = operations(comm) + legs * buckets
+        loss.backward()
+        optimizer.step()
+        calls.clear()
+        while legs and operations(comm) < wanted:
+            time.sleep(0.001)
+        comm.barrier()
+    model(x)
+    assert sum(calls) == buckets == len(list(model.bucket_report()))
+    return calls, buckets
+
+
+@pytest.mark.parametrize(("schedule", "legs"), [("priority", 1), ("dear", 2)])
+def test_all_that_has_come_is_updated_in_one_call(schedule, legs):
+    def body(comm):
+        return calls_of_a_step(comm, schedule, legs)
+
+    for calls, buckets in dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS):
+        assert calls == [buckets]
+
+
+def test_a_schedule_of_ones_own_updates_several_in_one_call():
+    def body(comm):
+        schedule = AllAtOnce()
+        calls, buckets = calls_of_a_step(comm, schedule)
+        return calls, buckets, schedule.over
+
+    for calls, buckets, over in dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS):
+        assert calls == [buckets]
+        # Nobody drives a bucket before the wait, so something was still on its way in each step.
+        assert any(not all(each) for each in over)
+
+
+def test_an_update_of_several_names_the_one_that_is_not_there():
+    class Hasty(AllAtOnce):
+        def forward_begin(self, control, module):
+            control.update([0, 1])
+
+    def body(comm):
+        with pytest.raises(dpcore.Error, match=r"update of bucket 0 .* before its all_reduce"):
+            calls_of_a_step(comm, Hasty())
+
+    dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS)
