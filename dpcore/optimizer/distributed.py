@@ -34,7 +34,7 @@ _PER_PARAMETER = ("Adafactor", "Muon")  # each parameter is, as a whole
 
 class DistributedOptimizer(Optimizer):
     """Wraps ``optimizer``, which trains parameters of ``model``, a ``dpcore.DataParallel`` with
-    schedule "priority", "dear" or "zero1".
+    schedule "priority", "dear", "zero1" or "zero2".
 
     An ``Optimizer`` with the same ``param_groups``: learning rate schedulers and frameworks take
     it. ``step()`` returns before the parameters are updated; a forward, or a read through
@@ -51,7 +51,8 @@ class DistributedOptimizer(Optimizer):
             given = f"schedule='{model.schedule}'" if is_wrapped else f"a {type(model).__name__}"
             raise Unsupported(
                 "DistributedOptimizer is for a dpcore.DataParallel with schedule='priority', "
-                f"'dear' or 'zero1', and this is {given}; there, use the optimizer as it is"
+                f"'dear', 'zero1' or 'zero2', and this is {given}; there, use the optimizer "
+                "as it is"
             )
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
             raise Unsupported(
@@ -133,6 +134,11 @@ def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
     if (is_torchs and kind.__name__ in _ELEMENT_WISE) or getattr(kind, "element_wise", False):
         saved.check_whole(optimizer)
         return
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Unsupported(
+            f"schedule='{schedule}': LBFGS steps all parameters together and calls the model "
+            "again, so no bucket can be updated by itself; use schedule='bucketed' and LBFGS as it is"
+        )
     is_known = is_torchs and kind.__name__ in _PER_PARAMETER
     if not (is_known or getattr(kind, "per_parameter", False)):
         raise Unsupported(

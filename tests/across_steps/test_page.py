@@ -149,6 +149,15 @@ def a_second_optimizer(model, optimizer):
     dpcore.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
+def an_optimizer_that_steps_all_at_once(model, optimizer):
+    dpcore.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model)
+
+
+def a_model_of_another_schedule(model, optimizer):
+    other = dpcore.DataParallel(nn.Linear(6, 3), comm=model.group, schedule="bucketed")
+    dpcore.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other)
+
+
 def a_second_backward(model, optimizer):
     loss = model(torch.ones(4, 6)).sum()
     loss.backward(retain_graph=True)
@@ -182,6 +191,8 @@ REFUSED = {
     without_the_line: "optimizer = dpcore.DistributedOptimizer",
     a_closure: r"call step\(\) without one",
     a_second_optimizer: "as parameter groups",
+    an_optimizer_that_steps_all_at_once: "LBFGS steps all parameters together",
+    a_model_of_another_schedule: "'zero1' or 'zero2', and this is schedule='bucketed'",
     a_second_backward: r"no_sync\(\)",
     a_hook: "hook",
     state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
