@@ -137,7 +137,8 @@ def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
             f"schedule='{schedule}': LBFGS steps all parameters together and calls the model "
-            "again, so no bucket can be updated by itself; use schedule='bucketed' and LBFGS as it is"
+            "again, so no bucket can be updated by itself; use schedule='bucketed' and LBFGS as it "
+            "is"
         )
     is_known = is_torchs and kind.__name__ in _PER_PARAMETER
     if not (is_known or getattr(kind, "per_parameter", False)):

@@ -152,7 +152,7 @@ def one_left_out(ranks):
     model = ranks.wrap(seeded(Branches))
     model(torch.ones(1, 2).double(), 0).sum().backward()
     with pytest.raises(RuntimeError, match=r"branches\.1\.weight"):
-        ranks.meet()  # no rank fails while another still makes its model; the first error ends the group
+        ranks.meet()  # all have made their models; the first error also ends what a rank does here
         model(torch.ones(1, 2).double(), 0)
 
 
