@@ -29,7 +29,7 @@ class AllAtOnce(dpcore.LaunchSchedule):
         self.over.append([control.is_over(bucket) for bucket in buckets])
         control.wait_for_all()
         assert all(map(control.is_over, buckets))
-        control.update(list(buckets))
+        control.update([*buckets, 0])
         control.update(list(buckets))  # none is left
 
 

@@ -140,7 +140,8 @@ void Launcher::update(std::span<const size_t> buckets) {
   }
   updated_.clear();
   for (const size_t b : buckets) {
-    if (legs_.has_updated(b) || !reducer_.iteration.stepped) {
+    const bool is_named_twice = std::find(updated_.begin(), updated_.end(), b) != updated_.end();
+    if (is_named_twice || legs_.has_updated(b) || !reducer_.iteration.stepped) {
       continue;
     }
     if (legs_.next(b) != Leg::update) {
