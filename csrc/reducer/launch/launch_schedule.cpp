@@ -96,9 +96,9 @@ class AcrossSteps : public LaunchSchedule {
   }
 };
 
-// Updates whole buckets. A call of the optimizer costs something, most of all when a module has just
-// had the caches, so one call is for all buckets that have come. They are updated while the thread
-// would only wait for another bucket, too.
+// Updates whole buckets. A call of the optimizer costs something, most of all when a module has
+// just had the caches, so one call is for all buckets that have come. They are updated while the
+// thread would only wait for another bucket, too.
 class WholeUpdates : public AcrossSteps {
  protected:
   void bring(LaunchControl& control, size_t bucket) override {

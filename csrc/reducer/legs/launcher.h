@@ -52,7 +52,7 @@ class Launcher final : public LaunchControl {
     StepWatch& watch;
     StepTrace& trace;
     StepFailure& failure;
-    uint64_t tag = 0;                      // of the model
+    uint64_t tag = 0;  // of the model
     // The optimizer's step for these buckets.
     std::function<void(const std::vector<size_t>&)> update;
     std::function<void()> iteration_ends;  // the last bucket is over, after backward
@@ -179,8 +179,8 @@ class Launcher final : public LaunchControl {
   size_t whole_buckets_ = 0;
   std::vector<size_t> order_;  // of launching
   std::vector<std::optional<Launch>> requested_;
-  size_t next_launch_ = 0;      // index in order_
-  size_t oldest_launched_ = 0;  // the same: all before it are complete
+  size_t next_launch_ = 0;       // index in order_
+  size_t oldest_launched_ = 0;   // the same: all before it are complete
   std::vector<size_t> updated_;  // by one call of the optimizer
   std::vector<size_t> order_of_need_;
   std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need

@@ -146,8 +146,7 @@ void Launcher::update(std::span<const size_t> buckets) {
     }
     if (legs_.next(b) != Leg::update) {
       throw Error("schedule '" + schedule_->name() + "': update of " + in_words(b) +
-                  " before its " + name_of(*legs_.next(b)) +
-                  " is over; wait for the bucket first");
+                  " before its " + name_of(*legs_.next(b)) + " is over; wait for the bucket first");
     }
     updated_.push_back(b);
   }
