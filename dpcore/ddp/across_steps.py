@@ -90,9 +90,15 @@ class AcrossSteps:
         self._end.atexit = False
 
     def _model_is_gone(self, reducer: _C.Reducer) -> None:
-        if not reducer.has_failed:
-            reducer.flush()
-        self._take_hooks_away(reducer)
+        try:
+            if not reducer.has_failed:
+                reducer.flush()
+        except Error as error:
+            if type(error) is not Error:
+                raise  # nobody can catch it here, so Python prints it
+            # A schedule left out a leg, and the program has been told.
+        finally:
+            self._take_hooks_away(reducer)
 
     def leave(self) -> None:
         """Another one takes its place, with other numbers for modules and buckets."""

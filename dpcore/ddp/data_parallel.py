@@ -179,11 +179,9 @@ class DataParallel(FlushedBefore, TorchSurface):
     def _set_up(self, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
         """What follows from the parameters: again when they have changed."""
         self._parameters_by_number = [parameter for _, parameter in trained]
-        self._watch = parameters.ParameterWatch(self.module, trained, self.parameters_to_ignore)
-        group = self._model_group
-        self._buffers_of_module = BufferSync(
-            group, self.module, self.parameters_to_ignore, self.device
-        )
+        group, ignored = self._model_group, self.parameters_to_ignore
+        self._watch = parameters.ParameterWatch(self.module, trained, ignored)
+        self._buffers_of_module = BufferSync(group, self.module, ignored, self.device)
         modules = parameters.modules_with_parameters(self.module, self._parameters_by_number)
         steps = FirstSteps(self.group, self._caps_are, self._wanted_schedule)
         self._first_steps = steps
