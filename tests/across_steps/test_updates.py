@@ -8,7 +8,7 @@ import torch
 import dpcore
 from tests.across_steps.models import INPUTS, Chain
 
-BYTES_OF_A_BUCKET = 1e-5  # in MiB: a parameter each
+CAP_MB = 1e-5  # a bucket for each parameter
 MOST_SECONDS = 10
 
 
@@ -46,7 +46,7 @@ def calls_of_a_step(comm, schedule, legs=0):
     are. With ``legs``, forward begins when each bucket has been so many operations."""
     torch.manual_seed(0)
     model = dpcore.DataParallel(
-        Chain().double(), comm=comm, schedule=schedule, bucket_cap_mb=BYTES_OF_A_BUCKET
+        Chain().double(), comm=comm, schedule=schedule, bucket_cap_mb=CAP_MB
     )
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = dpcore.DistributedOptimizer(inner, model)
