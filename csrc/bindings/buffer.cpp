@@ -96,7 +96,9 @@ DType dtype_of_format(const std::string& format, size_t item, const char* role) 
   if (kind == "b" || kind == "h" || kind == "i" || kind == "l" || kind == "q") {
     return item == 1 ? DType::i8 : item == 2 ? DType::i16 : item == 4 ? DType::i32 : DType::i64;
   }
-  throw Unsupported(std::string(role) + ": arrays of format '" + format + "' are not supported");
+  const bool is_text = !kind.empty() && (kind.back() == 'w' || kind.back() == 's');
+  throw Unsupported(std::string(role) + ": arrays of " +
+                    (is_text ? "text" : "format '" + format + "'") + " are not supported");
 }
 
 Hold export_of(py::handle object, const char* role, Access access) {

@@ -101,7 +101,13 @@ def _files(pid: int, name: str) -> Iterator[int]:
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid} on this host") from None
     except PermissionError:
-        raise Error(f"process {pid} belongs to another user; try sudo") from None
+        why = (
+            "belongs to another user; try sudo"
+            if os.geteuid()
+            else "can't be looked into, even by root: the system forbids it, as containers do "
+            "without CAP_SYS_PTRACE"
+        )
+        raise Error(f"process {pid} {why}") from None
 
 
 class _Reader:

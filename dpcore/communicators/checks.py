@@ -49,6 +49,8 @@ def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
 
 def check_color(color: int | None) -> None:
     """The color that is given to ``split``."""
+    if color is not None and not hasattr(color, "__index__"):
+        raise TypeError(f"color {color!r}: a number, or None to be in no group")
     if color is not None and color < 0:
         raise Unsupported(f"color {color} is negative; pass None to be in no group")
 

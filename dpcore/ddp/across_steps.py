@@ -51,8 +51,11 @@ class Steps(Protocol):
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is the DistributedOptimizer, or the one that this one was made of."""
 
-    def check_gradients(self) -> None:
-        """Before a forward that learns: whether gradients may be added to."""
+    def before_forward(self) -> None:
+        """Before a forward that learns."""
+
+    def after_forward(self, output: Any) -> None:
+        """After it: whether its gradients may be added to what there is."""
 
     def full_gradients(self) -> dict[int, torch.Tensor]:
         """Averages, by the parameter's number. All ranks call it."""
@@ -161,12 +164,19 @@ class AcrossSteps:
             steps = self.steps()
             if not steps.is_in_use():
                 raise Unsupported(advice(self._wrapped()))
-            steps.check_gradients()
+            steps.before_forward()
         else:
             reducer.flush()
 
     def run(self, run: Callable[[], Any], synchronised: bool) -> Any:
-        """The module's forward, watched while that is new."""
+        """The module's forward."""
+        output = self._watched(run, synchronised)
+        if torch.is_grad_enabled():
+            self.steps().after_forward(output)
+        return output
+
+    def _watched(self, run: Callable[[], Any], synchronised: bool) -> Any:
+        """While that is new."""
         model = self._wrapped()
         learns = synchronised and not self._has_learned
         self._in_forward = True

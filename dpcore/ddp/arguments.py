@@ -78,6 +78,9 @@ def bucket_caps(
                 "with find_unused_parameters, with which buckets stay as they are"
             )
         return _FIRST_CAPS, "auto"
+    given = caps_mb or [size for size in (bucket_cap_mb,) if size is not None]
+    if not all(0 <= size < float("inf") for size in given):
+        raise Error(f"a size of buckets in MiB is a number from 0 on, and this is {given}")
     if caps_mb:
         return [int(size * _MIB) for size in caps_mb], "given"
     if bucket_cap_mb is not None:
@@ -131,6 +134,9 @@ def check_together(
     delayed: Any, hooked: Any, process_group: Any, device_mesh: Any, module: nn.Module
 ) -> Any:
     """Arguments that exclude or need each other. Returns the process group."""
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
+        raise TypeError(f"DataParallel takes an instance of torch.nn.Module, and this is {what}")
     if (delayed is None) != (hooked is None):
         raise Unsupported(
             "delay_all_reduce_named_params says what is delayed and param_to_hook_all_reduce "

@@ -25,9 +25,9 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(output, field.name))
 
 
-def when_backward_begins(output: Any, call: Callable[[], None]) -> None:
+def when_backward_begins(output: Any, call: Callable[[], None]) -> bool:
     """Calls when the first gradient of an output is there: the first thing that backward computes,
-    in the outermost of its runs."""
+    in the outermost of its runs. False: there is no output that has one."""
     called = False
 
     def begins(_: torch.Tensor) -> None:
@@ -36,9 +36,10 @@ def when_backward_begins(output: Any, call: Callable[[], None]) -> None:
             called = True
             call()
 
-    for tensor in tensors_in(output):
-        if tensor.requires_grad:
-            tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+    learning = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    for tensor in learning:
+        tensor.register_hook(begins)  # type: ignore[no-untyped-call]
+    return bool(learning)
 
 
 def when_backward_ends(output: Any, call: Callable[[], None]) -> None:

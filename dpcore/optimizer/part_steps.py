@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from dpcore.ddp.outputs import when_backward_begins
 from dpcore.errors import Error, Unsupported
 from dpcore.optimizer import saved
 from dpcore.optimizer.in_parts import Guard
@@ -96,20 +97,27 @@ class PartSteps(StepsOfModel):
             view.copy_(parameter)
         parameter.data = view
 
-    def check_gradients(self) -> None:
-        """See ``Steps``. Also whether parameters are where they were put."""
-        if self._guard.is_kept():
-            raise Unsupported(
-                f"schedule='{self._model.schedule}': forward with the gradients of the last step "
-                "still there. This rank holds only its part of their average, so nothing can be "
-                "added to them; call optimizer.zero_grad() after each step"
-            )
+    def before_forward(self) -> None:
+        """See ``Steps``. Parameters that have left their buckets go back."""
         for layout, flat in zip(self._layouts, self._flats, strict=True):
             address, size = flat.data_ptr(), flat.element_size()
             for number, place in zip(layout.numbers, layout.places, strict=True):
                 parameter = self._parameters[number]
                 if parameter.data_ptr() != address + place.begin * size and parameter.numel():
                     self._adopt(number, place.of(flat))
+
+    def after_forward(self, output: Any) -> None:
+        """See ``Steps``. The program may drop its gradients up to the time when backward begins."""
+        if self._guard.is_kept() and not when_backward_begins(output, self._check_gradients):
+            self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        if self._guard.is_kept():
+            raise Unsupported(
+                f"schedule='{self._model.schedule}': backward with the gradients of the last step "
+                "still there. This rank holds only its part of their average, so nothing can be "
+                "added to them; call optimizer.zero_grad() after each step"
+            )
 
     # ---- a step ------------------------------------------------------------------------------
 

@@ -42,7 +42,10 @@ class WholeSteps(StepsOfModel):
         """See ``Steps``."""
         self._layouts = layouts_of(self._reducer)
 
-    def check_gradients(self) -> None:
+    def before_forward(self) -> None:
+        """See ``Steps``. Parameters may lie anywhere."""
+
+    def after_forward(self, output: Any) -> None:
         """Gradients may stay: what is added to an average is averaged again."""
 
     def step(self) -> None:

@@ -100,6 +100,17 @@ def zeroed_in_place(side):
     return losses(side)
 
 
+def zeroed_after_forward(side):
+    """While parameters may still be under way."""
+    side.zeroes_after_forward = True
+    return losses(side)
+
+
+def zeroed_in_place_after_forward(side):
+    side.zeroes_after_forward = True
+    return zeroed_in_place(side)
+
+
 def never_zeroed(side):
     """Averages are added to, and averaged again."""
     side.set_to_none = None
@@ -153,6 +164,8 @@ CASES = {
     "evaluation before the step": Case(evaluation_before_the_step),
     "two forwards": Case(two_forwards, has_twin=False),
     "zeroed in place": Case(zeroed_in_place, has_twin=False),
+    "zeroed after forward": Case(zeroed_after_forward, has_twin=False),
+    "zeroed in place after forward": Case(zeroed_in_place_after_forward, has_twin=False),
     "never zeroed": Case(never_zeroed, has_twin=False, is_for_zero1=False),
     "a step left out": Case(a_step_left_out, has_twin=False),
     "gradients are read": Case(gradients_are_read, has_twin=False, is_for_zero1=False),

@@ -42,6 +42,7 @@ class Wrapped:
         if self.is_late:
             self.optimizer = (optimizer or dpcore.DistributedOptimizer)(self.optimizer, self.model)
         self.factor, self.set_to_none = 1.0, True
+        self.zeroes_after_forward = False
         self.rates = torch.optim.lr_scheduler.MultiplicativeLR(
             self.optimizer, lambda _: self.factor
         )
@@ -52,6 +53,8 @@ class Wrapped:
 
     def backward(self, *numbers):
         loss = sum(self.loss(number) for number in numbers)
+        if self.zeroes_after_forward:
+            self.zero_gradients()
         loss.backward()
         return loss.item()
 
@@ -66,7 +69,8 @@ class Wrapped:
 
     def step(self):
         self.optimizer.step()
-        self.zero_gradients()
+        if not self.zeroes_after_forward:
+            self.zero_gradients()
 
     def zero_gradients(self):
         if self.set_to_none is not None:

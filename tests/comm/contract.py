@@ -215,6 +215,7 @@ MISTAKES = {
         lambda c: c.all_reduce(ONES(4), async_op=True).wait(-1.0), dpcore.Unsupported,
         r"timeout -1.*takes seconds"),
     "a negative color": (lambda c: c.split(-3), dpcore.Unsupported, "color -3 is negative"),
+    "a color by name": (lambda c: c.split("red"), TypeError, "color 'red': a number, or None"),
     "no such option": (
         lambda c: c.broadcast(ONES(4), asynchronous=True), TypeError, "asynchronous"),
 }  # fmt: skip

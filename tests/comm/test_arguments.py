@@ -71,7 +71,7 @@ TENSORS = {
     "long double": (lambda c: c.all_reduce(np.ones(4, "g")), "format 'g' are not supported"),
     "big-endian": (lambda c: c.all_reduce(np.ones(4, ">f4")), "format '>f' are not supported"),
     "fields": (lambda c: c.all_reduce(np.zeros(4, "i4,f4")), "are not supported"),
-    "text": (lambda c: c.all_reduce(np.array(["a", "b"])), "are not supported"),
+    "text": (lambda c: c.all_reduce(np.array(["a", "b"])), "of text are not"),
     "objects": (lambda c: c.all_reduce(np.array([None, 1])), "format 'O' are not supported"),
     "meta": (lambda c: c.all_reduce(torch.ones(4, device="meta")), "is on meta"),
     "sparse": (lambda c: c.all_reduce(ONES(4).to_sparse()), "sparse"),

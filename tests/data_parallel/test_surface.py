@@ -106,6 +106,9 @@ REFUSED = (
     ({"output_device": 1}, ValueError, "modules on one accelerator"),
     ({"delay_all_reduce_named_params": []}, ValueError, "give both or none"),
     ({"process_group": object(), "device_mesh": object()}, RuntimeError, "Cannot specify both"),
+    ({"bucket_cap_mb": -1}, dpcore.Error, r"a number from 0 on, and this is \[-1\]"),
+    ({"bucket_cap_mb": float("nan")}, dpcore.Error, "a number from 0 on"),
+    ({"bucket_cap_mb_list": [1, -2]}, dpcore.Error, "a number from 0 on"),
 )
 
 
@@ -113,6 +116,15 @@ def test_a_communicator_in_the_place_of_device_ids():
     def body(comm):
         with pytest.raises(TypeError, match=r"device_ids come second.* write comm=comm"):
             dpcore.DataParallel(Small(), comm)
+
+    alone(body)
+
+
+@pytest.mark.parametrize("given", [Small, torch.relu, None])
+def test_what_is_no_module(given):
+    def body(comm):
+        with pytest.raises(TypeError, match=r"an instance of torch\.nn\.Module, and this is"):
+            dpcore.DataParallel(given, comm=comm)
 
     alone(body)
 

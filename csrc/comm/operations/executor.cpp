@@ -27,24 +27,39 @@ void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory)
   const Schedule& schedule = task.program->schedule;
   steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
 
-  segment_ = task.transport->segment_bytes() / element_;
-  size_t longest = 0;
+  make_jobs();
+  open_window();
+}
+
+size_t ProgramRun::segment_of(const ChunkMemory& chunk) const {
+  return task_.transport->segment_bytes(chunk.elements * element_) / element_;
+}
+
+void ProgramRun::make_jobs() {
+  size_t longest = 0;  // in segments
   for (const ChunkMemory& chunk_memory : chunk_memory_) {
-    longest = std::max(longest, chunk_memory.elements);
+    const size_t segment = segment_of(chunk_memory);
+    longest = std::max(longest, (chunk_memory.elements + segment - 1) / segment);
   }
-  for (size_t begin = 0; begin < longest; begin += segment_) {
-    for (const int chunk : task.program->order) {
+  for (size_t segment = 0; segment < longest; ++segment) {
+    for (const int chunk : task_.program->order) {
       const ChunkMemory& chunk_memory = chunk_memory_[chunk];
       const bool concerns_us =
-          !task.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
+          !task_.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
+      const size_t begin = segment * segment_of(chunk_memory);
       if (begin < chunk_memory.elements && concerns_us) {
-        jobs_.push_back({chunk, begin, std::min(chunk_memory.elements, begin + segment_)});
+        const size_t end = std::min(chunk_memory.elements, begin + segment_of(chunk_memory));
+        jobs_.push_back({chunk, segment, begin, end});
       }
     }
   }
-  const size_t width = std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
-  const size_t wide_enough =
-      std::min(jobs_.size(), task.transport->window_bytes() / task.transport->segment_bytes());
+}
+
+void ProgramRun::open_window() {
+  const auto chunks = static_cast<size_t>(task_.program->schedule.chunks);
+  const size_t width = std::max(kMinWindow, kWindowPerChunk * chunks);
+  const size_t in_flight = task_.transport->window_bytes() / task_.transport->segment_bytes(0);
+  const size_t wide_enough = std::min(jobs_.size(), in_flight);
   window_.resize(std::max({window_.size(), width, wide_enough}));
   for (Running& running : window_) {
     running.finished = true;
@@ -117,8 +132,7 @@ bool ProgramRun::advance(Running& running) {
 
 MessageTag ProgramRun::tag_of(const Running& running, const LaneStep& step) const {
   const Job& job = jobs_[running.job];
-  const uint64_t segment = job.begin / segment_;
-  const uint64_t lane = segment * task_.program->schedule.chunks + job.chunk;
+  const uint64_t lane = job.segment * task_.program->schedule.chunks + job.chunk;
   return {task_.operation, lane * steps_ + step.step};
 }
 
