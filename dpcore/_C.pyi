@@ -79,6 +79,10 @@ def completing_moves(schedule: Schedule) -> list[bool]:
 def order_of_chunks(schedule: Schedule, rank: int) -> list[int]:
     """In which order a rank works at the chunks: as it sends them, as it receives them, others."""
 
+def turns(schedule: Schedule, rank: int) -> list[tuple[int, int, int, int, int, int]]:
+    """For each message that a rank sends: step, receiver, chunk; source and chunk of what has to
+    come first, and how many segments ago."""
+
 def is_ordered(schedule: Schedule) -> bool:
     """Whether all contributions to a chunk are added at once, in rank order."""
 

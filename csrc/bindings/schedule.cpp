@@ -127,6 +127,26 @@ void register_schedule(py::module_& m) {
       py::arg("schedule"), py::arg("rank"),
       "All chunks in the order in which a rank works at them: those it sends, as it does, then "
       "those it receives, then the others.");
+  m.def(
+      "turns",
+      [](const Schedule& schedule, int rank) {
+        std::vector<std::tuple<int, int, int, int, int, size_t>> found;
+        const auto program = compile(schedule, rank);
+        for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+          for (const LaneStep& step : program->lanes[chunk]) {
+            for (size_t i = 0; i < step.sends.size(); ++i) {
+              const Turn& turn = step.turns[i];
+              found.emplace_back(step.step, step.sends[i], chunk, turn.source, turn.chunk,
+                                 turn.segments_ago);
+            }
+          }
+        }
+        return found;
+      },
+      py::arg("schedule"), py::arg("rank"),
+      "For each message that a rank sends: its step, receiver and chunk, and the source and chunk "
+      "of the message that has to come first where senders take turns, so many segments ago. "
+      "The source is -1 where the message need not wait.");
   m.def("is_ordered", &is_ordered, py::arg("schedule"),
         "Whether all contributions to a chunk are added at once, in rank order.");
   m.def("schedule_cost", &cost_dict, py::arg("schedule"), py::arg("count"),

@@ -56,6 +56,38 @@ def test_a_rank_works_at_chunks_as_it_sends_them(collective, algorithm):
     assert [_C.order_of_chunks(two_shot, rank) for rank in (0, 2)] == [[1, 2, 3, 0], [3, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("world", [3, 4, 8])
+def test_senders_take_turns_at_a_receiver(world):
+    two_shot = _C.schedule("two_shot", "all_reduce", world)
+    for rank in range(world):
+        for step, receiver, chunk, *turn in _C.turns(two_shot, rank):
+            place = (receiver - rank) % world  # from 1 on
+            source = (rank - place + 1) % world if place > 1 else (rank + 1) % world
+            assert turn == [source, rank if step == 0 else source, 0 if place > 1 else 4], receiver
+            assert chunk == (receiver if step == 0 else rank)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALL)
+def test_turns_come_to_an_end(collective, algorithm):
+    """A message waits for one that its sender sends earlier in its step, or some segments ago; and
+    for none that this rank takes only after it has sent."""
+    for world in (1, 2, 3, 4, 7, 8):
+        compiled = _C.schedule(algorithm, collective, world)
+        sent, places = defaultdict(int), {}
+        for step, src, dst, chunk, _ in compiled.moves:
+            places[step, src, dst, chunk] = sent[step, src]
+            sent[step, src] += 1
+        for rank in range(world):
+            turns = _C.turns(compiled, rank)
+            for step, receiver, chunk, source, awaited, ago in turns:
+                if source >= 0:
+                    before = places[step, source, rank, awaited]
+                    assert ago > 0 or before + 1 == places[step, rank, receiver, chunk]
+                    assert all((step, awaited) != (s, c) for s, _, c, *_ in turns)
+    one_shot = _C.schedule("one_shot", "all_reduce", 4)
+    assert {source for *_, source, _, _ in _C.turns(one_shot, 1)} == {-1}
+
+
 def test_the_order_of_a_list_of_ones_own_counts():
     moves = [Move(0, 0, dst, dst, False) for dst in (2, 1, 3)]
     scatter = _C.Schedule("backwards", "scatter", 4, 4, moves)

@@ -27,39 +27,24 @@ void ProgramRun::start(const Task& task, std::vector<ChunkMemory>& chunk_memory)
   const Schedule& schedule = task.program->schedule;
   steps_ = schedule.moves.empty() ? 1 : schedule.moves.back().step + 1;
 
-  make_jobs();
-  open_window();
-}
-
-size_t ProgramRun::segment_of(const ChunkMemory& chunk) const {
-  return task_.transport->segment_bytes(chunk.elements * element_) / element_;
-}
-
-void ProgramRun::make_jobs() {
-  size_t longest = 0;  // in segments
+  segment_ = task.transport->segment_bytes() / element_;
+  size_t longest = 0;
   for (const ChunkMemory& chunk_memory : chunk_memory_) {
-    const size_t segment = segment_of(chunk_memory);
-    longest = std::max(longest, (chunk_memory.elements + segment - 1) / segment);
+    longest = std::max(longest, chunk_memory.elements);
   }
-  for (size_t segment = 0; segment < longest; ++segment) {
-    for (const int chunk : task_.program->order) {
+  for (size_t begin = 0; begin < longest; begin += segment_) {
+    for (const int chunk : task.program->order) {
       const ChunkMemory& chunk_memory = chunk_memory_[chunk];
       const bool concerns_us =
-          !task_.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
-      const size_t begin = segment * segment_of(chunk_memory);
+          !task.program->lanes[chunk].empty() || chunk_memory.initial != nullptr;
       if (begin < chunk_memory.elements && concerns_us) {
-        const size_t end = std::min(chunk_memory.elements, begin + segment_of(chunk_memory));
-        jobs_.push_back({chunk, segment, begin, end});
+        jobs_.push_back({chunk, begin, std::min(chunk_memory.elements, begin + segment_)});
       }
     }
   }
-}
-
-void ProgramRun::open_window() {
-  const auto chunks = static_cast<size_t>(task_.program->schedule.chunks);
-  const size_t width = std::max(kMinWindow, kWindowPerChunk * chunks);
-  const size_t in_flight = task_.transport->window_bytes() / task_.transport->segment_bytes(0);
-  const size_t wide_enough = std::min(jobs_.size(), in_flight);
+  const size_t width = std::max(kMinWindow, kWindowPerChunk * static_cast<size_t>(schedule.chunks));
+  const size_t wide_enough =
+      std::min(jobs_.size(), task.transport->window_bytes() / task.transport->segment_bytes());
   window_.resize(std::max({window_.size(), width, wide_enough}));
   for (Running& running : window_) {
     running.finished = true;
@@ -132,15 +117,43 @@ bool ProgramRun::advance(Running& running) {
 
 MessageTag ProgramRun::tag_of(const Running& running, const LaneStep& step) const {
   const Job& job = jobs_[running.job];
-  const uint64_t lane = job.segment * task_.program->schedule.chunks + job.chunk;
+  const uint64_t segment = job.begin / segment_;
+  const uint64_t lane = segment * task_.program->schedule.chunks + job.chunk;
   return {task_.operation, lane * steps_ + step.step};
+}
+
+// Whether the message may start (program.h).
+bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t send) const {
+  const Turn& turn = step.turns[send];
+  const size_t begin = jobs_[running.job].begin;
+  const size_t ago = turn.segments_ago * segment_;
+  if (turn.source < 0 || running.sent[send] > 0 || begin < ago ||
+      !task_.transport->takes_turns()) {
+    return true;
+  }
+  const auto is_awaited = [&](const Job& job) {
+    return job.begin == begin - ago && job.chunk == turn.chunk;
+  };
+  for (const Running& other : window_) {
+    if (!other.finished && is_awaited(jobs_[other.job])) {
+      const Job& job = jobs_[other.job];
+      const LaneStep& at = task_.program->lanes[job.chunk][other.at];
+      const auto source = std::find(at.receives.begin(), at.receives.end(), turn.source);
+      return at.step > step.step ||
+             (at.step == step.step &&
+              other.received[source - at.receives.begin()] == (job.end - job.begin) * element_);
+    }
+  }
+  return std::none_of(jobs_.begin() + static_cast<ptrdiff_t>(next_job_), jobs_.end(), is_awaited);
 }
 
 bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes) {
   bool complete = true;
   for (size_t i = 0; i < step.sends.size(); ++i) {
     size_t& sent = running.sent[i];
-    if (sent < bytes) {
+    if (!is_turn(running, step, i)) {
+      complete = false;
+    } else if (sent < bytes) {
       const size_t before = sent;
       const Message message{
           .tag = tag_of(running, step), .total = bytes, .priority = task_.priority};
@@ -242,7 +255,7 @@ int ProgramRun::waiting_for() const {
     const size_t bytes = (job.end - job.begin) * element_;
     for (size_t i = 0; i < step.sends.size(); ++i) {
       if (running.sent[i] < bytes) {
-        return step.sends[i];
+        return is_turn(running, step, i) ? step.sends[i] : step.turns[i].source;
       }
     }
     for (size_t i = 0; i < step.receives.size(); ++i) {

@@ -47,8 +47,7 @@ class ProgramRun {
  private:
   struct Job {  // one lane for one segment
     int chunk = 0;
-    size_t segment = 0;  // of the chunk
-    size_t begin = 0;    // elements within the chunk
+    size_t begin = 0;  // elements within the chunk
     size_t end = 0;
   };
   struct Running {
@@ -60,12 +59,10 @@ class ProgramRun {
     std::vector<std::byte> gathered;  // contributions that are reduced together
   };
 
-  void make_jobs();
-  void open_window();
-  size_t segment_of(const ChunkMemory& chunk) const;  // elements
   void begin_next(Running& running);
   void reset_progress(Running& running);
   bool advance(Running& running);
+  bool is_turn(const Running& running, const LaneStep& step, size_t send) const;
   bool send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   bool receive_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
   void reduce_gathered(Running& running, const LaneStep& step, std::byte* home, size_t bytes);
@@ -75,6 +72,7 @@ class ProgramRun {
 
   Task task_;
   size_t element_ = 1;
+  size_t segment_ = 1;  // elements
   int steps_ = 1;
   std::vector<ChunkMemory> chunk_memory_;
   std::vector<Job> jobs_;

@@ -9,6 +9,10 @@
 namespace dpcore {
 namespace {
 
+// How far the first messages of a step may be ahead of the last ones. Ranks are out of step by some
+// messages, and a NIC that waits for its turn needs something else to send meanwhile.
+constexpr size_t kSegmentsAhead = 4;
+
 uint64_t hash_of(const Schedule& schedule) {
   Fnv hash;
   hash.add(static_cast<uint64_t>(schedule.collective));
@@ -30,6 +34,64 @@ LaneStep& lane_step(std::vector<LaneStep>& lane, int step) {
     lane.back().step = step;
   }
   return lane.back();
+}
+
+LaneStep& step_of(std::vector<LaneStep>& lane, int step) {
+  return *std::find_if(lane.begin(), lane.end(), [&](LaneStep& one) { return one.step == step; });
+}
+
+// One step of all ranks: `places` says which of its sender's moves in the step each one is.
+struct StepMoves {
+  const Move* begin;
+  const Move* end;
+  std::vector<size_t> places;
+};
+
+StepMoves step_from(const Schedule& schedule, const Move* begin) {
+  StepMoves step{begin, begin, {}};
+  std::vector<size_t> sent(static_cast<size_t>(schedule.world));
+  const Move* const last = schedule.moves.data() + schedule.moves.size();
+  for (; step.end != last && step.end->step == begin->step; ++step.end) {
+    step.places.push_back(sent[static_cast<size_t>(step.end->src)]++);
+  }
+  return step;
+}
+
+// What comes to this rank as the message at this place of its sender's. None, if that is no message
+// or several, or this rank takes it only after it has sent something itself.
+Turn arrival_at(Program& program, const StepMoves& step, size_t place) {
+  Turn found;
+  for (const Move* move = step.begin; move != step.end; ++move) {
+    if (move->dst == program.rank && step.places[move - step.begin] == place) {
+      const bool is_only = found.source < 0;
+      const LaneStep& own = step_of(program.lanes[move->chunk], move->step);
+      if (!is_only || !own.sends.empty()) {
+        return {};
+      }
+      found = {move->src, move->chunk};
+    }
+  }
+  return found;
+}
+
+void take_turns(Program& program, const StepMoves& step) {
+  size_t last = 0;
+  for (const Move* move = step.begin; move != step.end; ++move) {
+    if (move->dst == program.rank) {
+      last = std::max(last, step.places[move - step.begin]);
+    }
+  }
+  for (const Move* move = step.begin; move != step.end; ++move) {
+    if (move->src == program.rank) {
+      const size_t place = step.places[move - step.begin];
+      Turn turn;
+      if (last > 0) {
+        turn = arrival_at(program, step, place > 0 ? place - 1 : last);
+        turn.segments_ago = place > 0 ? 0 : kSegmentsAhead;
+      }
+      step_of(program.lanes[move->chunk], move->step).turns.push_back(turn);
+    }
+  }
 }
 
 }  // namespace
@@ -88,6 +150,12 @@ std::shared_ptr<const Program> compile(const Schedule& schedule, int rank) {
     for (LaneStep& step : lane) {
       std::sort(step.receives.begin(), step.receives.end());
     }
+  }
+  const Move* const last = schedule.moves.data() + schedule.moves.size();
+  for (const Move* move = schedule.moves.data(); move != last;) {
+    const StepMoves step = step_from(schedule, move);
+    take_turns(*program, step);
+    move = step.end;
   }
   return program;
 }

@@ -5,6 +5,11 @@
 // it. Each rank works through the chunks in its own order, the one in which it first sends them: so
 // the list of moves also says whose NIC is busy when.
 //
+// Where in a step each rank sends to several, those who send to the same one take turns, or else
+// some NICs would idle while others are asked twice. So the k-th message of a rank waits for the
+// one that comes here as the (k-1)-th of its sender, and the first for the last of some segments
+// ago. Nobody tells anybody whose turn it is: what has arrived does.
+//
 // Values only; comm/operations/executor.h runs a program.
 #pragma once
 
@@ -16,9 +21,17 @@
 
 namespace dpcore {
 
+struct Turn {  // has come when this has been received, in the same step
+  int source = -1;  // or none: it is there from the beginning
+  int chunk = -1;
+  size_t segments_ago = 0;
+  bool operator==(const Turn&) const = default;
+};
+
 struct LaneStep {
   int step = 0;
   std::vector<int> sends;     // to these ranks
+  std::vector<Turn> turns;    // of these messages
   std::vector<int> receives;  // from these ranks, ascending
   bool reduces = false;
   bool completes = false;  // after it the chunk holds every contribution: scale here

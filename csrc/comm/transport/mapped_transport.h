@@ -24,7 +24,7 @@ class MappedTransport : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override;
   Sent sent() const override { return {sent_.load(std::memory_order_relaxed), 0}; }
-  size_t segment_bytes(size_t) const override { return kSegmentBytes; }
+  size_t segment_bytes() const override { return kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return std::move(owned_); }
 
   static constexpr size_t kCellBytes = 16384;

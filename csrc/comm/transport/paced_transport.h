@@ -26,7 +26,8 @@ class PacedTransport final : public Transport {
   size_t pull(int peer, const Message& message, size_t from, const Sink& sink) override;
   bool set_aside_unexpected() override { return inner_->set_aside_unexpected(); }
   void give_up() override;
-  size_t segment_bytes(size_t chunk) const override { return inner_->segment_bytes(chunk); }
+  size_t segment_bytes() const override { return inner_->segment_bytes(); }
+  bool takes_turns() const override { return inner_->takes_turns(); }
   size_t window_bytes() const override;
   int64_t entry_latency_ns() const override;
   int64_t next_event_ns() const override;

@@ -38,7 +38,7 @@ class RoutedTransport final : public Transport {
   int64_t entry_latency_ns() const override { return between_->entry_latency_ns(); }
   int64_t next_event_ns() const override { return between_->next_event_ns(); }
   bool is_held_back(int peer) override { return way_to(peer).is_held_back(peer); }
-  size_t segment_bytes(size_t chunk) const override { return between_->segment_bytes(chunk); }
+  size_t segment_bytes() const override { return between_->segment_bytes(); }
   size_t window_bytes() const override { return between_->window_bytes(); }
   Sent sent() const override { return {within_->sent().memory, between_->sent().network}; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return within_->take_blocks(); }

@@ -10,8 +10,6 @@
 // Threads: under the engine's progress lock. Owns no memory; it loses against mapped memory always.
 #pragma once
 
-#include <algorithm>
-
 #include "comm/group/group.h"
 #include "comm/network/tcp_flow.h"
 #include "comm/transport/transport.h"
@@ -30,10 +28,10 @@ class TcpTransport final : public Transport {
   // When all of a rank's contributions have left, each of its peers still waits for the result of
   // the last segment: the shorter, the sooner. With less, looks cost more than that saves. Of
   // two ranks each waits for one result only.
-  size_t segment_bytes(size_t chunk) const override {
-    constexpr size_t kMost = TcpFlow::kSegmentBytes / 2;
-    return group_.world() == 2 ? kMost : std::clamp(chunk / 4, kMost / 2, kMost);
+  size_t segment_bytes() const override {
+    return TcpFlow::kSegmentBytes / (group_.world() == 2 ? 2 : 4);
   }
+  bool takes_turns() const override { return true; }
   // Connections to several peers do not keep step with each other: some have to be ahead.
   size_t window_bytes() const override { return 16 * TcpFlow::kSegmentBytes; }
   std::vector<std::shared_ptr<std::byte>> take_blocks() override { return {}; }

@@ -37,9 +37,10 @@ class Transport {
   // Whether something of a peer that is gone may lie here and be held back. Asked at every look,
   // after nothing of it could be taken.
   virtual bool is_held_back(int) { return false; }
-  // How large the segments should be that a chunk of so many bytes is cut into. The same on all
-  // ranks.
-  virtual size_t segment_bytes(size_t chunk) const = 0;
+  // How large the segments should be that a large transfer is cut into. The same on all ranks.
+  virtual size_t segment_bytes() const = 0;
+  // Whether messages to one receiver hinder each other, so that senders should take turns.
+  virtual bool takes_turns() const { return false; }
   // How much has to be on its way at a time to keep the connection busy.
   virtual size_t window_bytes() const { return 0; }
   // Bytes of messages that have left, by memory and by the network.
