@@ -131,7 +131,7 @@ def devices(
 
 
 def check_together(
-    delayed: Any, hooked: Any, process_group: Any, device_mesh: Any, module: nn.Module
+    delayed: Any, hooked: Any, process_group: Any, device_mesh: Any, module: Any
 ) -> Any:
     """Arguments that exclude or need each other. Returns the process group."""
     if not isinstance(module, nn.Module):

@@ -28,15 +28,15 @@ void fail_for_want_of(int r, const Operation& operation) {
   }
   const std::string process = std::to_string(group.endpoint().process_of(group.member(r)));
   const bool in_order = group.has_left(r);
-  group.fail(ErrorKind::peer_lost, r,
-             "rank " + std::to_string(r) + " (process " + process + ") " +
-                 (in_order ? "finalized and left"
-                           : group.endpoint().how_it_ended(group.member(r))) +
-                 " and " + missed + "; " + group.last_operation_of(r) +
-                 (in_order ? ". All ranks have to make the same calls; if they have different "
-                             "numbers of batches, train within model.join()"
-                           : ". Start the job again, or call init() anew with the ranks that "
-                             "remain"));
+  group.fail(
+      ErrorKind::peer_lost, r,
+      "rank " + std::to_string(r) + " (process " + process + ") " +
+          (in_order ? "finalized and left" : group.endpoint().how_it_ended(group.member(r))) +
+          " and " + missed + "; " + group.last_operation_of(r) +
+          (in_order ? ". All ranks have to make the same calls; if they have different "
+                      "numbers of batches, train within model.join()"
+                    : ". Start the job again, or call init() anew with the ranks that "
+                      "remain"));
 }
 
 }  // namespace

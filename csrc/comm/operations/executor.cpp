@@ -127,8 +127,7 @@ bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t se
   const Turn& turn = step.turns[send];
   const size_t begin = jobs_[running.job].begin;
   const size_t ago = turn.segments_ago * segment_;
-  if (turn.source < 0 || running.sent[send] > 0 || begin < ago ||
-      !task_.transport->takes_turns()) {
+  if (turn.source < 0 || running.sent[send] > 0 || begin < ago || !task_.transport->takes_turns()) {
     return true;
   }
   const auto is_awaited = [&](const Job& job) {

@@ -21,7 +21,7 @@
 
 namespace dpcore {
 
-struct Turn {  // has come when this has been received, in the same step
+struct Turn {       // has come when this has been received, in the same step
   int source = -1;  // or none: it is there from the beginning
   int chunk = -1;
   size_t segments_ago = 0;
