@@ -68,6 +68,11 @@ at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
     return group ? group->allocate(size, options) : at::empty({size}, options);
   }
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  if (c10::isComplexType(type)) {
+    throw Unsupported(
+        "torch's DistributedDataParallel can't put complex gradients into a backend's memory: set "
+        "DDP_DISABLE_COMM_MEM=1 in the environment, or wrap the model in dpcore.DataParallel");
+  }
   const size_t bytes = static_cast<size_t>(size) * c10::elementSize(type);
   return tensor_over(state_->communicator->allocate(bytes), {size}, type);
 }

@@ -286,6 +286,12 @@ class FlushedBefore(nn.Module):
     def _no_update(self, buckets: list[int]) -> None:
         raise AssertionError(f"buckets {buckets} have no update: it is the program that steps")
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As in torch, for ``to()``, ``double()`` and the like. A step is over before it is
+        overtaken by them."""
+        self.flush()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     def train(self, mode: bool = True) -> Any:
         """As in torch. Evaluation sees the parameters of the last step."""
         if not mode:

@@ -21,7 +21,9 @@ _OVERWRITES = {"zero_", "_foreach_zero_"}
 _TELLS_NO_NUMBER = {
     *("__get__", "detach_", "dim", "element_size", "is_complex", "is_contiguous"),
     *("is_floating_point", "nelement", "numel", "requires_grad_", "size", "stride"),
+    "_has_compatible_shallow_copy_type",
 }
+_CONVERTS = {"bfloat16", "cpu", "double", "float", "half", "to"}  # or returns the tensor itself
 
 
 class GradientInParts(torch.Tensor):
@@ -48,10 +50,18 @@ class GradientInParts(torch.Tensor):
         if name in _TELLS_NO_NUMBER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if name in _CONVERTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                converted = func(*args, **(kwargs or {}))
+            if converted is args[0]:
+                return converted
+        if name == "__set__" and args[0] is args[1]:
+            return None  # module.to() ends so
         raise Unsupported(
             "this gradient's average is spread over the ranks, by schedule='zero1' or 'zero2', so "
             ".grad can't be read. To clip, call optimizer.clip_grad_norm_(max_norm); to look at "
-            "gradients, call model.full_gradients() on all ranks between backward and step()"
+            "gradients, call model.full_gradients() on all ranks between backward and step(); to "
+            "convert the module, call optimizer.zero_grad() before"
         )
 
 

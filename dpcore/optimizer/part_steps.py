@@ -98,12 +98,14 @@ class PartSteps(StepsOfModel):
         parameter.data = view
 
     def before_forward(self) -> None:
-        """See ``Steps``. Parameters that have left their buckets go back."""
+        """See ``Steps``. Parameters that have left their buckets go back. One of another type
+        stays where it is: the reducer says so."""
         for layout, flat in zip(self._layouts, self._flats, strict=True):
             address, size = flat.data_ptr(), flat.element_size()
             for number, place in zip(layout.numbers, layout.places, strict=True):
                 parameter = self._parameters[number]
-                if parameter.data_ptr() != address + place.begin * size and parameter.numel():
+                is_here = parameter.data_ptr() == address + place.begin * size
+                if not is_here and parameter.numel() and parameter.dtype == flat.dtype:
                     self._adopt(number, place.of(flat))
 
     def after_forward(self, output: Any) -> None:

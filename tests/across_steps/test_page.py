@@ -108,6 +108,25 @@ def test_a_gradient_in_parts_says_what_to_call_instead(schedule):
     in_ranks(body)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_module_that_stays_what_it_is_may_be_converted_after_a_step(schedule):
+    def body(comm):
+        def weights(between):
+            model, optimizer = made(comm, schedule)
+            for _ in range(3):
+                optimizer.zero_grad()
+                backward(model)
+                optimizer.step()
+                between(model)
+            return model.state_dict()
+
+        plain = weights(lambda model: None)
+        converted = weights(lambda model: model.to("cpu").float().module.to(torch.float32))
+        assert all(torch.equal(plain[name], converted[name]) for name in plain)
+
+    in_ranks(body)
+
+
 class Own(torch.optim.SGD):
     """Nobody knows which kind it is."""
 
@@ -187,6 +206,13 @@ def state_of_one_rank_without_its_name(model, optimizer):
     optimizer.load_state_dict(saved)
 
 
+def a_conversion(model, optimizer):
+    two_steps(model, optimizer)
+    optimizer.zero_grad()
+    model.double()
+    model(torch.ones(4, 6, dtype=torch.float64))
+
+
 REFUSED = {
     without_the_line: "optimizer = dpcore.DistributedOptimizer",
     a_closure: r"call step\(\) without one",
@@ -195,6 +221,7 @@ REFUSED = {
     a_model_of_another_schedule: "'zero1' or 'zero2', and this is schedule='bucketed'",
     a_second_backward: r"no_sync\(\)",
     a_hook: "hook",
+    a_conversion: "was Float on cpu when the model was wrapped",
     state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
     state_of_one_rank_without_its_name: r"\], as in the part of one rank",
 }

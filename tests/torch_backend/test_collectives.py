@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import dpcore
 from tests.ranks.groups import error_of, in_group
 
 NUMBERS = (
@@ -280,3 +281,31 @@ def test_large_tensors_take_the_path_of_the_arena():
 
     for stats in in_group(body, 2):
         assert stats["two_shot/push"]["operations"] == 1
+
+
+class Rotation(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = torch.nn.Parameter(torch.tensor([1j, 1 + 1j]))
+
+    def forward(self, x):
+        return torch.view_as_real(x * self.by).sum()
+
+
+def test_complex_gradients_of_torchs_ddp(monkeypatch):
+    """torch takes memory for them from the backend as for real ones, and then can't use it."""
+
+    def body():
+        x = torch.tensor([2.0, 3.0]) * (dist.get_rank() + 1)
+        with pytest.raises(RuntimeError, match="set DDP_DISABLE_COMM_MEM=1"):
+            torch.nn.parallel.DistributedDataParallel(Rotation())
+        monkeypatch.setenv("DDP_DISABLE_COMM_MEM", "1")
+        gradients = []
+        for wrap in (torch.nn.parallel.DistributedDataParallel, dpcore.DataParallel):
+            model = wrap(Rotation())
+            model(x).backward()
+            gradients.append(model.module.by.grad.tolist())
+        return gradients
+
+    expected = [3 + 3j, 4.5 + 4.5j]
+    assert in_group(body, 2) == [[expected, expected]] * 2
