@@ -118,7 +118,7 @@ class PartSteps(StepsOfModel):
             raise Unsupported(
                 f"schedule='{self._model.schedule}': backward with the gradients of the last step "
                 "still there. This rank holds only its part of their average, so nothing can be "
-                "added to them; call optimizer.zero_grad() after each step"
+                "added to them; call optimizer.zero_grad() between a step and the next backward"
             )
 
     # ---- a step ------------------------------------------------------------------------------
