@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from dpcore import _C
 from dpcore.__main__ import main
 from dpcore.commands import black_box
@@ -177,3 +179,15 @@ def test_no_rank_anywhere(monkeypatch, capsys):
     monkeypatch.setattr("dpcore.commands.inspect.ranks_of_this_host", list)
     assert main(["inspect", "--job"]) == 1
     assert "no process on this host that you may inspect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("user", "advice"), [(1000, "try sudo"), (0, "CAP_SYS_PTRACE")])
+def test_a_process_that_may_not_be_inspected(monkeypatch, capsys, user, advice):
+    def forbidden(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert main(["inspect", "1"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("dpcore inspect: process 1 ") and advice in said

@@ -113,3 +113,4 @@ def test_a_rank_that_left_is_lost_although_the_link_is_never_quiet():
     for problem in dp.spawn(body, 3, mode="threads", timeout=8.0, link="50mbit,5ms")[:2]:
         assert isinstance(problem, dp.PeerLost), problem
         assert "finalized and left and is needed for recv of 16 bytes from rank 2" in str(problem)
+        assert "train within model.join()" in str(problem)
