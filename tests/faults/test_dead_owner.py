@@ -32,19 +32,19 @@ def give(comm, collective):
 
 def body(comm, collective):
     comm.barrier()
+    began = time.monotonic()  # not before: ranks start slowly where others start as well
     if comm.rank == OWNER:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         give(comm, collective)
     except dp.PeerLost as error:
-        return str(error), time.monotonic()
+        return str(error), time.monotonic() - began
     return "nothing was raised", 0.0
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "scatter", "all_gather", "all_to_all"])
 def test_readers_hear_of_its_death(collective):
-    began = time.monotonic()
     reader, owner = run_processes(
         body,
         2,
@@ -57,4 +57,4 @@ def test_readers_hear_of_its_death(collective):
     assert re.search(rf"rank {OWNER} \(process \d+\) died and is needed", reader.result[0]), (
         reader.result
     )
-    assert reader.result[1] - began < 10
+    assert reader.result[1] < 10
