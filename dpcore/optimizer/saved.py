@@ -146,12 +146,14 @@ def _check_no_part(key: str, value: Any, shape: torch.Size) -> None:
 
 def by_number(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """With states by the parameter's number. A saved parameter may have any name that its group
-    lists, as in torch, where the order counts: torch.distributed.checkpoint writes names."""
+    lists, as in torch, where the order counts: torch.distributed.checkpoint writes names. A state
+    that no group lists is of no parameter, and is left out."""
     numbers: dict[Any, int] = {}
     for group in state_dict["param_groups"]:
         for name in group["params"]:
             numbers.setdefault(name, len(numbers))
-    state = {numbers[name]: values for name, values in state_dict["state"].items()}
+    saved = state_dict["state"].items()
+    state = {numbers[name]: values for name, values in saved if name in numbers}
     return {**state_dict, "state": state}
 
 

@@ -273,6 +273,7 @@ def test_a_state_by_names_is_loaded(schedule):
             "state": {names[n]: copy.deepcopy(values) for n, values in before["state"].items()},
             "param_groups": [{**before["param_groups"][0], "params": names}],
         }
+        named["state"]["of no group"] = {}
         two_steps(model, optimizer)
         optimizer.zero_grad()
         optimizer.load_state_dict(named)
