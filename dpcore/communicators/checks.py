@@ -25,14 +25,22 @@ _DEFAULTS = {
 }
 
 
+def check_integer(value: Any, role: str) -> None:
+    """Also numpy's, and tensors of one element."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{role}: expected an integer, not {value!r}")
+
+
 def check_rank(rank: int, world_size: int, role: str) -> None:
     """``role``: "root", ..."""
+    check_integer(rank, role)
     if not 0 <= rank < world_size:
         raise ValueError(f"{role} {rank} is not a rank: 0..{world_size - 1}")
 
 
 def check_peer(peer: int, rank: int, world_size: int) -> None:
     """The other rank of a message."""
+    check_integer(peer, "the other rank")
     if not 0 <= peer < world_size or peer == rank:
         raise Unsupported(
             f"rank {rank} can't exchange a message with {peer}: choose another rank of "
@@ -49,9 +57,10 @@ def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
 
 def check_color(color: int | None) -> None:
     """The color that is given to ``split``."""
-    if color is not None and not hasattr(color, "__index__"):
-        raise TypeError(f"color {color!r}: a number, or None to be in no group")
-    if color is not None and color < 0:
+    if color is None:
+        return
+    check_integer(color, "color")
+    if color < 0:
         raise Unsupported(f"color {color} is negative; pass None to be in no group")
 
 

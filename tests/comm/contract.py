@@ -215,7 +215,9 @@ MISTAKES = {
         lambda c: c.all_reduce(ONES(4), async_op=True).wait(-1.0), dpcore.Unsupported,
         r"timeout -1.*takes seconds"),
     "a negative color": (lambda c: c.split(-3), dpcore.Unsupported, "color -3 is negative"),
-    "a color by name": (lambda c: c.split("red"), TypeError, "color 'red': a number, or None"),
+    "a root by name": (
+        lambda c: c.broadcast(ONES(4), root="0"), TypeError, "root: expected an integer, not '0'"),
+    "a color by name": (lambda c: c.split("red"), TypeError, "color: expected an integer"),
     "no such option": (
         lambda c: c.broadcast(ONES(4), asynchronous=True), TypeError, "asynchronous"),
 }  # fmt: skip
