@@ -14,7 +14,8 @@ from tests.across_steps.models import INPUTS, Chain
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import OPTIMIZERS, Wrapped
 
-SCHEDULES = ("priority", "dear", "zero1", "zero2")
+WHOLE, CUT = ("priority", "dear"), ("zero1", "zero2")  # gradients, on every rank
+SCHEDULES = WHOLE + CUT
 WORLDS = (1, 2, 3, 4)
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 
@@ -47,23 +48,33 @@ def assert_equal(mine, others, where="", **tolerance):
         assert mine == others, where
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_program_gives_the_bits_of_bucketed(name, schedule):
+def test_every_program_gives_the_bits_of_bucketed(name, world):
     case = CASES[name]
     tolerance = {} if case.is_exact else CLOSE
+    schedules = SCHEDULES if case.is_for_zero1 else WHOLE
 
     def body(comm):
         for kind in OPTIMIZERS:
-            sides = [Wrapped(comm, case, kind, one) for one in (schedule, "bucketed")]
-            assert_equal(*(seen(side, case) for side in sides), kind, **tolerance)
+            expected = seen(Wrapped(comm, case, kind, "bucketed"), case)
+            for schedule in schedules:
+                mine = seen(Wrapped(comm, case, kind, schedule), case)
+                assert_equal(mine, expected, f"{schedule} {kind}", **tolerance)
 
-    if schedule in ("zero1", "zero2") and not case.is_for_zero1:
-        with pytest.raises(dpcore.Unsupported, match="schedule='zero"):
-            dpcore.spawn(body, 2, mode="threads", timeout=20)
-        return
-    for world in WORLDS:
-        dpcore.spawn(body, world, mode="threads", timeout=20)
+    dpcore.spawn(body, world, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("schedule", CUT)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_for_zero1])
+def test_a_program_that_needs_whole_gradients_is_refused(name, schedule):
+    case = CASES[name]
+
+    def body(comm):
+        case.program(Wrapped(comm, case, "sgd", schedule))
+
+    with pytest.raises(dpcore.Unsupported, match="schedule='zero"):
+        dpcore.spawn(body, 2, mode="threads", timeout=20)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

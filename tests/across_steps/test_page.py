@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 import dpcore
-from tests.across_steps.test_equal import SCHEDULES
+from tests.across_steps.test_equal import SCHEDULES, WHOLE
 from tests.data_parallel.models import seeded
-
-WHOLE = ("priority", "dear")
 
 
 def made(comm, schedule, optimizer=torch.optim.AdamW):
