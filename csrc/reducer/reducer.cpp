@@ -172,8 +172,10 @@ void Reducer::begin_forward() {
     wait_for_gradients();
   }
   check_complete();
-  for (const Gradient& gradient : gradients_) {
-    if (!gradient.kind.type_equal(gradient.parameter.options())) {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const Gradient& gradient = gradients_[i];
+    if (!gradient.kind.type_equal(gradient.parameter.options()) ||
+        (hooks_ && hooks_->is_lost(i, gradient.parameter))) {
       raise_changed(rank(), gradient);
     }
   }

@@ -50,6 +50,8 @@ class PartSteps(StepsOfModel):
         self._group_of: dict[int, int] = {}
         for at, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
+                if not parameter.requires_grad:
+                    continue  # frozen: nobody steps it
                 if id(parameter) not in self._numbers:
                     raise Unsupported(
                         f"schedule='{model.schedule}': the optimizer also trains parameters that "
@@ -116,9 +118,10 @@ class PartSteps(StepsOfModel):
     def _check_gradients(self) -> None:
         if self._guard.is_kept():
             raise Unsupported(
-                f"schedule='{self._model.schedule}': backward with the gradients of the last step "
+                f"schedule='{self._model.schedule}': backward with the gradients of the one before "
                 "still there. This rank holds only its part of their average, so nothing can be "
-                "added to them; call optimizer.zero_grad() between a step and the next backward"
+                "added to them; call model.zero_grad() between a step and the next backward, and "
+                "accumulate gradients within model.no_sync()"
             )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -127,10 +130,17 @@ class PartSteps(StepsOfModel):
         """Updates this rank's part of everything."""
         self._reducer.flush()
         self._noted = hyperparameters_of(self._optimizer)
-        if not self._reducer.update_steps() and self._guard.is_kept():
+        if self._reducer.update_steps():
+            return
+        if self._guard.is_kept():
             raise Error(
                 f"schedule='{self._model.schedule}': step() without a backward since the last one; "
                 "this rank has only its part of the gradients"
+            )
+        if any(self._parameters[number].grad is not None for number in self._group_of):
+            raise Error(
+                f"schedule='{self._model.schedule}': step() with gradients that were not sent; the "
+                "last backward before it has to be of a forward outside no_sync()"
             )
 
     def update(self, buckets: list[int]) -> None:
@@ -245,4 +255,4 @@ class PartSteps(StepsOfModel):
         for piece, one in zip(pieces, self._saved_pieces(), strict=True):
             state = saved.state_of(state_dict, one)
             if state:
-                self._optimizer.state[piece.values] = state
+                self._optimizer.state[piece.values] = saved.converted(state, piece.values.dtype)

@@ -188,5 +188,16 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
     return state
 
 
+def converted(state: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """As torch loads it: all but the number of steps in the parameter's type."""
+    is_kept = not dtype.is_floating_point
+    return {
+        key: value
+        if is_kept or key == "step" or not isinstance(value, torch.Tensor)
+        else value.to(dtype)
+        for key, value in state.items()
+    }
+
+
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -55,11 +55,11 @@ class WholeSteps(StepsOfModel):
         self._gradients = self._gradients_now()
         step_with(self._optimizer, self._noted, self._elsewhere.__getitem__)
         if not self._reducer.update_steps():
-            self._step([n for layout in self._layouts for n in layout.numbers])
+            self._step(sorted(self._group_of))
 
     def _gradients_now(self) -> dict[int, torch.Tensor | None]:
         """By number. One that is in flight is known by the part of the bucket that it is."""
-        found: dict[int, torch.Tensor | None] = {}
+        found = {number: self._parameters[number].grad for number in self._group_of}
         for bucket, layout in enumerate(self._layouts):
             parts = layout.views(self._reducer.flat_of(bucket))
             for number, part in zip(layout.numbers, parts, strict=True):

@@ -125,6 +125,69 @@ def test_a_module_that_stays_what_it_is_may_be_converted_after_a_step(schedule):
     in_ranks(body)
 
 
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_step_with_gradients_that_were_not_sent(schedule, steps_before):
+    """With `bucketed` each rank then steps by its own gradients. A rank that keeps a part of the
+    optimizer's state can't."""
+
+    def body(comm):
+        model, optimizer = made(comm, schedule, torch.optim.SGD)
+        for _ in range(steps_before):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        before = copy.deepcopy(model.state_dict())
+        optimizer.zero_grad()
+        with model.no_sync():
+            backward(model)
+        if schedule in WHOLE:
+            gradients = {f"module.{name}": p.grad for name, p in model.module.named_parameters()}
+            optimizer.step()
+            for name, value in model.state_dict().items():
+                torch.testing.assert_close(value, before[name] - 0.1 * gradients[name])
+        else:
+            with pytest.raises(dpcore.Error, match=r"not sent; .*outside no_sync\(\)"):
+                optimizer.step()
+
+    in_ranks(body)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_optimizer_may_have_frozen_parameters(schedule):
+    def body(comm):
+        module = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3)))
+        module[0].requires_grad_(False)
+        start = copy.deepcopy(module.state_dict())
+        model = dpcore.DataParallel(module, comm=comm, schedule=schedule)
+        plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+        two_steps(model, dpcore.DistributedOptimizer(plain, model))
+        for name, value in model.module.state_dict().items():
+            assert torch.equal(value, start[name]) == name.startswith("0")
+
+    in_ranks(body)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_state_of_another_type_is_converted(schedule):
+    """As torch's optimizers do."""
+
+    def body(comm):
+        model, optimizer = made(comm, schedule)
+        two_steps(model, optimizer)
+        saved = optimizer.full_state_dict()
+        module = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3)).double()
+        wide = dpcore.DataParallel(module, comm=comm, schedule=schedule)
+        other = dpcore.DistributedOptimizer(torch.optim.AdamW(wide.parameters()), wide)
+        other.load_state_dict(saved)
+        wide(torch.ones(4, 6, dtype=torch.float64)).sum().backward()
+        other.step()
+        state = other.full_state_dict()["state"][0]
+        assert (state["step"].item(), state["exp_avg"].dtype) == (3, torch.float64)
+
+    in_ranks(body)
+
+
 class Own(torch.optim.SGD):
     """Nobody knows which kind it is."""
 

@@ -32,10 +32,16 @@ void raise_changed(int rank, const Gradient& gradient) {
     return std::string(c10::toString(c10::typeMetaToScalarType(kind.dtype()))) + " on " +
            kind.device().str();
   };
-  throw Error("rank " + std::to_string(rank) + ": " + gradient.name + " was " +
-              in_words(gradient.kind) + " when the model was wrapped, and is " +
-              in_words(gradient.parameter.options()) +
-              " now; convert and move models before they are wrapped, or call refresh() of the "
+  const at::TensorOptions now = gradient.parameter.options();
+  const std::string what = gradient.kind.type_equal(now)
+                               ? " was converted and converted back after the model was wrapped, "
+                                 "so this model no longer "
+                                 "hears of its gradients"
+                               : " was " + in_words(gradient.kind) +
+                                     " when the model was wrapped, and is " + in_words(now) +
+                                     " now";
+  throw Error("rank " + std::to_string(rank) + ": " + gradient.name + what +
+              "; convert and move models before they are wrapped, or call refresh() of the "
               "wrapped model on all ranks after it");
 }
 

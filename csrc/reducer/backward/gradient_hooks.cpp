@@ -51,6 +51,11 @@ GradientHooks::~GradientHooks() {
   }
 }
 
+bool GradientHooks::is_lost(size_t gradient, const at::Tensor& parameter) const {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  return node.get() != installed_[gradient].node.get();
+}
+
 void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
                                  std::vector<uint8_t>& reached) const {
   std::unordered_set<const torch::autograd::Node*> seen;

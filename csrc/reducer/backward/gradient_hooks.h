@@ -35,6 +35,8 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
+  // Whether autograd has made the parameter another node, as it does where its type changes.
+  bool is_lost(size_t gradient, const at::Tensor& parameter) const;
   // Sets reached[i] for every parameter i whose gradient a backward from `outputs` will produce.
   // The caller has sized it.
   void find_reached(const std::vector<at::Tensor>& outputs, std::vector<uint8_t>& reached) const;
