@@ -68,6 +68,8 @@ class AcrossSteps:
         _check(model)
         self._model = weakref.ref(model)
         self._steps: Steps | None = None  # also after the program has dropped its optimizer
+        before: AcrossSteps | None = model.__dict__.get("_across")
+        self._is_refreshed = before is not None and before._steps is not None
         self._has_learned = False
         self._forwards = 0
         self._in_forward = False
@@ -131,7 +133,7 @@ class AcrossSteps:
     def steps(self) -> Steps:
         """The optimizer, which has to be there by now."""
         if self._steps is None:
-            raise Unsupported(advice(self._wrapped()))
+            raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
         return self._steps
 
     def refuse(self, what: str) -> None:
@@ -141,7 +143,7 @@ class AcrossSteps:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of whatever optimizer trains these parameters."""
         if self._steps is None or not self._steps.is_of(optimizer):
-            raise Unsupported(advice(self._wrapped()))
+            raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
 
     def update(self, buckets: list[int]) -> None:
         """The reducer's callback. It needs no model: that one may be gone by the last step."""
@@ -163,7 +165,7 @@ class AcrossSteps:
         if learning:
             steps = self.steps()
             if not steps.is_in_use():
-                raise Unsupported(advice(self._wrapped()))
+                raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
             steps.before_forward()
         else:
             reducer.flush()
@@ -310,8 +312,14 @@ def name_of(model: Wrapped, number: int) -> str:
     return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
 
 
-def advice(model: Wrapped) -> str:
+def _advice(model: Wrapped, is_refreshed: bool) -> str:
     """For a program without the optimizer that the schedule needs."""
+    if is_refreshed:
+        return (
+            "refresh() has ended the DistributedOptimizer that this model had; make another one:\n"
+            "    optimizer = dpcore.DistributedOptimizer(optimizer, model)\nIt can load what "
+            "full_state_dict() of the old one gave before refresh()"
+        )
     return (
         f"schedule='{model.schedule}' steps while the next forward runs, so it needs an optimizer "
         "that can wait:\n    optimizer = dpcore.DistributedOptimizer(optimizer, model)\nafter the "

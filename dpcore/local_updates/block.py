@@ -218,8 +218,8 @@ class LocalUpdates:
             yield
         except Mismatch as problem:
             raise Mismatch(
-                f"{where}: {problem}. Every rank has to take as many steps of the optimizer as the "
-                "others, and leave the block with them"
+                f"{where}: {problem}. Ranks may be some steps of the optimizer apart, but each has "
+                "to make as many syncs as the others before it leaves the block"
             ) from None
         except (PeerLost, Timeout) as problem:
             raise type(problem)(

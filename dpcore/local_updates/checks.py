@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from dpcore.errors import Error, Unsupported
 
 
 def whole_number(value: Any, least: int, what: str, who: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise Unsupported(f"{who}: {what}={value!r}: it must be a whole number, at least {least}")
-    return value
+    return int(value)
 
 
 def check_module(module: Any, who: str) -> None:

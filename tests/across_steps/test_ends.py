@@ -93,6 +93,8 @@ def test_a_model_that_changes_is_taken_in_by_refresh(schedule):
             trained = [p for p in model.parameters() if p.requires_grad]
             optimizer = torch.optim.SGD(trained, lr=0.1)
             if one in ACROSS_STEPS:
+                with pytest.raises(dp.Unsupported, match=r"refresh\(\) has ended the Distributed"):
+                    train(model, optimizer, comm)
                 optimizer = dp.DistributedOptimizer(optimizer, model)
             optimizer.zero_grad()
             train(model, optimizer, comm)

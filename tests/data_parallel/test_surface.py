@@ -116,6 +116,8 @@ def test_a_communicator_in_the_place_of_device_ids():
     def body(comm):
         with pytest.raises(TypeError, match=r"device_ids come second.* write comm=comm"):
             dpcore.DataParallel(Small(), comm)
+        with pytest.raises(TypeError, match="write comm= for this one"):
+            dpcore.DataParallel(Small(), process_group=comm)
 
     alone(body)
 
