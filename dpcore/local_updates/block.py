@@ -123,7 +123,7 @@ class LocalUpdates:
         self._hook.remove()
         _active.discard(self._counted)
         if kind is None:
-            self.sync()
+            self._make_equal()
 
     def _agree(self) -> None:
         self._arrive()  # what an exception has left under way
@@ -154,9 +154,15 @@ class LocalUpdates:
             if phase == self.sync_every:
                 self._send_buffers()
 
-    @torch.no_grad()
     def sync(self) -> None:
-        """Makes the ranks' parameters equal now. All ranks call it, between two steps."""
+        """Makes the ranks' parameters equal now, within the block. All ranks call it, between two
+        steps."""
+        if self._counted not in _active:
+            raise Error(f"{self._name}.sync() comes within the block: `with {self._name}(...):`")
+        self._make_equal()
+
+    @torch.no_grad()
+    def _make_equal(self) -> None:
         with self._explained():
             if self._flight is not None:
                 self._land()

@@ -277,6 +277,8 @@ def test_no_step_no_sync():
         before.load_state_dict(model.state_dict())
         with dp.DiLoCo(model, optimizer, outer, 4) as block:
             block.sync()
+        with pytest.raises(dp.Error, match=r"DiLoCo.sync\(\) comes within the block"):
+            block.sync()
         return distance(model, before)
 
     assert dp.spawn(body, 2, mode="threads") == [0, 0]
