@@ -142,8 +142,6 @@ def check_together(
             "delay_all_reduce_named_params says what is delayed and param_to_hook_all_reduce "
             "until when: give both or none"
         )
-    if hasattr(process_group, "all_reduce"):
-        raise TypeError("process_group is a group of torch.distributed; write comm= for this one")
     if device_mesh is None:
         return process_group
     if process_group is not None:

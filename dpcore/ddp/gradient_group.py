@@ -32,6 +32,8 @@ def choose_group(comm: Any, process_group: Any, device: torch.device) -> Gradien
     """``comm``, else ``process_group``, else that of ``dpcore.init()``, else torch's default."""
     if comm is not None and process_group is not None:
         raise Unsupported("give comm= or process_group=, not both")
+    if hasattr(process_group, "all_reduce"):
+        raise TypeError("process_group is a group of torch.distributed; write comm= for this one")
     if comm is not None:
         return _adapted(comm)
     if process_group is not None:
