@@ -78,13 +78,11 @@ def bucket_caps(
                 "with find_unused_parameters, with which buckets stay as they are"
             )
         return _FIRST_CAPS, "auto"
-    given = caps_mb or [size for size in (bucket_cap_mb,) if size is not None]
+    given = caps_mb or ([] if bucket_cap_mb is None else [bucket_cap_mb])
     if not all(0 <= size < float("inf") for size in given):
         raise Error(f"a size of buckets in MiB is a number from 0 on, and this is {given}")
-    if caps_mb:
-        return [int(size * _MIB) for size in caps_mb], "given"
-    if bucket_cap_mb is not None:
-        return [int(bucket_cap_mb * _MIB)], "given"
+    if given:
+        return [int(size * _MIB) for size in given], "given"
     return _CAPS_ACROSS_STEPS if across_steps else _FIRST_CAPS, "default"
 
 

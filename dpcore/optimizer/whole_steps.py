@@ -63,8 +63,8 @@ class WholeSteps(StepsOfModel):
         for bucket, layout in enumerate(self._layouts):
             parts = layout.views(self._reducer.flat_of(bucket))
             for number, part in zip(layout.numbers, parts, strict=True):
-                gradient = self._parameters[number].grad
-                found[number] = part if isinstance(gradient, GradientInFlight) else gradient
+                if isinstance(self._parameters[number].grad, GradientInFlight):
+                    found[number] = part
         return found
 
     def update(self, buckets: list[int]) -> None:
