@@ -5,23 +5,30 @@ import pytest
 from tests.ranks.mpi import SAY, WORLD, each_mpi, mpirun, needs_mpi
 
 pytestmark = needs_mpi
+# Ranks of one host meet without the launcher.
+TWO_HOSTS = {"DPCORE_PRETEND_HOSTS": "a,b"}
 
 
-def test_ranks_meet_through_pmix(tmp_path):
-    """Over TCP rank 0 takes any free port, and mpirun's daemon tells the others which."""
+@pytest.mark.parametrize("hosts", [{}, TWO_HOSTS], ids=["one host", "two hosts"])
+def test_ranks_meet(tmp_path, hosts):
+    """Over TCP rank 0 takes any free port, and of several hosts mpirun's daemon tells the others
+    which, through PMIx."""
     run, said = mpirun(
         tmp_path,
         SAY
         + """
 import torch, dpcore
+from dpcore.launch import pmix
 assert "MASTER_PORT" not in os.environ
 comm = dpcore.init(transport="tcp")
+assert (pmix._of_process is not None) == ("DPCORE_PRETEND_HOSTS" in os.environ)
 second = comm.split(0, comm.rank)
 values = torch.arange(3.0) + comm.rank
 second.all_reduce(values)
 say(comm.rank, comm.rank, comm.transport, values.tolist())
 dpcore.finalize()
 """,
+        **hosts,
     )
     assert run.returncode == 0, run.stderr
     assert said == ["0 tcp [1.0, 3.0, 5.0]", "1 tcp [1.0, 3.0, 5.0]"]
@@ -45,6 +52,7 @@ else:
     except dpcore.RendezvousError as error:
         say(rank, error)
 """,
+        **TWO_HOSTS,
     )
     assert run.returncode == 0, run.stderr
     assert said[0] == "elsewhere"
@@ -110,10 +118,15 @@ dpcore.finalize()
 
 
 @each_mpi
-@pytest.mark.parametrize("order", [MPI_FIRST, MPI_LAST], ids=["mpi_first", "mpi_last"])
-def test_mpi_starts_and_ends_beside_us(tmp_path, launcher, order):
-    """A rank has one line to its launcher: whoever comes first leaves it to the other."""
-    run, said = mpirun(tmp_path, SAY + order + MEET_TWICE, launcher)
+@pytest.mark.parametrize(
+    ("order", "hosts"),
+    [(MPI_FIRST, {}), (MPI_FIRST, TWO_HOSTS), (MPI_LAST, {})],
+    ids=["mpi_first", "mpi_first, two hosts", "mpi_last"],
+)
+def test_mpi_starts_and_ends_beside_us(tmp_path, launcher, order, hosts):
+    """A rank has one line to its launcher. Once MPI has it, ranks of several hosts meet through
+    MPI; those of one host need neither."""
+    run, said = mpirun(tmp_path, SAY + order + MEET_TWICE, launcher, **hosts)
     assert run.returncode == 0, run.stderr
     assert said == ["shm"] * WORLD
 
@@ -131,6 +144,7 @@ assert not mpi_rendezvous.was_started()
 say(comm.rank, comm.transport)
 """,
         launcher,
+        **TWO_HOSTS,
     )
     assert run.returncode == 0, run.stderr
     assert said == ["tcp"] * WORLD

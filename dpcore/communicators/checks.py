@@ -55,8 +55,9 @@ def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
         raise ValueError(f"rank {rank}: {role} {wanted} here (root is {root})")
 
 
-def check_color(color: int | None) -> None:
-    """The color that is given to ``split``."""
+def check_groups(color: int | None, key: int) -> None:
+    """What is given to ``split``."""
+    check_integer(key, "key")
     if color is None:
         return
     check_integer(color, "color")

@@ -20,9 +20,10 @@ A rank that only gives (the root of a small broadcast, say) does not wait for th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpcore.communicators.checks import check_color
+from dpcore.communicators.checks import check_groups, check_integer
 from dpcore.communicators.native_calls import NativeCalls
 from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.errors import raise_unheard
@@ -65,7 +66,7 @@ class Communicator(NativeCalls):
 
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         tensor: torch.Tensor = self._native.empty(
-            [int(extent) for extent in extents],  # type: ignore[arg-type]
+            [index(extent) for extent in extents],  # type: ignore[arg-type]
             torch.get_default_dtype() if dtype is None else dtype,
         )
         return tensor
@@ -75,7 +76,7 @@ class Communicator(NativeCalls):
 
         Every rank must call it; ``color=None`` takes part and gets None.
         """
-        check_color(color)
+        check_groups(color, key)
         native = self._native.split(-1 if color is None else color, key)
         self._splits += 1
         if color is None or native is None:
@@ -107,6 +108,9 @@ class Communicator(NativeCalls):
         """
         from dpcore.costs.explain import explain
 
+        check_integer(nbytes, "nbytes")
+        if nbytes < 0:
+            raise ValueError(f"nbytes {nbytes}: a buffer can't be smaller than nothing")
         return explain(self._native, nbytes, self._costs_source)
 
     def abort(self, reason: str) -> None:

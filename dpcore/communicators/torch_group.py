@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.communicators.checked_calls import Call, CheckedCalls
-from dpcore.communicators.checks import check_color
+from dpcore.communicators.checks import check_groups
 from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.communicators.torch_buffers import (
     divide_in_place,
@@ -123,7 +123,7 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
 
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:
         """See ``Communicator.split``. torch keeps ranks in the order of the whole job."""
-        check_color(color)
+        check_groups(color, key)
         entries: list[Any] = [None] * self.world_size
         job_rank = dist.get_global_rank(self._group, self.rank)
         dist.all_gather_object(entries, (color, key, job_rank), group=self._group)

@@ -82,6 +82,16 @@ def spans_hosts(world_size: int, environment: Mapping[str, str] | None = None) -
     return _launcher_spans_hosts(world_size, env) or False
 
 
+def is_one_host(world_size: int, environment: Mapping[str, str]) -> bool:
+    """Whether the launcher says that all ranks are on this host.
+
+    >>> is_one_host(2, {"LOCAL_WORLD_SIZE": "2"}), is_one_host(2, {})
+    (True, False)
+    """
+    pretends = environment.get("DPCORE_PRETEND_HOSTS")
+    return not pretends and _launcher_spans_hosts(world_size, environment) is False
+
+
 def may_span_hosts(
     world_size: int, init_method: str | None = None, environment: Mapping[str, str] | None = None
 ) -> bool:

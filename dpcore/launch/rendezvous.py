@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 from dpcore.launch import mpi_rendezvous, pmi, pmix
-from dpcore.launch.identity import Identity, slurm_address, spans_hosts
+from dpcore.launch.identity import Identity, is_one_host, slurm_address, spans_hosts
 from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
@@ -173,7 +173,10 @@ def rendezvous_store(
 
 
 def _launcher_store(env: Mapping[str, str], identity: Identity) -> Store | None:
-    """That of MPI, where it runs: it has the launcher's line. Otherwise the line."""
+    """Ranks of one host need nobody else. Otherwise that of MPI, where it runs: it has the
+    launcher's line. Otherwise the line."""
+    if is_one_host(identity.world_size, env):
+        return HostStore()
     running = mpi_rendezvous.connect(identity.rank, identity.world_size)
     return running or pmi.connect(env) or pmix.connect(env)
 

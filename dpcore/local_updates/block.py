@@ -24,6 +24,7 @@ from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
 from dpcore.local_updates.checks import (
     check_module,
     check_optimizer,
+    check_state,
     unwrapped,
     whole_number,
 )
@@ -273,6 +274,7 @@ class LocalUpdates:
         the module and the optimizer: entering the block then leaves all parameters as they are."""
         if self._counted in _active:
             raise Error(f"{self._name}: call load_state_dict() before the block, not within it")
+        check_state(state, ("steps", "syncs", "moved"), self._name)
         if len(state["moved"]) != len(self._fragments):
             raise Unsupported(
                 f"{self._name}: the state has fragments={len(state['moved'])}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -57,6 +58,8 @@ def check_optimizer(
             f"{who}: {role} is {type(optimizer).__name__}, not a torch.optim.Optimizer; make one "
             "of module.parameters()"
         )
+    if whole and isinstance(optimizer, torch.optim.LBFGS):
+        raise Unsupported(f"{who}: {role} is LBFGS, whose step() computes the loss again")
     own = {id(parameter) for parameter in module.parameters()}
     given = [inner_of(p) for group in optimizer.param_groups for p in group["params"]]
     strange = [list(parameter.shape) for parameter in given if id(parameter) not in own]
@@ -72,6 +75,15 @@ def check_optimizer(
         raise Unsupported(
             f"{who}: {role} has not {', '.join(missing[:4])}, which would never be updated; make "
             "it of module.parameters()"
+        )
+
+
+def check_state(state: Any, names: Iterable[str], who: str) -> None:
+    """``names``: of what ``state_dict()`` gives."""
+    if missing := [name for name in names if name not in state]:
+        raise Unsupported(
+            f"{who}: the state has no {', '.join(missing)}: load what state_dict() of this block "
+            "gave"
         )
 
 

@@ -12,6 +12,7 @@ outer optimizer leads. The parameters may travel in fragments, late, and in int8
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from dpcore.errors import Unsupported
 from dpcore.local_updates import int8_blocks
 from dpcore.local_updates.block import LocalUpdates
-from dpcore.local_updates.checks import can_wait_later, check_optimizer, inner_of
+from dpcore.local_updates.checks import can_wait_later, check_optimizer, check_state, inner_of
 from dpcore.local_updates.fragments import Fragment
 
 
@@ -56,7 +57,7 @@ class DiLoCo(LocalUpdates):
     ) -> None:
         if bits not in (8, 32):
             raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
-        if not 0 <= fragment_update_alpha <= 1:
+        if not (isinstance(fragment_update_alpha, Real) and 0 <= fragment_update_alpha <= 1):
             raise Unsupported(
                 f"DiLoCo: fragment_update_alpha={fragment_update_alpha!r} must be a number "
                 "from 0 to 1"
@@ -182,6 +183,7 @@ class DiLoCo(LocalUpdates):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``LocalSGD.load_state_dict``."""
         outer = [parameter for own in self._outer_parameters for parameter in own]
+        check_state(state, ("outer_parameters", "outer_optimizer"), self._name)
         saved = state["outer_parameters"]
         for (name, _), parameter in zip(self._trained, outer, strict=True):
             if name not in saved or saved[name].shape != parameter.shape:

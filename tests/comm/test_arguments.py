@@ -209,6 +209,21 @@ def test_ranks_that_do_not_exist(mistake, message):
     assert_refused(mistake, ValueError, message)
 
 
+def test_numbers_that_are_none():
+    def body(comm):
+        for call, what in (
+            (lambda: comm.split(0, key="a"), "key: expected an integer, not 'a'"),
+            (lambda: comm.explain("1M"), "nbytes: expected an integer, not '1M'"),
+            (lambda: comm.empty(2.5), "'float' object cannot be interpreted as an integer"),
+        ):
+            with pytest.raises(TypeError, match=what):
+                call()
+        with pytest.raises(ValueError, match="nbytes -1: "):
+            comm.explain(-1)
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
 @each(ALGORITHMS)
 def test_algorithms_that_do_not_exist(mistake, message):
     assert_refused(mistake, dpcore.Unsupported, message)

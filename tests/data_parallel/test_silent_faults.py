@@ -200,6 +200,28 @@ def test_a_changed_parameter_raises_at_the_next_forward(change):
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_a_frozen_parameter_is_taken_in_by_refresh():
+    def body(comm):
+        model = dpcore.DataParallel(frozen_first(), comm=comm)
+        x, _ = batch(0)
+        model.module.last.bias.requires_grad_(False)
+        model(x).sum().backward()
+        with pytest.raises(dpcore.Error, match=r"last\.bias .*Some no longer require grad.*refresh"):
+            model(x)
+
+    dpcore.spawn(body, 2, mode="threads")
+
+    def refreshed(comm):
+        model = dpcore.DataParallel(frozen_first(), comm=comm)
+        x, _ = batch(0)
+        model.module.last.bias.requires_grad_(False)
+        model.refresh()
+        for _ in range(2):
+            model(x).sum().backward()
+
+    dpcore.spawn(refreshed, 2, mode="threads")
+
+
 @pytest.mark.parametrize("change", (replace, unfreeze), ids=lambda change: change.__name__)
 def test_refresh_takes_a_change_in(change):
     def body(comm):

@@ -151,6 +151,11 @@ def test_a_state_of_something_else():
         other = nn.Linear(6, 40).double()
         with pytest.raises(dp.Unsupported, match=r"no weight of shape \[40, 6\]: it is of another"):
             made(comm, {"fragments": 2}, other)[2].load_state_dict(state)
+        _, optimizer, local = made(comm, None)
+        with pytest.raises(dp.Unsupported, match="LocalSGD: the state has no steps, syncs, moved"):
+            local.load_state_dict(optimizer.state_dict())
+        with pytest.raises(dp.Unsupported, match="DiLoCo: the state has no outer_parameters, out"):
+            block.load_state_dict(local.state_dict())
 
     dp.spawn(body, 1, mode="threads")
 

@@ -94,10 +94,16 @@ def loaded_within(comm):
         block.load_state_dict(block.state_dict())
 
 
+def outer_lbfgs(comm):
+    model, optimizer = parts()
+    dp.DiLoCo(model, optimizer, torch.optim.LBFGS(model.parameters()))
+
+
 REFUSED = [
     (of_another_module, "optimizer has 10 parameters, the first of shape [40, 6], that are not"),
     (outer_of_another_module, "DiLoCo: outer_optimizer has 10 parameters, the first of shape"),
     (outer_with_too_little, "outer_optimizer has not norm.weight, norm.bias, shared.weight, sha"),
+    (outer_lbfgs, "outer_optimizer is LBFGS, whose step() computes the loss again"),
     (outer_is_the_inner, "outer_optimizer is the optimizer itself; make another one"),
     (in_data_parallel, "LocalSGD: a DataParallel averages the gradients of every step already"),
     (around_data_parallel, "give the bare module"),
@@ -114,6 +120,7 @@ REFUSED = [
     (diloco_with(sync_every=8, fragments=2, fragment_sync_delay=4), "at most 3"),
     (diloco_with(bits=16), "bits=16: choose 32 or 8"),
     (diloco_with(fragment_update_alpha=1.5), "fragment_update_alpha=1.5 must be a number"),
+    (diloco_with(fragment_update_alpha="x"), "fragment_update_alpha='x' must be a number"),
     (nothing_to_train, "no parameter that requires a gradient"),
     (lazy, "1.weight has no shape yet"),
     (complex_numbers, "0 is of torch.complex64; only real numbers"),

@@ -49,8 +49,13 @@ void raise_incomplete(int rank, const std::vector<Gradient>& gradients, uint64_t
                       uint64_t step, bool is_graph_static) {
   std::string names;
   size_t missing = 0;
+  bool some_are_frozen = false;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].iteration != iteration && ++missing <= kNamesInMessages) {
+    if (gradients[i].iteration == iteration) {
+      continue;
+    }
+    some_are_frozen |= !gradients[i].parameter.requires_grad();
+    if (++missing <= kNamesInMessages) {
       names += (missing > 1 ? ", " : "") + gradients[i].name + " (" + std::to_string(i) + ")";
     }
   }
@@ -61,7 +66,10 @@ void raise_incomplete(int rank, const std::vector<Gradient>& gradients, uint64_t
                 "were there; this rank cannot go on from here");
   }
   const std::string advice =
-      is_graph_static
+      some_are_frozen
+          ? "Some no longer require grad: after freezing or unfreezing parameters, call refresh() "
+            "of the wrapped model on all ranks"
+      : is_graph_static
           ? "With static_graph=True every step must use the parameters that the first one used"
           : "If the model does not always use all parameters, pass find_unused_parameters=True";
   throw Error(who + std::to_string(missing) + " of " + std::to_string(gradients.size()) +

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from dpcore.communicators.checks import check_color
+from dpcore.communicators.checks import check_groups
 from dpcore.communicators.mpi.calls import MpiCalls
 from dpcore.communicators.mpi.engine import Engine
 from dpcore.communicators.protocol import Capabilities, Collectives
@@ -105,7 +105,7 @@ class MpiCommunicator(MpiCalls):
 
     def split(self, color: int | None, key: int = 0) -> MpiCommunicator | None:
         """See ``Communicator.split``. All groups end with the first that fails."""
-        check_color(color)
+        check_groups(color, key)
         self.barrier()  # which has a deadline
         with self._engine.lock:
             undefined = self._mpi.UNDEFINED
