@@ -47,9 +47,9 @@ def state_of(model: Wrapped) -> dict[str, Any]:
     if not model._has_default_group:
         model._raise(
             Error(
-                "a wrapped model can be pickled or copied when it uses the default group: a group that was "
-                "passed as process_group= or comm= cannot be found where it is loaded. Pickle or "
-                "copy model.module, or its state_dict()"
+                "a wrapped model can be pickled or copied when it uses the default group: a group "
+                "that was passed as process_group= or comm= cannot be found where it is loaded. "
+                "Pickle or copy model.module, or its state_dict()"
             )
         )
     if model._delayed is not None:
