@@ -51,7 +51,6 @@ from dpcore.compare.training.ranks import (
 
 COMPUTING = "computing"
 OURS, PEER = "dpcore", "Gloo"
-MODEL = "transformer"
 OF_GLOO_AT_MOST = 1.0  # when loaded
 OF_FAIR_SHARE_AT_MOST = 1.3
 
@@ -77,10 +76,10 @@ def sharded_step(model_name: str, group: Any) -> Callable[[], None]:
 
 
 def calls(
-    comm: Any, questions: Sequence[str], sizes: Sequence[int]
+    comm: Any, model: str, questions: Sequence[str], sizes: Sequence[int]
 ) -> dict[Key, Callable[[], Any]]:
     """What is measured, by what it is and who does it."""
-    made: Calls = {(COMPUTING, COMPUTING): step_of(ALONE, MODEL, comm)}
+    made: Calls = {(COMPUTING, COMPUTING): step_of(ALONE, model, comm)}
     if "all-reduce" in questions:
         for size in sizes:
             tensor = torch.zeros(size // 4)
@@ -88,24 +87,24 @@ def calls(
             made[name, OURS] = lambda tensor=tensor: comm.all_reduce(tensor)
             made[name, PEER] = lambda tensor=tensor: dist.all_reduce(tensor)
     if "DataParallel" in questions:
-        made["DataParallel", OURS] = step_of(DEFAULT, MODEL, comm)
-        made["DataParallel", PEER] = step_of(TORCH, MODEL, comm)
+        made["DataParallel", OURS] = step_of(DEFAULT, model, comm)
+        made["DataParallel", PEER] = step_of(TORCH, model, comm)
     if "FSDP2" in questions:
-        made["FSDP2", OURS] = sharded_step(MODEL, dist.new_group(backend="dpcore"))
-        made["FSDP2", PEER] = sharded_step(MODEL, dist.group.WORLD)
+        made["FSDP2", OURS] = sharded_step(model, dist.new_group(backend="dpcore"))
+        made["FSDP2", PEER] = sharded_step(model, dist.group.WORLD)
     return made
 
 
 @beside_gloo
 def measure(
-    comm: Any, questions: Sequence[str], sizes: Sequence[int], rounds: int, seconds: float,
-    folder: str,
+    comm: Any, model: str, questions: Sequence[str], sizes: Sequence[int], rounds: int,
+    seconds: float, folder: str,
 ) -> Times:  # fmt: skip
     """On a rank: seconds of a call, round by round."""
     torch.set_num_threads(1)
     times: Times = {}
     with neighbours() if comm.rank == 0 else contextlib.nullcontext() as load:
-        made = calls(comm, questions, sizes)
+        made = calls(comm, model, questions, sizes)
         counts = {}
         for key, call in made.items():
             for _ in range(SETTLING_STEPS if key == ("DataParallel", OURS) else WARM_STEPS):
@@ -185,6 +184,7 @@ def main() -> int:
     add = made.add_argument
     add("--questions", default="all-reduce,DataParallel,FSDP2", help="of %(default)s")
     add("--sizes", type=parse_sizes, default=parse_sizes("4K,1M,16M"), help="4K,1M,16M")
+    add("--model", choices=MODELS, default="transformer", help="that is trained")
     add("--rounds", type=int, default=15, help="each quiet and loaded (default: %(default)s)")
     add("--seconds", type=float, default=0.3, help="of one contender in a quiet round")
     add("--quick", action="store_true", help="3 short rounds")
@@ -194,10 +194,11 @@ def main() -> int:
         options.rounds, options.seconds = 3, 0.05
     facts = run_facts(
         {"": {"torch": torch.__version__}},
-        {"rounds": options.rounds, "seconds": options.seconds, "model": MODEL},
+        {"rounds": options.rounds, "seconds": options.seconds, "model": options.model},
     )
     questions = options.questions.split(",")
-    of_ranks = spawn(measure, 2, questions, options.sizes, options.rounds, options.seconds)
+    asked = options.model, questions, options.sizes, options.rounds, options.seconds
+    of_ranks = spawn(measure, 2, *asked)
     lines = list(records(of_ranks))
     print(table(lines), flush=True)
     keep(options.json, facts, lines)

@@ -12,7 +12,6 @@ outer optimizer leads. The parameters may travel in fragments, late, and in int8
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ class DiLoCo(LocalUpdates):
     ) -> None:
         if bits not in (8, 32):
             raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
-        if not (isinstance(fragment_update_alpha, Real) and 0 <= fragment_update_alpha <= 1):
+        if not (isinstance(fragment_update_alpha, int | float) and 0 <= fragment_update_alpha <= 1):
             raise Unsupported(
                 f"DiLoCo: fragment_update_alpha={fragment_update_alpha!r} must be a number "
                 "from 0 to 1"
