@@ -16,6 +16,7 @@ namespace {
 
 // A look at the network costs as much as 20 looks at memory, and what comes takes longer.
 constexpr int kLooksAtNetwork = 80;
+constexpr int kLooksPerGlance = 32;  // at who is on which processor
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
 constexpr int64_t kLongYieldNs = 1'000'000;
@@ -51,6 +52,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
   raw->over_ns = 0;
   raw->blocked_since_ns = 0;
   raw->in_background = background;
+  endpoint_->note_processor();
   raw->status.store(Operation::pending, std::memory_order_relaxed);
   count_in_flight(*raw);
   if (background) {
@@ -100,6 +102,7 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
   running.blocked_since_ns = 0;
   running.in_background = false;
   running.counted = 0;
+  endpoint_->note_processor();
   running.status.store(Operation::pending, std::memory_order_relaxed);
   for (int rounds = 0; rounds < looks && !is_progress_lock_wanted();) {
     const Operation::Progress progress = advance_or_fail(running);
@@ -110,7 +113,9 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
       return true;
     }
     if (progress == Operation::Progress::blocked) {
-      ++rounds;
+      if (is_looking_in_vain(++rounds)) {
+        break;
+      }
       pause_between_looks();
     }
   }
@@ -211,12 +216,20 @@ void Engine::pause_between_looks() {
   }
 }
 
+// A peer on the same processor gets it sooner when this thread sleeps.
+bool Engine::is_looking_in_vain(int rounds) {
+  return rounds % kLooksPerGlance == 0 && endpoint_->is_on_processor_of_peer();
+}
+
 // Looks again and again, under the progress lock, until something moved, patience is over, or
 // another thread has work or wants the lock.
 bool Engine::watch(int& rounds) {
   while (rounds < looks_ && waiters_.load(std::memory_order_relaxed) == 1 &&
          submitted_.load(std::memory_order_relaxed) == nullptr) {
-    ++rounds;
+    if (is_looking_in_vain(++rounds)) {
+      rounds = looks_;
+      return false;
+    }
     pause_between_looks();
     if (advance_all()) {
       return true;

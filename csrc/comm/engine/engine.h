@@ -121,6 +121,7 @@ class Engine {
   void unlock_progress();
   void take_submissions();
   bool advance_all();
+  bool is_looking_in_vain(int rounds);
   bool watch(int& rounds);
   bool step(size_t index);
   static Operation::Progress advance_or_fail(Operation& operation);

@@ -224,6 +224,22 @@ void Endpoint::sleep(uint32_t seen, int64_t nanoseconds) {
   }
 }
 
+int Endpoint::note_processor() {
+  const int here = sched_getcpu();
+  bell().note_processor(here);
+  return here;
+}
+
+bool Endpoint::is_on_processor_of_peer() {
+  const int here = note_processor();
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_ && peers_[r].bell->processor.load(std::memory_order_relaxed) == here) {
+      return true;  // the bell of remote ranks has none
+    }
+  }
+  return false;
+}
+
 void Endpoint::wake_own_threads() {
   bell().ring();
   if (network_) {

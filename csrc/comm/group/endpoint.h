@@ -79,6 +79,11 @@ class Endpoint {
   // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
   // what announce_sleep() said.
   void sleep(uint32_t seen, int64_t nanoseconds);
+  // Notes at the own bell which processor this thread is on.
+  int note_processor();
+  // Whether a local peer was last on the processor of this thread, as happens beside other load:
+  // it can't come while this thread looks for it.
+  bool is_on_processor_of_peer();
   // Wakes this process's own threads, wherever they sleep.
   void wake_own_threads();
 

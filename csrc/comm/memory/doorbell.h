@@ -29,6 +29,15 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings{0};
   std::atomic<uint32_t> asleep{0};
+  // Where its owner last began an operation or waited. Seldom written, so that those who ring
+  // keep this line in their caches.
+  std::atomic<int32_t> processor{-1};
+
+  void note_processor(int32_t now) {
+    if (processor.load(std::memory_order_relaxed) != now) {
+      processor.store(now, std::memory_order_relaxed);
+    }
+  }
 
   void ring() {
     rings.fetch_add(1, std::memory_order_seq_cst);
