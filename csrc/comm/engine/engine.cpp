@@ -16,7 +16,7 @@ namespace {
 
 // A look at the network costs as much as 20 looks at memory, and what comes takes longer.
 constexpr int kLooksAtNetwork = 80;
-constexpr int kLooksPerGlance = 32;  // at who is on which processor
+constexpr int kLooksPerGlance = 8;  // at who is on which processor
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
 constexpr int64_t kLongYieldNs = 1'000'000;
