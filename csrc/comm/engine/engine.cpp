@@ -17,6 +17,7 @@ namespace {
 // A look at the network costs as much as 20 looks at memory, and what comes takes longer.
 constexpr int kLooksAtNetwork = 80;
 constexpr int kLooksPerGlance = 8;  // at who is on which processor
+constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 12;
 constexpr int64_t kLongYieldNs = 1'000'000;
@@ -102,7 +103,9 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
   running.blocked_since_ns = 0;
   running.in_background = false;
   running.counted = 0;
-  endpoint_->note_processor();
+  if (++inline_runs_ % kRunsPerNote == 0) {
+    endpoint_->note_processor();
+  }
   running.status.store(Operation::pending, std::memory_order_relaxed);
   for (int rounds = 0; rounds < looks && !is_progress_lock_wanted();) {
     const Operation::Progress progress = advance_or_fail(running);

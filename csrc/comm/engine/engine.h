@@ -165,6 +165,7 @@ class Engine {
   // Under the progress lock:
   std::vector<std::shared_ptr<Operation>> active_;
   uint32_t rounds_ = 0;
+  uint32_t inline_runs_ = 0;
   int64_t last_look_ns_ = 0;
 };
 
