@@ -24,6 +24,7 @@ from sphinx.util.logging import getLogger
 LINK = re.compile(r'(?<=href=")[^":#]+')
 PATH = re.compile(r"(?<=<h1>)[\w./-]+(?=</h1>)")  # may break after a slash
 INLINE = re.compile(r"(?<!<pre>)<code>")
+SIDEBARS: dict[tuple[Any, ...], str] = {}
 SHOWN: list[Path] = []  # from the root; grows while pages are written: a folder names its files
 
 
@@ -91,6 +92,22 @@ def of_file(app: Any, path: Path) -> str:
     return str(highlight(text, lexer, HtmlFormatter()))
 
 
+def once_for_a_folder(app: Any, page: str, template: str, context: Any, document: Any) -> None:
+    """Making the sidebar takes most of the time of a page. It does not list pages of code, so those
+    of a folder have the same one."""
+    if document is None and page in map(str, SHOWN):
+        make, folder = context["toctree"], os.path.dirname(page)
+
+        def toctree(**options: Any) -> str:
+            key = (folder, *sorted(options.items()))
+            if key not in SIDEBARS:
+                SIDEBARS[key] = make(**options)
+            return SIDEBARS[key]
+
+        context["toctree"] = toctree
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", once_for_a_folder, priority=400)  # before the theme asks
     app.connect("doctree-read", link_to_code, priority=400)  # before files are noted as downloads
     app.connect("html-collect-pages", pages)
