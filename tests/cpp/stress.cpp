@@ -188,7 +188,6 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
   for (auto& one : pending) {
     finish(*comm, *one, local);
   }
-  comm->run(Request{}, "", nullptr);  // or the end of one rank fails what others still wait for
   // The end by failure: one rank gives up with operations in flight everywhere.
   int64_t data[1000] = {};
   Request last;
@@ -198,6 +197,8 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
   last.input = last.output = reinterpret_cast<std::byte*>(data);
   bool failed = false;
   try {
+    // Or the end of one rank fails what others still wait for. It may be heard of in the barrier.
+    comm->run(Request{}, "", nullptr);
     if (rank == world - 1 && world > 1) {
       comm->abort("enough");
       failed = true;
