@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,6 +19,12 @@ def whole_number(value: Any, least: int, what: str, who: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise Unsupported(f"{who}: {what}={value!r}: it must be a whole number, at least {least}")
     return int(value)
+
+
+def fraction(value: Any, what: str, who: str) -> float:
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise Unsupported(f"{who}: {what}={value!r} must be a number from 0 to 1")
+    return float(value)
 
 
 def check_module(module: Any, who: str) -> None:

@@ -20,7 +20,13 @@ from torch import nn
 from dpcore.errors import Unsupported
 from dpcore.local_updates import int8_blocks
 from dpcore.local_updates.block import LocalUpdates
-from dpcore.local_updates.checks import can_wait_later, check_optimizer, check_state, inner_of
+from dpcore.local_updates.checks import (
+    can_wait_later,
+    check_optimizer,
+    check_state,
+    fraction,
+    inner_of,
+)
 from dpcore.local_updates.fragments import Fragment
 
 
@@ -56,11 +62,7 @@ class DiLoCo(LocalUpdates):
     ) -> None:
         if bits not in (8, 32):
             raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
-        if not (isinstance(fragment_update_alpha, int | float) and 0 <= fragment_update_alpha <= 1):
-            raise Unsupported(
-                f"DiLoCo: fragment_update_alpha={fragment_update_alpha!r} must be a number "
-                "from 0 to 1"
-            )
+        alpha = fraction(fragment_update_alpha, "fragment_update_alpha", "DiLoCo")
         if outer_optimizer is optimizer:
             raise Unsupported(
                 "DiLoCo: outer_optimizer is the optimizer itself; make another one of "
@@ -69,7 +71,7 @@ class DiLoCo(LocalUpdates):
             )
         self.outer_optimizer, self.bits = outer_optimizer, bits
         self.fragments, self.fragment_sync_delay = fragments, fragment_sync_delay
-        self.fragment_update_alpha = fragment_update_alpha
+        self.fragment_update_alpha = alpha
         super().__init__(
             module, optimizer, sync_every, comm, process_group, fragments, fragment_sync_delay
         )

