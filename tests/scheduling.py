@@ -2,25 +2,25 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-ALONE = " alone"  # behind a file's name: those of its tests that are at the end of the run
+LAST = " last"  # behind a file's name: those of its tests that are at the end of the run
 
 
 class WaitingBesideComputing(LoadFileScheduling):
-    """The collection begins with files of hurried tests and ends with tests that are alone
+    """The collection begins with files of hurried tests and ends with tests that are quiet or alone
     (`conftest.py`). A hurried test mostly waits, and two of them leave no share to a third test
     (`sharing.py`). So the first process takes files from the beginning, and the others take those
-    beside it from the other end. When no file is left, all take tests that are alone."""
+    beside it from the other end. When no file is left, all take those last tests."""
 
     def __init__(self, config, log=None):
         super().__init__(config, log)
-        self._scopes = {}  # of each test: its file, or the part of it that is alone
+        self._scopes = {}  # of each test: its file, or the part of it that is last
 
     def schedule(self):
         before, seen = None, set()
         for test in next(iter(self.registered_collections.values())):
             file = super()._split_scope(test)
             if file != before and file in seen:
-                self._scopes[test] = file + ALONE
+                self._scopes[test] = file + LAST
             else:
                 self._scopes[test] = before = file
             seen.add(file)
@@ -30,7 +30,7 @@ class WaitingBesideComputing(LoadFileScheduling):
         return self._scopes[test]
 
     def _assign_work_unit(self, node):
-        files = [scope for scope in self.workqueue if not scope.endswith(ALONE)]
+        files = [scope for scope in self.workqueue if not scope.endswith(LAST)]
         if files and node is not self.nodes[0]:
             self.workqueue.move_to_end(files[-1], last=False)
         super()._assign_work_unit(node)

@@ -1,7 +1,7 @@
 """How tests in several processes share the machine: those of `pytest -n`, and other terminals.
 
-It has four shares. A test takes one; a test that is marked `hurried`, two; `alone`, all of them.
-A share is a lock on a byte of this file, which belongs to the open file and not to the process:
+It has four shares. A test takes one; a test that is marked `hurried`, two; `alone`, all of them;
+`quiet`, all of them together with others that are quiet. A share is a lock on a byte of this file, which belongs to the open file and not to the process:
 what a test forks does not matter, and the locks of a process that is killed are gone.
 """
 
@@ -26,24 +26,25 @@ def _change(file, kind, byte, wait=False):
     fcntl.fcntl(file, command, struct.pack("hhlli4x", kind, os.SEEK_SET, byte, 1, 0))
 
 
-def _is_taken(file, byte):
+def _is_taken(file, kind, byte):
     try:
-        _change(file, fcntl.F_WRLCK, byte)
+        _change(file, kind, byte)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
 @contextlib.contextmanager
-def taken(file, count):
-    """Waits for so many shares and holds them. Those who come later wait behind."""
-    held = set()
+def taken(file, count, together=False):
+    """Waits for so many shares and holds them, ``together`` with whoever holds them so, too. Those
+    who come later wait behind."""
+    held, kind = set(), fcntl.F_RDLCK if together else fcntl.F_WRLCK
     _change(file, fcntl.F_WRLCK, _GATE, wait=True)
     try:
         try:
             while True:
                 for byte in set(range(SHARES)) - held:
-                    if len(held) < count and _is_taken(file, byte):
+                    if len(held) < count and _is_taken(file, kind, byte):
                         held.add(byte)
                 if len(held) == count:
                     break

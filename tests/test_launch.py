@@ -259,6 +259,15 @@ def test_without_an_mpi_of_our_ranks_it_is_not_used():
     assert mpi_rendezvous.connect(0, 2) is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((print, "2"), "world_size: expected an integer, not '2'"), ((3, 2), "a function .*, not 3")],
+)
+def test_spawn_says_what_it_was_not_given(arguments, said):
+    with pytest.raises(TypeError, match=f"spawn: .*{said}"):
+        dpcore.spawn(*arguments)
+
+
 def test_ranks_have_the_environment_of_the_moment(monkeypatch):
     """And not the one in which the fork server began."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 from dpcore.errors import Unsupported
 
@@ -44,10 +46,18 @@ class Price(NamedTuple):
     def bubble(self) -> float:
         """The share of all ranks' time in which they have nothing to compute."""
         busy = sum(end - begin for spans in self.spans for _, begin, end in spans)
-        return 1 - busy / (self.seconds * len(self.spans))
+        return 1 - busy / (self.seconds * len(self.spans)) if self.seconds else 0.0
 
     def draw(self) -> str:
-        """Rank by rank, with a column for each second: dots are idle, dashes go on with a pass."""
+        """Rank by rank, with a column as long as the shortest pass: dots are idle, dashes go on
+        with a pass."""
+        times = [end - begin for spans in self.spans for _, begin, end in spans if end > begin]
+        if not times:
+            return "no pass takes any time"
+
+        def column(time: float) -> int:
+            return math.floor(time / min(times) + 0.5 + 1e-9)
+
         stages = [{action.stage for action, _, _ in spans} for spans in self.spans]
         plain = all(len(of_rank) == 1 for of_rank in stages)  # then a stage needs no name
         names = {a: f"{'' if plain else a.stage}{a.kind}{a.microbatch}"
@@ -55,11 +65,11 @@ class Price(NamedTuple):
         width = max(map(len, names.values()))
         lines = []
         for rank, spans in enumerate(self.spans):
-            cells = ["." * width] * round(self.seconds)
+            cells = ["." * width] * column(self.seconds)
             for action, begin, end in spans:
-                first, last = round(begin), round(end)
-                cells[first:last] = ["-" * width] * (last - first)
-                cells[first] = names[action].ljust(width)
+                if (first := column(begin)) < (last := column(end)):
+                    cells[first:last] = ["-" * width] * (last - first)
+                    cells[first] = names[action].ljust(width)
             lines.append(f"rank {rank}  {' '.join(cells).rstrip()}")
         return "\n".join(lines)
 
@@ -81,6 +91,9 @@ def price(
         "F": _for_each(forward, len(rank_of), "forward"),
         "B": _for_each(backward, len(rank_of), "backward"),
     }
+    if _time(weight, "weight") > 1:
+        raise Unsupported(f"price: weight={weight} is a share of a backward, at most 1")
+    link = _time(link, "link")
     share = {"F": 1.0, "B": 1.0, "I": 1 - weight, "W": weight}
     ends: dict[Action, float] = {}
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in rows]
@@ -111,7 +124,14 @@ def live(row: Iterable[Action]) -> int:
 
 
 def _for_each(value: float | Sequence[float], stages: int, name: str) -> Sequence[float]:
-    times = value if isinstance(value, Sequence) else [value] * stages
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    times = value if several else [value] * stages
     if len(times) != stages:
         raise Unsupported(f"price: {name} has {len(times)} times for {stages} stages")
-    return times
+    return [_time(time, name) for time in times]
+
+
+def _time(value: Any, name: str) -> float:
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise Unsupported(f"price: {name}={value!r}: it must be a number, 0 or more")
+    return float(value)

@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dpcore._core_choice import NoCore, without_torch
+from dpcore.communicators.checks import check_integer
 from dpcore.errors import Error, PeerLost, Unsupported
 
 # What the fork server imports once for all ranks. Tests add to it what their ranks import.
@@ -78,6 +79,9 @@ def spawn(
     """
     if mode not in ("processes", "threads"):
         raise Unsupported(f"mode {mode!r} does not exist; choose 'processes' or 'threads'")
+    if not callable(fn):
+        raise TypeError(f"spawn: expected a function for every rank, not {fn!r}")
+    check_integer(world_size, "spawn: world_size")
     if world_size < 1:
         raise Unsupported(f"world_size {world_size}: at least one rank is needed")
     if importlib.util.find_spec("torch") is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.ddp.in_flight import GradientInFlight
+from dpcore.errors import Error
 from dpcore.optimizer.layout import BucketLayout, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
 from dpcore.optimizer.of_model import StepsOfModel
@@ -74,8 +75,14 @@ class WholeSteps(StepsOfModel):
     def _step(self, numbers: list[int]) -> None:
         mine = [n for n in numbers if n in self._group_of]
         now = [self._parameters[n].grad for n in mine]
-        for n in mine:
-            self._parameters[n].grad = self._gradients[n]
+        try:
+            for n in mine:
+                self._parameters[n].grad = self._gradients[n]
+        except RuntimeError as error:
+            raise Error(
+                "parameters were converted while a step of their optimizer was still to be done; "
+                "call flush() of the wrapped model before you convert it, and refresh() after that"
+            ) from error
         by_group: list[list[torch.Tensor]] = [[] for _ in self._noted]
         for n in mine:
             by_group[self._group_of[n]].append(self._parameters[n])

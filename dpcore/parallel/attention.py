@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
+from dpcore.communicators.checks import check_rank
 from dpcore.errors import Unsupported
 from dpcore.parallel import tags
 from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift
@@ -38,6 +39,7 @@ def zigzag(length: int, world: int, rank: int) -> Tensor:
             f"zigzag: {length} tokens can't be cut into two equal chunks for each of {world} "
             f"ranks; pad them to {wanted}"
         )
+    check_rank(rank, world, "zigzag: rank")
     chunks = torch.arange(length).chunk(2 * world)
     return torch.cat((chunks[rank], chunks[2 * world - 1 - rank]))
 
@@ -99,7 +101,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dim() != 4 or k.shape != v.shape or q.shape[::3] != k.shape[::3] or not k.shape[1]:
         raise Unsupported(f"attention needs [batch, heads, tokens, dim], and not {shapes}")
     if q.shape[1] % k.shape[1]:
-        raise Unsupported(f"attention: {k.shape[1]} heads of keys can't serve {q.shape[1]} heads")
+        raise Unsupported(
+            f"attention: {q.shape[1]} heads of queries can't share {k.shape[1]} heads of keys "
+            "equally; their number must be a multiple"
+        )
 
 
 # ---- the ring ------------------------------------------------------------------------------------

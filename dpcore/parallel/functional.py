@@ -49,7 +49,8 @@ def reduce_from(x: Tensor, comm: Any) -> Tensor:
 def gather(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
     """Every rank's ``x``, joined along ``dim``. ``sizes``: how long ``dim`` is on each rank, when
     that differs."""
-    lengths = sizes or [x.shape[dim]] * comm.world_size
+    length = _length(x, dim, "gather")
+    lengths = sizes or [length] * comm.world_size
 
     def run(x: Tensor) -> Tensor:
         mine = x.movedim(dim, 0).contiguous()
@@ -63,7 +64,7 @@ def gather(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
 def reduce_scatter(x: Tensor, comm: Any, dim: int = 0, sizes: Sizes = None) -> Tensor:
     """This rank's part along ``dim`` of the sum of all ranks' ``x``. ``sizes`` of the parts: as
     ``cut`` makes them."""
-    lengths = sizes or cut(x.shape[dim], comm.world_size)
+    lengths = sizes or cut(_length(x, dim, "reduce_scatter"), comm.world_size)
     uneven = lengths if len(set(lengths)) > 1 else None
 
     def run(x: Tensor) -> Tensor:
@@ -81,10 +82,11 @@ def all_to_all(
     """Cuts ``x`` along ``split``, sends the d-th part to rank d, joins what comes along ``join``.
     ``split_sizes`` of the parts: as ``cut`` makes them; ``join_sizes``: how long ``join`` is on
     each rank, when that differs."""
+    long, wide = _length(x, split, "all_to_all"), _length(x, join, "all_to_all")
     if split % x.dim() == join % x.dim():
         raise Unsupported(f"all_to_all: split and join are both dimension {split % x.dim()}")
-    parts = list(split_sizes or cut(x.shape[split], comm.world_size))
-    lengths = list(join_sizes or [x.shape[join]] * comm.world_size)
+    parts = list(split_sizes or cut(long, comm.world_size))
+    lengths = list(join_sizes or [wide] * comm.world_size)
 
     def run(x: Tensor) -> Tensor:
         leaving = x.movedim((split, join), (0, 1)).contiguous()
@@ -141,6 +143,7 @@ def empty_like(x: Tensor, comm: Any) -> Tensor:
 def _through(
     x: Tensor, run: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]
 ) -> Tensor:
+    _check_tensor(x, "a collective of autograd")
     return _Collective.apply(x, run, transpose)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -158,3 +161,15 @@ class _Collective(Function):
 def _elements(sizes: Sizes, x: Tensor) -> list[int] | None:
     """Rows as elements."""
     return [size * x.shape[1:].numel() for size in sizes] if sizes else None
+
+
+def _length(x: Tensor, dim: int, who: str) -> int:
+    _check_tensor(x, who)
+    if not -x.dim() <= dim < x.dim():
+        raise Unsupported(f"{who}: a tensor of shape {list(x.shape)} has no dimension {dim}")
+    return x.shape[dim]
+
+
+def _check_tensor(x: Any, who: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: expected a tensor, not a {type(x).__name__}")

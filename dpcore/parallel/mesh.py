@@ -47,7 +47,11 @@ class Mesh:
     def __getattr__(self, name: str) -> Any:
         axes = self.__dict__.get("_axes", {})
         if name not in axes:
-            raise AttributeError(f"this mesh has no axis {name!r}; it has {', '.join(axes)}")
+            is_call = axes and hasattr(self.comm, name)
+            advice = f"; give one of its axes where a communicator is needed: mesh.{next(iter(axes))}"
+            raise AttributeError(
+                f"this mesh has no axis {name!r}; it has {', '.join(axes)}{advice if is_call else ''}"
+            )
         return axes[name]
 
     @property

@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
+from dpcore.communicators.checks import check_integer
 from dpcore.costs import pipeline
 from dpcore.costs.pipeline import Action, Price
 from dpcore.errors import Unsupported
@@ -50,6 +51,8 @@ def pipeline_plan(
         raise Unsupported(f"pipeline_plan: {name!r} is neither one of {NAMES} nor a *.csv file")
     if stages is None or microbatches is None:
         raise Unsupported(f"pipeline_plan: {name} needs stages= and microbatches=")
+    for name_of, number in (("stages", stages), ("microbatches", microbatches), ("ranks", ranks)):
+        check_integer(number or 0, f"pipeline_plan: {name_of}")
     ranks = ranks or (stages // 2 if name == "Interleaved1F1B" else stages)
     if min(stages, microbatches, ranks) < 1 or stages % ranks:
         raise Unsupported(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.across_steps import models
 
-STEPS = 4
+STEPS = 3
 
 
 def plain(side):

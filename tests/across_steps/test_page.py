@@ -274,6 +274,18 @@ def a_conversion(model, optimizer):
     model(torch.ones(4, 6, dtype=torch.float64))
 
 
+def a_norm_of_order_zero(model, optimizer):
+    backward(model)
+    optimizer.clip_grad_norm_(1, norm_type=0)
+
+
+def a_conversion_behind_the_wrapper(model, optimizer):
+    backward(model)
+    optimizer.step()
+    model.module.half()
+    model(torch.ones(4, 6, dtype=torch.float16))
+
+
 REFUSED = {
     without_the_line: "optimizer = dpcore.DistributedOptimizer",
     a_closure: r"call step\(\) without one",
@@ -282,7 +294,9 @@ REFUSED = {
     a_model_of_another_schedule: "'zero1' or 'zero2', and this is schedule='bucketed'",
     a_second_backward: r"no_sync\(\)",
     a_hook: "hook",
+    a_norm_of_order_zero: "norm_type=0 must be positive",
     a_conversion: "was Float on cpu when the model was wrapped",
+    a_conversion_behind_the_wrapper: r"to convert the module, call|call flush\(\) .* before you convert",
     state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
     state_of_one_rank_without_its_name: r"\], as in the part of one rank",
 }

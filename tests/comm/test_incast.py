@@ -137,7 +137,7 @@ def test_a_simulated_card_takes_in_what_arrives_one_after_the_other():
     assert taken == pytest.approx({"short": 0.3, "long": 1.2})
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_a_run_over_an_emulated_link_is_near_the_bound():
     """At 5 Mbit/s 128 KiB between 8 ranks need 367 ms; with an incast they took 1.4 times that.
     What a busy machine adds is on top, so the best of a few counts."""

@@ -67,7 +67,7 @@ def timed(comm):
     return barrier, latency, bandwidth, (time.process_time() - processor) / 9
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parametrize("mode", MODES)
 def test_bandwidth_and_latency(mode):
     for barrier, latency, bandwidth, processor in dpcore.spawn(
@@ -81,7 +81,7 @@ def test_bandwidth_and_latency(mode):
             assert processor < 0.6 * bandwidth  # it is free while data is on its way
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_several_senders_share_the_way_into_a_rank():
     def body(comm):
         part = torch.ones(250_000)
@@ -92,7 +92,7 @@ def test_several_senders_share_the_way_into_a_rank():
     assert 0.024 * 0.9 < of_root < 0.024 * (1 + TOLERANCE)  # three times 1 MB
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_one_way_may_be_slower_than_the_other(tmp_path):
     path = tmp_path / "links.txt"
     path.write_text("* -> *: 1gbit\n1 -> 0: 100mbit\n")
@@ -107,7 +107,7 @@ def test_one_way_may_be_slower_than_the_other(tmp_path):
     assert 0.080 * 0.9 < back < 0.080 * (1 + TOLERANCE)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_jitter_and_loss_are_the_same_in_every_run():
     def body(comm):
         tensor = torch.zeros(1)
@@ -127,7 +127,7 @@ def test_jitter_and_loss_are_the_same_in_every_run():
     assert (first - other).abs().max() > 0.001
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_groups_share_the_card_of_a_rank():
     def body(comm):
         pairs = [comm.split(0, comm.rank), comm.split(0, -comm.rank)]

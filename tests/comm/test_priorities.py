@@ -138,7 +138,7 @@ def completed_before_the_urgent_one(comm, count, nbytes, urgent_bytes):
     return order.index(count)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parametrize(
     ("how", "nbytes"),
     [({"mode": "threads", "link": "40mbit,100us"}, 64 << 10), (HOW["tcp"], 1 << 20)],

@@ -62,7 +62,7 @@ def test_training_is_the_same_and_all_ranks_choose_alike(world, options):
     assert len(set(caps)) == 1 and caps[0] / MIB in CAPS_MB
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_a_slow_link_is_measured_as_such():
     def body(comm):
         return measured_speed(comm, nn.Linear(1, 1).weight.device)

@@ -114,7 +114,7 @@ class Slow(nn.Module):
         return Pause.apply(self.last(Pause.apply(self.first(x), self.between)), self.before)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
 def test_overlap(schedule):
     """Rank 1 takes as long as rank 0, but its first gradients come 120 ms later: so long does the
@@ -153,7 +153,7 @@ class Wide(nn.Module):
         return self.last(Pause.apply(self.first(x), 0.1))
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential"))
 def test_overlap_on_a_paced_link(schedule):
     """A gradient travels for at least 40 ms, on a link that needs no processor. The first one
@@ -172,7 +172,7 @@ def test_overlap_on_a_paced_link(schedule):
             assert seen.exposed_ms > 75
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_overlap_of_a_schedule_that_leaves_buckets_in_flight():
     """They are waited for within their own step: all of their way is exposed, and none of it is
     left for the step without communication."""

@@ -117,6 +117,15 @@ def test_what_makes_no_sense_is_refused():
             functional.all_to_all(torch.ones(2, 3), comm, 1, -1)
         with pytest.raises(dp.Unsupported, match="must be at least 0 and below 1"):
             functional.dropout(torch.ones(2), 1.0, torch.Generator())
+        for wrong in (functional.gather, functional.reduce_scatter):
+            with pytest.raises(dp.Unsupported, match=r"shape \[2, 3\] has no dimension 2"):
+                wrong(torch.ones(2, 3), comm, 2)
+            with pytest.raises(TypeError, match="expected a tensor, not a list"):
+                wrong([1.0], comm)
+        with pytest.raises(dp.Unsupported, match=r"shape \[\] has no dimension 0"):
+            functional.gather(torch.ones(()), comm)
+        with pytest.raises(TypeError, match="expected a tensor, not a float"):
+            functional.shift(1.0, comm)
 
     threads(body, 1)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dpcore as dp
+from dpcore.parallel import functional
 from tests.ranks.groups import in_group
 
 
@@ -23,6 +24,8 @@ def test_axes_are_groups_of_the_right_ranks():
             assert met[axis.rank] == comm.rank
         with pytest.raises(AttributeError, match="no axis 'expert'; it has data, pipeline"):
             _ = mesh.expert
+        with pytest.raises(AttributeError, match=r"where a communicator is needed: mesh\.data"):
+            functional.reduce_from(torch.ones(2), mesh)
         with pytest.raises(dp.Unsupported, match="'expert' is not an axis"):
             mesh.generator(1, "expert")
         with pytest.raises(dp.Unsupported, match="init_process_group"):

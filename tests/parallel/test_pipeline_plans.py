@@ -43,6 +43,18 @@ def test_stages_that_differ_and_links_take_their_time():
     assert price.seconds == 13.5 + 6 + 0.5 + 2
     with pytest.raises(dp.Unsupported, match="forward has 3 times for 2 stages"):
         plan.price(forward=[1, 2, 3])
+    for wrong in ({"link": "1gbit,50us"}, {"forward": -1}, {"backward": [1, float("nan")]}):
+        with pytest.raises(dp.Unsupported, match=f"price: {next(iter(wrong))}=.* 0 or more"):
+            plan.price(**wrong)
+    with pytest.raises(dp.Unsupported, match="at most 1"):
+        plan.price(weight=2)
+
+
+def test_the_picture_has_no_unit():
+    plan = dp.pipeline_plan("1F1B", stages=2, microbatches=3)
+    assert plan.price(0.001, 0.002).draw() == plan.price(100, 200).draw() == plan.price().draw()
+    free = plan.price(0, 0)
+    assert (free.seconds, free.bubble, free.draw()) == (0, 0, "no pass takes any time")
 
 
 def test_a_backward_in_two_parts_fills_the_bubble():
@@ -89,10 +101,12 @@ def test_what_is_no_plan_is_refused(rows, said):
         (("Interleaved1F1B", 5, 8, 2), "equally many stages"),
         (("Interleaved1F1B", 4, 5, 2), "take 4 or 6"),
         (("1F1B", 2, 0), "all must be positive"),
+        (("1F1B", "2", 3), "stages: expected an integer, not '2'"),
+        (("1F1B", 2, 2.5), "microbatches: expected an integer, not 2.5"),
     ],
 )
 def test_names_and_numbers_are_checked(arguments, said):
     name, *rest = arguments
     numbers = dict(zip(("stages", "microbatches", "ranks"), rest, strict=False))
-    with pytest.raises(dp.Unsupported, match=said):
+    with pytest.raises((dp.Unsupported, TypeError), match=said):
         dp.pipeline_plan(name, **numbers)

@@ -56,6 +56,24 @@ def test_two_who_are_hurried_go_together_and_one_who_is_alone_does_not(files):
     thread.join()
 
 
+def test_those_who_are_quiet_go_together_and_with_nobody_else(files):
+    in_it = threading.Event()
+
+    def last():
+        with sharing.taken(files[2], 1):
+            in_it.set()
+
+    thread = threading.Thread(target=last)
+    with (
+        sharing.taken(files[0], sharing.SHARES, together=True),
+        sharing.taken(files[1], sharing.SHARES, together=True),
+    ):
+        thread.start()
+        assert not in_it.wait(0.1)
+    assert in_it.wait(60)
+    thread.join()
+
+
 def test_an_error_gives_the_shares_back(files):
     with pytest.raises(KeyError), sharing.taken(files[0], sharing.SHARES):
         raise KeyError

@@ -198,7 +198,7 @@ def test_traces_of_no_model_or_two_are_refused(tmp_path):
 # ---- against runs --------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
     """Layers that sleep, over 200 Mbit/s: no processor is needed, so what a busy machine adds is on
     top. No run is faster than predicted, and the quickest of a few is not much slower. (The
