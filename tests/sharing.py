@@ -1,8 +1,9 @@
 """How tests in several processes share the machine: those of `pytest -n`, and other terminals.
 
 It has four shares. A test takes one; a test that is marked `hurried`, two; `alone`, all of them;
-`quiet`, all of them together with others that are quiet. A share is a lock on a byte of this file, which belongs to the open file and not to the process:
-what a test forks does not matter, and the locks of a process that is killed are gone.
+`quiet`, all of them together with others that are quiet. A share is a lock on a byte of this file,
+which belongs to the open file and not to the process: what a test forks does not matter, and the
+locks of a process that is killed are gone.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """What a package index gets: which core is loaded, what is said where none fits, what is inside."""
 
 import base64
+import functools
 import hashlib
 import importlib.machinery
 import json
@@ -153,6 +154,7 @@ def test_the_sdist_has_what_its_readme_names(dist):
 def installed(dist, tmp_path_factory):
     """Both wheels, as pip unpacks them."""
 
+    @functools.cache
     def install(pattern):
         target = tmp_path_factory.mktemp("installed")
         pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target]

@@ -123,9 +123,9 @@ def live(row: Iterable[Action]) -> int:
     return max(accumulate((change[action.kind] for action in row), initial=0))
 
 
-def _for_each(value: float | Sequence[float], stages: int, name: str) -> Sequence[float]:
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    times = value if several else [value] * stages
+def _for_each(value: Any, stages: int, name: str) -> Sequence[float]:
+    is_one = isinstance(value, str) or not isinstance(value, Sequence)
+    times: Sequence[Any] = [value] * stages if is_one else value
     if len(times) != stages:
         raise Unsupported(f"price: {name} has {len(times)} times for {stages} stages")
     return [_time(time, name) for time in times]

@@ -47,11 +47,11 @@ class Mesh:
     def __getattr__(self, name: str) -> Any:
         axes = self.__dict__.get("_axes", {})
         if name not in axes:
-            is_call = axes and hasattr(self.comm, name)
-            advice = f"; give one of its axes where a communicator is needed: mesh.{next(iter(axes))}"
-            raise AttributeError(
-                f"this mesh has no axis {name!r}; it has {', '.join(axes)}{advice if is_call else ''}"
-            )
+            text = f"this mesh has no axis {name!r}; it has {', '.join(axes)}"
+            if axes and hasattr(self.comm, name):
+                first = next(iter(axes))
+                text += f"; give one of its axes where a communicator is needed: mesh.{first}"
+            raise AttributeError(text)
         return axes[name]
 
     @property

@@ -296,7 +296,7 @@ REFUSED = {
     a_hook: "hook",
     a_norm_of_order_zero: "norm_type=0 must be positive",
     a_conversion: "was Float on cpu when the model was wrapped",
-    a_conversion_behind_the_wrapper: r"to convert the module, call|call flush\(\) .* before you convert",
+    a_conversion_behind_the_wrapper: r"convert the module, call|call flush\(\) .* before",
     state_of_one_rank: r"\[3, 6\] has the shape \[9\], as in the part of one rank",
     state_of_one_rank_without_its_name: r"\], as in the part of one rank",
 }

@@ -9,9 +9,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 256 << 10  # of glib
 
 
 def proportional_bytes() -> int:
-    """The memory of this process: a page that several processes map is divided among them."""
+    """The memory of this process without the files it maps, its libraries above all: their pages
+    count for less, the more programs run. A page that several processes map is divided among
+    them."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    counts = {name: int(rest.split()[0]) for name, _, rest in (s.partition(":") for s in lines[1:])}
+    return (counts["Pss_Anon"] + counts["Pss_Shmem"]) * 1024
 
 
 def give_back_at_once() -> None:
