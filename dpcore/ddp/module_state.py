@@ -12,6 +12,10 @@ from dpcore.communicators.protocol import GradientGroup
 from dpcore.errors import Mismatch
 
 _CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
+_SAME_MODEL = (
+    "Wrap the same model, with the same parameters to train, the same options and the same "
+    "environment variables, on all ranks"
+)
 
 
 def check_same_model(
@@ -20,6 +24,8 @@ def check_same_model(
     buffers: Mapping[str, torch.Tensor],
     options: Mapping[str, Any],
     number: int,
+    subject: str = "models",
+    advice: str = _SAME_MODEL,
 ) -> int:
     """Raises ``Mismatch`` on every rank, naming the first parameter, buffer or option that differs
     from rank 0's. Returns the largest of the ranks' ``number``."""
@@ -29,11 +35,7 @@ def check_same_model(
         for name, tensor in parameters
     ]
     lines += lines_of_buffers(buffers)
-    advice = (
-        "Wrap the same model, with the same parameters to train, the same options and the same "
-        "environment variables, on all ranks"
-    )
-    return max(compare(group, lines, parameters[0][1].device, "models", advice, number))
+    return max(compare(group, lines, parameters[0][1].device, subject, advice, number))
 
 
 def lines_of_buffers(buffers: Mapping[str, torch.Tensor]) -> list[str]:

@@ -132,7 +132,10 @@ class LocalUpdates:
         own = {"resumed": self._is_resumed, "steps": self._steps}
         options = {"local updates": self._name, **own, **self._options()}
         named = dict(self.module.named_buffers())
-        group.agree_on(check_same_model(group.group, self._trained, named, options, group.number))
+        words = "models or options", f"Give {self._name} the same ones on all ranks"
+        group.agree_on(
+            check_same_model(group.group, self._trained, named, options, group.number, *words)
+        )
         if not self._is_resumed:
             values = [*self.module.parameters(), *named.values()]
             broadcast_values(group, [value.detach() for value in values])

@@ -170,7 +170,7 @@ def test_figures_are_those_of_a_trace(schedule):
     results = on_threads(body, 2, link="20mbit,100us", transport="auto")
     overlaps, computed = zip(*results, strict=True)
     assert min(computed) > 6
-    in_time(max(computed) < 7.8, str(computed))
+    in_time(max(computed) < 9, str(computed))  # six naps of 1 ms, and no waiting
     assert all(o > 0.2 if schedule == "bucketed" else o < 0.1 for o in overlaps)
 
 
