@@ -54,9 +54,10 @@ class Price(NamedTuple):
         times = [end - begin for spans in self.spans for _, begin, end in spans if end > begin]
         if not times:
             return "no pass takes any time"
+        shortest = min(times)
 
         def column(time: float) -> int:
-            return math.floor(time / min(times) + 0.5 + 1e-9)
+            return math.floor(time / shortest + 0.5 + 1e-9)
 
         stages = [{action.stage for action, _, _ in spans} for spans in self.spans]
         plain = all(len(of_rank) == 1 for of_rank in stages)  # then a stage needs no name

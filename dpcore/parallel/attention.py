@@ -103,7 +103,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[1] % k.shape[1]:
         raise Unsupported(
             f"attention: {q.shape[1]} heads of queries can't share {k.shape[1]} heads of keys "
-            "equally; their number must be a multiple"
+            f"equally; give a multiple of {k.shape[1]}"
         )
 
 
