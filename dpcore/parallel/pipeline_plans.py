@@ -51,8 +51,10 @@ def pipeline_plan(
         raise Unsupported(f"pipeline_plan: {name!r} is neither one of {NAMES} nor a *.csv file")
     if stages is None or microbatches is None:
         raise Unsupported(f"pipeline_plan: {name} needs stages= and microbatches=")
-    for name_of, number in (("stages", stages), ("microbatches", microbatches), ("ranks", ranks)):
-        check_integer(number or 0, f"pipeline_plan: {name_of}")
+    check_integer(stages, "pipeline_plan: stages")
+    check_integer(microbatches, "pipeline_plan: microbatches")
+    if ranks is not None:
+        check_integer(ranks, "pipeline_plan: ranks")
     ranks = ranks or (stages // 2 if name == "Interleaved1F1B" else stages)
     if min(stages, microbatches, ranks) < 1 or stages % ranks:
         raise Unsupported(

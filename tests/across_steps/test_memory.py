@@ -68,6 +68,7 @@ WORLDS = (2, 3) if os.environ.get("DPCORE_TEST_FULL") == "1" else (2,)
 def test_a_rank_holds_what_the_page_says(world):
     """In a Python of its own. Forked ranks have pages in common with all other tests, which come
     and go, and what a page counts for depends on how many have it."""
+    # conftest: what every rank would import is imported once
     program = f"import json, tests.conftest; from {__name__} import held_by_ranks; "
     program += f"print(json.dumps(held_by_ranks({world})))"
     out = subprocess.run(

@@ -302,6 +302,19 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_largest_gradient_has_a_name(schedule):
+    """As in torch, whose documents write the order of that norm "inf"."""
+
+    def body(comm):
+        model, optimizer = made(comm, schedule)
+        backward(model)
+        norms = [optimizer.clip_grad_norm_(1e9, norm) for norm in ("inf", float("inf"), 2)]
+        assert norms[0] == norms[1] != norms[2]
+
+    in_ranks(body)
+
+
 @pytest.mark.parametrize("mistake", REFUSED, ids=lambda mistake: mistake.__name__)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_refused_by_name(schedule, mistake):

@@ -13,8 +13,8 @@ def proportional_bytes() -> int:
     count for less, the more programs run. A page that several processes map is divided among
     them."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    counts = {name: int(rest.split()[0]) for name, _, rest in (s.partition(":") for s in lines[1:])}
-    return (counts["Pss_Anon"] + counts["Pss_Shmem"]) * 1024
+    counts = dict(line.split(":") for line in lines[1:])
+    return sum(int(counts[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem")) * 1024
 
 
 def give_back_at_once() -> None:
