@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import uuid
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def spawn(body, world, *arguments):
 
 @pytest.mark.parametrize("refused", [(), (0, 1, 2, 3), (1,)], ids=["all", "none", "not rank 1"])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_the_same_bytes_arrive_with_and_without_reading(world, refused, tmp_path):
+def test_the_same_bytes_arrive_with_and_without_reading(world, refused):
     def body(comm, name):
         comm = refusing(comm, refused, name)
         for collective, count in itertools.product(COLLECTIVES, SIZES):
@@ -62,7 +63,7 @@ def test_the_same_bytes_arrive_with_and_without_reading(world, refused, tmp_path
             path = run_and_measure(comm, collective, "auto", torch.float32, count)[0]
             assert path == (STAGE if refused else path_of(collective, world, count))
 
-    spawn(body, world, f"reading-{tmp_path.name}")
+    spawn(body, world, f"reading-{uuid.uuid4().hex}")
 
 
 def test_each_byte_is_read_once_and_none_is_written():
