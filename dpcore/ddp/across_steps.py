@@ -133,8 +133,11 @@ class AcrossSteps:
     def steps(self) -> Steps:
         """The optimizer, which has to be there by now."""
         if self._steps is None:
-            raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
+            raise self._without_optimizer()
         return self._steps
+
+    def _without_optimizer(self) -> Unsupported:
+        return Unsupported(_advice(self._wrapped(), self._is_refreshed))
 
     def refuse(self, what: str) -> None:
         """Features of a wrapped model that none of these schedules has."""
@@ -143,7 +146,7 @@ class AcrossSteps:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of whatever optimizer trains these parameters."""
         if self._steps is None or not self._steps.is_of(optimizer):
-            raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
+            raise self._without_optimizer()
 
     def update(self, buckets: list[int]) -> None:
         """The reducer's callback. It needs no model: that one may be gone by the last step."""
@@ -165,7 +168,7 @@ class AcrossSteps:
         if learning:
             steps = self.steps()
             if not steps.is_in_use():
-                raise Unsupported(_advice(self._wrapped(), self._is_refreshed))
+                raise self._without_optimizer()
             steps.before_forward()
         else:
             reducer.flush()
