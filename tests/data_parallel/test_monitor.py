@@ -74,7 +74,7 @@ def on_threads(body, world, **options):
 @pytest.mark.parametrize(("world", "slow"), [(2, 0), (4, 2)])
 def test_a_rank_that_is_20_percent_slower_is_named_within_20_steps(world, slow):
     def body(comm):
-        return watched(comm, 20, 2 * MS * (1.2 if comm.rank == slow else 1))
+        return watched(comm, 20, 5 * MS * (1.2 if comm.rank == slow else 1))
 
     results = on_threads(body, world)
     for _, last in results:
