@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from dpcore.errors import Error
 from dpcore.recorder.file import Event, RankRecord
 from dpcore.recorder.recording import Trace
 from dpcore.recorder.threads import thread_names
+from dpcore.recorder.torch_gather import gather_bytes
 from dpcore.recorder.torch_profile import RankProfile, align, profile_of, rank_profile
 from dpcore.recorder.torch_profile.clocks import wait_for_the_last
 from dpcore.recorder.torch_profile.events import described
@@ -136,14 +138,9 @@ class ProfilerTrace(Trace):
 
     def _exchange(self) -> list[RankRecord]:
         """Everybody's events on rank 0, on its clock."""
-        import torch.distributed as dist
-
-        is_first = self._comm.rank == 0
-        parts: list[Any] | None = [None] * self._comm.world_size if is_first else None
         mine = (self._profile.host, _unix_minus_monotonic(), self._ended().to_bytes())
-        first = dist.get_global_rank(self._comm.group, 0)
-        dist.gather_object(mine, parts, dst=first, group=self._comm.group)
-        return _on_one_clock(parts, self._profile) if parts is not None else []
+        parts = gather_bytes(pickle.dumps(mine), self._comm.group)
+        return _on_one_clock([pickle.loads(part) for part in parts], self._profile) if parts else []
 
 
 def _on_one_clock(parts: Sequence[tuple[str, int, bytes]], like: RankProfile) -> list[RankRecord]:

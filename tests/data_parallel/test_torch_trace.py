@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import dpcore as dp
+from dpcore.recorder import torch_gather
 from dpcore.show import figures_of, read_run
 from dpcore.show.buckets import bucket_spans, parameters_of
 from dpcore.show.figures import steps_of
@@ -171,6 +173,7 @@ def test_every_rank_writes_its_own_file_after_an_error(tmp_path):
 
 WITHOUT_A_CORE = """
 import sys
+import threading
 sys.modules["dpcore._C"] = None  # importing it raises
 import torch
 import torch.distributed as dist
@@ -194,3 +197,23 @@ def test_it_needs_no_core(tmp_path):
     done = python.run(*command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert read_run(tmp_path / "run.json").world_size == 2
+
+
+def test_a_trace_ends_when_nobody_holds_its_tensors():
+    """Gloo's thread lets go of them late. A saved tensor stands for that: C++ holds it as well."""
+    mine = torch.ones(3)
+    holders = [torch.ones(3, requires_grad=True) * mine]
+    assert mine._use_count() > 1
+    release = threading.Timer(0.1, holders.clear)
+    release.start()
+    torch_gather._wait_until_free([mine])
+    assert not holders
+    assert mine._use_count() == 1
+
+
+def test_a_trace_ends_although_somebody_holds_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch_gather, "_PATIENCE_SECONDS", 0.05)
+    mine = torch.ones(3)
+    holder = torch.ones(3, requires_grad=True) * mine
+    torch_gather._wait_until_free([mine])
+    assert holder.requires_grad and mine._use_count() > 1
