@@ -101,7 +101,9 @@ def messages(size: int) -> Start:
     return member
 
 
-def microseconds(world: int, starts: list[Start], rounds: int, iterations: int) -> list[list[float]]:
+def microseconds(
+    world: int, starts: Sequence[Start], rounds: int, iterations: int
+) -> list[list[float]]:
     """Of each start the times of its rounds, as rank 0 sees them; the other ranks are forked."""
     children = []
     for rank in range(1, world):
