@@ -109,7 +109,8 @@ def test_its_pythons_are_forked_in_their_turn(tmp_path):
     script.write_text(f"{has_torch}\nimport os; assert os.environ['RANK'] in '01'")
     command = [python.folder() / "torchrun", "--standalone", "--nproc-per-node", "2", script]
     out = subprocess.run(command, capture_output=True, text=True)
-    assert out.stdout == "True\n" * 2, out.stderr
+    said = (out.stdout.count("True"), out.stdout.count("False"))
+    assert said == (2, 0), out.stderr  # one may come into the other's line
 
 
 def test_a_line_to_the_launcher_is_passed_on():
