@@ -173,7 +173,6 @@ def test_every_rank_writes_its_own_file_after_an_error(tmp_path):
 
 WITHOUT_A_CORE = """
 import sys
-import threading
 sys.modules["dpcore._C"] = None  # importing it raises
 import torch
 import torch.distributed as dist
