@@ -40,6 +40,7 @@ _NAP_SECONDS = 50e-6
 _IDLE_SECONDS = 0.1  # how late a question or an abort of a peer may be read by who has no operation
 _GRACE_SECONDS = 0.25  # for what is in flight when another rank gives up
 _PATIENCE_SECONDS = 5.0  # for the others, at the end of a program whose communicator is over
+_READ_SECONDS = 0.5  # for the launcher to read what was written: MPICH's loses it at an abort
 
 
 class Engine:
@@ -360,6 +361,7 @@ class Engine:
             file=sys.stderr,
             flush=True,
         )
+        time.sleep(_READ_SECONDS)
         self.mpi.COMM_WORLD.Abort(1)
 
 
