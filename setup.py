@@ -206,14 +206,10 @@ def cuda_library_dir(nvcc: str) -> str:
 
 def gencode_flags(nvcc: str) -> list[str]:
     """Code for each architecture, and PTX of the newest for the ones that come later."""
-    wish = re.findall(r"\d+[af]?", os.environ.get("DPCORE_CUDA_ARCHS", ""))
-    if wish:
-        archs = wish
-    else:
-        known = {
-            int(number) for number in re.findall(r"sm_(\d+)", run_nvcc([nvcc, "--list-gpu-code"]))
-        }
-        archs = [str(arch) for arch in DEFAULT_CUDA_ARCHS if arch in known]
+    archs = re.findall(r"\d+[af]?", os.environ.get("DPCORE_CUDA_ARCHS", ""))
+    if not archs:
+        known = set(re.findall(r"sm_(\d+)", run_nvcc([nvcc, "--list-gpu-code"])))
+        archs = [str(arch) for arch in DEFAULT_CUDA_ARCHS if str(arch) in known]
     if not archs:
         stop(
             f"{nvcc} knows none of sm_{DEFAULT_CUDA_ARCHS}: set DPCORE_CUDA_ARCHS or DPCORE_CUDA=0"
@@ -304,13 +300,8 @@ def extension_arguments() -> dict[str, Any]:
     link_flags += [f"-l{name}" for name in TORCH_LIBRARIES]
     if nvcc:
         check_nvcc(nvcc)
-        link_flags += [
-            f"-L{cuda_library_dir(nvcc)}",
-            "-lcudart_static",
-            "-lrt",
-            "-ldl",
-            "-lpthread",
-        ]
+        link_flags += [f"-L{cuda_library_dir(nvcc)}", "-lcudart_static"]
+        link_flags += ["-lrt", "-ldl", "-lpthread"]
     extension = setuptools.Extension(
         target.module,
         # Relative: setuptools puts objects where the source's path leads from the build directory.

@@ -254,9 +254,13 @@ def test_files_begin_with_what_they_are_for():
     assert not silent
 
 
-@pytest.mark.parametrize("folder", ["csrc", "dpcore", "tests", "benchmarks"])
-def test_files_are_short(folder):
-    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in CODE]
+@pytest.mark.parametrize(
+    "place", ["csrc", "dpcore", "tests", "benchmarks", "examples", "exercises", "tools", "setup.py"]
+)
+def test_files_are_short(place):
+    paths = [ROOT / place, *(ROOT / place).rglob("*")]
+    paths = [path for path in paths if path.is_file() and path.suffix in CODE]
+    assert paths
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in paths}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
 
