@@ -10,7 +10,8 @@ PLACE/MODEL/THREADS:
                              what leaves them. Needs root.
 
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
-processes, and the ratio default / contender is that of the same round; its 95% interval is made of
+processes, and the default has one before and after every other's: the ratio default / contender is
+that of neighbours, since the machine is not the same seconds later. Its 95% interval is made of
 order statistics. Contenders whose gradients don't fit in memory together take part in several runs,
 each with the default. The default may settle first; if its layout changes later, that is reported.
 """
@@ -37,7 +38,7 @@ from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, load, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
-from dpcore.compare.training.worker import Job
+from dpcore.compare.training.worker import Job, in_turn
 
 HOSTS = {"host2": 2, "host4": 4}
 RATES = ("100mbit", "1gbit", "10gbit")
@@ -87,15 +88,30 @@ def that_fit(cell: Cell) -> int:
     return int(free * MEMORY_SHARE / cell.world / gradients) - 2
 
 
+def neighbours(turns: Sequence[float], others: Sequence[str]) -> dict[str, list[float]]:
+    """By contender what the default took beside it, round by round: the mean of its turns before
+    and after."""
+    found: dict[str, list[float]] = {name: [] for name in others}
+    for number, begin in enumerate(range(0, len(turns), len(others) + 1)):
+        for at, name in enumerate(in_turn(others, number), begin):
+            found[name].append((turns[at] + turns[at + 1]) / 2)
+    return found
+
+
+def means(values: Sequence[float], of: int) -> list[float]:
+    return [statistics.mean(values[at : at + of]) for at in range(0, len(values), of)]
+
+
 def records(cell: Cell, result: dict[str, Any], steps: int) -> Iterator[dict[str, Any]]:
     """One per contender of a run, the default first."""
-    rounds = {
-        name: [statistics.mean(times[at : at + steps]) for at in range(0, len(times), steps)]
-        for name, times in (
-            (name, of_slowest_rank(of_ranks)) for name, of_ranks in result["seconds"].items()
-        )
+    turns = {
+        name: means(of_slowest_rank(of_ranks), steps)
+        for name, of_ranks in result["seconds"].items()
     }
-    for name, times in rounds.items():
+    others = [name for name in turns if name != DEFAULT]
+    beside = neighbours(turns[DEFAULT], others)
+    turns[DEFAULT] = means(turns[DEFAULT], len(others) + 1)
+    for name, times in turns.items():
         line = {
             "cell": cell.name, "world": cell.world, "model": cell.model,
             "threads": result["threads"], "contender": name, "steps": steps,
@@ -109,8 +125,9 @@ def records(cell: Cell, result: dict[str, Any], steps: int) -> Iterator[dict[str
             line["choice"], after = result["choices"][name]
             line["settled"] = all(line["choice"][k] == after[k] for k in after if k != "said")
         if name != DEFAULT:
-            line["default_s"] = statistics.median(rounds[DEFAULT])
-            line["ratio"] = asdict(paired(rounds[DEFAULT], times))
+            line["default_s"] = statistics.median(beside[name])
+            line["default_rounds_s"] = beside[name]
+            line["ratio"] = asdict(paired(beside[name], times))
         yield line
 
 
@@ -118,7 +135,7 @@ def measured(cell: Cell, others: Sequence[str], options: Any) -> list[dict[str, 
     """The records of one run."""
     job = Job(
         cell.model, [DEFAULT, *others], options.rounds, steps=1, folder="", world=cell.world,
-        seconds=options.seconds, optimizer=False, threads=THREADS[cell.threads],
+        seconds=options.seconds, optimizer=False, threads=THREADS[cell.threads], around=True,
     )  # fmt: skip
     if cell.place in HOSTS:
         result = run_job(job, lambda _: None)
@@ -135,8 +152,8 @@ def main() -> int:
     add("--cells", default=USUAL, help="patterns of PLACE/MODEL/THREADS (default: %(default)s)")
     add("--list", action="store_true", help="the cells that --cells means, and end")
     add("--contenders", default=",".join((*OURS, *OF_TORCH)), help="of %(default)s")
-    add("--rounds", type=int, default=15, help="in which all take turns (default: %(default)s)")
-    add("--seconds", type=float, default=0.3, help="of the default in a round; at least one step")
+    add("--rounds", type=int, default=40, help="in which all take turns (default: %(default)s)")
+    add("--seconds", type=float, default=0.15, help="of a turn of the default; at least one step")
     add("--quick", action="store_true", help="3 short rounds of one small cell")
     add("--json", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
     add("--table", action="store_true", help="measure nothing: the table of what --json holds")

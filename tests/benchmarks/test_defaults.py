@@ -8,7 +8,7 @@ import pytest
 from benchmarks import defaults, readme
 from benchmarks.harness import beside_default
 from dpcore.compare.ratios import paired
-from dpcore.compare.training.worker import in_turn
+from dpcore.compare.training.worker import in_turn, turns
 from tests.faults.hosts import why_not
 
 CELL = defaults.Cell("host2", "many", "1")
@@ -35,20 +35,28 @@ def test_a_ratio_is_that_of_the_same_round():
     assert (half.median, half.low, half.high) == (0.5, 0.5, 0.5)
 
 
+def test_a_contender_is_compared_with_the_turns_of_the_default_beside_its_own():
+    found = defaults.neighbours([1, 3, 5, 7, 10, 30, 50, 70], ["b", "c", "d"])
+    assert [turns("abcd", number) for number in range(2)] == [list("abacada"), list("abadaca")]
+    assert found == {"b": [2, 20], "c": [4, 60], "d": [6, 40]}
+
+
 def test_records_of_a_run():
-    """Two rounds of two steps; of each step the slower rank counts."""
-    ours = [[0.1, 0.2, 0.4, 0.4], [0.2, 0.1, 0.3, 0.4]]
+    """Two rounds of two steps, the default's before and after torch's; of each step the slower
+    rank counts."""
+    ours = [[0.1, 0.2, 0.2, 0.1, 0.4, 0.4, 0.3, 0.4], [0.2, 0.1, 0.2, 0.3, 0.3, 0.4, 0.5, 0.5]]
     torch = [[0.4, 0.4, 0.5, 0.4], [0.1, 0.1, 0.1, 0.5]]
     default, other = defaults.records(CELL, result({"dpcore": ours, "torch": torch}), 2)
-    assert default["rounds_s"] == pytest.approx([0.2, 0.4])
+    assert default["rounds_s"] == other["default_rounds_s"] == pytest.approx([0.225, 0.45])
     assert default["settled"]
     assert "ratio" not in default
-    assert other["ratio"] == pytest.approx({"median": 0.65, "low": 0.5, "high": 0.8})
-    assert other["default_s"] == pytest.approx(0.3)
+    assert other["rounds_s"] == pytest.approx([0.4, 0.5])
+    assert other["ratio"] == pytest.approx({"median": 0.73125, "low": 0.5625, "high": 0.9})
+    assert other["default_s"] == pytest.approx(0.3375)
 
 
 def test_a_layout_that_changes_after_the_warm_up_is_reported():
-    made = result({"dpcore": [[0.1, 0.1], [0.1, 0.1]]})
+    made = result({"dpcore": [[0.1] * 4] * 2, "torch": [[0.1, 0.1]] * 2})
     made["choices"]["dpcore"][1] = {"schedule": "bucketed", "bucket_bytes": [4, 4], "said": "a"}
     lines = list(defaults.records(CELL, made, 2))
     assert not lines[0]["settled"]

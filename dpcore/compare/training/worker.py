@@ -64,6 +64,7 @@ class Job:
     optimizer: bool = True
     device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
     first_round: int = 0  # the rounds before were measured by an earlier job
+    around: bool = False  # the first contender has a turn before and after every other's
     by_round: bool = False  # tells every round as it ends, with the time after the last gradient
 
     def to_json(self) -> str:
@@ -228,7 +229,7 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
     for number in range(job.first_round, job.rounds):
         if job.raw_port:
             raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
-        for contender in in_turn(contenders, number):
+        for contender in turns(contenders, number) if job.around else in_turn(contenders, number):
             for _ in range(steps):
                 comm.barrier()
                 begin = time.perf_counter()
@@ -277,6 +278,13 @@ def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
     at = number % len(contenders)
     order = [*contenders[at:], *contenders[:at]]
     return order[::-1] if number % 2 else order
+
+
+def turns(contenders: Sequence[Any], number: int) -> list[Any]:
+    """The first contender before and after every other one, whose machine it so has: where two
+    turns are seconds apart, one of them may have a machine that is half as fast."""
+    first, *others = contenders
+    return [first, *(one for other in in_turn(others, number) for one in (other, first))]
 
 
 def device_of(job: Job, rank: int) -> torch.device:
