@@ -16,6 +16,7 @@ import dpcore as dp
 from dpcore.costs.link import link_or_variable
 from dpcore.ddp import launch_schedule
 from dpcore.recorder import joining
+from dpcore.recorder.file import RankRecord, chrome_trace
 from dpcore.reference import launches
 from dpcore.reference.buckets import plan_buckets
 from dpcore.show import figures_of, read_run
@@ -122,6 +123,18 @@ def test_a_rank_that_fails_is_in_the_file_with_the_others(ranks, tmp_path, how, 
     reason = {"raises": "rank 1: ArithmeticError: loss is nan", "exits": "rank 0: PeerLost: bucket"}
     assert about["otherData"]["error"].startswith(reason[how])
     assert len(about["otherData"]["models"]) == 1
+
+
+def test_the_error_of_the_file_is_the_cause():
+    """A rank that has lost another may end, and write, before the one that had the error."""
+
+    def part(rank, error):
+        record = RankRecord(rank, process=1, threads={}, dropped=0, events=[])
+        return chrome_trace([record], 2, {"models": [], "error": error})
+
+    cause, effect = "rank 1: ValueError: no data", "rank 0: PeerLost: bucket 0: rank 1 gave up"
+    for texts in ((cause, effect), (effect, cause)):
+        assert joining.joined(*map(part, (0, 1), texts))["otherData"]["error"] == cause
 
 
 def test_ranks_that_a_launcher_ends_are_in_the_file(ranks, tmp_path):

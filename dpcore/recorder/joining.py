@@ -78,12 +78,19 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     for name in ("dropped", "schedules"):
         facts[name] = {**first["otherData"][name], **second["otherData"][name]}
     facts["monotonicBaseNanoseconds"] = _monotonic_base(early)
+    if errors := [said for part in (first, second) if (said := part["otherData"].get("error"))]:
+        facts["error"] = min(errors, key=_is_of_another)
     return {
         **early,
         "traceEvents": events,
         "distributedInfo": first["distributedInfo"],
         "otherData": facts,
     }
+
+
+def _is_of_another(error: str) -> bool:
+    """Of a rank that lost one which had an error of its own, or was killed. It may end first."""
+    return error.split(": ")[1] == "PeerLost"
 
 
 def _monotonic_base(content: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 
 from dpcore.compare import hosts as namespaces
@@ -36,14 +37,19 @@ class Hosts(namespaces.Hosts):
         )
 
     def busiest_port(self, host: int) -> str:
-        """Of the host's connections, the local port of the one with the most waiting to leave."""
-        listed = subprocess.run(
-            self.inside(host, "ss", "-Htn", "state", "established"),
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        rows = [line.split() for line in listed.stdout.splitlines()]
-        most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
-        return most[2].rpartition(":")[2]
+        """Of the host's connections, the local port of the one with the most waiting to leave. At
+        a moment there may be nothing: then it looks again."""
+        until = time.monotonic() + 10
+        while True:
+            listed = subprocess.run(
+                self.inside(host, "ss", "-Htn", "state", "established"),
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            rows = [line.split() for line in listed.stdout.splitlines()]
+            most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
+            if int(most[1]) > 0:
+                return most[2].rpartition(":")[2]
+            assert time.monotonic() < until, listed.stdout
 
     def forget_ipv4(self) -> None:
         for host in range(len(self.names)):
