@@ -64,7 +64,7 @@ def test_a_short_run_on_this_host(tmp_path):
     path = tmp_path / "results.jsonl"
     names = "dpcore oracle,dpcore bucketed 1,dpcore priority,dpcore zero1,torch zero 1,torch fsdp"
     names += ",torch/dpcore zero overlap 1"
-    arguments = ("--places", "host", "--models", "transformer", "--contenders", names)
+    arguments = ("--places", "host", "--models", "sleeping_short", "--contenders", names)
     out = run(*arguments, "--rounds", "1", "--steps", "1", "--json", str(path))
     assert out.returncode == 0, out.stderr
     lines = {line["contender"]: line for line in load(path)}

@@ -3,7 +3,8 @@ programs of their own. `python.py` starts it, `client.py` asks it for them.
 
 The server runs no tensor operation and makes no communicator. It has one thread, so no lock is held
 when it forks. A copy gets the arguments, environment, folder and descriptors of the request and a
-new `__main__`, and ends as every Python does. It is killed when whoever has asked is gone.
+new `__main__`, and ends as every Python does, but that torch's own destructors don't run. It is
+killed when whoever has asked is gone.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ import socket
 import sys
 import types
 
-PRELOADED = (
+LIBRARIES = (
     "numpy",
     "pytest",
     "torch",
@@ -31,6 +32,8 @@ PRELOADED = (
     "torch._dynamo",  # the first optimizer of a process imports it: two seconds
     "torch.distributed.fsdp",  # these two take as long
     "torch.distributed.pipelining",
+)
+OURS = (
     "dpcore._C",
     "dpcore.__main__",
     "dpcore.launch.session",
@@ -171,10 +174,21 @@ def become(request, descriptors):
     exec(code, vars(main))
 
 
+def leave_out_destructors():
+    """Of the libraries that were loaded before this call, at exit, which comes after Python's end:
+    torch takes its table of operators apart, and copies the pages of it for that."""
+    libc = ctypes.CDLL(None)
+    for last in (libc._exit, libc.fcloseall):  # called in the other order, with the exit status
+        libc.on_exit(ctypes.cast(last, ctypes.c_void_p), None)
+
+
 if __name__ == "__main__":
     ROOT = os.getcwd()
     INSTALLED = [path for path in sys.path if path and os.path.realpath(path) != ROOT]
-    for name in PRELOADED:
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    leave_out_destructors()
+    for name in OURS:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what all copies share need not be looked through by each
