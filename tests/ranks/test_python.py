@@ -51,6 +51,8 @@ def test_a_program_finds_what_it_would_find(tmp_path, kind):
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
         "import os; os.kill(os.getpid(), 9)",
         "import atexit; atexit.register(print, 'at the end'); kept = print",
+        "import ctypes; ctypes.CDLL(None).printf(b'in a buffer of C until the end')",
+        "kept = type('Kept', (), {'__del__': lambda self: print('gone')})()",
         "import sys; print(sys.stdin.read(), file=sys.stderr)",
     ],
 )
