@@ -11,7 +11,7 @@ PLACE/MODEL/THREADS:
 
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
 processes, and the default has one before and after every other's: the ratio default / contender is
-that of neighbours, since the machine is not the same seconds later. Its 95% interval is made of
+that of neighbours, since the speed of a machine changes within seconds. Its 95% interval is made of
 order statistics. Contenders whose gradients don't fit in memory together take part in several runs,
 each with the default. The default may settle first; if its layout changes later, that is reported.
 """
@@ -38,7 +38,7 @@ from dpcore.compare.ratios import of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, load, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
-from dpcore.compare.training.worker import Job, in_turn
+from dpcore.compare.training.worker import Job, turns
 
 HOSTS = {"host2": 2, "host4": 4}
 RATES = ("100mbit", "1gbit", "10gbit")
@@ -88,13 +88,13 @@ def that_fit(cell: Cell) -> int:
     return int(free * MEMORY_SHARE / cell.world / gradients) - 2
 
 
-def neighbours(turns: Sequence[float], others: Sequence[str]) -> dict[str, list[float]]:
+def neighbours(times: Sequence[float], others: Sequence[str]) -> dict[str, list[float]]:
     """By contender what the default took beside it, round by round: the mean of its turns before
     and after."""
     found: dict[str, list[float]] = {name: [] for name in others}
-    for number, begin in enumerate(range(0, len(turns), len(others) + 1)):
-        for at, name in enumerate(in_turn(others, number), begin):
-            found[name].append((turns[at] + turns[at + 1]) / 2)
+    for number, begin in enumerate(range(0, len(times), len(others) + 1)):
+        for at, name in enumerate(turns([DEFAULT, *others], number)[1::2], begin):
+            found[name].append((times[at] + times[at + 1]) / 2)
     return found
 
 
@@ -104,14 +104,14 @@ def means(values: Sequence[float], of: int) -> list[float]:
 
 def records(cell: Cell, result: dict[str, Any], steps: int) -> Iterator[dict[str, Any]]:
     """One per contender of a run, the default first."""
-    turns = {
+    taken = {
         name: means(of_slowest_rank(of_ranks), steps)
         for name, of_ranks in result["seconds"].items()
     }
-    others = [name for name in turns if name != DEFAULT]
-    beside = neighbours(turns[DEFAULT], others)
-    turns[DEFAULT] = means(turns[DEFAULT], len(others) + 1)
-    for name, times in turns.items():
+    others = [name for name in taken if name != DEFAULT]
+    beside = neighbours(taken[DEFAULT], others)
+    taken[DEFAULT] = means(taken[DEFAULT], len(others) + 1)
+    for name, times in taken.items():
         line = {
             "cell": cell.name, "world": cell.world, "model": cell.model,
             "threads": result["threads"], "contender": name, "steps": steps,

@@ -49,7 +49,8 @@ def test_a_file_for_pairs(tmp_path):
 def seconds_of(call, comm, tries=8):
     """The best of a few: what the link takes, and not what else the machine does.
 
-    From the first rank's begin to the last one's end: who comes late finds messages that wait.
+    It begins with the first rank and ends with the last one: a rank that comes late finds messages
+    that wait for it, and by its own clock the link would be too fast.
     """
     best = float("inf")
     begins, ends = (torch.empty(comm.world_size, dtype=torch.float64) for _ in range(2))

@@ -3,7 +3,7 @@ programs of their own. `python.py` starts it, `client.py` asks it for them.
 
 The server runs no tensor operation and makes no communicator. It has one thread, so no lock is held
 when it forks. A copy gets the arguments, environment, folder and descriptors of the request and a
-new `__main__`, and ends as every Python does, but that torch's own destructors don't run. It is
+new `__main__`, and ends as every Python does, except that torch's own destructors don't run. It is
 killed when whoever has asked is gone.
 """
 
@@ -175,8 +175,8 @@ def become(request, descriptors):
 
 
 def leave_out_destructors():
-    """Of the libraries that were loaded before this call, at exit, which comes after Python's end:
-    torch takes its table of operators apart, and copies the pages of it for that."""
+    """Those of the libraries that are loaded by now don't run at exit, which comes after Python's
+    own end: torch's take its table of operators apart, and every page of it is copied for that."""
     libc = ctypes.CDLL(None)
     for last in (libc._exit, libc.fcloseall):  # called in the other order, with the exit status
         libc.on_exit(ctypes.cast(last, ctypes.c_void_p), None)

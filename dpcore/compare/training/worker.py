@@ -281,8 +281,8 @@ def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
 
 
 def turns(contenders: Sequence[Any], number: int) -> list[Any]:
-    """The first contender before and after every other one, whose machine it so has: where two
-    turns are seconds apart, one of them may have a machine that is half as fast."""
+    """The first contender has a turn before and after every other one's. Turns that are compared
+    should be neighbours: seconds later, a shared machine may be half as fast."""
     first, *others = contenders
     return [first, *(one for other in in_turn(others, number) for one in (other, first))]
 
