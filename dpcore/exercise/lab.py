@@ -20,7 +20,7 @@ PATIENCE = 7.0  # of an operation: ranks that wait for each other for longer nev
 WORDS_PRINTED = 2000
 
 # What the fork server imports once, instead of every rank.
-_IN_ADVANCE = ("dpcore.launch.session", "dpcore.ddp.data_parallel", "dpcore.exercise.training")
+_IN_ADVANCE = ("dpcore.ddp.data_parallel", "dpcore.exercise.training")
 
 # Settings of the caller's shell that would change what is measured.
 _NEUTRAL = dict.fromkeys(("DPCORE_TRACE", "DPCORE_SCHEDULE", "DPCORE_LINK"), "")

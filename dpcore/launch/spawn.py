@@ -34,6 +34,7 @@ from dpcore.errors import Error, PeerLost, Unsupported
 
 # What the fork server imports once for all ranks. Tests add to it what their ranks import.
 PRELOAD = ["dpcore.launch.spawn", "torch", "cloudpickle"]
+PRELOAD += ["dpcore.launch.session", "dpcore.communicators.native"]
 
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
 _EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
