@@ -3,7 +3,7 @@ programs of their own. `python.py` starts it, `client.py` asks it for them.
 
 The server runs no tensor operation and makes no communicator. It has one thread, so no lock is held
 when it forks. A copy gets the arguments, environment, folder and descriptors of the request and a
-new `__main__`, and ends as every Python does, except that torch's own destructors don't run. It is
+new `__main__`, and ends as every Python does, except that the libraries are not taken apart. It is
 killed when whoever has asked is gone.
 """
 
@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import types
+import weakref
 
 LIBRARIES = (
     "numpy",
@@ -174,9 +175,26 @@ def become(request, descriptors):
     exec(code, vars(main))
 
 
-def leave_out_destructors():
-    """Those of the libraries that are loaded by now don't run at exit, which comes after Python's
-    own end: torch's take its table of operators apart, and every page of it is copied for that."""
+class Kept:
+    """Takes modules out of Python's hands when it ends: it calls `__interactivehook__` no more, and
+    deletes it just before it takes all modules apart."""
+
+    def __init__(self, names):
+        self.names, self.modules, self.take = names, [], sys.modules.pop
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.modules))  # it lives for ever
+
+    def __del__(self):
+        for name in self.names:
+            self.modules.append(self.take(name, None))
+
+
+def leave_libraries():
+    """What is loaded by now stays as it is when a copy ends, since every page of it would be copied
+    to be taken apart: its modules are kept, and neither its finalizers nor its destructors run.
+    Those of a library come after Python's own end, and torch's undo its table of operators."""
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
+    sys.__interactivehook__ = Kept(set(sys.modules) - {"__main__", "builtins", "sys"})
     libc = ctypes.CDLL(None)
     for last in (libc._exit, libc.fcloseall):  # called in the other order, with the exit status
         libc.on_exit(ctypes.cast(last, ctypes.c_void_p), None)
@@ -187,7 +205,7 @@ if __name__ == "__main__":
     INSTALLED = [path for path in sys.path if path and os.path.realpath(path) != ROOT]
     for name in LIBRARIES:
         importlib.import_module(name)
-    leave_out_destructors()
+    leave_libraries()
     for name in OURS:
         importlib.import_module(name)
     gc.collect()
