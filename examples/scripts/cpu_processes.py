@@ -59,8 +59,8 @@ def main():
             x, y = test_set.tensors
             accuracy = (model.module(x).argmax(1) == y).float().mean().item()
         print(f"accuracy {accuracy:.3f} after {time.perf_counter() - begin:.1f} s")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # torch DDP holds the group as long as there is a model

@@ -82,6 +82,7 @@ def worker(local_rank, args):
         good = good + 1 if accuracy >= args.target_accuracy else 0
         if good == args.patience:
             break
+    del model  # torch DDP holds the group
     dist.destroy_process_group()
 
 

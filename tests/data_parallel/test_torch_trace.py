@@ -184,6 +184,7 @@ model = DistributedDataParallel(torch.nn.Linear(10, 10))
 with dpcore.trace("run.json") as t:
     model(torch.randn(4, 10)).sum().backward()
 assert t.by_operation()["all_reduce"]["count"] == 1
+del model  # it holds the group
 dist.destroy_process_group()
 """
 
