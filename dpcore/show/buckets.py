@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -64,13 +64,17 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
         arrivals.setdefault((event.model, event.operation), []).append(event.begin_ns)
     gradients = max((len(model["parameters"]) for model in run.models), default=_SOME_GRADIENTS)
     operations = _Operations(rank.operations, gradients)
+    described = {number: described_model(run, number) for number in {e.model for e in rank.launches}}
     sent_before: dict[tuple[int, int], int] = {}
+    launched = list(_launched_with(rank.launches, operations))
+    begins = [launch.begin_ns for launch, _ in launched]
+    ends = [launch.begin_ns if sent is None else sent.end_ns for launch, sent in launched]
+    exposed = _exposed_ns(begins, ends, union_of(rank.exposed))
     spans = []
-    for launch, operation in _launched_with(rank.launches, operations):
+    for (launch, operation), end_ns, exposed_ns in zip(launched, ends, exposed, strict=True):
         bucket = launch.model, launch.operation
         since = sent_before.get(bucket, 0)
-        described = described_model(run, launch.model)
-        ready = [t for t in _ready_times(launch, described, arrivals) if t >= since]
+        ready = [t for t in _ready_times(launch, described[launch.model], arrivals) if t >= since]
         sent_before[bucket] = launch.begin_ns
         spans.append(
             BucketSpan(
@@ -79,12 +83,12 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
                 first_ready_ns=min(ready, default=launch.begin_ns),
                 last_ready_ns=max(ready, default=launch.begin_ns),
                 launch_ns=launch.begin_ns,
-                end_ns=operation.end_ns if operation is not None else launch.begin_ns,
+                end_ns=end_ns,
                 sent_by=operation,
                 model=launch.model,
+                exposed_ns=exposed_ns,
             )
         )
-    spans = _with_exposed(spans, union_of(rank.exposed))
     return sorted(spans, key=lambda span: span.first_ready_ns)
 
 
@@ -99,14 +103,14 @@ def _launched_with(
             yield launch, operation
 
 
-def _with_exposed(spans: Sequence[BucketSpan], exposed: Intervals) -> list[BucketSpan]:
-    """Exposed time belongs to the bucket that was sent first among those that are on their way: DDP
-    waits for them in this order. So the parts of the buckets add up to the whole."""
-    ordered = sorted(spans, key=lambda span: span.launch_ns)
-    ends = np.maximum.accumulate([0, *(span.end_ns for span in ordered)])
-    begins = np.maximum([span.launch_ns for span in ordered], ends[:-1])
-    times = exposed.covered_until(np.maximum(ends[1:], begins)) - exposed.covered_until(begins)
-    return [replace(span, exposed_ns=ns) for span, ns in zip(ordered, times.tolist(), strict=True)]
+def _exposed_ns(begins: Sequence[int], ends: Sequence[int], exposed: Intervals) -> list[int]:
+    """Of each bucket, in the order in which they were sent. Exposed time belongs to the bucket that
+    was sent first among those that are on their way: DDP waits for them in this order. So the parts
+    of the buckets add up to the whole."""
+    until = np.maximum.accumulate([0, *ends])
+    since = np.maximum(begins, until[:-1])
+    times = exposed.covered_until(np.maximum(until[1:], since)) - exposed.covered_until(since)
+    return [int(ns) for ns in times.tolist()]
 
 
 def parameters_of(run: Run, bucket: int, nbytes: int, model: int = 0) -> str:
