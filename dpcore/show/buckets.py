@@ -64,7 +64,8 @@ def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
         arrivals.setdefault((event.model, event.operation), []).append(event.begin_ns)
     gradients = max((len(model["parameters"]) for model in run.models), default=_SOME_GRADIENTS)
     operations = _Operations(rank.operations, gradients)
-    described = {number: described_model(run, number) for number in {e.model for e in rank.launches}}
+    numbers = {launch.model for launch in rank.launches}
+    described = {number: described_model(run, number) for number in numbers}
     sent_before: dict[tuple[int, int], int] = {}
     launched = list(_launched_with(rank.launches, operations))
     begins = [launch.begin_ns for launch, _ in launched]
