@@ -85,18 +85,18 @@ def test_one_argument_of_two():
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, False),
+        ({}, None),
         ({"LOCAL_WORLD_SIZE": "4"}, False),
         ({"LOCAL_WORLD_SIZE": "2"}, True),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True),
         ({"MPI_LOCALNRANKS": "4"}, False),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}, True),
-        ({"SLURM_STEP_NUM_NODES": "2"}, False),
+        ({"SLURM_STEP_NUM_NODES": "2"}, None),
     ],
 )
 def test_whether_the_job_spans_hosts(environment, expected):
     assert spans_hosts(4, environment) is expected
-    if environment.keys() - {"SLURM_STEP_NUM_NODES"}:  # a launcher knows it
+    if expected is not None:
         assert may_span_hosts(4, "tcp://node0:1", environment) is expected
 
 

@@ -72,24 +72,19 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
     return _from_environment(os.environ if environment is None else environment) is not None
 
 
-def spans_hosts(world_size: int, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the launcher says that not all ranks are on this host.
+def spans_hosts(world_size: int, env: Mapping[str, str]) -> bool | None:
+    """Whether the ranks are on several hosts, as far as the launcher says it.
 
-    >>> spans_hosts(4, {"LOCAL_WORLD_SIZE": "2"}), spans_hosts(4, {})
+    >>> spans_hosts(4, {"LOCAL_WORLD_SIZE": "2"}), spans_hosts(2, {"LOCAL_WORLD_SIZE": "2"})
     (True, False)
+    >>> spans_hosts(4, {})
     """
-    env = os.environ if environment is None else environment
-    return _launcher_spans_hosts(world_size, env) or False
-
-
-def is_one_host(world_size: int, environment: Mapping[str, str]) -> bool:
-    """Whether the launcher says that all ranks are on this host.
-
-    >>> is_one_host(2, {"LOCAL_WORLD_SIZE": "2"}), is_one_host(2, {})
-    (True, False)
-    """
-    pretends = environment.get("DPCORE_PRETEND_HOSTS")
-    return not pretends and _launcher_spans_hosts(world_size, environment) is False
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in env:
+            return int(env[name]) < world_size
+    if "SLURM_STEP_ID" in env:
+        return int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
+    return None
 
 
 def may_span_hosts(
@@ -104,7 +99,7 @@ def may_span_hosts(
     env = os.environ if environment is None else environment
     if env.get("DPCORE_PRETEND_HOSTS"):
         return world_size > 1
-    said = _launcher_spans_hosts(world_size, env)
+    said = spans_hosts(world_size, env)
     if said is not None or world_size == 1:
         return bool(said)
     if init_method is not None and init_method.startswith("tcp://"):
@@ -114,15 +109,6 @@ def may_span_hosts(
     else:  # a name that only means something on this host
         return False
     return not (host in ("localhost", "::1") or host.startswith("127."))
-
-
-def _launcher_spans_hosts(world_size: int, env: Mapping[str, str]) -> bool | None:
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        if name in env:
-            return int(env[name]) < world_size
-    if "SLURM_STEP_ID" in env:
-        return int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
-    return None
 
 
 def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:

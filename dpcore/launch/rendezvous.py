@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 from dpcore.launch import mpi_rendezvous, pmi, pmix
-from dpcore.launch.identity import Identity, is_one_host, slurm_address, spans_hosts
+from dpcore.launch.identity import Identity, slurm_address, spans_hosts
 from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def tcp_options(
             listener = _C.TcpListener.at(address, interface)
         elif identity.rank == 0:
             assert store is not None
-            spans = at is not None or spans_hosts(identity.world_size, env)
+            spans = at is not None or bool(spans_hosts(identity.world_size, env))
             listener = _reachable_listener(env, spans)
             address = listener.address
             published.enter_context(store.publish(job, address))
@@ -112,7 +112,7 @@ def pretended_host(rank: int, env: Mapping[str, str]) -> str:
 
 def own_address(identity: Identity, env: Mapping[str, str]) -> str:
     """The address of this host at which the other ranks can reach it."""
-    listener = _reachable_listener(env, spans_hosts(identity.world_size, env))
+    listener = _reachable_listener(env, bool(spans_hosts(identity.world_size, env)))
     return listener.address.rpartition(":")[0].strip("[]")
 
 
@@ -175,7 +175,8 @@ def rendezvous_store(
 def _launcher_store(env: Mapping[str, str], identity: Identity) -> Store | None:
     """Ranks of one host need nobody else. Otherwise that of MPI, where it runs: it has the
     launcher's line. Otherwise the line."""
-    if is_one_host(identity.world_size, env):
+    one_host = spans_hosts(identity.world_size, env) is False
+    if one_host and not env.get("DPCORE_PRETEND_HOSTS"):
         return HostStore()
     running = mpi_rendezvous.connect(identity.rank, identity.world_size)
     return running or pmi.connect(env) or pmix.connect(env)
