@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord
+from dpcore.recorder.torch_gather import gather_bytes
 
 
 class TorchTrace:
@@ -91,12 +92,11 @@ class TorchTrace:
 
     def write(self, path: Path) -> None:
         """On all ranks; rank 0 writes."""
-        parts: list[Any] = [None] * dist.get_world_size()
         main = threading.get_native_id()
         events = sorted(self._events, key=lambda event: event.begin_ns)
         mine = RankRecord(dist.get_rank(), os.getpid(), {main: "main"}, 0, events)
-        dist.all_gather_object(parts, mine.to_bytes())
-        if dist.get_rank() == 0:
+        parts = gather_bytes(mine.to_bytes(), dist.group.WORLD)
+        if parts:
             records = [RankRecord.from_bytes(part) for part in parts]
             way = "gloo" if self._comm is None else self._comm.transport
             facts = {"transport": way, "paths": {"all_reduce": {way: self._operation}}}
