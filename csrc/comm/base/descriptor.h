@@ -2,6 +2,8 @@
 // open, nor a memory alive, that its parent gives up. Moves, never copies.
 #pragma once
 
+#include <fcntl.h>
+
 #include <utility>
 
 #include "comm/base/fork_guard.h"
@@ -34,5 +36,10 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+// Of what somebody else owns; -1 has an empty one.
+inline Descriptor copy_of(int fd) {
+  return Descriptor(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
 
 }  // namespace dpcore

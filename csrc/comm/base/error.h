@@ -51,6 +51,11 @@ using Timeout = TypedError<ErrorKind::timeout>;
 using Mismatch = TypedError<ErrorKind::mismatch>;
 // The ranks did not find each other.
 using RendezvousError = TypedError<ErrorKind::rendezvous>;
+// While they meet: the other one is there and says nothing.
+class NoAnswer : public RendezvousError {
+ public:
+  using RendezvousError::RendezvousError;
+};
 // The request has no meaning, or no implementation here.
 using Unsupported = TypedError<ErrorKind::unsupported>;
 

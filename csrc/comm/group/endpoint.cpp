@@ -212,7 +212,8 @@ void Endpoint::ring(int r) const {
   const Peer& peer = peers_[r];
   peer.bell->ring();
   if (peer.wake_event) {
-    Network::wake(peer.wake_event.get(), 1);
+    // A token for each thread that sleeps there: only one of them may be able to go on.
+    Network::wake(peer.wake_event.get(), std::max(1u, peer.bell->asleep.load()));
   }
 }
 

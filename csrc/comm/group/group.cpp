@@ -239,8 +239,8 @@ void Group::leave() {
 bool Group::everybody_left() const {
   uint32_t gone = 0;
   for (int r = 0; r < world(); ++r) {
-    // A remote rank never looks at this rank's memory.
-    gone += r != rank_ && (is_remote(r) || is_dead(r)) ? 1 : 0;
+    // A remote rank never looks at this rank's memory. One that left has said so in `departed`.
+    gone += r != rank_ && (is_remote(r) || (is_dead(r) && !has_left(r))) ? 1 : 0;
   }
   return mine().departed.load(std::memory_order_acquire) + gone + 1 >=
          static_cast<uint32_t>(world());

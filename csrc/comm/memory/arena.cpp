@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -35,6 +36,20 @@ std::byte* map_shared(int fd, size_t reserve) {
                 "); a limit on address space (ulimit -v) calls for DPCORE_ARENA_MAX=<GiB>");
   }
   return static_cast<std::byte*>(at);
+}
+
+// Older kernels give up at any signal that this thread may handle (a child's end, a timer's), so
+// none comes meanwhile. Returns an errno.
+int allocate_undisturbed(int fd, size_t from, size_t bytes) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int problem = EINTR;
+  while (problem == EINTR) {  // a debugger that attaches
+    problem = posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(bytes));
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return problem;
 }
 
 }  // namespace
@@ -96,8 +111,7 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
                 std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
   }
   fault::reach(fault::Point::grow, rank_, 0);
-  const int problem =
-      posix_fallocate(fd(), static_cast<off_t>(old_size), static_cast<off_t>(new_size - old_size));
+  const int problem = allocate_undisturbed(fd(), old_size, new_size - old_size);
   if (problem != 0) {
     throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
                 std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +

@@ -47,7 +47,7 @@ std::vector<Descriptor> gather(const std::string& name, int world, int own, int6
   }
   std::vector<Descriptor> all(static_cast<size_t>(world));
   std::vector<UnixSocket> lines(static_cast<size_t>(world));
-  all[0] = Descriptor(dup(own));
+  all[0] = copy_of(own);
   for (int arrived = 1; arrived < world;) {
     const auto missing = std::find_if(all.begin(), all.end(), [](auto& fd) { return !fd; });
     check_time(deadline_ns, interrupted, static_cast<int>(missing - all.begin()));

@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kMaxDescriptors = 253;  // SCM_MAX_FD of Linux
 constexpr int kPollSliceMs = 20;
+constexpr int kRetryUs = 1000;
 
 sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   sockaddr_un address{};
@@ -38,15 +39,20 @@ int new_socket() {
   return fd;
 }
 
+// Throws whatever ends the wait.
+void look_up(int64_t deadline_ns, const UnixSocket::Interrupt& interrupted) {
+  if (interrupted) {
+    interrupted();
+  }
+  if (now_ns() > deadline_ns) {
+    throw NoAnswer("no answer from the other ranks before the deadline");
+  }
+}
+
 void wait_for(int fd, short events, int64_t deadline_ns, const UnixSocket::Interrupt& interrupted) {
   pollfd entry{fd, events, 0};
   while (poll(&entry, 1, kPollSliceMs) <= 0) {
-    if (interrupted) {
-      interrupted();
-    }
-    if (now_ns() > deadline_ns) {
-      throw RendezvousError("no answer from the other ranks before the deadline");
-    }
+    look_up(deadline_ns, interrupted);
   }
 }
 
@@ -122,6 +128,9 @@ bool UnixSocket::send(const void* data, size_t bytes, const std::vector<int>& de
     const ssize_t n = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       sent += static_cast<size_t>(n);
+    } else if (errno == ETOOMANYREFS) {  // descriptors on their way to receivers of this user
+      look_up(deadline_ns, interrupted);
+      usleep(kRetryUs);
     } else if (errno != EAGAIN && errno != EINTR) {
       return false;
     }

@@ -173,6 +173,10 @@ void Network::send_queued(Peer& peer) {
     const ssize_t sent = send(peer.control.fd(), peer.out.data() + peer.out_sent,
                               peer.out.size() - peer.out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (peer.out_sent > peer.out.size() / 2) {  // what was sent goes, also where more never ends
+        peer.out.erase(peer.out.begin(), peer.out.begin() + static_cast<ptrdiff_t>(peer.out_sent));
+        peer.out_sent = 0;
+      }
       return;
     }
     if (sent < 0 && errno != EINTR) {

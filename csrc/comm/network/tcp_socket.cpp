@@ -45,7 +45,7 @@ bool is_ready(int fd, short events, int64_t deadline_ns, const TcpSocket::Interr
 }
 
 [[noreturn]] void give_up() {
-  throw RendezvousError("no answer from the other side before the deadline");
+  throw NoAnswer("no answer from the other side before the deadline");
 }
 
 void set_option(int fd, int level, int name, int value) {
@@ -112,7 +112,12 @@ TcpSocket TcpSocket::connect_to(const TcpAddress& address, int64_t deadline_ns,
 }
 
 TcpSocket TcpSocket::accept() {
-  return TcpSocket(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+    throw RendezvousError(std::string("cannot accept the other ranks: ") + std::strerror(errno) +
+                          "; raise `ulimit -n`");
+  }
+  return TcpSocket(fd);
 }
 
 TcpAddress TcpSocket::local_address() const {
@@ -162,6 +167,11 @@ bool TcpSocket::send_all(const void* data, size_t bytes, int64_t deadline_ns,
     }
   }
   return true;
+}
+
+bool TcpSocket::has_something() const {
+  pollfd entry{fd_.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
 }
 
 ptrdiff_t TcpSocket::receive_some(void* data, size_t bytes) {

@@ -52,7 +52,8 @@ class TcpSocket {
   // An empty socket when nobody listens there (yet) or the way is blocked; `problem` says why.
   static TcpSocket connect_to(const TcpAddress& address, int64_t deadline_ns,
                               const Interrupt& interrupted, std::string* problem);
-  // The next connection, or an empty socket when there is none now.
+  // The next connection, or an empty socket when there is none now. Throws RendezvousError where no
+  // descriptor is left for it.
   TcpSocket accept();
 
   explicit operator bool() const { return static_cast<bool>(fd_); }
@@ -69,9 +70,11 @@ class TcpSocket {
   // in milliseconds, and 12 days at most here.
   static void bear_silence(int fd, int64_t nanoseconds);
 
-  // False when the other side is gone; throws RendezvousError at the deadline.
+  // False when the other side is gone; throws NoAnswer at the deadline.
   bool send_all(const void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);
   bool receive_all(void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);
+  // Whether data has come, or the other side is gone.
+  bool has_something() const;
   // Up to `bytes`; 0 when nothing is there now, -1 when the other side is gone.
   ptrdiff_t receive_some(void* data, size_t bytes);
 

@@ -66,7 +66,7 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
   }
   entry->arenas[rendezvous.rank] = std::move(arena);
   entry->costs[rendezvous.rank] = rendezvous.costs;
-  entry->wake_events[rendezvous.rank] = Descriptor(wake_event < 0 ? -1 : dup(wake_event));
+  entry->wake_events[rendezvous.rank] = copy_of(wake_event);
   ++entry->arrived;
   ++entry->inside;
   table_changed.notify_all();
@@ -78,7 +78,7 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
   };
   while (entry->arrived < entry->world && !entry->failed) {
     table_changed.wait_for(lock, std::chrono::milliseconds(20));
-    if (now_ns() > rendezvous.deadline_ns) {
+    if (entry->arrived < entry->world && now_ns() > rendezvous.deadline_ns) {
       entry->failed = true;
     }
     try {
@@ -95,13 +95,14 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
       throw;
     }
   }
-  if (entry->arrived < entry->world) {
+  if (entry->failed) {  // also where the last one comes after another one has given up
     const std::string missing = missing_ranks(*entry);
     leave();
     table_changed.notify_all();
     throw RendezvousError("rank " + std::to_string(rendezvous.rank) + ": " +
                           std::to_string(entry->arrived) + " of " + std::to_string(entry->world) +
-                          " ranks came; missing: " + missing);
+                          " ranks came" +
+                          (missing.empty() ? ", the last one too late" : "; missing: " + missing));
   }
   std::vector<LocalPeer> peers(rendezvous.world);
   for (int r = 0; r < rendezvous.world; ++r) {
@@ -110,8 +111,7 @@ std::vector<LocalPeer> meet_inproc(const Rendezvous& rendezvous, std::shared_ptr
     peers[r].costs = entry->costs[r];
     if (r != rendezvous.rank) {
       peers[r].local = entry->arenas[r];
-      const Descriptor& event = entry->wake_events[r];
-      peers[r].wake_event = Descriptor(event ? dup(event.get()) : -1);
+      peers[r].wake_event = copy_of(entry->wake_events[r].get());
     }
   }
   leave();

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -18,6 +19,8 @@ namespace {
 
 constexpr int kLookMs = 20;
 constexpr int64_t kRetryNs = 5'000'000;
+// For one of several addresses of a host: behind a firewall it may never answer.
+constexpr int64_t kTryNs = 2'000'000'000;
 // Rank 0 says at its own deadline who is missing: the others give it time for that.
 constexpr int64_t kGraceNs = 1'000'000'000;
 
@@ -32,6 +35,13 @@ struct Entry {  // one rank in the list that rank 0 hands out
   char address[64] = {};
   CostConstants costs;  // of rank 0
 };
+
+Notice notice_of(const std::string& problem) {
+  Notice notice;
+  notice.all_well = problem.empty() ? 1 : 0;
+  problem.copy(notice.reason, sizeof(notice.reason) - 1);
+  return notice;
+}
 
 std::string name_of_rank(int r) { return "rank " + std::to_string(r); }
 
@@ -68,6 +78,11 @@ class TcpRendezvous {
  private:
   std::string who() const { return name_of_rank(rendezvous_.rank) + ": "; }
 
+  // What comes from below does not say whose problem it is.
+  std::string with_rank(const std::string& problem) const {
+    return (problem.starts_with("rank ") ? "" : who()) + problem;
+  }
+
   void look_up() const {
     if (rendezvous_.interrupted) {
       rendezvous_.interrupted();
@@ -85,11 +100,17 @@ class TcpRendezvous {
       gather(clients);
       hand_out(clients);
       share_hosts(clients);
+      std::vector<bool> heard(rendezvous_.world);
+      look_ = [&] {
+        look_up();
+        hear_who_came(clients, heard);
+      };
       link(*net_.listener);
-      hear_from_all(clients);
+      hear_from_all(clients, heard);
     } catch (const RendezvousError& problem) {
-      tell_all(clients, problem.what());
-      throw;
+      const std::string text = with_rank(problem.what());
+      tell_all(clients, text);
+      throw RendezvousError(text);
     }
     tell_all(clients, "");
   }
@@ -148,11 +169,25 @@ class TcpRendezvous {
     Notice complete;
     complete.all_well = 1;
     for (int r = 1; r < rendezvous_.world; ++r) {
-      if (!clients[r].send_all(&complete, sizeof(complete), rendezvous_.deadline_ns,
-                               rendezvous_.interrupted) ||
-          !clients[r].send_all(data, bytes, rendezvous_.deadline_ns, rendezvous_.interrupted)) {
-        throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
-      }
+      talk_with(r, [&] {
+        return clients[r].send_all(&complete, sizeof(complete), rendezvous_.deadline_ns,
+                                   rendezvous_.interrupted) &&
+               clients[r].send_all(data, bytes, rendezvous_.deadline_ns, rendezvous_.interrupted);
+      });
+    }
+  }
+
+  // `talk` returns whether rank r is there.
+  template <class Talk>
+  static void talk_with(int r, Talk talk) {
+    bool is_there = false;
+    try {
+      is_there = talk();
+    } catch (const NoAnswer&) {
+      throw RendezvousError(name_of_rank(r) + " did not answer before the deadline; is it stopped?");
+    }
+    if (!is_there) {
+      throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
     }
   }
 
@@ -161,39 +196,55 @@ class TcpRendezvous {
     std::vector<int32_t> hosts(rendezvous_.world);
     hosts[0] = 0;
     for (int r = 1; r < rendezvous_.world; ++r) {
-      if (!clients[r].receive_all(&hosts[r], sizeof(hosts[r]), rendezvous_.deadline_ns,
-                                  rendezvous_.interrupted)) {
-        throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
-      }
+      talk_with(r, [&] {
+        return clients[r].receive_all(&hosts[r], sizeof(hosts[r]), rendezvous_.deadline_ns,
+                                      rendezvous_.interrupted);
+      });
     }
     give_all(clients, hosts.data(), hosts.size() * sizeof(hosts[0]));
     learn_hosts(hosts);
   }
 
-  void hear_from_all(std::vector<TcpSocket>& clients) {
+  void hear_from_all(std::vector<TcpSocket>& clients, std::vector<bool>& heard) {
     for (int r = 1; r < rendezvous_.world; ++r) {
-      Notice notice;
-      if (!clients[r].receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + kGraceNs,
-                                  rendezvous_.interrupted)) {
-        throw RendezvousError(name_of_rank(r) + " went away while the ranks were connecting");
-      }
-      if (notice.all_well != 1) {
-        notice.reason[sizeof(notice.reason) - 1] = '\0';
-        throw RendezvousError(notice.reason);
+      if (!heard[r]) {
+        heard[r] = true;
+        hear(r, clients[r], look_);
       }
     }
   }
 
-  void tell_all(std::vector<TcpSocket>& clients, const std::string& problem) {
+  // Those that have said already how linking went: whoever failed is heard at once, and not when
+  // the ranks that wait for it have waited in vain.
+  void hear_who_came(std::vector<TcpSocket>& clients, std::vector<bool>& heard) {
+    for (int r = 1; r < rendezvous_.world; ++r) {
+      if (!heard[r] && clients[r].has_something()) {
+        heard[r] = true;
+        hear(r, clients[r], rendezvous_.interrupted);
+      }
+    }
+  }
+
+  void hear(int r, TcpSocket& client, const TcpSocket::Interrupt& interrupted) {
     Notice notice;
-    notice.all_well = problem.empty() ? 1 : 0;
-    problem.copy(notice.reason, sizeof(notice.reason) - 1);
+    talk_with(r, [&] {
+      return client.receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + kGraceNs,
+                                interrupted);
+    });
+    if (notice.all_well != 1) {
+      notice.reason[sizeof(notice.reason) - 1] = '\0';
+      throw RendezvousError(notice.reason);
+    }
+  }
+
+  void tell_all(std::vector<TcpSocket>& clients, const std::string& problem) {
+    const Notice notice = notice_of(problem);
     for (TcpSocket& client : clients) {
       try {
         if (client) {
           client.send_all(&notice, sizeof(notice), now_ns() + kGraceNs, nullptr);
         }
-      } catch (const RendezvousError&) {  // it does not read: the others must still hear
+      } catch (const NoAnswer&) {  // it does not read: the others must still hear
       }
     }
   }
@@ -213,6 +264,9 @@ class TcpRendezvous {
       if (introduce(line, greeting, own_, "rank 0", rendezvous_.deadline_ns + kGraceNs,
                     rendezvous_.interrupted)) {
         root = std::move(line);
+      } else {
+        try_again("what listens as rank 0 at " + net_.root +
+                  " hangs up; is rank 0 running, or is the port another program's?");
       }
     }
     std::vector<Entry> list(rendezvous_.world);
@@ -224,16 +278,31 @@ class TcpRendezvous {
           std::string(list[r].address, strnlen(list[r].address, sizeof(Entry::address)));
     }
     find_own_host(root);
-    Notice linked;
+    // Before this rank is linked, rank 0 only says that somebody failed.
+    look_ = [&] {
+      look_up();
+      if (root.has_something()) {
+        await_notice(root);
+      }
+    };
     try {
       link(*listener);
-      linked.all_well = 1;
     } catch (const RendezvousError& problem) {
-      std::string(problem.what()).copy(linked.reason, sizeof(linked.reason) - 1);
+      const std::string text = with_rank(problem.what());
+      report(root, text);
+      throw RendezvousError(text);
     }
-    root.send_all(&linked, sizeof(linked), rendezvous_.deadline_ns + kGraceNs,
-                  rendezvous_.interrupted);
+    report(root, "");
     await_notice(root);
+  }
+
+  void report(TcpSocket& root, const std::string& problem) {
+    const Notice notice = notice_of(problem);
+    try {
+      root.send_all(&notice, sizeof(notice), rendezvous_.deadline_ns + kGraceNs,
+                    rendezvous_.interrupted);
+    } catch (const NoAnswer&) {  // await_notice will say so
+    }
   }
 
   void find_own_host(TcpSocket& root) {
@@ -258,7 +327,7 @@ class TcpRendezvous {
     try {
       came = root.receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + 2 * kGraceNs,
                               rendezvous_.interrupted);
-    } catch (const RendezvousError&) {
+    } catch (const NoAnswer&) {
       throw RendezvousError(who() + "rank 0 did not answer before the deadline; is it stopped?");
     }
     if (!came) {
@@ -283,7 +352,8 @@ class TcpRendezvous {
   // Memory first: local peers need nobody else for it, so nobody waits in a circle.
   void link(TcpSocket& listener) {
     check_hosts(hosts_);
-    const Rendezvous local = local_rendezvous(rendezvous_, hosts_);
+    Rendezvous local = local_rendezvous(rendezvous_, hosts_);
+    local.interrupted = look_;
     if (local.world > 1) {
       std::vector<LocalPeer> memory = meet_local_peers_(local);
       for (int i = 0; i < local.world; ++i) {
@@ -304,26 +374,33 @@ class TcpRendezvous {
     const std::vector<TcpAddress> targets = TcpAddress::resolve(address);
     while (true) {
       for (const TcpAddress& target : targets) {
-        if (TcpSocket line = TcpSocket::connect_to(target, rendezvous_.deadline_ns,
-                                                   rendezvous_.interrupted, &problem)) {
+        const int64_t until = targets.size() == 1
+                                  ? rendezvous_.deadline_ns
+                                  : std::min(rendezvous_.deadline_ns, now_ns() + kTryNs);
+        if (TcpSocket line = TcpSocket::connect_to(target, until, look_, &problem)) {
           return line;
         }
       }
-      look_up();
-      if (now_ns() > rendezvous_.deadline_ns) {
-        throw RendezvousError(who() + "cannot reach " + whose + " at " + address + ": " + problem +
-                              "; is it running, with the same MASTER_ADDR and MASTER_PORT, and "
-                              "does no firewall stand between?");
-      }
-      usleep(kRetryNs / 1000);
+      try_again("cannot reach " + whose + " at " + address + ": " + problem +
+                "; is it running, with the same MASTER_ADDR and MASTER_PORT, and does no firewall "
+                "stand between?");
     }
+  }
+
+  // A moment later; past the deadline it throws the problem.
+  void try_again(const std::string& problem) const {
+    look_();
+    if (now_ns() > rendezvous_.deadline_ns) {
+      throw RendezvousError(who() + problem);
+    }
+    usleep(kRetryNs / 1000);
   }
 
   void connect_lines(int r) {
     for (int i = 0; i < net_.lines; ++i) {
       TcpSocket line = reach(present_[r].address, name_of_rank(r));
       if (!introduce(line, greeting_of(own_, Purpose::line, i, ""), own_, name_of_rank(r),
-                     rendezvous_.deadline_ns, rendezvous_.interrupted)) {
+                     rendezvous_.deadline_ns, look_)) {
         throw RendezvousError(who() + name_of_rank(r) +
                               " went away while the ranks were connecting");
       }
@@ -346,7 +423,7 @@ class TcpRendezvous {
                            " is there already; two processes claim the same rank";
     });
     while (missing > 0) {
-      look_up();
+      look_();
       if (now_ns() > rendezvous_.deadline_ns) {
         std::string late;
         for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
@@ -368,6 +445,7 @@ class TcpRendezvous {
   const Rendezvous& rendezvous_;
   const TcpOptions& net_;
   const MeetLocalPeers& meet_local_peers_;
+  TcpSocket::Interrupt look_ = [this] { look_up(); };  // every 20 ms in what waits for other ranks
   Credentials own_;
   std::optional<HostMark> mark_;  // until the end: local peers look for it at different times
   std::vector<int> hosts_;

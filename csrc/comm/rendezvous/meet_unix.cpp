@@ -9,6 +9,7 @@
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
 // dropped unread; silent ones of the same user keep nobody waiting (pending_connections.h).
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +29,7 @@ namespace dpcore {
 namespace {
 
 constexpr int64_t kHelloPatienceNs = 5'000'000'000;
+constexpr int kEndMs = 100;  // a process that ends closes its connections a moment before
 constexpr int kAcceptSliceMs = 20;
 
 struct Hello {
@@ -160,6 +162,13 @@ LocalPeer local_peer_of(const Hello& hello, std::vector<Descriptor>& handles) {
   return rank;
 }
 
+// Its connection has ended, and it has not: its own deadline was earlier.
+bool has_given_up(UnixSocket& line, const LocalPeer& rank) {
+  std::byte ignored{};
+  pollfd end{rank.pidfd.get(), POLLIN, 0};
+  return line.receive_some(&ignored, sizeof(ignored), nullptr) < 0 && poll(&end, 1, kEndMs) == 0;
+}
+
 std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena& arena,
                                        int wake_event) {
   UnixSocket listener = UnixSocket::listen_at(rendezvous.name);
@@ -171,6 +180,14 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
   std::vector<UnixSocket> lines(rendezvous.world);
   int arrived = 1;
   std::string last_refusal;
+  const auto refuse_all = [&](const std::string& text) {
+    for (UnixSocket& line : lines) {
+      if (line) {
+        send_verdict(line, text, rendezvous);
+      }
+    }
+    throw RendezvousError(rendezvous.name_of(0) + ": " + text);
+  };
   PendingConnections<UnixSocket, PartialHello> pending;
   while (arrived < rendezvous.world) {
     if (rendezvous.interrupted) {
@@ -180,12 +197,7 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
       const std::string text = std::to_string(arrived) + " of " + std::to_string(rendezvous.world) +
                                " ranks came; missing: " + missing_ranks(present, rendezvous) +
                                (last_refusal.empty() ? "" : "; refused: " + last_refusal);
-      for (UnixSocket& line : lines) {
-        if (line) {
-          send_verdict(line, text, rendezvous);
-        }
-      }
-      throw RendezvousError(rendezvous.name_of(0) + ": " + text);
+      refuse_all(text);
     }
     auto connection = next_rank(listener, pending);
     if (!connection) {
@@ -204,6 +216,12 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
     lines[hello.rank] = std::move(line);
     ++arrived;
   }
+  for (int r = 1; r < rendezvous.world; ++r) {
+    if (has_given_up(lines[r], present[r])) {
+      refuse_all(rendezvous.name_of(r) + " came and gave up before the last one was there; start " +
+                 "the ranks closer together, or give them a longer timeout");
+    }
+  }
   const Descriptor pidfd = own_pidfd();
   for (int to = 1; to < rendezvous.world; ++to) {
     send_verdict(lines[to], "", rendezvous);
@@ -217,7 +235,7 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
         hello.costs = peer.costs;
         handles = handles_of(peer.memfd.get(), peer.pidfd.get(), peer.wake_event.get());
       }
-      // A rank that is gone already is not a reason to let the others down: everybody holds its
+      // A rank that has died already is not a reason to let the others down: everybody holds its
       // pidfd, and the first operation names it.
       if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
                           rendezvous.interrupted)) {
@@ -259,7 +277,7 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
         // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
         line.receive(&verdict, sizeof(verdict), nullptr,
                      rendezvous.deadline_ns + kHelloPatienceNs / 5, rendezvous.interrupted);
-  } catch (const RendezvousError&) {
+  } catch (const NoAnswer&) {
     throw RendezvousError(who + host + " listens at '" + rendezvous.name +
                           "' but did not answer before the deadline; is it stopped, or is the "
                           "name taken by another program?");

@@ -84,20 +84,15 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
   const size_t total = message.total;
   if (auto& aside = aside_[peer]; !aside.empty()) {
     if (const auto found = aside.find(tag); found != aside.end()) {
-      for (const Fragment& fragment : found->second) {
+      // A later message may bear the same tag: only what belongs to this one goes.
+      std::vector<Fragment>& fragments = found->second;
+      size_t used = 0;
+      while (used < fragments.size() && from < total) {
+        const Fragment& fragment = fragments[used++];
         check_content(peer, message, fragment.total, fragment.content);
         sink(fragment.bytes.data(), fragment.offset, fragment.bytes.size());
         due_ns_ = fragment.due_ns;
         from += fragment.bytes.size();
-        if (from == total) {
-          break;
-        }
-      }
-      // A later message may bear the same tag: only what belongs to this one goes.
-      size_t used = 0;
-      auto& fragments = found->second;
-      while (used < fragments.size() && (used == 0 || fragments[used].offset != 0)) {
-        ++used;
       }
       fragments.erase(fragments.begin(), fragments.begin() + static_cast<ptrdiff_t>(used));
       if (fragments.empty()) {
