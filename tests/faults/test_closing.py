@@ -1,14 +1,17 @@
 """What the end of a communicator tells, whom it waits for, and whom it keeps waiting."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import dpcore as dp
+from dpcore.launch.spawn import run_processes
 
 from .over_tcp import over_tcp
 
@@ -44,6 +47,45 @@ def test_finalize_raises_what_never_ended_and_names_who_did_not_come():
     text = with_a_recv_that_nobody_answers(body)
     assert text.startswith(f"rank 0: {NEVER} when close() had waited"), text
     assert "nothing with this tag came from rank 1" in text
+
+
+def test_memory_of_a_group_stays_while_a_rank_may_look_at_it(tmp_path):
+    """Rank 1 leaves it and ends: that is one rank, not two."""
+
+    def wait_for(condition):
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def has_ended(process):
+        try:
+            return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def body(comm):
+        group = comm.split(0)
+        group.barrier()
+        if comm.rank == 1:
+            group.close()
+            (tmp_path / "new").write_text(str(os.getpid()))
+            (tmp_path / "new").rename(tmp_path / "ended")
+        elif comm.rank == 2:
+            wait_for((tmp_path / "closed").exists)
+        else:
+            wait_for((tmp_path / "ended").exists)
+            process = int((tmp_path / "ended").read_text())
+            wait_for(lambda: has_ended(process))
+            before = comm.stats()["arena"]["used"]
+            group.close()
+            after = comm.stats()["arena"]["used"]
+            (tmp_path / "closed").touch()
+            return before, after
+        return None
+
+    before, after = run_processes(body, 3)[0].result
+    assert after == before > 0
 
 
 def test_close_raises_what_failed_and_nobody_waited_for():

@@ -19,6 +19,7 @@ from dpcore.launch.spawn import run_processes
 
 from . import leftovers
 from .leftovers import descriptors
+from .test_network_start import rendezvous_url
 from .tries import in_time, three_tries
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,14 +38,15 @@ def results(body, world=2, **options):
 # ---- descriptors, addresses, memory -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("poor", [0, 1])
-def test_too_few_descriptors(poor, tmp_path):
+def test_too_few_descriptors(poor, transport, tmp_path):
     """Whatever number is left: a clear error on the rank concerned, and none stays open."""
     unclear = set(range(12))
     for number in range(3):  # a rank that is late finds nobody and says so: that round again
         folder = tmp_path / str(number)
         folder.mkdir()
-        both = meet_with_few_descriptors(poor, folder)
+        both = meet_with_few_descriptors(poor, transport, folder)
         for seen, before, after in both:
             assert after == before, seen
         complaints = [text for text in both[poor][0] if text != "met"]
@@ -57,8 +59,9 @@ def test_too_few_descriptors(poor, tmp_path):
     assert not unclear, both
 
 
-def meet_with_few_descriptors(poor, folder):
+def meet_with_few_descriptors(poor, transport, folder):
     """What each rank saw with ever more descriptors left, and how many it had open."""
+    urls = [rendezvous_url() if transport == "tcp" else f"poor-{left}" for left in range(12)]
 
     def body(comm):
         dp.finalize()
@@ -71,7 +74,10 @@ def meet_with_few_descriptors(poor, folder):
             if comm.rank == poor:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + left, limits[1]))
             try:
-                dp.init(rank=comm.rank, world_size=2, init_method=f"poor-{left}", timeout=0.3)
+                dp.init(
+                    rank=comm.rank, world_size=2, init_method=urls[left], timeout=0.3,
+                    transport=transport,
+                )  # fmt: skip
                 dp.current().barrier()
                 seen.append("met")
             except dp.Error as error:

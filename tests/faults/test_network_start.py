@@ -10,14 +10,19 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
+import uuid
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
 import torch
 
 import dpcore as dp
+from dpcore import _C
+from dpcore.launch import session
 from dpcore.launch.spawn import run_processes
 from tests.ranks import python
 
@@ -230,6 +235,52 @@ def test_the_port_is_taken():
     in_time(results[0][1] < 0.5)
     assert "rank 1: somebody listens as rank 0 at 127.0.0.1:" in results[1][0]
     assert "is it stopped, or is the port taken by another program?" in results[1][0]
+
+
+@three_tries
+def test_what_listens_hangs_up():
+    """A proxy, or a tunnel, whose other end is not there: it is asked until the deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    proxy.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        results = meet([(1, 2, 0)], f"tcp://127.0.0.1:{proxy.getsockname()[1]}")
+        proxy.shutdown(socket.SHUT_RDWR)
+    assert "rank 1: what listens as rank 0 at 127.0.0.1:" in results[0][0]
+    assert "hangs up; is rank 0 running, or is the port another program's?" in results[0][0]
+    in_time(results[0][1] < TIMEOUT + 2)
+
+
+def test_who_cannot_connect_is_heard_at_once():
+    """Rank 1 finds that somebody has the name at which ranks of its host meet. Rank 2 waits for it
+    there, and rank 0 for the connections of both."""
+    job = f"connect-{uuid.uuid4().hex}"
+    listener = _C.TcpListener.at("127.0.0.1:0")
+    address = listener.address
+
+    def join(rank):
+        host = "a" if rank == 0 else "b"
+        mine = listener if rank == 0 else None
+        tcp = _C.TcpOptions(address, mine, "", "", 1, shares_memory=True, host_label=host)
+        begin = time.monotonic()
+        with pytest.raises(dp.RendezvousError) as caught:
+            session.connect(job, rank, 3, timeout=30, transport="shm+tcp", tcp=tcp)
+        return str(caught.value), time.monotonic() - begin
+
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(f"\0{job}/local/1")
+        stranger.listen()
+        with ThreadPoolExecutor(3) as ranks:
+            results = list(ranks.map(join, range(3)))
+    problem = "rank 1: another process is already rank 0 of"
+    assert results[0][0].startswith(problem)
+    assert results[1][0].startswith(problem)
+    assert results[2][0].startswith(f"rank 2: told by rank 0: {problem}")
+    assert max(seconds for _, seconds in results) < 10
 
 
 # ---- where the address comes from -------------------------------------------------------------

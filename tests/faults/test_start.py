@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,6 +165,25 @@ def test_silent_connections_of_the_same_user_cost_nothing():
         rank(1)
         first.join()
     assert results == {0: "met", 1: "met"}
+
+
+@pytest.mark.patient
+def test_a_rank_that_gave_up_is_no_rank_of_the_job():
+    """It lives, so nothing would tell the others that it never comes."""
+    name = f"gave-up-{os.getpid()}-{time.monotonic_ns()}"
+
+    def join(rank, timeout):
+        with pytest.raises(dp.RendezvousError) as caught:
+            session.connect(name, rank, 3, timeout=timeout)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as ranks:
+        first = ranks.submit(join, 0, 30)
+        assert "did not answer before the deadline" in join(1, 0.2)
+        last = ranks.submit(join, 2, 30)
+        said = "rank 1 came and gave up before the last one was there"
+        assert first.result(10).startswith(f"rank 0: {said}")
+        assert last.result(10).startswith(f"rank 2: refused by rank 0: {said}")
 
 
 def handles(process):
