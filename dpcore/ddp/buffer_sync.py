@@ -103,6 +103,7 @@ class BufferSync:
         self._lines, self._digest = lines, digest_of(lines)
         self._sent, self._is_laid_out = list(sent.values()), False
 
+    @torch.inference_mode(False)  # the memory is kept, and training may follow
     def _lay_out(self) -> None:
         buffers, self._is_laid_out = self._sent, True
         before = {(batch.flat.dtype, batch.flat.device): batch for batch in self._batches}

@@ -159,8 +159,6 @@ class DataParallel(FlushedBefore, TorchSurface):
         self.bucket_bytes_cap_list = caps if bucket_cap_mb_list else []
         self._caps, self._deterministic = caps, deterministic
         self._comm_hooks: list[tuple[Any, Any]] = []
-        self._ddp_sink_clone = True
-        self._divide_by_initial_world_size = True
         self._join_group(comm, process_group)
         if deterministic and not capabilities_of(self.group).ordered:
             raise Unsupported(
@@ -293,7 +291,9 @@ class DataParallel(FlushedBefore, TorchSurface):
             when_backward_begins(output, reducer.backward_begins)
         if self._syncs_buffers(before_forward=False):
             self._sync_module_buffers(root)
-        if learning and not self.reducer.was_prepared_since(prepared):
+        if not learning:
+            self.require_forward_param_sync = False  # ranks may differ in how many such there are
+        elif not self.reducer.was_prepared_since(prepared):
             output = self._expect_gradients(output, synchronised)
         return output
 

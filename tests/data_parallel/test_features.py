@@ -247,6 +247,42 @@ def test_buffers_are_those_of_rank_0_before_forward(broadcast):
     assert (means == [means[0]] * 3) == broadcast
 
 
+def test_a_first_forward_under_inference_mode():
+    """The memory through which it sends buffers is kept for the forwards of training."""
+
+    def body(comm):
+        model = dpcore.DataParallel(nn.BatchNorm1d(6), comm=comm)
+        with torch.inference_mode():
+            model(torch.full((4, 6), float(comm.rank)))
+        for _ in range(2):
+            model(torch.full((4, 6), float(comm.rank))).sum().backward()
+        model._sync_buffers()
+        assert_equal_on_all_ranks(comm, model.module.running_mean)
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
+def test_ranks_may_evaluate_different_numbers_of_batches():
+    """As in torch: buffers are sent once after a forward that expects gradients."""
+
+    def body(comm):
+        model = dpcore.DataParallel(nn.BatchNorm1d(6), comm=comm)
+        x = torch.full((4, 6), float(comm.rank))
+        for _ in range(3):
+            model(x).sum().backward()
+            model.eval()
+            with torch.no_grad():
+                for _ in range(3 if comm.rank == 0 else 0):
+                    model(x)
+            model.train()
+        model._sync_buffers()
+        assert model.module.running_mean.tolist() == [0.0] * 6
+        model(x)
+        assert_equal_on_all_ranks(comm, model.module.num_batches_tracked)
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
 def test_a_forward_between_forward_and_backward_leaves_the_graph_usable():
     """The buffers that it writes are saved in the graph of the first."""
 

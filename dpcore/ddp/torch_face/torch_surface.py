@@ -48,6 +48,8 @@ class TorchSurface(BufferMethods):
     module: nn.Module
     # What properties of torch 2.15 read: a backward is over when it returns.
     _require_manual_backward_finalization = False
+    _ddp_sink_clone = True
+    _divide_by_initial_world_size = True
     group: GradientGroup
     _model_group: ModelGroup
     logger: Logger
