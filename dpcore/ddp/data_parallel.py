@@ -397,4 +397,4 @@ class DataParallel(FlushedBefore, TorchSurface):
 
     def _average_sparse(self, which: Sequence[int]) -> None:
         for number in which:
-            average_sparse(self._model_group, self._parameters_by_number[number])
+            average_sparse(self._model_group, self._parameters_by_number[number], self._join_scale)

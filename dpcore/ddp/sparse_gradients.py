@@ -13,9 +13,9 @@ from dpcore.communicators.protocol import GradientGroup
 
 
 @torch.no_grad()
-def average_sparse(group: GradientGroup, parameter: torch.Tensor) -> None:
+def average_sparse(group: GradientGroup, parameter: torch.Tensor, scale: float = 1.0) -> None:
     """Replaces ``parameter.grad``. A rank without a gradient contributes nothing and gets it too;
-    when no rank has one, nothing changes."""
+    when no rank has one, nothing changes. ``scale``: what the average is multiplied by."""
     grad = parameter.grad
     if grad is not None:
         grad = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
@@ -40,7 +40,7 @@ def average_sparse(group: GradientGroup, parameter: torch.Tensor) -> None:
     group.all_gather(all_values, values, sizes=(counts * width).tolist())
     parameter.grad = torch.sparse_coo_tensor(
         all_indices.unsqueeze(0),
-        all_values.view(total, *parameter.shape[1:]) / group.world_size,
+        all_values.view(total, *parameter.shape[1:]) / (group.world_size / scale),
         parameter.shape,
         check_invariants=False,
     ).coalesce()

@@ -67,6 +67,8 @@ class Wrapped(Protocol):
     require_backward_grad_sync: bool
     require_forward_param_sync: bool
     _divide_by_initial_world_size: bool
+    _join_scale: float
+    _join_config: Any
 
     # Buffers.
     _futures_of_buffers: list[Any]

@@ -196,18 +196,19 @@ def test_other_joinables_in_the_same_context():
     assert dpcore.spawn(body, 2, mode="threads") == [4.0, 5.0]
 
 
-def test_sparse_gradients_of_uneven_inputs():
+@pytest.mark.parametrize("by_all", (True, False))
+def test_sparse_gradients_of_uneven_inputs(by_all):
     def body(comm):
         table = nn.Embedding(8, 2, sparse=True, dtype=torch.float64)
         with torch.no_grad():
             table.weight.fill_(1.0)
         model = dpcore.DataParallel(table, comm=comm)
-        with model.join():
+        with model.join(divide_by_initial_world_size=by_all):
             for number in range(1 + comm.rank):
                 model.zero_grad()
                 model(torch.tensor([number])).sum().backward()
                 grad = table.weight.grad.to_dense()
-                assert grad[number].tolist() == [1.0 if number == 0 else 0.5] * 2
+                assert grad[number].tolist() == [0.5 if by_all and number == 1 else 1.0] * 2
         return table.weight.sum().item()
 
     first, second = dpcore.spawn(body, 2, mode="threads")
@@ -226,3 +227,26 @@ def test_until_all_end():
         return seen
 
     assert dpcore.spawn(body, 3, mode="threads") == [2, 3, 4]
+
+
+def test_forwards_after_a_join_are_plain_and_it_may_be_entered_again():
+    """torch: they go on with telling the others, and a rank must not run one alone."""
+
+    def body(comm):
+        model, reference = dpcore.DataParallel(Small(), comm=comm), Small()
+        context = model.join()
+        for _ in range(2):
+            with context:
+                for x in inputs_of(comm.rank):
+                    loss_of(model, x).backward()
+                    step(model)
+            if comm.rank == 0:
+                with torch.no_grad():
+                    model(inputs_of(0)[0])
+            for number in range(3):
+                now = [x[number] for x in (inputs_of(0), inputs_of(1)) if number < len(x)]
+                (sum(loss_of(reference, x) for x in now) / 2).backward()
+                step(reference)
+        assert_same_values(model.module, reference)
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)

@@ -76,6 +76,10 @@ def test_uses_that_would_give_wrong_numbers():
             assert g.steps == 2
         with model.join(), pytest.raises(dp.Unsupported, match="within join"), g:
             one_step(model)
+        model.zero_grad()
+        with dp.gradient_noise_scale(model) as g:
+            one_step(model)
+        assert g.steps == 1
 
     dp.spawn(body, 2, mode="threads")
 

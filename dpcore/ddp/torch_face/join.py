@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class JoinOverGroup(Join):
     """torch's context, also for a group that torch.distributed does not know."""
 
+    def __enter__(self) -> None:
+        self._set_joinable_configs()  # the end of a block before has switched them off
+
     def _extract_dist_info(self) -> None:
         groups = [joinable.join_process_group for joinable in self._joinables]
         if not isinstance(groups[0], GroupForTorch) or dist.is_initialized():
@@ -61,7 +64,8 @@ class ModelJoin(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Everybody has the values of a rank that trained to the end."""
         model = self.model
-        model._reducer.set_scale(1.0)
+        _scale_averages(model, 1.0)
+        model._join_config = model._join_config._replace(enable=False)  # torch leaves it on
         model._authoritative_rank = common_rank(model, among_us=is_last_joiner)
         buffers = list(model._buffers_by_name().values()) if model.forward_sync_buffers else []
         values = [*model._module_parameters, *buffers]
@@ -90,7 +94,12 @@ def take_part(model: Wrapped, active: int) -> None:
     monitor = vars(model).get("_monitor")
     if monitor is not None and active == model.group.world_size:
         monitor._exchange_when_due(model._reducer.sums()[0])
-    model._reducer.set_scale(1.0 if all_ranks else model.group.world_size / active)
+    _scale_averages(model, 1.0 if all_ranks else model.group.world_size / active)
+
+
+def _scale_averages(model: Wrapped, scale: float) -> None:
+    model._reducer.set_scale(scale)
+    model._join_scale = scale  # for sparse gradients, which are in no bucket
 
 
 def common_rank(model: Wrapped, among_us: bool) -> int:

@@ -50,6 +50,7 @@ class TorchSurface(BufferMethods):
     _require_manual_backward_finalization = False
     _ddp_sink_clone = True
     _divide_by_initial_world_size = True
+    _join_scale = 1.0  # of averages: within join() they may be over fewer ranks
     group: GradientGroup
     _model_group: ModelGroup
     logger: Logger
