@@ -21,7 +21,7 @@ _READ_NO_NUMBER = {
     *("__len__", "dim", "element_size", "is_complex", "is_contiguous", "is_floating_point"),
     *("nelement", "ndimension", "numel", "requires_grad_", "size", "storage_offset", "stride"),
 }
-_PROPERTIES_WITH_NUMBERS = {"H", "T", "data", "imag", "mH", "mT", "real"}
+PROPERTIES_WITH_NUMBERS = {"H", "T", "data", "imag", "mH", "mT", "real"}
 
 
 class Uses(TorchFunctionMode):
@@ -47,7 +47,7 @@ class Uses(TorchFunctionMode):
 def _reads_numbers(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name == "__get__":
-        return getattr(func.__self__, "__name__", "") in _PROPERTIES_WITH_NUMBERS
+        return getattr(func.__self__, "__name__", "") in PROPERTIES_WITH_NUMBERS
     return name not in _READ_NO_NUMBER
 
 

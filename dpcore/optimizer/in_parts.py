@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dpcore.ddp.needs import PROPERTIES_WITH_NUMBERS
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _OVERWRITES = {"zero_", "_foreach_zero_"}
 _TELLS_NO_NUMBER = {
-    *("__get__", "detach_", "dim", "element_size", "is_complex", "is_contiguous"),
+    *("detach_", "dim", "element_size", "is_complex", "is_contiguous"),
     *("is_floating_point", "nelement", "numel", "requires_grad_", "size", "stride"),
     "_has_compatible_shallow_copy_type",
 }
@@ -47,7 +48,7 @@ class GradientInParts(torch.Tensor):
                     if is_lent:
                         gradient.data = torch.zeros(gradient.shape, dtype=gradient.dtype)
             return func(*args, **(kwargs or {}))
-        if name in _TELLS_NO_NUMBER:
+        if name in _TELLS_NO_NUMBER or (name == "__get__" and not _has_numbers(func.__self__)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if name in _CONVERTS:
@@ -63,6 +64,11 @@ class GradientInParts(torch.Tensor):
             "gradients, call model.full_gradients() on all ranks between backward and step(); to "
             "convert the module, call optimizer.zero_grad() before"
         )
+
+
+def _has_numbers(attribute: Any) -> bool:
+    """Of a tensor: ``.data`` has, ``.shape`` has not."""
+    return getattr(attribute, "__name__", "") in PROPERTIES_WITH_NUMBERS
 
 
 class Guard:

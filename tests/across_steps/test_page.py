@@ -100,8 +100,11 @@ def test_a_gradient_in_parts_says_what_to_call_instead(schedule):
     def body(comm):
         model, _ = made(comm, schedule)
         backward(model)
-        with pytest.raises(dpcore.Unsupported, match=r"clip_grad_norm_.*full_gradients"):
-            model.module[0].weight.grad.norm()
+        gradient = model.module[0].weight.grad
+        assert gradient.shape == (9, 6) and gradient.dtype == torch.float32
+        for read in ("norm", "data", "T", "mT", "real"):
+            with pytest.raises(dpcore.Unsupported, match=r"clip_grad_norm_.*full_gradients"):
+                getattr(gradient, read)()
 
     in_ranks(body)
 
