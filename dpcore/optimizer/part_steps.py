@@ -85,7 +85,7 @@ class PartSteps(StepsOfModel):
                     piece = flat[begin:end]
                     pieces.append(Piece(number, self._group_of[number], begin, end, place, piece))
             self._pieces.append(pieces)
-        before = self._to_load
+        before, self._to_load = self._to_load, None
         if before is None and self._optimizer.state:
             before = self._optimizer.state_dict()  # it has stepped before it came to us
         self._optimizer.state.clear()

@@ -179,7 +179,7 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
     state = {}
     for key, value in found.items():
         _check_no_part(key, value, piece.size)
-        if isinstance(value, torch.Tensor) and value.shape == piece.size and value.dim() > 0:
+        if key != "step" and isinstance(value, torch.Tensor) and value.shape == piece.size:
             laid = torch.empty_strided(piece.size, piece.stride, dtype=value.dtype)
             laid.copy_(value)
             state[key] = _dense(laid)[piece.begin : piece.end].clone()

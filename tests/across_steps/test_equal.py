@@ -5,14 +5,17 @@ The numbers that a program sees on the way, the weights and the optimizer's stat
 """
 
 import io
+import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import dpcore
 from tests.across_steps.models import INPUTS, Chain
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import OPTIMIZERS, Wrapped
+from tests.data_parallel.models import seeded
 
 WHOLE, CUT = ("priority", "dear"), ("zero1", "zero2")  # gradients, on every rank
 SCHEDULES = WHOLE + CUT
@@ -152,6 +155,66 @@ def test_training_goes_on_in_another_world(schedule, kind):
         expected = trained(worlds, ("bucketed", "bucketed"))
         for pair in ((schedule, schedule), ("bucketed", schedule), (schedule, "bucketed")):
             assert_equal(trained(worlds, pair), expected, str((worlds, pair)))
+
+
+class OfOneNumber(nn.Module):
+    """Has a parameter without dimensions, as CLIP's logit_scale is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.layer = nn.Linear(INPUTS, 3)
+
+    def forward(self, x):
+        return self.scale * self.layer(x)
+
+
+@pytest.mark.parametrize("kind", (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.NAdam))
+@pytest.mark.parametrize("schedule", CUT)
+def test_a_parameter_without_dimensions_goes_on(schedule, kind):
+    def made(comm):
+        model = dpcore.DataParallel(seeded(OfOneNumber), comm=comm, schedule=schedule)
+        return model, dpcore.DistributedOptimizer(kind(model.parameters(), lr=0.1), model)
+
+    def two_steps(model, optimizer):
+        for number in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, INPUTS) + number).square().sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def body(comm):
+        sides = made(comm), made(comm)
+        (model, optimizer), (again, other) = sides
+        two_steps(model, optimizer)
+        again.module.load_state_dict(model.module.state_dict())
+        other.load_state_dict(through_a_file(optimizer.full_state_dict()))
+        for side in sides:
+            two_steps(*side)
+        assert_equal(again.module.state_dict(), model.module.state_dict())
+        state = other.full_state_dict()
+        assert_equal(state, optimizer.full_state_dict())
+        assert {value.shape for value in state["state"][0].values()} == {()}
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("schedule", CUT)
+def test_a_state_of_all_ranks_is_dropped_when_each_has_its_part(schedule):
+    case = CASES["plain"]
+
+    def body(comm):
+        side, again = (Wrapped(comm, case, "adamw", schedule) for _ in range(2))
+        case.program(side)
+        state = side.optimizer.full_state_dict()
+        again.optimizer.load_state_dict(state)
+        whole = weakref.ref(state["state"][0]["exp_avg"])
+        del state
+        assert whole() is not None
+        case.program(again)
+        assert whole() is None
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)
 
 
 def test_a_rank_keeps_its_part_of_the_state():
