@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpcore.ddp.parameters import trained_parameters
 from dpcore.errors import Error, Unsupported
+from dpcore.optimizer.distributed import DistributedOptimizer
 
 
 def whole_number(value: Any, least: int, what: str, who: str) -> int:
@@ -64,6 +65,12 @@ def check_optimizer(
             f"{who}: {role} is {type(optimizer).__name__}, not a torch.optim.Optimizer; make one "
             "of module.parameters()"
         )
+    if any(isinstance(one, DistributedOptimizer) for one in wrappers(optimizer)):
+        raise Unsupported(
+            f"{who}: {role} is a DistributedOptimizer, which steps each bucket at another time, so "
+            "a sync would send parameters of different steps; within DataParallel use "
+            "schedule='bucketed', and give the optimizer as it is"
+        )
     if whole and isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(f"{who}: {role} is LBFGS, whose step() computes the loss again")
     own = {id(parameter) for parameter in module.parameters()}
@@ -95,8 +102,15 @@ def check_state(state: Any, names: Iterable[str], who: str) -> None:
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The one that steps, within those that frameworks put around it."""
-    inner = vars(optimizer).get("optimizer")
-    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    *_, inner = wrappers(optimizer)
+    return inner
+
+
+def wrappers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    """This one, the one within it, and so on to the one that steps."""
+    yield optimizer
+    if isinstance(inner := vars(optimizer).get("optimizer"), torch.optim.Optimizer):
+        yield from wrappers(inner)
 
 
 def inner_of(parameter: Any) -> Any:

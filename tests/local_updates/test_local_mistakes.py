@@ -61,6 +61,12 @@ def diloco_with(**options):
     return make
 
 
+def across_steps(comm):
+    model = dp.DataParallel(Small(), schedule="priority")
+    optimizer = dp.DistributedOptimizer(inner_sgd(model.parameters()), model)
+    dp.LocalSGD(model.module, optimizer)
+
+
 def nothing_to_train(comm):
     model, optimizer = parts()
     model.requires_grad_(False)
@@ -107,13 +113,11 @@ REFUSED = [
     (outer_is_the_inner, "outer_optimizer is the optimizer itself; make another one"),
     (in_data_parallel, "LocalSGD: a DataParallel averages the gradients of every step already"),
     (around_data_parallel, "give the bare module"),
+    (across_steps, "optimizer is a DistributedOptimizer, which steps each bucket at another time"),
     (lambda comm: dp.LocalSGD(*parts(), 0), "LocalSGD: sync_every=0: it must be a whole"),
     (lambda comm: dp.LocalSGD(*parts(), 2.5), "sync_every=2.5: it must be a whole number"),
     (diloco_with(fragments=0), "fragments=0: it must be a whole number, at least 1"),
-    (
-        diloco_with(fragments=9),
-        "of which there are 8, and a step of its own among sync_every=64",
-    ),
+    (diloco_with(fragments=9), "of which there are 8, and a step of its own among sync_every=64"),
     (diloco_with(fragments=5, sync_every=4), "sync_every=4: at most 4"),
     (diloco_with(fragment_sync_delay=-1), "fragment_sync_delay=-1: it must be a whole number"),
     (diloco_with(sync_every=8, fragment_sync_delay=8), "a fragment is sent every 8 steps"),
@@ -326,10 +330,6 @@ def test_sync_in_the_middle():
 # ---- deaths ----------------------------------------------------------------------------------
 
 
-def kill_this_process():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.hurried
 @pytest.mark.parametrize("delay", (0, 2))
 @pytest.mark.parametrize("world", (2, 3))
@@ -347,7 +347,7 @@ def test_a_rank_that_dies_in_a_sync(world, delay):
             def die_in_the_second(fragment, number):
                 if block._syncs == 1:
                     time.sleep(0.3)
-                    kill_this_process()
+                    os.kill(os.getpid(), signal.SIGKILL)
                 return start(fragment, number)
 
             block._start = die_in_the_second
