@@ -20,16 +20,9 @@ from torch.optim import Optimizer
 
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Unsupported
-from dpcore.optimizer import saved
+from dpcore.optimizer.kinds import check_kind
 from dpcore.optimizer.part_steps import PartSteps
 from dpcore.optimizer.whole_steps import WholeSteps
-
-# Each number of a parameter is stepped by its own gradient and state alone.
-_ELEMENT_WISE = (
-    *("SGD", "Adam", "AdamW", "NAdam", "RAdam"),
-    *("RMSprop", "Adagrad", "Adadelta", "Adamax"),
-)
-_PER_PARAMETER = ("Adafactor", "Muon")  # each parameter is, as a whole
 
 
 class DistributedOptimizer(Optimizer):
@@ -61,7 +54,7 @@ class DistributedOptimizer(Optimizer):
             )
         journey = model._reducer.journey
         in_parts = journey[-1] == "all_gather"
-        _check_kind(optimizer, in_parts, model.schedule)
+        check_kind(optimizer, in_parts, model.schedule)
         self.optimizer = optimizer
         self._is_made = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -129,29 +122,3 @@ class DistributedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"
-
-
-def _check_kind(optimizer: Optimizer, in_parts: bool, schedule: str) -> None:
-    kind = type(optimizer)
-    is_torchs = kind.__module__.startswith("torch.optim")
-    if (is_torchs and kind.__name__ in _ELEMENT_WISE) or getattr(kind, "element_wise", False):
-        saved.check_whole(optimizer)
-        return
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise Unsupported(
-            f"schedule='{schedule}': LBFGS steps all parameters together and calls the model "
-            "again, so no bucket can be updated by itself; use schedule='bucketed' and LBFGS as it "
-            "is"
-        )
-    is_known = is_torchs and kind.__name__ in _PER_PARAMETER
-    if not (is_known or getattr(kind, "per_parameter", False)):
-        raise Unsupported(
-            f"DistributedOptimizer: whether {kind.__name__} may step a few parameters at a time is "
-            "not known. If each number is stepped by its own gradient and state, set "
-            f"{kind.__name__}.element_wise = True; if each parameter is, per_parameter = True"
-        )
-    if in_parts:
-        raise Unsupported(
-            f"schedule='{schedule}' cuts parameters in parts, and {kind.__name__} needs them "
-            "whole (per_parameter); use schedule='priority' or 'dear'"
-        )

@@ -14,6 +14,7 @@ import torch
 
 from dpcore.ddp.in_flight import GradientInFlight
 from dpcore.errors import Error
+from dpcore.optimizer.kinds import is_element_wise
 from dpcore.optimizer.layout import BucketLayout, layouts_of
 from dpcore.optimizer.noted import Groups, hyperparameters_of, step_with
 from dpcore.optimizer.of_model import StepsOfModel
@@ -119,4 +120,5 @@ class WholeSteps(StepsOfModel):
         """See ``DistributedOptimizer``."""
         self._reducer.flush()
         self._optimizer.load_state_dict(dict(state_dict))
-        check_whole(self._optimizer)
+        if is_element_wise(self._optimizer):  # others may have state of any shape
+            check_whole(self._optimizer)

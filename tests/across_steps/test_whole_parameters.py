@@ -2,6 +2,7 @@
 with all samples does, and bit for bit as with `bucketed`; the schedules that cut parameters refuse
 them."""
 
+import copy
 import sys
 from itertools import pairwise
 
@@ -89,3 +90,39 @@ def test_schedules_that_cut_parameters_refuse_it(name, schedule):
             on_ranks(name, schedule)(comm)
 
     dpcore.spawn(body, 1, mode="threads")
+
+
+class Factored(torch.optim.Optimizer):
+    """Keeps a number per row, as transformers' Adafactor does."""
+
+    per_parameter = True
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                squares = p.grad.square().mean(-1)
+                rows = self.state[p].setdefault("rows", torch.zeros_like(squares))
+                rows.lerp_(squares, 0.5)
+                p -= group["lr"] * p.grad / (rows.sqrt().unsqueeze(-1) + 1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["priority", "dear"])
+def test_a_state_of_another_shape_goes_on(schedule):
+    def body(comm):
+        def made_again():
+            model = dpcore.DataParallel(made(Matrices), comm=comm, schedule=schedule)
+            return model, dpcore.DistributedOptimizer(Factored(model.parameters()), model)
+
+        model, optimizer = made_again()
+        trained(model, optimizer)
+        again, other = made_again()
+        again.load_state_dict(model.state_dict())
+        other.load_state_dict(copy.deepcopy(optimizer.full_state_dict()))
+        for mine, its in zip(trained(model, optimizer), trained(again, other), strict=True):
+            assert torch.equal(mine, its)
+
+    dpcore.spawn(body, 2, mode="threads", timeout=20)
