@@ -71,6 +71,7 @@ class AcrossSteps:
         before: AcrossSteps | None = model.__dict__.get("_across")
         self._is_refreshed = before is not None and before._steps is not None
         self._has_learned = False
+        self._is_refused = False  # the optimizer, by an error that the program has seen
         self._forwards = 0
         self._in_forward = False
         self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
@@ -96,7 +97,7 @@ class AcrossSteps:
 
     def _model_is_gone(self, reducer: _C.Reducer) -> None:
         try:
-            if not reducer.has_failed:
+            if not (reducer.has_failed or self._is_refused):
                 reducer.flush()
         except Error as error:
             if type(error) is not Error:
@@ -150,8 +151,12 @@ class AcrossSteps:
 
     def update(self, buckets: list[int]) -> None:
         """The reducer's callback. It needs no model: that one may be gone by the last step."""
-        with torch._C.DisableTorchFunction():  # nobody watches, and gradients are what they are
-            self.steps().update(buckets)
+        try:
+            with torch._C.DisableTorchFunction():  # nobody watches, gradients are what they are
+                self.steps().update(buckets)
+        except Unsupported:
+            self._is_refused = True
+            raise
 
     def finish(self) -> None:
         """The communicator ends. Between a backward and its step, nothing is updated; what has

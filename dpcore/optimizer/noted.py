@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dpcore.errors import Unsupported
+
 Groups = list[dict[str, Any]]
 
 
@@ -37,3 +39,18 @@ def step_with(
             optimizer.step()
     finally:
         optimizer.param_groups = groups
+    for before, after in zip(noted, narrowed, strict=True):
+        for key, value in after.items():
+            if key != "params" and (key not in before or _is_changed(before[key], value)):
+                raise Unsupported(
+                    f"DistributedOptimizer: {type(optimizer).__name__}.step() changes {key!r} in "
+                    "param_groups, which would be lost: each of several calls steps a few "
+                    "parameters, with a copy of the groups. Count in optimizer.state of each "
+                    "parameter, or use schedule='bucketed' and the optimizer as it is"
+                )
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    if isinstance(after, torch.Tensor):
+        return after is not before or after._version > 0  # it was cloned to be noted
+    return after is not before and bool(after != before)

@@ -7,6 +7,7 @@ import torch
 
 import dpcore
 from tests.across_steps.models import INPUTS, Chain
+from tests.across_steps.test_equal import SCHEDULES
 
 CAP_MB = 1e-5  # a bucket for each parameter
 MOST_SECONDS = 10
@@ -99,5 +100,41 @@ def test_an_update_of_several_names_the_one_that_is_not_there():
     def body(comm):
         with pytest.raises(dpcore.Error, match=r"update of bucket 0 .* before its all_reduce"):
             calls_of_a_step(comm, Hasty())
+
+    dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS)
+
+
+class CountsInItsGroups(torch.optim.SGD):
+    """As timm's Adan does."""
+
+    element_wise = True
+
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+
+
+class CountsInATensor(CountsInItsGroups):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.param_groups[0]["step"] = torch.tensor(0)
+
+    def step(self):
+        torch.optim.SGD.step(self)
+        for group in self.param_groups:
+            group["step"] += 1
+
+
+@pytest.mark.parametrize("kind", [CountsInItsGroups, CountsInATensor])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_count_in_param_groups_would_be_lost(schedule, kind):
+    def body(comm):
+        model = dpcore.DataParallel(Chain(), comm=comm, schedule=schedule)
+        optimizer = dpcore.DistributedOptimizer(kind(model.parameters(), lr=0.1), model)
+        model(torch.ones(2, INPUTS)).sum().backward()
+        with pytest.raises(dpcore.Unsupported, match=r"Counts\w+\.step\(\) changes 'step'"):
+            optimizer.step()
+            model.flush()
 
     dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS)
