@@ -103,8 +103,9 @@ class DpcoreStrategy(DDPStrategy):
             length = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             length = -1  # unknown: all ranks compare lengths, and then nothing is wrapped
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        torch.distributed.all_gather(lengths, torch.tensor([length]))
+        own = torch.tensor([length], device=self.root_device)  # NCCL takes no other
+        lengths = [torch.zeros_like(own) for _ in range(self.world_size)]
+        torch.distributed.all_gather(lengths, own)
         known = [int(other) for other in lengths]
         if min(known) < 1 or min(known) == max(known):
             return loader

@@ -276,3 +276,24 @@ def test_without_lightning():
     code = "import sys; sys.modules['lightning'] = None; import dpcore.lightning"
     out = python.run("-c", code, capture_output=True, text=True)
     assert "dpcore.lightning needs Lightning: pip install lightning" in out.stderr
+
+
+def test_lengths_of_loaders_are_compared_where_the_group_works(monkeypatch):
+    """NCCL takes no tensors of the CPU."""
+    ours = importlib.import_module("dpcore.lightning")
+    from types import SimpleNamespace
+
+    class OnADevice(ours.DpcoreStrategy):
+        root_device, world_size = torch.device("meta"), 2
+        lightning_module = SimpleNamespace(trainer=SimpleNamespace(training=True))
+
+    class Gathered(Exception):
+        """Far enough."""
+
+    def all_gather(outputs, own):
+        assert [tensor.device.type for tensor in (*outputs, own)] == ["meta"] * 3
+        raise Gathered
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    with pytest.raises(Gathered):
+        OnADevice().process_dataloader([1, 2])
