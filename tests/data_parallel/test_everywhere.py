@@ -183,7 +183,14 @@ def delayed(ranks):
 
 
 def normalisation(ranks):
+    for bias in (True, False):
+        normalises(ranks, bias)
+
+
+def normalises(ranks, bias):
     whole = nn.BatchNorm1d(6).double()
+    if not bias:
+        whole.register_parameter("bias", None)  # SyncBatchNorm(bias=False)
     module = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole))
     model = ranks.wrap(module)
     x = batch(0)[0]

@@ -73,7 +73,8 @@ class _OverRanks(torch.autograd.Function):
         by_input = (by_input * scale.view(shape)).to(ctx.dtype)
         if weight is None:
             return by_input, None, None, None, None
-        return by_input, by_weight.to(weight.dtype), by_bias.to(weight.dtype), None, None
+        by_shift = by_bias.to(weight.dtype) if ctx.needs_input_grad[2] else None
+        return by_input, by_weight.to(weight.dtype), by_shift, None, None
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
