@@ -229,6 +229,30 @@ def test_what_a_hook_gets():
     dpcore.spawn(body, 2, mode="threads")
 
 
+def test_a_buffer_of_the_hook_that_is_part_of_another_tensor():
+    """And a parameter without numbers."""
+
+    def moves(state, bucket):
+        before = bucket.gradients()
+        wide = torch.cat([torch.full((5,), 7.0), bucket.buffer()])
+        bucket.set_buffer(wide[5:])
+        for mine, other in zip(bucket.gradients(), before, strict=True):
+            assert torch.equal(mine, other)
+        return noop_hook(state, bucket)
+
+    def body(comm):
+        module = nn.Module()
+        for name, size in (("a", 3), ("empty", 0), ("b", 4)):
+            module.register_parameter(name, nn.Parameter(torch.ones(size)))
+        module.forward = lambda x: sum((p * x).sum() for p in module.parameters())
+        model = dpcore.DataParallel(module, comm=comm)
+        model.register_comm_hook(None, moves)
+        model(torch.tensor(2.0)).backward()
+        assert [p.grad.tolist() for p in module.parameters()] == [[2.0] * 3, [], [2.0] * 4]
+
+    dpcore.spawn(body, 1, mode="threads")
+
+
 def test_a_hook_that_communicates_nothing():
     def body(comm):
         model = dpcore.DataParallel(nn.Linear(2, 1, bias=False), comm=comm)
@@ -325,6 +349,8 @@ def test_an_optimizer_in_backward(as_view):
             model, comm=comm, bucket_cap_mb=0.01, gradient_as_bucket_view=as_view
         )
         for step in range(5):
+            if step == 3:
+                wrapped.refresh()
             x, y = (part(tensor, comm) for tensor in batch(step))
             nn.functional.mse_loss(wrapped(x), y).backward()
             assert all(p.grad is None for p in trained)

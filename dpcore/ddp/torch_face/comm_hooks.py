@@ -71,8 +71,13 @@ class GradBucket:
         if self._buffer is self._flat:
             return list(self._parts)
         begin, size = self._flat.data_ptr(), self._flat.element_size()
+        offset = self._buffer.storage_offset()
         return [
-            self._buffer.as_strided(part.shape, part.stride(), (part.data_ptr() - begin) // size)
+            self._buffer.as_strided(
+                part.shape, part.stride(), offset + (part.data_ptr() - begin) // size
+            )
+            if part.numel() > 0  # else it has no address
+            else self._buffer.new_empty(part.shape)
             for part in self._parts
         ]
 

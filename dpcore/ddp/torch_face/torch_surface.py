@@ -89,7 +89,8 @@ class TorchSurface(BufferMethods):
         name = self.logger.facts.pop("comm_hook", "")
         hooks, self._comm_hooks = self._comm_hooks, []
         for hook, state in hooks:
-            self.register_comm_hook(state, hook)
+            if hook is not step_in_backward:  # that one is found again by the next forward
+                self.register_comm_hook(state, hook)
         if name and not hooks:
             kinds = _HookType
             self._register_builtin_comm_hook(
