@@ -246,7 +246,7 @@ class CupyCommunicator(OtherNames):
         """Ordinary memory of the device."""
         import torch
 
-        extents: Any = shape  # torch takes numbers and one sequence of them alike
+        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
         return torch.empty(*extents, dtype=dtype, device=self.device)
 
     def stats(self) -> dict[str, Any]:

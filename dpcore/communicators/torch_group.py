@@ -118,7 +118,7 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Ordinary memory: a group of torch has no other."""
-        extents: Any = shape  # torch takes numbers and one sequence of them alike
+        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
         return torch.empty(*extents, dtype=dtype)
 
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:

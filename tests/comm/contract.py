@@ -75,6 +75,7 @@ def it_says_what_it_is(comm):
     assert STATS[comm.backend] <= set(comm.stats())
     assert comm.empty(2, 3).shape == comm.empty((2, 3)).shape == (2, 3)
     assert comm.empty(2, dtype=torch.int8).dtype == torch.int8
+    assert comm.empty(dtype=torch.int8).shape == ()
 
 
 def reductions(comm, asynchronous):

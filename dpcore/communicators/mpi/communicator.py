@@ -100,7 +100,7 @@ class MpiCommunicator(MpiCalls):
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Ordinary memory, which MPI reads and writes as it is."""
-        extents: Any = shape  # torch takes numbers and one sequence of them alike
+        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
         return torch.empty(*extents, dtype=dtype)
 
     def split(self, color: int | None, key: int = 0) -> MpiCommunicator | None:
