@@ -179,6 +179,7 @@ class LocalUpdates:
             self._send_buffers()
 
     def _send_buffers(self) -> None:
+        self._buffers.find_again()  # some may have been registered since
         if self._buffers.has_any:
             self._buffers()
 

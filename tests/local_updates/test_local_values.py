@@ -247,6 +247,20 @@ def test_buffers_are_those_of_rank_0():
     assert first[0].tolist() == [0.0] * 4
 
 
+def test_a_buffer_that_is_registered_within_the_block():
+    def body(comm):
+        model = nn.Linear(4, 4)
+        optimizer = inner_sgd(model.parameters())
+        with dp.LocalSGD(model, optimizer, 2, comm=comm):
+            model.register_buffer("late", torch.full((3,), 1.0 + comm.rank))
+            optimizer.step()
+            assert model.late.tolist() == [1.0 + comm.rank] * 3
+            optimizer.step()
+            assert model.late.tolist() == [1.0] * 3
+
+    dp.spawn(body, 2, mode="threads")
+
+
 def test_several_optimizers_and_frozen_parameters():
     """All that is trained is averaged, whoever trains it, after the step of the one given."""
 
