@@ -92,6 +92,9 @@ def test_one_argument_of_two():
         ({"MPI_LOCALNRANKS": "4"}, False),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}, True),
         ({"SLURM_STEP_NUM_NODES": "2"}, None),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "4"}, False),
+        # A step for each host, and ranks that were told who they are.
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, None),
     ],
 )
 def test_whether_the_job_spans_hosts(environment, expected):

@@ -76,7 +76,11 @@ struct HeldWork {
   std::vector<HeldBuffer> buffers;
 };
 
-struct PyCommunicator : HeldCommunicator<Communicator, Operation> {};
+struct PyCommunicator : HeldCommunicator<Communicator, Operation> {
+  // What is in flight uses buffers that go with this object. Whoever holds the core as well, a
+  // reducer, keeps it from waiting for that.
+  ~PyCommunicator();
+};
 
 struct PyWork : HeldWork<PyCommunicator, Operation> {
   using HeldWork::HeldWork;

@@ -8,6 +8,19 @@ namespace py = pybind11;
 
 namespace dpcore {
 
+PyCommunicator::~PyCommunicator() {
+  if (core.use_count() < 2) {
+    return;
+  }
+  const py::gil_scoped_release no_gil;
+  for (const Orphan& orphan : orphans) {
+    try {
+      core->wait(*orphan.operation, 0, nullptr);
+    } catch (const Error&) {  // nobody is left who would hear it
+    }
+  }
+}
+
 void PyWork::let_go_when_complete() {
   if (operation->is_complete()) {
     const std::vector<HeldBuffer> gone = std::exchange(buffers, {});
@@ -63,9 +76,9 @@ namespace {
 
 void wait(PyWork& work, double timeout) {
   check_wait(timeout);
-  struct HoldDeleter {
+  struct LetGo {
     PyWork& work;
-    ~HoldDeleter() { work.let_go_when_complete(); }
+    ~LetGo() { work.let_go_when_complete(); }
   } const let_go{work};
   const py::gil_scoped_release no_gil;
   work.communicator->core->wait(*work.operation, timeout, check_signals);

@@ -86,12 +86,16 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
 
 Communicator::~Communicator() { close(); }
 
-void Communicator::check_usable() const {
+void Communicator::check_not_forked() const {
   if (endpoint().is_forked_copy()) {
     throw Error("rank " + std::to_string(rank()) +
                 ": this process was forked after init(); a communicator belongs to the process "
                 "that made it. Call init() in the child, or start it with spawn");
   }
+}
+
+void Communicator::check_usable() const {
+  check_not_forked();
   if (closed_.load(std::memory_order_relaxed)) {
     throw Error("rank " + std::to_string(rank()) +
                 ": this communicator was finalized; call init() for a new one");
@@ -228,6 +232,9 @@ void Communicator::run_message(const MessageCall& call, const Engine::Interrupt&
 
 void Communicator::wait(Operation& operation, double timeout_s,
                         const Engine::Interrupt& interrupt) {
+  if (!operation.is_complete()) {
+    check_not_forked();
+  }
   TraceRecorder& trace = endpoint().trace();
   const int64_t begin = trace.recording() ? now_ns() : 0;
   // The operation's own deadline is watched by the engine; this one is the caller's.
@@ -320,6 +327,10 @@ void Communicator::show_where(const std::string& where, int64_t since_ns) {
 }
 
 void Communicator::abort(const std::string& reason) {
+  check_not_forked();
+  if (closed()) {  // its memory may be another's by now
+    return;
+  }
   group_->fail(ErrorKind::peer_lost, rank(),
                "rank " + std::to_string(rank()) + " gave up: " + reason);
   context_->engine().drain(*group_, now_ns() + kClosePatienceNs);

@@ -121,6 +121,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Until the operation is complete; raises what went wrong.
   void wait(Operation& operation, double timeout_s, const Engine::Interrupt& interrupt);
+  void check_not_forked() const;
   void check_usable() const;
 
   // Ranks with the same color form a communicator, ordered by key, then rank. A negative color

@@ -51,6 +51,7 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
       const size_t bytes = bytes_of(request, world());
       request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
                                      request.collective, request.root);
+      request.algorithm = request.program->hash;  // the choice hangs on options of each rank
     }
     return;
   }

@@ -184,7 +184,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
   const LaunchSchedule& schedule() const { return launcher_.schedule(); }
-  const std::shared_ptr<BucketCommunicator>& communicator() const { return communicator_; }
   uint64_t completed_iterations() const { return iteration_.completed; }
   // How many ranks had each gradient, when that was agreed on last.
   const std::vector<int32_t>& used_counts() const { return used_.counts(); }

@@ -54,12 +54,35 @@ void expect_equal(const Tensors& parts, const at::Tensor& own, const char* opera
   }
 }
 
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  const auto* first = static_cast<const std::byte*>(one.const_data_ptr());
+  const auto* second = static_cast<const std::byte*>(other.const_data_ptr());
+  return first < second + other.nbytes() && second < first + one.nbytes();
+}
+
 // What may share memory: the smaller tensor, when it is this rank's part of the larger one.
 bool is_apart(const at::Tensor& small, const at::Tensor& large, int rank) {
   const auto* first = static_cast<const std::byte*>(small.const_data_ptr());
   const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
-  return first + small.nbytes() <= whole || whole + large.nbytes() <= first ||
-         first == whole + static_cast<size_t>(rank) * small.nbytes();
+  return !overlap(small, large) || first == whole + static_cast<size_t>(rank) * small.nbytes();
+}
+
+// The same, of a list of parts. Those with gaps are copied anyway.
+bool is_apart(const at::Tensor& small, const Tensors& parts, int rank) {
+  for (size_t r = 0; r < parts.size(); ++r) {
+    if (r != static_cast<size_t>(rank) && overlap(small, parts[r])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Tensors clones_of(const Tensors& tensors) {
+  Tensors clones;
+  for (const at::Tensor& tensor : tensors) {
+    clones.push_back(tensor.clone());
+  }
+  return clones;
 }
 
 void check_base(const at::Tensor& part, const at::Tensor& whole, int world, const char* operation) {
@@ -99,7 +122,7 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
   Request& request = call.ask(Collective::all_gather, moved.dtype);
   call.lists_outputs = true;
   call.uneven = !set_sizes(request, outputs, moved.per_element) || call.uneven;
-  request.input = call.staging.read(input);
+  request.input = call.staging.read(is_apart(input, outputs, getRank()) ? input : input.clone());
   request.output = call.staging.write_joined(outputs);
   call.inputs.push_back(input);
   call.outputs.insert(call.outputs.end(), outputs.begin(), outputs.end());
@@ -167,17 +190,18 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
   Call call = begin(c10d::OpType::GATHER, "dpcore:gather", input.device(), options);
   Request& request = call.ask(Collective::gather, moved.dtype, moved.elements);
   request.root = static_cast<int>(options.rootRank);
-  request.input = call.staging.read(input);
   if (takes) {
     const Tensors& parts = only_list(outputs, "gather");
     check_parts(parts, input, getSize(), "gather");
     expect_equal(parts, input, "gather");
+    request.input = call.staging.read(is_apart(input, parts, getRank()) ? input : input.clone());
     request.output = call.staging.write_joined(parts);
     call.outputs = parts;
     call.lists_outputs = true;
   } else {
     expect(outputs.empty() || outputs.front().empty(), "gather",
            "a rank that is not the root passes no list of outputs");
+    request.input = call.staging.read(input);
   }
   call.inputs = inputs;
   return perform(std::move(call));
@@ -194,7 +218,8 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& input
     const Tensors& parts = only_list(inputs, "scatter");
     check_parts(parts, output, getSize(), "scatter");
     expect_equal(parts, output, "scatter");
-    request.input = call.staging.read_joined(parts);
+    request.input =
+        call.staging.read_joined(is_apart(output, parts, getRank()) ? parts : clones_of(parts));
     call.inputs = parts;
     call.lists_inputs = true;
   } else {
@@ -230,7 +255,8 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
   Request& request = ask_to_reduce(call, Collective::reduce_scatter, output, options.reduceOp);
   call.lists_inputs = true;
   call.uneven = !set_sizes(request, parts, 1);
-  request.input = call.staging.read_joined(parts);
+  request.input =
+      call.staging.read_joined(is_apart(output, parts, getRank()) ? parts : clones_of(parts));
   request.output = call.staging.write(output);
   call.inputs = parts;
   call.outputs = outputs;

@@ -1,6 +1,7 @@
 // Copies run without autograd: the memory of a tensor is written, as by any communication library.
 #include "torch_backend/staging.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
@@ -26,6 +27,15 @@ void copy(const at::Tensor& to, const at::Tensor& from) {
   const c10::AutoGradMode no_grad(false);
   const c10::InferenceMode as_it_was_made(to.is_inference());
   to.copy_(from);
+}
+
+// Before anything is sent: copying a result back would fail.
+void check_own_places(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Unsupported(
+        "a tensor that is to take a result has several elements at the same place in memory, as "
+        "expand() makes them; pass a clone()");
+  }
 }
 
 bool lie_in_a_row(const std::vector<at::Tensor>& parts) {
@@ -121,6 +131,7 @@ std::byte* Staging::write(const at::Tensor& tensor) {
   if (is_plain(tensor)) {
     return memory_of(tensor);
   }
+  check_own_places(tensor);
   const at::Tensor whole = buffer(tensor.numel(), tensor.scalar_type());
   copies_.push_back({tensor, whole.view(tensor.sizes())});
   return memory_of(whole);
@@ -157,6 +168,7 @@ const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
 
 std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
   return joined(parts, [this](const at::Tensor& part, const at::Tensor& room) {
+    check_own_places(part);
     copies_.push_back({part, room});
   });
 }

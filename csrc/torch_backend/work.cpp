@@ -72,7 +72,11 @@ void TorchWork::complete(std::exception_ptr problem) {
   }
   problem_ = problem ? problem : failure();
   if (!problem_) {
-    staging_.copy_back();
+    try {
+      staging_.copy_back();
+    } catch (...) {  // on a thread of ours nobody else would hear of it
+      problem_ = std::current_exception();
+    }
   }
   FlightLog::of_process().complete(what_.flight, problem_ != nullptr);
   settled_ = true;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +19,7 @@ class TorchWork:
 
     def __init__(self, work: Any, result: list[Any], finish: Callable[[], Any] | None) -> None:
         self._work, self._result, self._finish = work, result, finish
+        self._finishing = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the result is there; raises torch's error otherwise."""
@@ -27,14 +30,19 @@ class TorchWork:
         self._complete()
 
     def _complete(self) -> None:
-        if self._finish is not None:
+        with self._finishing, torch.no_grad():
             finish, self._finish = self._finish, None
-            with torch.no_grad():
+            if finish is not None:
                 finish()
 
     def is_completed(self) -> bool:
-        """Whether ``wait`` would return at once."""
-        return self._work is None or bool(self._work.is_completed())
+        """Whether it has ended. Its result is there then, unless ``wait`` raises why not."""
+        if self._work is not None and not self._work.is_completed():
+            return False
+        if self._finish is not None:
+            with contextlib.suppress(Exception):
+                self.wait()
+        return True
 
     @property
     def source(self) -> int | None:

@@ -93,6 +93,7 @@ def compared(model: Wrapped) -> dict[str, Any]:
         if model._caps_are == "given"
         else model._caps_are,
         "schedule": model._schedule_is,
+        "deterministic": model._deterministic,
         "find_unused_parameters": model.find_unused_parameters,
         "static_graph": model.static_graph,
         "skip_all_reduce_unused_params": model.skip_all_reduce_unused_params,

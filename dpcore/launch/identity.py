@@ -6,12 +6,12 @@ from another (MPICH), the ranks agree on it, through MPI or the launcher.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dpcore.errors import RendezvousError
@@ -82,7 +82,9 @@ def spans_hosts(world_size: int, env: Mapping[str, str]) -> bool | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in env:
             return int(env[name]) < world_size
-    if "SLURM_STEP_ID" in env:
+    # A step may also be one of several that each start some of the ranks.
+    tasks = env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", world_size))
+    if "SLURM_STEP_ID" in env and int(tasks) == world_size:
         return int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
     return None
 
@@ -174,7 +176,8 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
 
 
 class InstanceCounter:
-    """How often a job name was used, so that one job can have communicators after each other.
+    """How often the ranks of a job have met, so that it can have communicators after each other.
+    Meetings that fail do not count: ranks may have tried a different number of times.
 
     Ranks that are threads each count for themselves.
     """
@@ -182,7 +185,10 @@ class InstanceCounter:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def next(self, job: str) -> str:
-        counters: dict[str, itertools.count[int]] = self._local.__dict__
-        counter = counters.setdefault(job, itertools.count())
-        return f"{job}/{next(counter)}"
+    @contextlib.contextmanager
+    def next(self, job: str) -> Iterator[str]:
+        """The name to meet by. It counts if the block ends without an exception."""
+        counts: dict[str, int] = self._local.__dict__
+        number = counts.get(job, 0)
+        yield f"{job}/{number}"
+        counts[job] = number + 1

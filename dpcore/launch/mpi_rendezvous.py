@@ -55,8 +55,11 @@ def _loaded_libraries() -> list[ctypes.CDLL]:
     return found
 
 
-def connect(rank: int, world_size: int) -> MpiStore | None:
+def connect(
+    rank: int, world_size: int, patience: float = _ANSWER_SECONDS
+) -> MpiStore | None:
     """The ranks of MPI, if the program uses mpi4py, MPI runs, and its ranks are numbered as ours.
+    ``patience``: how many seconds to wait there for the others.
 
     Programs that call MPI from C keep the launcher's line: an import of mpi4py here could load
     another MPI.
@@ -67,21 +70,21 @@ def connect(rank: int, world_size: int) -> MpiStore | None:
     world = mpi4py.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (rank, world_size):
         return None
-    return MpiStore(world)
+    return MpiStore(world, patience)
 
 
 class MpiStore:
     """A ``dpcore.launch.stores.Store``. All ranks call it, as they call a collective of MPI."""
 
-    def __init__(self, world: Any) -> None:
-        self._world = world
+    def __init__(self, world: Any, patience: float = _ANSWER_SECONDS) -> None:
+        self._world, self._patience = world, patience
 
     @contextlib.contextmanager
     def publish(self, key: str, value: str) -> Iterator[None]:
         message = f"{key} {value}".encode()
         if len(message) > _BYTES:
             raise RendezvousError(f"{len(message)} bytes are too long to be published: {key}")
-        self._broadcast(bytearray(message.ljust(_BYTES)), time.monotonic() + _ANSWER_SECONDS)
+        self._broadcast(bytearray(message.ljust(_BYTES)), time.monotonic() + self._patience)
         yield
 
     def read(self, key: str, deadline: float) -> str:
@@ -103,7 +106,7 @@ class MpiStore:
             with self.publish("dpcore/name", fresh):
                 _name = fresh
         elif not _name:
-            _name = self.read("dpcore/name", time.monotonic() + _ANSWER_SECONDS)
+            _name = self.read("dpcore/name", time.monotonic() + self._patience)
         return _name
 
     def _broadcast(self, message: bytearray, deadline: float) -> None:

@@ -28,17 +28,18 @@ class Pmi:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._process = os.getpid()
+        self.patience = _ANSWER_SECONDS  # for the other ranks
         self._ask("cmd=init pmi_version=1 pmi_subversion=1")
         self.name = self._ask("cmd=get_my_kvsname")["kvsname"]
 
     @contextlib.contextmanager
     def publish(self, key: str, value: str) -> Iterator[None]:
         self._ask(f"cmd=put kvsname={self.name} key={key} value={value}")
-        self._ask("cmd=barrier_in")
+        self._ask("cmd=barrier_in", self.patience)
         yield
 
     def read(self, key: str, deadline: float) -> str:
-        self._ask("cmd=barrier_in")
+        self._ask("cmd=barrier_in", max(0.0, deadline - time.monotonic()))
         return self._ask(f"cmd=get kvsname={self.name} key={key}")["value"]
 
     def leave(self) -> None:
@@ -48,9 +49,9 @@ class Pmi:
             with contextlib.suppress(RendezvousError):
                 self._ask("cmd=finalize")
 
-    def _ask(self, question: str) -> dict[str, str]:
+    def _ask(self, question: str, seconds: float = _ANSWER_SECONDS) -> dict[str, str]:
         try:
-            answer = self._exchange(question.encode() + b"\n")
+            answer = self._exchange(question.encode() + b"\n", seconds)
         except OSError as error:
             raise RendezvousError(
                 f"mpiexec does not answer {question!r}: {error}; set MASTER_ADDR and MASTER_PORT "
@@ -64,8 +65,8 @@ class Pmi:
             )
         return words
 
-    def _exchange(self, question: bytes) -> bytes:
-        deadline = time.monotonic() + _ANSWER_SECONDS
+    def _exchange(self, question: bytes, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
         while question:
             question = question[os.write(self._descriptor, question) :]
         ready = select.poll()
@@ -73,7 +74,7 @@ class Pmi:
         answer = b""
         while not answer.endswith(b"\n"):
             if not ready.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-                raise OSError(f"no answer in {_ANSWER_SECONDS:.0f} s")
+                raise OSError(f"no answer in {seconds:.3g} s; have all ranks come?")
             more = os.read(self._descriptor, 4096)
             if not more:
                 raise OSError("it hung up")
@@ -85,11 +86,14 @@ _of_process: Pmi | None = None
 _one_at_a_time = threading.Lock()
 
 
-def connect(environment: Mapping[str, str]) -> Pmi | None:
-    """The line that mpiexec gave to this process, if it did."""
+def connect(environment: Mapping[str, str], patience: float = _ANSWER_SECONDS) -> Pmi | None:
+    """The line that mpiexec gave to this process, if it did. ``patience``: how many seconds to
+    wait there for the other ranks."""
     global _of_process
     with _one_at_a_time:
         if _of_process is None and "PMI_FD" in environment:
             _of_process = Pmi(int(environment["PMI_FD"]))
             atexit.register(_of_process.leave)
+        if _of_process is not None:
+            _of_process.patience = patience
         return _of_process

@@ -158,7 +158,7 @@ def rendezvous_store(
                 f"{identity.world_size}; pass init_method= for a communicator of other ranks"
             )
         return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
-    if not _agent_has_store(env) and (line := _launcher_store(env, identity)):
+    if not _agent_has_store(env) and (line := _launcher_store(env, identity, timeout)):
         return line
     # The agent has the port and serves the store there: every rank is a client of it.
     dist: Any = importlib.import_module("torch.distributed")
@@ -172,14 +172,16 @@ def rendezvous_store(
     return TorchStore(store, f"the launcher's store at {host}:{port}")
 
 
-def _launcher_store(env: Mapping[str, str], identity: Identity) -> Store | None:
+def _launcher_store(
+    env: Mapping[str, str], identity: Identity, timeout: float = LONGEST_SECONDS
+) -> Store | None:
     """Ranks of one host need nobody else. Otherwise that of MPI, where it runs: it has the
     launcher's line. Otherwise the line."""
     one_host = spans_hosts(identity.world_size, env) is False
     if one_host and not env.get("DPCORE_PRETEND_HOSTS"):
         return HostStore()
-    running = mpi_rendezvous.connect(identity.rank, identity.world_size)
-    return running or pmi.connect(env) or pmix.connect(env)
+    running = mpi_rendezvous.connect(identity.rank, identity.world_size, timeout)
+    return running or pmi.connect(env, timeout) or pmix.connect(env)
 
 
 def _torch_group() -> Any:

@@ -119,9 +119,9 @@ def init(
         algorithm = os.environ.get("DPCORE_ALGORITHM", "auto")
     if transport == "auto":
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
-    job = _instances.next(identity.job)
     began_ns = time.time_ns()
     with contextlib.ExitStack() as stack:
+        job = stack.enter_context(_instances.next(identity.job))
         tcp = None
         if transport in ("tcp", "shm+tcp"):
             shares = transport == "shm+tcp"

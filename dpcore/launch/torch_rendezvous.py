@@ -53,8 +53,8 @@ def _serve(identity: Identity, timeout: timedelta) -> Any:
         board = HostStore()
     elif not address:
         board = rendezvous_store(os.environ, identity, None, seconds)
-    key = f"{_instances.next(identity.job)}/store"
     with contextlib.ExitStack() as published:
+        key = published.enter_context(_instances.next(identity.job)) + "/store"
         listener = None
         if board is not None and identity.rank == 0:
             host = own_address(identity, os.environ) if spans else "127.0.0.1"
@@ -83,4 +83,7 @@ def _store_at(
         timeout,
         wait_for_workers=True,
         master_listen_fd=None if listener is None else listener.detach(),
+        # The port that all ranks were told may still be that of an earlier group's store, which
+        # goes on as this one's.
+        multi_tenant=listener is None,
     )

@@ -31,6 +31,7 @@ _FIRST_TRACK = (1 << 22) + 1
 DEVICE_TRACK = 0
 # Of larger ones the file names the algorithm only: lists grow with the square of the ranks.
 _LARGEST_LISTED_WORLD = 32
+SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
 
 
 class Event(NamedTuple):
@@ -70,6 +71,14 @@ class Event(NamedTuple):
         """How long it took, in milliseconds."""
         return (self.end_ns - self.begin_ns) * 1e-6
 
+    def moved(self, by_ns: int) -> Event:
+        return self._replace(begin_ns=self.begin_ns + by_ns, end_ns=self.end_ns + by_ns)
+
+
+def unix_minus_monotonic() -> int:
+    """In nanoseconds, on this host."""
+    return time.time_ns() - time.monotonic_ns()
+
 
 @dataclass
 class RankRecord:
@@ -82,17 +91,18 @@ class RankRecord:
     dropped: int
     events: list[Event]
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unix_minus_monotonic: int = field(default_factory=unix_minus_monotonic)  # of its host
 
     def to_bytes(self) -> bytes:
-        threads = list(self.threads.items())
-        fields = [self.rank, self.process, threads, self.dropped, self.events, self.schedules]
+        fields = dict(vars(self), threads=list(self.threads.items()))
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RankRecord:
-        rank, process, threads, dropped, events, schedules = json.loads(data)
-        made = [Event(*fields) for fields in events]
-        return cls(rank, process, dict(threads), dropped, made, schedules)
+        record = cls(**json.loads(data))
+        record.threads = dict(record.threads)
+        record.events = [Event(*fields) for fields in record.events]
+        return record
 
 
 def describe(schedule: Any) -> dict[str, Any]:
@@ -104,6 +114,15 @@ def describe(schedule: Any) -> dict[str, Any]:
     if schedule.world <= _LARGEST_LISTED_WORLD:
         description["moves"] = [[int(part) for part in move] for move in schedule.moves]
     return description
+
+
+def move_to_one_clock(records: Sequence[RankRecord]) -> None:
+    """To that of the first one's host. Each host counts from its own start; how far they are apart
+    is what their Unix clocks say."""
+    for record in records:
+        ahead = record.unix_minus_monotonic - records[0].unix_minus_monotonic
+        if abs(ahead) > SAME_CLOCK_NS:
+            record.events = [event.moved(ahead) for event in record.events]
 
 
 # ---- the file --------------------------------------------------------------------------------
@@ -122,13 +141,13 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """The content of the file. ``facts`` join ``otherData``."""
     everything = [event for record in records for event in record.events]
-    base_ns = min((event.begin_ns for event in everything), default=0)
+    base_ns = min((event.begin_ns for event in everything), default=time.monotonic_ns())
     events = [entry for record in records for entry in _entries(record, base_ns)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         # Unix time at ts 0, as in the files of torch's profiler, so that both can be merged.
-        "baseTimeNanoseconds": base_ns + time.time_ns() - time.monotonic_ns(),
+        "baseTimeNanoseconds": base_ns + unix_minus_monotonic(),
         "distributedInfo": {
             "backend": facts.get("backend", "native"),
             "world_size": world_size,

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.files import write_whole
-
-_SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
+from dpcore.recorder.file import SAME_CLOCK_NS
 
 
 def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
@@ -65,7 +64,7 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     their Unix clocks say.
     """
     ahead = _monotonic_base(second) - _monotonic_base(first)
-    if abs(_unix_of_monotonic(second) - _unix_of_monotonic(first)) > _SAME_CLOCK_NS:
+    if abs(_unix_of_monotonic(second) - _unix_of_monotonic(first)) > SAME_CLOCK_NS:
         ahead = second["baseTimeNanoseconds"] - first["baseTimeNanoseconds"]
     early, late = (first, second) if ahead >= 0 else (second, first)
     for event in late["traceEvents"]:

@@ -209,7 +209,9 @@ class Trace:
     def _exchange(self) -> list[RankRecord]:
         """Everybody's record on rank 0, nothing on the others."""
         parts = _gather(self._comm._on_host, self._ended().to_bytes())
-        return [RankRecord.from_bytes(part) for part in parts]
+        records = [RankRecord.from_bytes(part) for part in parts]
+        trace_file.move_to_one_clock(records)
+        return records
 
     def _stop(self) -> RankRecord:
         found, dropped, schedules = self._comm._native.stop_trace()

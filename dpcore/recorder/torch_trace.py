@@ -18,14 +18,13 @@ import os
 import pickle
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpcore.errors import Error
-from dpcore.recorder.file import Event, RankRecord
+from dpcore.recorder.file import RankRecord, unix_minus_monotonic
 from dpcore.recorder.recording import Trace
 from dpcore.recorder.threads import thread_names
 from dpcore.recorder.torch_gather import gather_bytes
@@ -104,10 +103,10 @@ class ProfilerTrace(Trace):
             world_size=self._comm.world_size,
             host=os.uname().nodename,
         )
-        to_monotonic = -_unix_minus_monotonic()
+        to_monotonic = -unix_minus_monotonic()
         own = {event.name for event in self._own}  # the program's own "forward" is the one it means
         found = [
-            _moved(event, to_monotonic)
+            event.moved(to_monotonic)
             for event in profile.events
             if event.kind != "compute" or event.name not in own
         ]
@@ -138,24 +137,24 @@ class ProfilerTrace(Trace):
 
     def _exchange(self) -> list[RankRecord]:
         """Everybody's events on rank 0, on its clock."""
-        mine = (self._profile.host, _unix_minus_monotonic(), self._ended().to_bytes())
+        mine = (self._profile.host, self._ended().to_bytes())
         parts = gather_bytes(pickle.dumps(mine), self._comm.group)
         return _on_one_clock([pickle.loads(part) for part in parts], self._profile) if parts else []
 
 
-def _on_one_clock(parts: Sequence[tuple[str, int, bytes]], like: RankProfile) -> list[RankRecord]:
-    records = [RankRecord.from_bytes(data) for _, _, data in parts]
+def _on_one_clock(parts: Sequence[tuple[str, bytes]], like: RankProfile) -> list[RankRecord]:
+    records = [RankRecord.from_bytes(data) for _, data in parts]
     profiles = [
         replace(
             like, rank=record.rank, host=host, steps=[],
-            events=[_moved(event, offset) for event in record.events],
+            events=[event.moved(record.unix_minus_monotonic) for event in record.events],
         )
-        for record, (host, offset, _) in zip(records, parts, strict=True)
+        for record, (host, _) in zip(records, parts, strict=True)
     ]  # fmt: skip
-    base = _unix_minus_monotonic()
+    base = unix_minus_monotonic()
     shifts = align(profiles).shifts
     shifted = [
-        replace(profile, events=[_moved(event, shift - base) for event in profile.events])
+        replace(profile, events=[event.moved(shift - base) for event in profile.events])
         for profile, shift in zip(profiles, shifts, strict=True)
     ]
     for record, profile in zip(records, wait_for_the_last(shifted), strict=True):
@@ -183,11 +182,3 @@ def _names_by_number() -> list[str]:
     if sorted(numbers) != list(range(len(names))):
         return []
     return [names[number] for number in reversed(numbers)]
-
-
-def _moved(event: Event, by_ns: int) -> Event:
-    return event._replace(begin_ns=event.begin_ns + by_ns, end_ns=event.end_ns + by_ns)
-
-
-def _unix_minus_monotonic() -> int:
-    return time.time_ns() - time.monotonic_ns()

@@ -60,8 +60,8 @@ class Endpoint {
   Arena& arena() { return *arena_; }
   TraceRecorder& trace() { return trace_; }
   Doorbell& bell() { return *peers_[rank_].bell; }
-  // More ranks on this host than processors that they may use: never spin.
   bool shares_process() const { return shares_process_; }  // ranks are threads
+  // More ranks on this host than processors that they may use: never spin.
   bool oversubscribed() const { return oversubscribed_; }
 
   // Whether this rank may read the ordinary memory of all its local peers, and how.

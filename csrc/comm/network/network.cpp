@@ -70,7 +70,6 @@ Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
     std::vector<TcpSocket>& lines = peers[r].lines;
     auto peer = std::make_unique<Peer>(std::move(lines.at(0)));
     peer->address = std::move(peers[r].address);
-    peer->process = peers[r].process;
     peer->in.resize(2 * kLongestFrame);
     watch(peer->control.fd(), r << kLineBits);
     for (size_t i = 1; i < lines.size(); ++i) {

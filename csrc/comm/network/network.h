@@ -86,7 +86,6 @@ class Network {
   // Why; to be asked only of a peer that is lost.
   const std::string& problem_of(int peer) const { return peers_[peer]->problem; }
   const std::string& address_of(int peer) const { return peers_[peer]->address; }
-  int32_t process_of(int peer) const { return peers_[peer]->process; }
 
   std::vector<TcpLine>& data_lines(int peer) { return peers_[peer]->data; }
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
@@ -140,7 +139,6 @@ class Network {
     TcpSocket control;
     std::vector<TcpLine> data;
     std::string address;
-    int32_t process = 0;
     SpinLock lock;               // of the queue
     std::vector<std::byte> out;  // control frames
     size_t out_sent = 0;         // of these

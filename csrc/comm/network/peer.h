@@ -11,7 +11,6 @@
 namespace dpcore {
 
 struct TcpPeer {
-  int32_t process = 0;
   std::string address;
   std::vector<TcpSocket> lines;  // empty for this rank and its local peers
   bool is_remote() const { return !lines.empty(); }

@@ -76,6 +76,10 @@ Steps run_reducing_pull(PathRun& run) {
     }
     read = total * run.element * static_cast<size_t>(run.world() - 1);
   }
+  if (const int owner = run.publishes() ? -1 : run.owner_that_gave_up(); owner >= 0) {
+    run.await_end_of(owner);
+    co_await PathRun::Until{run};
+  }
   run.count_traffic(read, 0);
   run.finish();
   if (run.publishes()) {
@@ -122,10 +126,14 @@ Steps run_copies(PathRun& run) {
       copied[giving ? 1 : 0] += share.end - share.begin;
     }
   }
-  run.count_traffic(copied[0], copied[1]);
-  run.finish();
   const bool is_read = run.path != Path::push && run.publishes();
   const bool is_written = run.path != Path::pull && run.consumes();
+  if (const int owner = is_read || is_written ? -1 : run.owner_that_gave_up(); owner >= 0) {
+    run.await_end_of(owner);
+    co_await PathRun::Until{run};
+  }
+  run.count_traffic(copied[0], copied[1]);
+  run.finish();
   if (is_read || is_written) {
     co_await run.until_finished(is_read ? "every rank to have read" : "every piece to be written");
   }

@@ -18,15 +18,6 @@
 #include "comm/operations/paths.h"
 
 namespace dpcore {
-namespace {
-
-// Whether the owner still keeps its input for those who read it.
-bool keeps_its_input(const Group& group, int owner) {
-  return !group.has_left(owner) &&
-         group.control(owner).abort.state.load(std::memory_order_acquire) == AbortRecord::none;
-}
-
-}  // namespace
 
 Steps run_read(PathRun& run) {
   size_t read = 0;
@@ -51,7 +42,7 @@ Steps run_read(PathRun& run) {
       }
       co_await run.pause();
     }
-    const bool counts = bytes == 0 || is_mapped || keeps_its_input(*run.group, owner);
+    const bool counts = bytes == 0 || run.keeps_its_input(owner);
     if (problem != 0 && problem != ESRCH && counts) {
       throw Error(
           "the memory of rank " + std::to_string(owner) +
@@ -60,9 +51,7 @@ Steps run_read(PathRun& run) {
           "copy through shared memory instead");
     }
     if (problem != 0 || !counts) {
-      run.unread_owner = owner;
-      run.awaited = {
-          "a rank that is gone", &OperationSlot::finished, run.kNoMore, owner, owner + 1, nullptr};
+      run.await_end_of(owner);
       co_await PathRun::Until{run};
     }
     read += bytes;

@@ -73,6 +73,25 @@ bool PathRun::poll() {
   return true;
 }
 
+bool PathRun::keeps_its_input(int owner) const {
+  return !group->has_left(owner) &&
+         group->control(owner).abort.state.load(std::memory_order_acquire) == AbortRecord::none;
+}
+
+int PathRun::owner_that_gave_up() const {
+  for (int r = 0; r < world(); ++r) {
+    if (r != me() && publishes(r) && !keeps_its_input(r)) {
+      return r;
+    }
+  }
+  return -1;
+}
+
+void PathRun::await_end_of(int owner) {
+  unread_owner = owner;
+  awaited = {"a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
+}
+
 std::byte* PathRun::take_stage() {
   std::byte* stage = shared->stage(number);
   own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);

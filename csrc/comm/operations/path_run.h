@@ -145,6 +145,12 @@ struct PathRun {
   std::byte* take_stage();  // after until_stage_is_free()
   void count_traffic(size_t read, size_t written);
   void count_staged_traffic();
+  // Whether the owner still keeps its input for those who read it.
+  bool keeps_its_input(int owner) const;
+  // Of those that this rank has read: one that has given up, and may have changed it meanwhile; -1.
+  int owner_that_gave_up() const;
+  // The death or failure of this rank, whose memory can't be read any more, ends the operation.
+  void await_end_of(int owner);
   // This rank no longer accesses its peers' memory for the operation.
   void finish(bool ring = true);
 

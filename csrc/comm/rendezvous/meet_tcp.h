@@ -37,6 +37,7 @@ struct TcpOptions {
 };
 
 struct RendezvousPeer : TcpPeer {
+  int32_t process = 0;
   CostConstants costs;  // known of rank 0 only
   int host = 0;         // the lowest rank that shares its memory
   LocalPeer memory;     // of a local peer

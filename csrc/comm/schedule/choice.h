@@ -37,7 +37,6 @@ class AlgorithmChoice {
   const std::string& choose(Collective collective, size_t bytes, bool ordered);
   const std::vector<Candidate>& candidates(Collective collective);
   const std::vector<int>& hosts() const { return hosts_; }
-  const CostConstants& constants() const { return constants_; }
 
   // How much of the time of the best ordered one an algorithm that is not ordered may take.
   static constexpr double kWorth = 0.8;

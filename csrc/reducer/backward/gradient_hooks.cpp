@@ -65,10 +65,11 @@ void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
       open.push_back(node);
     }
   };
+  std::vector<torch::autograd::Edge> kept;  // the node of a leaf may live only as long as its edge
   for (const at::Tensor& output : outputs) {
     if (output.requires_grad()) {
-      const auto edge = torch::autograd::impl::gradient_edge(output);
-      visit(edge.function.get());
+      kept.push_back(torch::autograd::impl::gradient_edge(output));
+      visit(kept.back().function.get());
     }
   }
   while (!open.empty()) {

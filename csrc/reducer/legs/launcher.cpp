@@ -234,7 +234,6 @@ void Launcher::send(std::span<Bucket> together, Launch how) {
     Bucket& bucket = together[i];
     bucket.launched_ns = now;
     reducer_.trace.note_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
-    bucket.state = Bucket::launched;
     bucket.profiled = reducer_.trace.profiled_bucket();
   }
   try {
@@ -254,6 +253,9 @@ void Launcher::send(std::span<Bucket> together, Launch how) {
     }
   } catch (...) {
     raise_about(in_words(first));
+  }
+  for (Bucket& bucket : together) {
+    bucket.state = Bucket::launched;
   }
 }
 

@@ -72,7 +72,6 @@ class Launcher final : public LaunchControl {
 
   // How many buckets have memory for all their gradients at a time; 0: all.
   size_t whole_buckets() const { return whole_buckets_; }
-  const std::vector<size_t>& order() const { return order_; }
   const Legs& legs() const { return legs_; }
   const at::Tensor& parameters_of(size_t b) {
     return legs_.parameters_of(b, reducer_.buckets.at(b));

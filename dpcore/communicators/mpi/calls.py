@@ -122,7 +122,7 @@ class MpiCalls(CheckedCalls[MpiWork]):
     def _run(
         self, call: Call, flat: torch.Tensor | None, requests: Stages, *buffers: Any
     ) -> MpiWork | None:
-        """The buffers belong to the operation until it has ended."""
+        """The buffers belong to the operation until it has ended. The first one is the result."""
         name, is_message = call.name, call.name in ("send", "recv")
         self._messages += is_message
         self.calls += not is_message
@@ -135,7 +135,7 @@ class MpiCalls(CheckedCalls[MpiWork]):
         details += f", with rank {call.peer}" * (call.peer >= 0)
         what = What(name, number, nbytes, details, call.root, call.peer)
         seconds = call.timeout or self._timeout
-        work = MpiWork(self._engine, self, what, requests, list(buffers), seconds)
+        work = MpiWork(self._engine, self, what, requests, buffers, seconds)
         self._engine.submit(work, self.line)
         if call.async_op:
             self._engine.wake()

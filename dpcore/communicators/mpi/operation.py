@@ -56,7 +56,7 @@ class MpiWork:
         group: Any,
         what: What,
         stages: Sequence[Stage],
-        result: list[Any],
+        buffers: Sequence[Any],
         seconds: float,
     ) -> None:
         self.engine, self.group, self.what, self.seconds = engine, group, what, seconds
@@ -65,7 +65,7 @@ class MpiWork:
         self._to_post = list(stages)
         self._posted: list[tuple[Any, Stage]] = []
         self._source: int | None = None
-        self._result = result
+        self._buffers = buffers  # the result, or None; and what else MPI reads
         self._ended = threading.Event()
         self._future: torch.futures.Future[list[Any]] | None = None
 
@@ -110,7 +110,7 @@ class MpiWork:
         assert self._future is not None
         self._ended.wait()
         if self.error is None:
-            self._future.set_result(self._result)
+            self._future.set_result([one for one in self._buffers[:1] if one is not None])
         else:
             self._future.set_exception(self.error)  # type: ignore[arg-type]  # torch's own stub
 

@@ -33,7 +33,6 @@ class Shifts:
 
     shifts: list[int]
     matched: int
-    hosts: int
 
     @property
     def sentence(self) -> str:
@@ -48,7 +47,6 @@ def align(ranks: Sequence[RankProfile]) -> Shifts:
     """How to shift the clocks of ranks of the same run."""
     keyed = [_keyed(rank) for rank in ranks]
     common = set.intersection(*(set(found) for found in keyed)) if keyed else set()
-    hosts = {rank.host for rank in ranks}
     shifts = [0] * len(ranks)
     by_host: dict[str, int] = {}
     for index in range(1, len(ranks)):
@@ -61,7 +59,7 @@ def align(ranks: Sequence[RankProfile]) -> Shifts:
             shifts[index] = _shift(keyed[0], keyed[index], shared, may_share)
             if not may_share:
                 by_host[host] = shifts[index]
-    return Shifts(shifts, len(common), len(hosts))
+    return Shifts(shifts, len(common))
 
 
 def wait_for_the_last(ranks: Sequence[RankProfile]) -> list[RankProfile]:
