@@ -55,9 +55,7 @@ def _loaded_libraries() -> list[ctypes.CDLL]:
     return found
 
 
-def connect(
-    rank: int, world_size: int, patience: float = _ANSWER_SECONDS
-) -> MpiStore | None:
+def connect(rank: int, world_size: int, patience: float = _ANSWER_SECONDS) -> MpiStore | None:
     """The ranks of MPI, if the program uses mpi4py, MPI runs, and its ranks are numbered as ours.
     ``patience``: how many seconds to wait there for the others.
 
