@@ -163,7 +163,8 @@ class Mpiexec(threading.Thread):
             if question.split()[0] not in self.answers:
                 self.line.shutdown(socket.SHUT_RDWR)
                 return
-            for byte in self.answers[question.split()[0]].encode() + b"\n":
+            answer = self.answers[question.split()[0]]
+            for byte in answer.encode() + b"\n" if answer else b"":
                 self.line.send(bytes([byte]))
 
 
@@ -191,7 +192,7 @@ def test_pmi_publishes_and_reads(monkeypatch):
     assert pmi.name == "kvs_7"
     with pmi.publish("job/0", "10.0.0.1:5"):
         pass
-    assert pmi.read("job/0", 0.0) == "10.0.0.1:5=x"
+    assert pmi.read("job/0", time.monotonic() + 5) == "10.0.0.1:5=x"
     pmi.leave()
     assert server.questions[2:] == [
         "cmd=put kvsname=kvs_7 key=job/0 value=10.0.0.1:5",
@@ -221,11 +222,14 @@ def test_pmi_leaves_the_line_as_mpi_expects_it():
 def test_pmi_that_refuses_or_hangs_up():
     pmi, _ = pmi_with(ANSWERS | {"cmd=get": "cmd=get_result rc=-1 msg=key_not_found"})
     with pytest.raises(dpcore.RendezvousError, match="key_not_found"):
-        pmi.read("job/0", 0.0)
+        pmi.read("job/0", time.monotonic() + 5)
+    pmi, _ = pmi_with(ANSWERS | {"cmd=barrier_in": ""})
+    with pytest.raises(dpcore.RendezvousError, match="no answer in 0 s; have all ranks come?"):
+        pmi.read("job/0", time.monotonic())
     known = {name: answer for name, answer in ANSWERS.items() if name != "cmd=barrier_in"}
     pmi, _ = pmi_with(known)
     with pytest.raises(dpcore.RendezvousError, match="mpiexec does not answer 'cmd=barrier_in'"):
-        pmi.read("job/0", 0.0)
+        pmi.read("job/0", time.monotonic() + 5)
 
 
 # ---- MPI -------------------------------------------------------------------------------------
@@ -256,6 +260,9 @@ def test_a_rendezvous_through_mpi_names_what_went_wrong():
         mpi.read("job/1", time.monotonic())
     with pytest.raises(dpcore.RendezvousError, match="set MASTER_ADDR and MASTER_PORT"):
         mpi_rendezvous.MpiStore(World(None)).read("job/0", time.monotonic())
+    patient = mpi_rendezvous.MpiStore(World(None), 0.01).publish("job/0", "10.0.0.1:5")
+    with pytest.raises(dpcore.RendezvousError, match="did not all come"), patient:
+        pass
 
 
 def test_without_an_mpi_of_our_ranks_it_is_not_used():

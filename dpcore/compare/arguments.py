@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from dpcore.commands.sizes import HELP as SIZES
+from dpcore.errors import Error
 
 EXAMPLES = """\
 examples:
@@ -67,6 +68,22 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--sizes", metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
     add("--huge-pages", action="store_true", help="ordinary memory of all contenders on huge pages")
+
+
+_OF_MODELS = ("contenders", "links", "emulated", "seconds", "threads")
+_OF_COLLECTIVES = ("peers", "sizes", "huge_pages")
+
+
+def check_fitting(options: argparse.Namespace, is_collective: bool) -> None:
+    """Refuses options of the other kind of comparison, which would be left out in silence."""
+    made = argparse.ArgumentParser(add_help=False)
+    add_arguments(made)
+    others = _OF_MODELS if is_collective else _OF_COLLECTIVES
+    given = [name for name in others if getattr(options, name) != made.get_default(name)]
+    if given:
+        kinds = ("models", "a collective") if is_collective else ("collectives", "a model")
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise Error(f"{named}: for {kinds[0]} only, and {options.what or 'this'} is {kinds[1]}")
 
 
 DEMO_EXAMPLES = """\

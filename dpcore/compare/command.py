@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from dpcore.compare import hosts as namespaces
+from dpcore.compare.arguments import check_fitting
 from dpcore.compare.collectives.cells import COLLECTIVES
 from dpcore.errors import Error
 
@@ -31,7 +32,9 @@ def run(options: argparse.Namespace) -> int:
     if options.example:
         print((resources.files("dpcore.compare") / "example.txt").read_text("utf-8"), end="")
         return 0
-    if options.what == "all" or options.what in COLLECTIVES:
+    is_collective = options.what == "all" or options.what in COLLECTIVES
+    check_fitting(options, is_collective)
+    if is_collective:
         from dpcore.compare.collectives import command
 
         return command.run(options)

@@ -54,7 +54,8 @@ def _serve(identity: Identity, timeout: timedelta) -> Any:
     elif not address:
         board = rendezvous_store(os.environ, identity, None, seconds)
     with contextlib.ExitStack() as published:
-        key = published.enter_context(_instances.next(identity.job)) + "/store"
+        name = published.enter_context(_instances.next(identity.job))
+        key = f"{name}/store"
         listener = None
         if board is not None and identity.rank == 0:
             host = own_address(identity, os.environ) if spans else "127.0.0.1"
@@ -65,7 +66,14 @@ def _serve(identity: Identity, timeout: timedelta) -> Any:
             published.enter_context(board.publish(key, address))
         elif board is not None:
             address = board.read(key, deadline)
-        return _store_at(address, identity, timeout, listener)
+        store = _store_at(address, identity, timeout, listener)
+        # At a port that all ranks were told, that of an earlier group may go on as this one's.
+        return store if board is not None else _prefixed(name, store)
+
+
+def _prefixed(name: str, store: Any) -> Any:
+    dist: Any = importlib.import_module("torch.distributed")
+    return dist.PrefixStore(name, store)
 
 
 def _store_at(
@@ -83,7 +91,5 @@ def _store_at(
         timeout,
         wait_for_workers=True,
         master_listen_fd=None if listener is None else listener.detach(),
-        # The port that all ranks were told may still be that of an earlier group's store, which
-        # goes on as this one's.
         multi_tenant=listener is None,
     )

@@ -115,7 +115,8 @@ def _print_tables(
     if not console.is_terminal:
         console.width = 120
     for trace, numbers in zip(runs, figures, strict=True):
-        console.print(f"{trace.name}: {numbers.headline}", style="bold", soft_wrap=True)
+        headline = f"{trace.name}: {numbers.headline}"
+        console.print(headline, style="bold", markup=False, soft_wrap=True)
         if trace.about:
             console.print(trace.about, markup=False, soft_wrap=True)
         if trace.error:

@@ -38,6 +38,7 @@ def tables_of(run: Run, figures: RunFigures) -> list[Table]:
 
 def print_tables(console: Any, run: Run, figures: RunFigures) -> None:
     """Prints them on a console of rich."""
+    from rich.markup import escape
     from rich.table import Table as Drawn
 
     for table in tables_of(run, figures):
@@ -45,7 +46,7 @@ def print_tables(console: Any, run: Run, figures: RunFigures) -> None:
         for number, column in enumerate(table.columns):
             drawn.add_column(column, justify="left" if number in table.texts else "right")
         for row in table.rows:
-            drawn.add_row(*row)
+            drawn.add_row(*map(escape, row))  # names of the program
         console.print(drawn)
         console.print()
 

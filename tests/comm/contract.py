@@ -4,6 +4,7 @@ A check takes the rank's communicator. What a kind lacks stands in ``LACKS`` by 
 to be refused by name: a check is never left out.
 """
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -319,8 +320,24 @@ def closing(comm):
             call()
 
 
+def polling(comm):
+    """Whoever asks whether it has ended, and does not wait, finds the result."""
+    mean, joined = of_rank(comm.rank), torch.zeros(6 * comm.world_size)
+    works = [
+        comm.all_reduce(mean, "mean", async_op=True),
+        comm.all_gather(joined, of_rank(comm.rank), async_op=True),
+    ]
+    deadline = time.monotonic() + 20
+    while not all(work.is_completed() for work in works):
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    rows = rows_of(comm)
+    torch.testing.assert_close(mean, rows.mean(0))
+    assert torch.equal(joined, rows.flatten())
+
+
 WAITED_OR_NOT = (reductions, copies, parts, exchanges)
-CHECKS = (it_says_what_it_is, groups, mistakes, words_of_others, still_works, options)
+CHECKS = (it_says_what_it_is, groups, mistakes, words_of_others, still_works, options, polling)
 
 
 def everything(comm):

@@ -148,6 +148,9 @@ def it_goes_on_while_the_program_computes(comm):
         time.sleep(0.01)
     assert future.done() and future.value()[0] is mine
     assert mine.eq(comm.world_size - 1).all()
+    joined = torch.zeros(comm.world_size)
+    (result,) = comm.all_gather(joined, torch.ones(1), async_op=True).get_future().wait()
+    assert result is joined and joined.eq(1).all()
     results = []
     thread = threading.Thread(target=lambda: results.append(comm.barrier(async_op=True)))
     thread.start()

@@ -80,11 +80,13 @@ before = dict(os.environ)
 import torch
 import torch.distributed as dist
 assert dict(os.environ) == before
-dist.init_process_group("dpcore", init_method="dpcore://")
-total = torch.tensor([dist.get_rank() + 1])
-dist.all_reduce(total)
-print(dist.get_rank(), dist.get_world_size(), total.item())
-dist.destroy_process_group()
+for last in (False, True):
+    dist.init_process_group("dpcore", init_method="dpcore://")
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    if last:
+        print(dist.get_rank(), dist.get_world_size(), total.item())
+    dist.destroy_process_group()
 """
 # As srun leaves them, for two tasks on one node, and for as many on two.
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

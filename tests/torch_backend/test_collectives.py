@@ -224,6 +224,40 @@ def functional_forms():
     assert (swapped + 0).tolist() == list(range(world))
 
 
+def lists_that_share_memory():
+    """The tensor is some other rank's part of the list: read before it is overwritten."""
+    rank, world = rank_and_world()
+    for count in (3, 1 << 16):
+        rows = torch.full((world, count), float(rank))
+        dist.all_gather(list(rows.unbind()), rows[(rank + 1) % world])
+        assert rows.mean(1).tolist() == list(range(world)), rows
+        rows = torch.full((world, count), float(rank))
+        dist.reduce_scatter(rows[(rank + 1) % world], list(rows.unbind()))
+        assert rows[(rank + 1) % world].unique().tolist() == [sum(range(world))]
+        rows = torch.full((world, count), float(rank))
+        dist.gather(rows[1 % world], list(rows.unbind()) if rank == 0 else None)
+        assert rank > 0 or rows.mean(1).tolist() == list(range(world))
+        rows = torch.arange(world).repeat_interleave(count).view(world, count)
+        into = rows[(rank + 1) % world]
+        dist.scatter(into, list(rows.unbind()) if rank == 0 else None)
+        assert into.unique().tolist() == [rank]
+
+
+def results_in_one_place():
+    """An expanded tensor can take no result; nothing is sent."""
+    rank, world = rank_and_world()
+    twice = torch.zeros(1).expand(2)
+    calls = [
+        lambda: dist.all_reduce(twice, async_op=True),
+        lambda: dist.all_gather([twice] * world, torch.ones(2)),
+    ]
+    if world > 1:
+        calls.append(lambda: dist.recv(twice, (rank + 1) % world))
+    for call in calls:
+        with pytest.raises(dpcore.Unsupported, match=r"as expand\(\) makes them; pass a clone"):
+            call()
+
+
 def sparse():
     rank, world = rank_and_world()
     for dense, rows in ((False, rank + 1), (True, rank)):
@@ -243,6 +277,8 @@ BODIES = (
     tensors_with_gaps,
     moved_only,
     parts_per_rank,
+    lists_that_share_memory,
+    results_in_one_place,
     uneven_parts,
     coalesced,
     functional_forms,

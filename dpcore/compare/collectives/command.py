@@ -25,9 +25,9 @@ def run(options: argparse.Namespace) -> int:
     names = list(COLLECTIVES) if options.what == "all" else [options.what]
     folder: Path = options.out or Path("compare") / options.what
     kept = folder / "compare.jsonl"
-    rounds = options.rounds or (3 if options.quick else 7)
-    if rounds < 1:
+    if options.rounds is not None and options.rounds < 1:
         raise Error("--rounds: at least 1")
+    rounds = options.rounds or (3 if options.quick else 7)
     pace = Pace(rounds=rounds, round_seconds=0.02, most_seconds=4.0)
     if options.quick:
         pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=2.0)

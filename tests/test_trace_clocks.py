@@ -1,0 +1,36 @@
+"""Times of several ranks in one trace file."""
+
+import time
+from copy import deepcopy
+
+from dpcore.recorder import joining
+from dpcore.recorder.file import Event, RankRecord, chrome_trace, move_to_one_clock
+
+
+def test_a_rank_without_events_moves_nobody():
+    """It ended before its first collective. The file begins with the other one's first event."""
+    record = RankRecord(0, 1, {7: "main"}, 0, [event_at(time.monotonic_ns())])
+    parts = [
+        chrome_trace([one], 2, {"models": []}) for one in (record, RankRecord(1, 1, {}, 0, []))
+    ]
+    for first, second in (parts, parts[::-1]):
+        content = joining.joined(deepcopy(first), deepcopy(second))
+        times = [event["ts"] for event in content["traceEvents"] if event["ph"] != "M"]
+        assert max(times) < 60e6  # us
+
+
+def test_ranks_of_two_hosts_are_on_one_clock():
+    """That have been up for different times; the same moment has two monotonic times."""
+    here, there = 10 * 10**9, 86_400 * 10**9
+    records = [
+        RankRecord(0, 1, {7: "main"}, 0, [event_at(here)], {}, unix_minus_monotonic=there),
+        RankRecord(1, 1, {7: "main"}, 0, [event_at(there)], {}, unix_minus_monotonic=here),
+    ]
+    received = [RankRecord.from_bytes(record.to_bytes()) for record in records]
+    assert received == records
+    move_to_one_clock(received)
+    assert [record.events for record in received] == [[event_at(here)]] * 2
+
+
+def event_at(moment):
+    return Event("step", "compute", -1, 7, 0, 0, moment, moment + 1000)
