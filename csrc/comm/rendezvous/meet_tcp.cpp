@@ -184,7 +184,8 @@ class TcpRendezvous {
     try {
       is_there = talk();
     } catch (const NoAnswer&) {
-      throw RendezvousError(name_of_rank(r) + " did not answer before the deadline; is it stopped?");
+      throw RendezvousError(name_of_rank(r) +
+                            " did not answer before the deadline; is it stopped?");
     }
     if (!is_there) {
       throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
