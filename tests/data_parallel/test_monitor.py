@@ -165,12 +165,12 @@ def test_figures_are_those_of_a_trace(schedule):
         assert figures["overlap"] == pytest.approx(
             1 - figures["exposed_ms"] / figures["communication_ms"]
         )
-        return figures["overlap"], mine["compute_ms"]
+        return figures["overlap"], mine["compute_ms"], mine["step_ms"] - mine["exposed_ms"]
 
     results = on_threads(body, 2, link="20mbit,100us", transport="auto")
-    overlaps, computed = zip(*results, strict=True)
-    assert min(computed) > 6
-    in_time(max(computed) < 9, str(computed))  # six naps of 1 ms, and no waiting
+    for _, computed, without_waits in results:
+        assert 6 < computed < without_waits + 0.8  # six naps of 1 ms, and no waiting
+    overlaps = [overlap for overlap, _, _ in results]
     assert all(o > 0.2 if schedule == "bucketed" else o < 0.1 for o in overlaps)
 
 

@@ -236,7 +236,7 @@ def test_an_urgent_operation_waits_for_little_of_what_is_on_its_way():
     for output in outputs:
         meanwhile, last, value = output.split()[1:]
         assert (last, value) == ("False", "4.0"), problems
-        assert 2**16 <= int(meanwhile) < 2**19
+        assert 2**16 <= int(meanwhile) < 2**20  # less than a bulk operation, also under load
 
 
 def test_a_rank_on_another_host_is_killed():
