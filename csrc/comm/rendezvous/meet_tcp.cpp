@@ -5,12 +5,12 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "comm/rendezvous/connecting.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/host_mark.h"
 
@@ -18,9 +18,6 @@ namespace dpcore {
 namespace {
 
 constexpr int kLookMs = 20;
-constexpr int64_t kRetryNs = 5'000'000;
-// For one of several addresses of a host: behind a firewall it may never answer.
-constexpr int64_t kTryNs = 2'000'000'000;
 // Rank 0 says at its own deadline who is missing: the others give it time for that.
 constexpr int64_t kGraceNs = 1'000'000'000;
 
@@ -42,8 +39,6 @@ Notice notice_of(const std::string& problem) {
   problem.copy(notice.reason, sizeof(notice.reason) - 1);
   return notice;
 }
-
-std::string name_of_rank(int r) { return "rank " + std::to_string(r); }
 
 class TcpRendezvous {
  public:
@@ -76,17 +71,11 @@ class TcpRendezvous {
   }
 
  private:
-  std::string who() const { return name_of_rank(rendezvous_.rank) + ": "; }
+  std::string who() const { return rendezvous_.name_of(rendezvous_.rank) + ": "; }
 
   // What comes from below does not say whose problem it is.
   std::string with_rank(const std::string& problem) const {
     return (problem.starts_with("rank ") ? "" : who()) + problem;
-  }
-
-  void look_up() const {
-    if (rendezvous_.interrupted) {
-      rendezvous_.interrupted();
-    }
   }
 
   // ---- rank 0 ----
@@ -101,8 +90,8 @@ class TcpRendezvous {
       hand_out(clients);
       share_hosts(clients);
       std::vector<bool> heard(rendezvous_.world);
-      look_ = [&] {
-        look_up();
+      connecting_.look = [&] {
+        connecting_.look_up();
         hear_who_came(clients, heard);
       };
       link(*net_.listener);
@@ -121,7 +110,7 @@ class TcpRendezvous {
         return "rank 0 does not expect this yet";
       }
       if (clients[greeting.rank]) {
-        return name_of_rank(greeting.rank) + " is there already (process " +
+        return rendezvous_.name_of(greeting.rank) + " is there already (process " +
                std::to_string(present_[greeting.rank].process) +
                "); two processes claim the same rank";
       }
@@ -129,7 +118,7 @@ class TcpRendezvous {
     });
     int arrived = 1;
     while (arrived < rendezvous_.world) {
-      look_up();
+      connecting_.look_up();
       if (now_ns() > rendezvous_.deadline_ns) {
         std::string missing;
         for (int r = 1; r < rendezvous_.world; ++r) {
@@ -179,16 +168,16 @@ class TcpRendezvous {
 
   // `talk` returns whether rank r is there.
   template <class Talk>
-  static void talk_with(int r, Talk talk) {
+  void talk_with(int r, Talk talk) const {
     bool is_there = false;
     try {
       is_there = talk();
     } catch (const NoAnswer&) {
-      throw RendezvousError(name_of_rank(r) +
+      throw RendezvousError(rendezvous_.name_of(r) +
                             " did not answer before the deadline; is it stopped?");
     }
     if (!is_there) {
-      throw RendezvousError(name_of_rank(r) + " went away while the ranks were meeting");
+      throw RendezvousError(rendezvous_.name_of(r) + " went away while the ranks were meeting");
     }
   }
 
@@ -210,7 +199,7 @@ class TcpRendezvous {
     for (int r = 1; r < rendezvous_.world; ++r) {
       if (!heard[r]) {
         heard[r] = true;
-        hear(r, clients[r], look_);
+        hear(r, clients[r], connecting_.look);
       }
     }
   }
@@ -256,7 +245,7 @@ class TcpRendezvous {
     TcpSocket root;
     std::shared_ptr<TcpSocket> listener;
     while (!root) {
-      TcpSocket line = reach(net_.root, "rank 0");
+      TcpSocket line = connecting_.reach(net_.root, "rank 0");
       const TcpAddress here = net_.interface.empty() ? line.local_address().with_port(0)
                                                      : TcpAddress::of_interface(net_.interface);
       listener = std::make_shared<TcpSocket>(TcpSocket::listen_at(here));
@@ -266,8 +255,8 @@ class TcpRendezvous {
                     rendezvous_.interrupted)) {
         root = std::move(line);
       } else {
-        try_again("what listens as rank 0 at " + net_.root +
-                  " hangs up; is rank 0 running, or is the port another program's?");
+        connecting_.try_again("what listens as rank 0 at " + net_.root +
+                              " hangs up; is rank 0 running, or is the port another program's?");
       }
     }
     std::vector<Entry> list(rendezvous_.world);
@@ -280,8 +269,8 @@ class TcpRendezvous {
     }
     find_own_host(root);
     // Before this rank is linked, rank 0 only says that somebody failed.
-    look_ = [&] {
-      look_up();
+    connecting_.look = [&] {
+      connecting_.look_up();
       if (root.has_something()) {
         await_notice(root);
       }
@@ -354,7 +343,7 @@ class TcpRendezvous {
   void link(TcpSocket& listener) {
     check_hosts(hosts_);
     Rendezvous local = local_rendezvous(rendezvous_, hosts_);
-    local.interrupted = look_;
+    local.interrupted = connecting_.look;
     if (local.world > 1) {
       std::vector<LocalPeer> memory = meet_local_peers_(local);
       for (int i = 0; i < local.world; ++i) {
@@ -363,94 +352,20 @@ class TcpRendezvous {
     }
     for (int r = 0; r < rendezvous_.rank; ++r) {
       if (present_[r].is_remote()) {
-        connect_lines(r);
+        connecting_.connect_lines(r);
       }
     }
-    accept_lines(listener);
-  }
-
-  // Tries all addresses of a rank until one answers or the deadline is over.
-  TcpSocket reach(const std::string& address, const std::string& whose) {
-    std::string problem;
-    const std::vector<TcpAddress> targets = TcpAddress::resolve(address);
-    while (true) {
-      for (const TcpAddress& target : targets) {
-        const int64_t until = targets.size() == 1
-                                  ? rendezvous_.deadline_ns
-                                  : std::min(rendezvous_.deadline_ns, now_ns() + kTryNs);
-        if (TcpSocket line = TcpSocket::connect_to(target, until, look_, &problem)) {
-          return line;
-        }
-      }
-      try_again("cannot reach " + whose + " at " + address + ": " + problem +
-                "; is it running, with the same MASTER_ADDR and MASTER_PORT, and does no firewall "
-                "stand between?");
-    }
-  }
-
-  // A moment later; past the deadline it throws the problem.
-  void try_again(const std::string& problem) const {
-    look_();
-    if (now_ns() > rendezvous_.deadline_ns) {
-      throw RendezvousError(who() + problem);
-    }
-    usleep(kRetryNs / 1000);
-  }
-
-  void connect_lines(int r) {
-    for (int i = 0; i < net_.lines; ++i) {
-      TcpSocket line = reach(present_[r].address, name_of_rank(r));
-      if (!introduce(line, greeting_of(own_, Purpose::line, i, ""), own_, name_of_rank(r),
-                     rendezvous_.deadline_ns, look_)) {
-        throw RendezvousError(who() + name_of_rank(r) +
-                              " went away while the ranks were connecting");
-      }
-      present_[r].lines[i] = std::move(line);
-    }
-  }
-
-  void accept_lines(TcpSocket& listener) {
-    int missing = 0;
-    for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
-      missing += static_cast<int>(present_[r].lines.size());
-    }
-    HandshakeServer server(listener, own_, [&](const Greeting& greeting) -> std::string {
-      const bool belongs = greeting.purpose == static_cast<uint32_t>(Purpose::line) &&
-                           greeting.rank > rendezvous_.rank &&
-                           present_[greeting.rank].is_remote() &&
-                           !present_[greeting.rank].lines[greeting.line];
-      return belongs ? ""
-                     : name_of_rank(greeting.rank) +
-                           " is there already; two processes claim the same rank";
-    });
-    while (missing > 0) {
-      look_();
-      if (now_ns() > rendezvous_.deadline_ns) {
-        std::string late;
-        for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
-          const bool complete = !present_[r].is_remote() || present_[r].lines.back();
-          late += complete ? "" : (late.empty() ? "" : ", ") + name_of_rank(r);
-        }
-        throw RendezvousError(who() + "waited in vain at " + listener.local_address().text() +
-                              " for " + late +
-                              "; did it end, does a firewall stand between, or is it the wrong "
-                              "interface (DPCORE_SOCKET_IFNAME)?");
-      }
-      if (auto client = server.next(kLookMs)) {
-        present_[client->greeting.rank].lines[client->greeting.line] = std::move(client->socket);
-        --missing;
-      }
-    }
+    connecting_.accept_lines(listener);
   }
 
   const Rendezvous& rendezvous_;
   const TcpOptions& net_;
   const MeetLocalPeers& meet_local_peers_;
-  TcpSocket::Interrupt look_ = [this] { look_up(); };  // every 20 ms in what waits for other ranks
   Credentials own_;
   std::optional<HostMark> mark_;  // until the end: local peers look for it at different times
   std::vector<int> hosts_;
   std::vector<RendezvousPeer> present_;
+  Connecting connecting_{rendezvous_, net_, own_, present_};
 };
 
 }  // namespace
