@@ -2,6 +2,8 @@
 
 import array
 import gc
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -96,6 +98,32 @@ def test_a_dropped_communicator_ends_what_is_in_flight_before_its_memory_goes():
         comm.barrier()
 
     dpcore.spawn(body, 2, mode="threads")
+
+
+def test_a_dropped_communicator_that_a_model_uses_as_well():
+    """The model's reducer keeps the core, so nobody but the communicator ends what it began."""
+    entered, freed = threading.Event(), []
+
+    def body(comm):
+        part = comm.split(0)
+        model = dpcore.DataParallel(torch.nn.Linear(2, 2), comm=part)
+        if comm.rank == 0:
+            memory = np.ones(LENGTH, "f4")
+            weakref.finalize(memory, lambda: freed.append(entered.is_set()))
+            part.all_reduce(memory, async_op=True)
+            del memory
+            comm.send(torch.ones(1), 1)
+            del part, model
+            gc.collect()
+        else:
+            comm.recv(torch.ones(1), 0)
+            time.sleep(0.2)
+            entered.set()
+            part.all_reduce(np.ones(LENGTH, "f4"))
+        comm.barrier()
+
+    dpcore.spawn(body, 2, mode="threads")
+    assert freed == [True]
 
 
 def keeps_the_memory_of_a_tensor(collectives, rank):

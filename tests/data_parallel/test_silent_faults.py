@@ -351,6 +351,7 @@ OPTIONS = (
     {"bucket_cap_mb_list": ([1, 2], [1, 3])},
     {"skip_all_reduce_unused_params": (False, True)},
     {"forward_sync_buffers": (False, True)},
+    {"deterministic": (False, True)},
 )
 
 

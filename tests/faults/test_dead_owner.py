@@ -1,4 +1,5 @@
-"""An owner dies once it has given its memory to be read, and before the others have read it."""
+"""An owner dies, or gives up, once it has given its memory to be read, and before the others have
+read it."""
 
 import re
 import signal
@@ -58,3 +59,35 @@ def test_readers_hear_of_its_death(collective):
         reader.result
     )
     assert reader.result[1] < 10
+
+
+def give_up(comm, collective):
+    """The owner's own memory is in the arena, so it is read where it lies."""
+    mine = comm.empty(ELEMENTS).fill_(1) if comm.rank == OWNER else torch.ones(ELEMENTS)
+    whole = torch.ones(2 * ELEMENTS) if comm.rank == 0 else None
+    calls = {
+        "broadcast": lambda **timeout: comm.broadcast(mine, OWNER, **timeout),
+        "gather": lambda **timeout: comm.gather(whole, mine, 0, **timeout),
+        "reduce": lambda **timeout: comm.reduce(mine, 0, **timeout),
+    }
+    comm.barrier()
+    try:
+        calls[collective](**({"timeout": 0.1} if comm.rank == OWNER else {}))
+    except dp.Error as error:
+        mine.zero_()  # it is the program's again
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce"])
+def test_readers_hear_that_it_has_given_up(collective):
+    outcomes = run_processes(
+        give_up,
+        2,
+        (collective,),
+        timeout=20.0,
+        environment={"DPCORE_FAULT": "delay=400:rank0:op1:middle"},
+    )
+    reader, owner = (outcome.result for outcome in outcomes)
+    assert "was not complete after 0.1 s" in owner, owner
+    assert reader.startswith("rank 0: told by rank 1: ") and "0.1 s" in reader, reader

@@ -112,8 +112,10 @@ def test_fork_with_operations_in_flight(transport):
         works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
 
         def child():
-            with pytest.raises(dp.Error, match="forked"):
-                comm.barrier()
+            unfinished = [work.wait for work in works if not work.is_completed()]
+            for call in (comm.barrier, lambda: comm.abort("never"), *unfinished):
+                with pytest.raises(dp.Error, match="forked"):
+                    call()
 
         in_a_child(child)
         for work in works:

@@ -2,7 +2,6 @@
 // go.
 #include "comm/rendezvous/meet_tcp.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <cstring>
