@@ -219,27 +219,3 @@ def test_an_uncaught_exception_is_told_to_the_waiting_ranks(tmp_path):
     assert "PeerLost: " in waiting
     assert "RuntimeError: no more data on rank 1" in waiting
     assert [process.returncode for process in processes] == [1, 1]
-
-
-class Looks(dpcore.LaunchSchedule):
-    name = "looks"
-
-    def bucket_ready(self, control, bucket):
-        assert control.in_flight >= 0
-        control.launch(bucket)
-
-
-def test_a_schedule_may_ask_what_is_in_flight_after_a_failure():
-    """Of a bucket that could not be sent there is nothing in flight."""
-
-    def body(comm):
-        model = dpcore.DataParallel(nn.Linear(4, 4), comm=comm, schedule=Looks())
-        out = model(torch.ones(2, 4))
-        comm.barrier()
-        if comm.rank == 1:
-            comm.abort("enough")
-        for loss in (out.sum(), (2 * out).sum()):
-            with pytest.raises(dpcore.Error, match="enough"):
-                loss.backward(retain_graph=True)
-
-    dpcore.spawn(body, 2, mode="threads")

@@ -49,6 +49,7 @@ void Launcher::wait(size_t b) {
     return;
   }
   if (bucket.state == Bucket::filling) {
+    reducer_.communicator->check_usable();  // after a failure nothing is sent
     throw Error("schedule '" + schedule_->name() + "': wait for " + in_words(b) +
                 ", which is not launched, or comes after one in order() that is not");
   }
