@@ -52,7 +52,7 @@ using Mismatch = TypedError<ErrorKind::mismatch>;
 // The ranks did not find each other.
 using RendezvousError = TypedError<ErrorKind::rendezvous>;
 // While they meet: the other one is there and says nothing.
-class NoAnswer : public RendezvousError {
+class NoAnswerError : public RendezvousError {
  public:
   using RendezvousError::RendezvousError;
 };

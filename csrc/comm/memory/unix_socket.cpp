@@ -45,7 +45,7 @@ void look_up(int64_t deadline_ns, const UnixSocket::Interrupt& interrupted) {
     interrupted();
   }
   if (now_ns() > deadline_ns) {
-    throw NoAnswer("no answer from the other ranks before the deadline");
+    throw NoAnswerError("no answer from the other ranks before the deadline");
   }
 }
 

@@ -44,7 +44,9 @@ bool is_ready(int fd, short events, int64_t deadline_ns, const TcpSocket::Interr
   return true;
 }
 
-[[noreturn]] void give_up() { throw NoAnswer("no answer from the other side before the deadline"); }
+[[noreturn]] void give_up() {
+  throw NoAnswerError("no answer from the other side before the deadline");
+}
 
 void set_option(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));

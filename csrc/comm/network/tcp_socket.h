@@ -70,7 +70,7 @@ class TcpSocket {
   // in milliseconds, and 12 days at most here.
   static void bear_silence(int fd, int64_t nanoseconds);
 
-  // False when the other side is gone; throws NoAnswer at the deadline.
+  // False when the other side is gone; throws NoAnswerError at the deadline.
   bool send_all(const void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);
   bool receive_all(void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);
   // Whether data has come, or the other side is gone.

@@ -63,7 +63,7 @@ template <class Message>
 bool say(TcpSocket& to, const Message& message) {
   try {
     return to.send_all(&message, sizeof(message), 0, nullptr);
-  } catch (const NoAnswer&) {
+  } catch (const NoAnswerError&) {
     return false;
   }
 }
@@ -105,7 +105,7 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
         !to.receive_all(&challenge, sizeof(challenge), deadline_ns, interrupted)) {
       return false;
     }
-  } catch (const NoAnswer&) {
+  } catch (const NoAnswerError&) {
     throw RendezvousError(who + "somebody listens as " + server + " at " +
                           to.peer_address().text() + " but did not answer before the deadline; " +
                           "is it stopped, or is the port taken by another program?");

@@ -9,9 +9,9 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/rendezvous/connecting.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/host_mark.h"
+#include "comm/rendezvous/rendezvous_lines.h"
 
 namespace dpcore {
 namespace {
@@ -89,8 +89,8 @@ class TcpRendezvous {
       hand_out(clients);
       share_hosts(clients);
       std::vector<bool> heard(rendezvous_.world);
-      connecting_.look = [&] {
-        connecting_.look_up();
+      lines_.look = [&] {
+        lines_.look_up();
         hear_who_came(clients, heard);
       };
       link(*net_.listener);
@@ -117,7 +117,7 @@ class TcpRendezvous {
     });
     int arrived = 1;
     while (arrived < rendezvous_.world) {
-      connecting_.look_up();
+      lines_.look_up();
       if (now_ns() > rendezvous_.deadline_ns) {
         std::string missing;
         for (int r = 1; r < rendezvous_.world; ++r) {
@@ -171,7 +171,7 @@ class TcpRendezvous {
     bool is_there = false;
     try {
       is_there = talk();
-    } catch (const NoAnswer&) {
+    } catch (const NoAnswerError&) {
       throw RendezvousError(rendezvous_.name_of(r) +
                             " did not answer before the deadline; is it stopped?");
     }
@@ -198,7 +198,7 @@ class TcpRendezvous {
     for (int r = 1; r < rendezvous_.world; ++r) {
       if (!heard[r]) {
         heard[r] = true;
-        hear(r, clients[r], connecting_.look);
+        hear(r, clients[r], lines_.look);
       }
     }
   }
@@ -233,7 +233,7 @@ class TcpRendezvous {
         if (client) {
           client.send_all(&notice, sizeof(notice), now_ns() + kGraceNs, nullptr);
         }
-      } catch (const NoAnswer&) {  // it does not read: the others must still hear
+      } catch (const NoAnswerError&) {  // it does not read: the others must still hear
       }
     }
   }
@@ -244,7 +244,7 @@ class TcpRendezvous {
     TcpSocket root;
     std::shared_ptr<TcpSocket> listener;
     while (!root) {
-      TcpSocket line = connecting_.reach(net_.root, "rank 0");
+      TcpSocket line = lines_.reach(net_.root, "rank 0");
       const TcpAddress here = net_.interface.empty() ? line.local_address().with_port(0)
                                                      : TcpAddress::of_interface(net_.interface);
       listener = std::make_shared<TcpSocket>(TcpSocket::listen_at(here));
@@ -254,8 +254,8 @@ class TcpRendezvous {
                     rendezvous_.interrupted)) {
         root = std::move(line);
       } else {
-        connecting_.try_again("what listens as rank 0 at " + net_.root +
-                              " hangs up; is rank 0 running, or is the port another program's?");
+        lines_.try_again("what listens as rank 0 at " + net_.root +
+                         " hangs up; is rank 0 running, or is the port another program's?");
       }
     }
     std::vector<Entry> list(rendezvous_.world);
@@ -268,8 +268,8 @@ class TcpRendezvous {
     }
     find_own_host(root);
     // Before this rank is linked, rank 0 only says that somebody failed.
-    connecting_.look = [&] {
-      connecting_.look_up();
+    lines_.look = [&] {
+      lines_.look_up();
       if (root.has_something()) {
         await_notice(root);
       }
@@ -290,7 +290,7 @@ class TcpRendezvous {
     try {
       root.send_all(&notice, sizeof(notice), rendezvous_.deadline_ns + kGraceNs,
                     rendezvous_.interrupted);
-    } catch (const NoAnswer&) {  // await_notice will say so
+    } catch (const NoAnswerError&) {  // await_notice will say so
     }
   }
 
@@ -316,7 +316,7 @@ class TcpRendezvous {
     try {
       came = root.receive_all(&notice, sizeof(notice), rendezvous_.deadline_ns + 2 * kGraceNs,
                               rendezvous_.interrupted);
-    } catch (const NoAnswer&) {
+    } catch (const NoAnswerError&) {
       throw RendezvousError(who() + "rank 0 did not answer before the deadline; is it stopped?");
     }
     if (!came) {
@@ -342,7 +342,7 @@ class TcpRendezvous {
   void link(TcpSocket& listener) {
     check_hosts(hosts_);
     Rendezvous local = local_rendezvous(rendezvous_, hosts_);
-    local.interrupted = connecting_.look;
+    local.interrupted = lines_.look;
     if (local.world > 1) {
       std::vector<LocalPeer> memory = meet_local_peers_(local);
       for (int i = 0; i < local.world; ++i) {
@@ -351,10 +351,10 @@ class TcpRendezvous {
     }
     for (int r = 0; r < rendezvous_.rank; ++r) {
       if (present_[r].is_remote()) {
-        connecting_.connect_lines(r);
+        lines_.connect_lines(r);
       }
     }
-    connecting_.accept_lines(listener);
+    lines_.accept_lines(listener);
   }
 
   const Rendezvous& rendezvous_;
@@ -364,7 +364,7 @@ class TcpRendezvous {
   std::optional<HostMark> mark_;  // until the end: local peers look for it at different times
   std::vector<int> hosts_;
   std::vector<RendezvousPeer> present_;
-  Connecting connecting_{rendezvous_, net_, own_, present_};
+  RendezvousLines lines_{rendezvous_, net_, own_, present_};
 };
 
 }  // namespace

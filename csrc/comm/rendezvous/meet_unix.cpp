@@ -277,7 +277,7 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
         // Rank 0 reports missing ranks at its own deadline: give it the time to say which.
         line.receive(&verdict, sizeof(verdict), nullptr,
                      rendezvous.deadline_ns + kHelloPatienceNs / 5, rendezvous.interrupted);
-  } catch (const NoAnswer&) {
+  } catch (const NoAnswerError&) {
     throw RendezvousError(who + host + " listens at '" + rendezvous.name +
                           "' but did not answer before the deadline; is it stopped, or is the "
                           "name taken by another program?");

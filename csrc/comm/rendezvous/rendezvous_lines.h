@@ -10,11 +10,11 @@
 
 namespace dpcore {
 
-class Connecting {
+class RendezvousLines {
  public:
   // All of them outlive it; connections go into `present`.
-  Connecting(const Rendezvous& rendezvous, const TcpOptions& net, const Credentials& own,
-             std::vector<RendezvousPeer>& present)
+  RendezvousLines(const Rendezvous& rendezvous, const TcpOptions& net, const Credentials& own,
+                  std::vector<RendezvousPeer>& present)
       : rendezvous_(rendezvous), net_(net), own_(own), present_(present) {}
 
   // Called every 20 ms in what waits for other ranks; what it throws ends the wait.

@@ -1,5 +1,5 @@
 // Both sides of a connection prove who they are (handshake.h).
-#include "comm/rendezvous/connecting.h"
+#include "comm/rendezvous/rendezvous_lines.h"
 
 #include <unistd.h>
 
@@ -20,13 +20,13 @@ std::string who(const Rendezvous& rendezvous) { return rendezvous.name_of(rendez
 
 }  // namespace
 
-void Connecting::look_up() const {
+void RendezvousLines::look_up() const {
   if (rendezvous_.interrupted) {
     rendezvous_.interrupted();
   }
 }
 
-TcpSocket Connecting::reach(const std::string& address, const std::string& whose) const {
+TcpSocket RendezvousLines::reach(const std::string& address, const std::string& whose) const {
   std::string problem;
   const std::vector<TcpAddress> targets = TcpAddress::resolve(address);
   while (true) {
@@ -44,7 +44,7 @@ TcpSocket Connecting::reach(const std::string& address, const std::string& whose
   }
 }
 
-void Connecting::try_again(const std::string& problem) const {
+void RendezvousLines::try_again(const std::string& problem) const {
   look();
   if (now_ns() > rendezvous_.deadline_ns) {
     throw RendezvousError(who(rendezvous_) + problem);
@@ -52,7 +52,7 @@ void Connecting::try_again(const std::string& problem) const {
   usleep(kRetryNs / 1000);
 }
 
-void Connecting::connect_lines(int r) {
+void RendezvousLines::connect_lines(int r) {
   for (int i = 0; i < net_.lines; ++i) {
     TcpSocket line = reach(present_[r].address, rendezvous_.name_of(r));
     if (!introduce(line, greeting_of(own_, Purpose::line, i, ""), own_, rendezvous_.name_of(r),
@@ -64,7 +64,7 @@ void Connecting::connect_lines(int r) {
   }
 }
 
-void Connecting::accept_lines(TcpSocket& listener) {
+void RendezvousLines::accept_lines(TcpSocket& listener) {
   int missing = 0;
   for (int r = rendezvous_.rank + 1; r < rendezvous_.world; ++r) {
     missing += static_cast<int>(present_[r].lines.size());
