@@ -1,6 +1,10 @@
-"""A thread that cannot be started, as where a container limits how many there may be."""
+"""A thread that cannot be started, as where a container limits how many there may be; and one that
+keeps Python's lock."""
 
+import ctypes
 import sys
+import threading
+import time
 
 import cloudpickle
 import pytest
@@ -43,3 +47,22 @@ def test_asynchronous_calls_raise_and_leave_the_communicator_usable():
     for outcome in outcomes:
         assert outcome.error is None, outcome.traceback
         assert outcome.result == [16.0] * 3
+
+
+def test_a_thread_that_keeps_pythons_lock_holds_up_no_other_rank():
+    """As one does that writes a checkpoint: rank 0 waits, and looks for signals now and then."""
+
+    def body(comm):
+        tensors = [torch.ones(1 << 20) for _ in range(2)]
+        comm.all_reduce(tensors[0], async_op=True).wait()  # the progress thread is there
+        comm.barrier()
+        if comm.rank == 0:
+            threading.Timer(0.2, ctypes.PyDLL(None).sleep, (4,)).start()
+            comm.all_reduce(tensors[1], async_op=True).wait()
+            return None
+        time.sleep(0.6)
+        begin = time.monotonic()
+        comm.all_reduce(tensors[1])
+        return time.monotonic() - begin
+
+    assert run_processes(body, 2)[1].result < 2

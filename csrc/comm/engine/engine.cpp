@@ -174,7 +174,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
       if (now >= next_look_ns) {
         next_look_ns = now + kSliceNs;
         if (interrupt) {
-          interrupt();
+          call_interrupt(interrupt);
         }
         if (now >= deadline_ns && !operation.is_complete()) {
           in_time = false;
@@ -185,6 +185,21 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
   }
   leave_rest_to_progress_thread();
   return in_time;
+}
+
+// It may take long: Python's lock may be another thread's. Meanwhile the progress thread, where
+// there is one, drives what this thread waits for as well.
+void Engine::call_interrupt(const Interrupt& interrupt) {
+  const ScopedCount left_behind(background_);
+  waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  leave_rest_to_progress_thread();
+  try {
+    interrupt();
+  } catch (...) {
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    throw;
+  }
+  waiters_.fetch_add(1, std::memory_order_seq_cst);
 }
 
 // A yield gives the processor to another thread until that waits, or has had its time slice: some

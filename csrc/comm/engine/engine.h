@@ -146,6 +146,7 @@ class Engine {
   void progress_loop();
   void wake_progress_thread();
   void leave_rest_to_progress_thread();
+  void call_interrupt(const Interrupt& interrupt);
 
   std::shared_ptr<Endpoint> endpoint_;
   int looks_;           // of a waiting thread before it sleeps
