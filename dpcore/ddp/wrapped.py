@@ -54,6 +54,7 @@ class Wrapped(Protocol):
     bucket_bytes_cap: int
     _caps: list[int]
     _caps_are: str
+    _deterministic: bool
     _schedule_is: str
     _first_steps: FirstSteps
 
