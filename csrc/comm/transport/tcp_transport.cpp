@@ -100,12 +100,11 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
         break;
       }
       check_content(peer, message, head->total, head->content);
-      const bool was_claimed = std::exchange(line.claimed, true);
+      line.claimed = true;
       due_ns_ = head->due_us == 0 ? 0 : due_ns_of(*head, now_ns());
       const size_t taken = line.receive(sink, network.scratch());
       from += taken;
-      if (taken == 0) {  // a header alone is no claim: a receive from any rank may take another's
-        line.claimed = was_claimed;
+      if (taken == 0) {
         break;
       }
     }
