@@ -180,3 +180,16 @@ def test_a_rank_that_wants_tcp_only_is_refused():
     said = dp.spawn(body, 2)
     assert "transport 'tcp' on rank 1, 'auto' on rank 0; it must be the same" in said[1]
     assert "missing: 1; refused: transport 'tcp' on rank 1" in said[0]
+
+
+def test_ranks_that_choose_by_other_options_are_told(tmp_path):
+    """In rank order one algorithm is best, in any order another one."""
+
+    def body(comm):
+        where = {"rank": comm.rank, "world_size": 4, "init_method": f"file://{tmp_path}/at"}
+        dp.finalize()
+        mine = dp.init(**where, transport="shm+tcp", deterministic=comm.rank == 0)
+        with pytest.raises(dp.Mismatch, match=r"the algorithms differ.*deterministic="):
+            mine.all_reduce(torch.ones(1 << 18))
+
+    on_hosts("0,0,1,1", body)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 
 import dpcore as dp
 from dpcore.launch import session
@@ -184,6 +185,26 @@ def test_a_rank_that_gave_up_is_no_rank_of_the_job():
         said = "rank 1 came and gave up before the last one was there"
         assert first.result(10).startswith(f"rank 0: {said}")
         assert last.result(10).startswith(f"rank 2: refused by rank 0: {said}")
+
+
+def test_ranks_that_have_failed_a_different_number_of_times_meet(tmp_path):
+    """Rank 0 came too early once. What counts is how often they have met."""
+
+    def body(comm, gave_up):
+        dp.finalize()
+        where = {"rank": comm.rank, "world_size": 2, "init_method": "again"}
+        if comm.rank == 0:
+            with pytest.raises(dp.RendezvousError, match="missing: 1"):
+                dp.init(**where, timeout=0.2)
+            gave_up.touch()
+        while not gave_up.exists():
+            time.sleep(0.005)
+        total = torch.ones(3)
+        dp.init(**where, timeout=20).all_reduce(total)
+        return total.tolist()
+
+    outcomes = run_processes(body, 2, (tmp_path / "gave up",))
+    assert [outcome.result for outcome in outcomes] == [[2.0] * 3] * 2
 
 
 def handles(process):

@@ -183,6 +183,18 @@ def test_files_that_are_no_traces_are_explained(tmp_path):
 # ---- the command ---------------------------------------------------------------------------------
 
 
+def test_a_name_with_brackets_is_printed_as_it_is(tmp_path, capsys):
+    path = tmp_path / "run.json"
+
+    def body(comm):
+        with dp.trace(path, comm=comm) as trace, trace.span("warm [/up]"):
+            comm.all_reduce(np.ones(4))
+
+    dp.spawn(body, 2, mode="threads")
+    assert main(["show", str(path)]) == 0
+    assert "warm [/up]" in capsys.readouterr().out
+
+
 def test_show_writes_a_page_and_prints_tables(tmp_path, capsys):
     path = write_trace(tmp_path / "run.json")
     assert main(["show", str(path), "--png", str(tmp_path / "run.png"), "--steps", "2"]) == 0

@@ -28,7 +28,7 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
       text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
     }
     if (theirs.algorithm != ours.algorithm) {
-      text += "; the algorithms differ";
+      text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
     }
     throw Mismatch(text +
                    ". No data was touched; make every rank call the same operations in "
