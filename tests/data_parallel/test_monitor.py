@@ -169,7 +169,8 @@ def test_figures_are_those_of_a_trace(schedule):
 
     results = on_threads(body, 2, link="20mbit,100us", transport="auto")
     for _, computed, without_waits in results:
-        assert 6 < computed < without_waits + 0.8  # six naps of 1 ms, and no waiting
+        assert computed > 6  # six naps of 1 ms
+        in_time(computed < 1.15 * without_waits + 0.8, str(results))  # and no waiting
     overlaps = [overlap for overlap, _, _ in results]
     assert all(o > 0.2 if schedule == "bucketed" else o < 0.1 for o in overlaps)
 
