@@ -31,9 +31,11 @@ class TorchWork:
 
     def _complete(self) -> None:
         with self._finishing, torch.no_grad():
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
+            if self._finish is not None:
+                try:
+                    self._finish()
+                finally:
+                    self._finish = None  # not before: is_completed() asks for it
 
     def is_completed(self) -> bool:
         """Whether it has ended. Its result is there then, unless ``wait`` raises why not."""
