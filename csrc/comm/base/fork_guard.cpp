@@ -109,15 +109,12 @@ void add_descriptor(int fd) {
 }
 
 void close_descriptor(int fd) {
-  {
-    const std::lock_guard<SpinLock> lock(table_lock);
-    const auto entry = std::find(descriptors.begin(), descriptors.end(), fd + 1);
-    if (entry == descriptors.end()) {
-      return;
-    }
+  const std::lock_guard<SpinLock> lock(table_lock);
+  const auto entry = std::find(descriptors.begin(), descriptors.end(), fd + 1);
+  if (entry != descriptors.end()) {
+    close(fd);  // a child forked before it is gone has to know of it
     *entry = 0;
   }
-  close(fd);
 }
 
 }  // namespace dpcore::fork_guard
