@@ -24,6 +24,7 @@ struct Message {
   size_t total = 0;          // bytes
   uint64_t content = 0;      // what the bytes are (a dtype), checked where they arrive
   bool keeps_order = false;  // other messages may bear the same tag
+  bool from_any = false;     // its receiver takes it from the rank whose bytes come first
   int priority = 0;          // a NIC sends the message with the highest one next
   int64_t due_ns = 0;        // when an emulated link lets its last byte arrive
 };

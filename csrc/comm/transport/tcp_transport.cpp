@@ -105,6 +105,7 @@ size_t TcpTransport::pull(int peer, const Message& message, size_t from, const S
       const size_t taken = line.receive(sink, network.scratch());
       from += taken;
       if (taken == 0) {
+        line.claimed = from > 0 || !message.from_any;  // another rank's may come first
         break;
       }
     }
