@@ -137,6 +137,27 @@ def test_lists_of_even_sizes_are_like_no_list():
     assert all(dpcore.spawn(body, 3, mode="threads"))
 
 
+def test_stats_count_the_bytes_of_all_parts():
+    given = [[4, 2, 1], [0, 0, 5], [3, 5, 0]]  # by each rank to each
+
+    def body(comm):
+        gives, takes = given[comm.rank], [row[comm.rank] for row in given]
+        comm.all_to_all(
+            torch.empty(sum(takes)), torch.ones(sum(gives)), output_sizes=takes, input_sizes=gives
+        )
+        parts = [10, 0, 2]
+        comm.all_gather(torch.empty(12), torch.ones(parts[comm.rank]), sizes=parts)
+        return {
+            name: sum(path["bytes"] for path in comm.stats()[name].values())
+            for name in ("all_to_all", "all_gather")
+        }
+
+    of_exchange = (7, 7, 8)  # elements that a rank gives, or that it takes when these are more
+    expected = [{"all_to_all": 4 * elements, "all_gather": 48} for elements in of_exchange]
+    for mode in MODES:
+        assert dpcore.spawn(body, 3, **HOW[mode]) == expected
+
+
 def test_sizes_that_contradict_each_other_are_a_mismatch():
     def body(comm):
         wrong = 2 if comm.rank == 0 else 1  # rank 1 expects one element of rank 0 only

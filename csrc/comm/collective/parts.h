@@ -34,4 +34,11 @@ inline void set_parts(Request& request, const Parts& parts) {
   request.layout ^= layout_of(parts);
 }
 
+// The bytes of all parts together: in an exchange, of those that this rank gives or of those that
+// it takes, whichever are more.
+inline size_t bytes_of_parts(const Request& request) {
+  return std::max(sum_of(request.input_parts), sum_of(request.output_parts)) *
+         size_of(request.dtype);
+}
+
 }  // namespace dpcore

@@ -5,6 +5,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/fault.h"
+#include "comm/collective/parts.h"
 #include "comm/collective/path_choice.h"
 #include "comm/memory/peer_memory.h"
 #include "comm/operations/paths.h"
@@ -68,7 +69,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   const int world = run_.world();
   priority = asked.priority;
   run_.element = size_of(asked.dtype);
-  run_.bytes = bytes_of(asked, world);
+  run_.bytes = asked.input_parts.empty() ? bytes_of(asked, world) : bytes_of_parts(asked);
   fingerprint_ = fingerprint_of(asked);
   run_.path = Path::automatic;
   run_.announces_parts = announces_parts(asked);
@@ -177,8 +178,8 @@ void CollectiveOperation::show_buffers(OperationSlot& slot) {
   }
   slot.input_offset = offset_of(request.input, input_bytes);
   slot.output_offset = offset_of(request.output, output_bytes);
-  const bool may_be_read =
-      !run_.reduces() && is_faster_read(request.collective, run_.bytes, run_.world());
+  const bool may_be_read = !run_.reduces() && !run_.announces_parts &&
+                           is_faster_read(request.collective, run_.bytes, run_.world());
   const bool is_mapped = slot.input_offset != Arena::kNowhere;
   slot.input_address =
       may_be_read ? address_for_peers(group_->endpoint(), request, is_mapped) : Arena::kNowhere;
