@@ -188,6 +188,7 @@ def test_a_rank_that_dies_and_a_restart(kernel):
     linked = kernel.run("%%ranks 1 --link 1gbit --timeout 5\ncomm.world_size")
     assert linked.out == "[0] 1\n"
     assert "ends 2 ranks and their variables" in linked.err
+    assert kernel.run("%%ranks --timeout 6\ncomm._link").out == "[0] '1gbit'\n"
     after = ranks_of(kernel)
     assert kernel.run("%ranks stop").out == "no ranks; %%ranks 4 starts four\n"
     for process in (*before, *after):

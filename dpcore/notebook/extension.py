@@ -29,7 +29,7 @@ _HELP = """\
 %ranks stop                  ends them
 
 N is needed for the first cell only. Ranks live on, with their variables, until they are stopped or
-another N or another --link is asked for. Each has dp, torch, rank, world_size and comm.
+another N, --link or --timeout is asked for; what is left out stays as it was. Each has dp, torch, rank, world_size and comm.
 """
 
 
@@ -115,7 +115,7 @@ class Ranks:
             parser.error("how many? %%ranks 4")
         if pool is not None:
             count = count or pool.world_size
-            options = options or pool.options
+            options = pool.options | options
             if self._pool is pool and (count, options) == (pool.world_size, pool.options):
                 return pool
             if self._pool is pool:
