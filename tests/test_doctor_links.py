@@ -48,7 +48,7 @@ def test_a_machine_with_gpus(machine):
     assert finding.state == "ok"
     assert finding.text.split("; ") == [
         "NUMA node 0 with processors 0-31, NUMA node 1 with processors 32-63",
-        "eth0 of a rate that it does not tell",
+        "eth0 (rate unknown)",
         "ib0 400 Gbit/s at NUMA node 1",
         "GPU 0000:1b:00.0 PCIe 32.0 GT/s x16 at NUMA node 0",
         "GPU 0000:9a:00.0 PCIe 32.0 GT/s x16 at NUMA node 0",

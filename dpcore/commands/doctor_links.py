@@ -63,7 +63,7 @@ def _network_cards() -> list[str]:
             continue
         mbit = _text(card / "speed")
         is_known = mbit.isdigit() and int(mbit) > 0
-        rate = f"{int(mbit) / 1000:g} Gbit/s" if is_known else "of a rate that it does not tell"
+        rate = f"{int(mbit) / 1000:g} Gbit/s" if is_known else "(rate unknown)"
         found.append(f"{card.name} {rate}{_at_node(card / 'device')}")
     return found
 

@@ -23,7 +23,10 @@ from dpcore.show.figures import short
 LEAST_STEPS = 7  # fewer say nothing about who is slow
 _SLOWER = 0.1  # by less than this share of the others' time nobody is slow
 _DOUBT = 0.01  # that the median of a rank lies outside its interval
-_WHERE = {"compute": "forward and backward", "between": "what it does between backward and forward"}
+_WHERE = {
+    "compute": "its forward and backward take",
+    "between": "what it does between backward and forward takes",
+}
 
 
 class Step(NamedTuple):
@@ -66,8 +69,8 @@ class Slow(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} is slow: {_WHERE[self.where]} takes it {short(self.more_ms)} ms more"
-            f" than the others ({self.share:.0%})"
+            f"rank {self.rank} is slow: {_WHERE[self.where]} {short(self.more_ms)} ms longer"
+            f" than on the others ({self.share:.0%})"
         )
 
 
@@ -165,7 +168,7 @@ def line_of(figures: dict[str, Any]) -> str:
     >>> for part in line_of(figures_of(50, [summary([s] * 9) for s in steps])).split("; "):
     ...     print(part)
     step 50: 12.0 ms, exposed 1.00 of 4.00 ms of communication, overlap 75%, 1.0 MiB
-    rank 1 is slow: forward and backward takes it 2.00 ms more than the others (25%)
+    rank 1 is slow: its forward and backward take 2.00 ms longer than on the others (25%)
     """
     text = f"step {figures['step']}: {short(figures['step_ms'])} ms"
     if figures["overlap"] is not None:

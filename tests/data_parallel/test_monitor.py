@@ -81,7 +81,7 @@ def test_a_rank_that_is_20_percent_slower_is_named_within_20_steps(world, slow):
         assert last["step"] == 16
         in_time(last["slow_rank"] == slow, line_of(last))
         in_time(0.1 < last["skew"] < 0.35, line_of(last))
-        assert f"rank {slow} is slow: forward and backward" in line_of(last)
+        assert f"rank {slow} is slow: its forward and backward take" in line_of(last)
     assert results[0][0] == [results[0][1]]  # one line, on rank 0
     assert all(not lines for lines, _ in results[1:])
 
