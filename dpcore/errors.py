@@ -2,7 +2,8 @@
 
 Every message names the rank that raises, the rank at fault, the operation and its number, and
 what to do. After any of these (but ``Unsupported``, which is raised before anything happens) the
-communicator is broken: later calls raise the same error again. ``dpcore.init()`` makes a new one.
+communicator is broken: later calls raise the same error again. ``dpcore.finalize()`` and
+``dpcore.init()`` make a new one.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ columns of --csv:
   transport        what carried the bytes: shm, tcp, gloo, nccl, ...
   world            number of ranks
   commit           commit of the program that was traced, where it ran in a git working tree
-  begin_ms         from the begin of the step to the bucket's first gradient
+  begin_ms         from the beginning of the step to the bucket's first gradient
   filling_ms       from its first gradient to its last
   not_sent_ms      from its last gradient to its launch
   in_flight_ms     from its launch to its completion
@@ -119,7 +119,7 @@ Where to begin:
                             dpcore simulate run.json --link 1gbit,50us
   this machine          dpcore doctor     what it has, what is missing, what to do about it
                         dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
-  a rank that hangs     dpcore inspect PID
+  a job that hangs      dpcore inspect --job
   how it works inside   dpcore exercise   write all-reduce and DDP yourself, and have them checked
 
 `dpcore --help` lists the commands, `dpcore COMMAND --help` has examples of each.

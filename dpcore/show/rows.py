@@ -30,7 +30,7 @@ COLUMNS = {
     "transport": "what carried the bytes: shm, tcp, gloo, nccl, ...",
     "world": "number of ranks",
     "commit": "commit of the program that was traced, where it ran in a git working tree",
-    "begin_ms": "from the begin of the step to the bucket's first gradient",
+    "begin_ms": "from the beginning of the step to the bucket's first gradient",
     "filling_ms": "from its first gradient to its last",
     "not_sent_ms": "from its last gradient to its launch",
     "in_flight_ms": "from its launch to its completion",

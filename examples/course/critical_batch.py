@@ -198,8 +198,8 @@ def main() -> None:
         f"Critical batch {critical.text(0)} samples (95% over {len(seeds)} seeds), by the fit.",
         f"Noise scale, from runs with a batch of {size}: {spread(whole).text(0)}, each window of "
         f"{WINDOW} steps weighted by what such a step is worth. It grows as the loss falls, from "
-        f"{first:.0f} in the first window to {last:.0f} in the last one. More than the order of "
-        "magnitude it does not promise.",
+        f"{first:.0f} in the first window to {last:.0f} in the last one. It promises no more "
+        "than the order of magnitude.",
     ]
     facts = {
         "steps": steps,

@@ -138,7 +138,7 @@ def main() -> None:
                     "best rate": f"{best[name]:g}",
                     "test accuracy, %": tests[name].text(),
                     "rates within 5 points of the best": f"{sum(good)} of {len(good)}",
-                    "runs with a loss that is no number": str(diverged[name]),
+                    "runs with a loss of NaN": str(diverged[name]),
                 }
             )
 
@@ -165,7 +165,7 @@ def main() -> None:
         f"With a rate of {rate:g} warm-up takes the transformer from {cold[most].text()} to "
         f"{warm[most].text()} %, on the validation part; SGD on the MLP, each at its best rate, "
         f"from {tests['SGD'].text()} to {tests['SGD, warm-up'].text()} % on the test part.",
-        f"{diverged['SGD']} runs of SGD ended with a loss that is no number, {diverged['LAMB']} of "
+        f"{diverged['SGD']} runs of SGD ended with a loss of NaN, {diverged['LAMB']} of "
         f"LAMB, {diverged['LARS']} of LARS and {diverged['NovoGrad']} of NovoGrad.",
         f"Rates are doubled from point to point; the test part is reported once, at the rate that "
         f"was best on the validation part, with 95% over {len(seeds)} seeds.",
