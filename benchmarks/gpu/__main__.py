@@ -146,7 +146,8 @@ def main() -> int:
     # Nor may the first launch of a kernel load it, which waits for the whole device. The driver
     # reads this when it starts, here. Ranks that are processes start sooner without.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    has_gpu = torch.cuda.is_available()
+    if has_gpu := torch.cuda.is_available():
+        torch.cuda.init()  # or the context, made later, would read the next value
     os.environ["CUDA_MODULE_LOADING"] = "LAZY"
     if not has_gpu:
         problem = _C.cuda_probe()["problem"] or "torch sees none: install a CUDA build of it"

@@ -223,7 +223,8 @@ void register_stream_communicator(py::module_& m) {
              const StreamWork& work = *held.operation;
              return work.is_complete() || work.device->has_happened(work.event);
            })
-      .def("failure", failure_of);
+      .def("failure", failure_of)
+      .def_property_readonly("source", [](const PyStreamWork&) { return py::none(); });
   m.def("start_on_device", start_on_device_of, arg("control"), arg("device"), arg("timeout"),
         arg("algorithm"), arg("deterministic"), arg("libraries") = std::vector<std::string>{},
         arg("backend") = "auto", arg("uuid") = "");

@@ -59,12 +59,22 @@ class Work:
         What is attached to it runs on a thread of its own and may do whatever the program does,
         other operations and waits included; callbacks of several futures may run side by side.
         Where the operation is complete already, they run on the thread that attaches them.
+
+        On a GPU the future is complete at once, as torch's of NCCL are: whoever waits for it
+        makes the current stream wait for the result.
         """
         import torch
 
         if self._future is not None:
             return self._future
-        future: torch.futures.Future[list[Any]] = torch.futures.Future()
+        gpu = next((t.device for t in self._result if getattr(t, "is_cuda", False)), None)
+        future: torch.futures.Future[list[Any]]
+        self._future = future = torch.futures.Future(devices=[gpu] if gpu else None)
+        if gpu is not None:
+            with torch.cuda.stream(torch.cuda.Stream(gpu)):
+                self.wait()
+                future.set_result(self._result)
+            return future
 
         def finish() -> None:
             error = self.exception()
@@ -74,7 +84,6 @@ class Work:
                 future.set_exception(error)  # type: ignore[arg-type]  # torch's own stub is wrong
 
         self._native.when_complete(finish)
-        self._future = future
         return future
 
     def __repr__(self) -> str:

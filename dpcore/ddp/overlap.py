@@ -24,6 +24,7 @@ from typing import Any
 
 from dpcore.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.rebuilding import finish_device
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.recording import Trace, trace
 
@@ -84,9 +85,11 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
         model.zero_grad()
         group.barrier()
         with trace(comm=group) as recorded:
+            finish_device(model.device)
             begin = time.perf_counter()
             step()
             model._reducer.wait_for_gradients()
+            finish_device(model.device)
             ms = (time.perf_counter() - begin) * 1e3
         return ms, recorded
 

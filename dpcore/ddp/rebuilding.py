@@ -60,6 +60,8 @@ def _measured_caps(
     model: Wrapped, order: list[int], came_ns: dict[int, int]
 ) -> tuple[list[int], str]:
     """The caps, and why these."""
+    if model.device.type != "cpu":
+        return list(model._caps), "as without measuring: gradients of a GPU come unseen by the host"
     parameters = model._parameters_by_number
     nbytes = [parameter.nbytes for parameter in parameters]
     smallest = int(CAPS_MB[0] * _MIB)
@@ -107,16 +109,17 @@ def _seconds_of(group: Any, tensors: Sequence[torch.Tensor], device: torch.devic
     taken = []
     for _ in range(5):
         group.all_reduce(tensors[0], "sum", async_op=False)  # all begin together
-        _finish(device)
+        finish_device(device)
         begin = time.perf_counter()
         for work in [group.all_reduce(tensor, "sum", async_op=True) for tensor in tensors]:
             work.wait()
-        _finish(device)
+        finish_device(device)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
 
 
-def _finish(device: torch.device) -> None:
+def finish_device(device: torch.device) -> None:
+    """Until a GPU has done what it was given. Other devices do it at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -11,7 +11,8 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # this when it starts, here. Ranks that are processes wait for themselves only, and start sooner
 # without.
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-HAS_GPU = torch.cuda.is_available()
+if HAS_GPU := torch.cuda.is_available():
+    torch.cuda.init()  # or the context, made later, would read the next value
 os.environ["CUDA_MODULE_LOADING"] = "LAZY"
 
 

@@ -28,8 +28,9 @@ constexpr int kFirstOwnOp = 5;
 // ---- steering --------------------------------------------------------------------------------
 
 inline std::mutex g_mutex;  // of all that follows
-inline std::string g_log;
-inline std::map<std::string, int> g_failures;  // what a call answers, once
+// Never destroyed: a thread that aborts a communicator may outlive the program.
+inline std::string& g_log = *new std::string;
+inline auto& g_failures = *new std::map<std::string, int>;  // what a call answers, once
 inline int g_async_error = 0;
 inline std::set<int> g_hanging;               // ranks whose device does nothing any more
 inline std::atomic<int> g_progress_polls{0};  // answers of "in progress" after every call
@@ -91,6 +92,7 @@ struct dpcore::nccl::Comm {
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
   std::map<int, double> own_ops;
   int next_op = fake::kFirstOwnOp;
+  std::shared_ptr<int> work = std::make_shared<int>();  // held by what streams and graphs have of it
 };
 
 namespace fake {
@@ -121,7 +123,7 @@ bool wait_in(World& world, std::unique_lock<std::mutex>& lock, const std::atomic
 // Waits for all, the last one does it.
 using Body = std::function<void(std::vector<Arrival>&)>;
 inline void add_collective(Comm* comm, void* stream, Arrival own, Body body) {
-  auto run = [world = comm->world, aborted = comm->aborted, rank = comm->rank,
+  auto run = [world = comm->world, aborted = comm->aborted, work = comm->work, rank = comm->rank,
               number = comm->collectives++, own, body = std::move(body)] {
     const bool hangs = [rank] {
       const std::lock_guard<std::mutex> steering(g_mutex);

@@ -22,10 +22,11 @@ void NcclCommunicator::check_in_group(int result, const char* call) {
   throw Error(why);
 }
 
-void NcclCommunicator::check_not_aborted() const {
+void NcclCommunicator::begin_call() {
   if (comm_ == nullptr) {
     throw Error(describe() + ": the communicator was aborted");
   }
+  has_captured_ = has_captured_ || capturing_;
 }
 
 void NcclCommunicator::send(const void* data, size_t bytes, int to) {
@@ -43,12 +44,12 @@ void NcclCommunicator::copy_own(void* to, const void* from, size_t bytes) {
 }
 
 void NcclCommunicator::enqueue(const std::vector<StreamMessage>& messages) {
-  check_not_aborted();
+  begin_call();
   put(messages);
 }
 
 void NcclCommunicator::enqueue(const Request& request) {
-  check_not_aborted();
+  begin_call();
   if (request.program) {
     run_moves(request, *device_, stream_, *this, [this](size_t bytes) { return scratch(bytes); });
     return;

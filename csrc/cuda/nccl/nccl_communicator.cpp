@@ -286,14 +286,32 @@ void NcclCommunicator::stop() {
   while (!calls.try_lock() && now_ns() < deadline) {
     std::this_thread::sleep_for(kNap);
   }
-  if (const nccl::CommPtr comm = comm_.exchange(nullptr)) {
+  const nccl::CommPtr comm = comm_.exchange(nullptr);
+  if (comm != nullptr && has_captured_) {
+    abort_beside_graphs(comm);
+  } else if (comm != nullptr) {
     library_.CommAbort(comm);
+  }
+}
+
+// NCCL ends a communicator only after the last graph that has captured its kernels, so the abort is
+// left to a thread that may never end. What is in flight ends all the same.
+void NcclCommunicator::abort_beside_graphs(nccl::CommPtr comm) {
+  std::thread([abort = library_.CommAbort, comm] { abort(comm); }).detach();
+  const DeviceGuard here(*device_);
+  const int64_t deadline = now_ns() + kCallPatienceNs;
+  while (!device_->is_capturing(stream_) && !device_->is_idle(stream_) && now_ns() < deadline) {
+    std::this_thread::sleep_for(kNap);
   }
 }
 
 void NcclCommunicator::release() {
   const std::lock_guard<std::mutex> lock(calls_);
   if (comm_ == nullptr) {
+    return;
+  }
+  if (has_captured_) {  // a graph may keep it, and it would be waited for: it ends with the process
+    comm_ = nullptr;
     return;
   }
   bool is_final = true;

@@ -67,8 +67,9 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
 
   void check(int result, const char* call);
   void check_in_group(int result, const char* call);
-  void check_not_aborted() const;
+  void begin_call();
   void settle(const char* call, int64_t deadline_ns);
+  void abort_beside_graphs(nccl::CommPtr comm);
   int asynchronous_state();
   // Which library, which call, and why: "NCCL 2.27.3 (/.../libnccl.so.2), ncclSend: ..."
   std::string failure_of(const char* call, int result) const;
@@ -76,6 +77,7 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
 
   const nccl::Library& library_;
   std::atomic<nccl::CommPtr> comm_ = nullptr;  // null before it is made, and after stop()
+  std::atomic<bool> has_captured_ = false;     // graphs have recorded calls of it
 };
 
 }  // namespace dpcore

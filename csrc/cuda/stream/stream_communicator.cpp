@@ -119,6 +119,10 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
         ErrorKind::other, rank(),
         work->describe() + " failed on rank " + std::to_string(rank()) + ": " + problem.what());
     group().raise_failure();
+  } catch (...) {  // the caller's interrupt, in the middle of what the others have started
+    watch_->fail(ErrorKind::peer_lost, rank(),
+                 "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
+    throw;
   }
   if (work->captured) {
     work->state.store(StreamWork::done, std::memory_order_release);

@@ -53,9 +53,10 @@ class _Done(dist.Work):
 class GroupForTorch(dist.ProcessGroup):
     """``dist.all_reduce(tensor, group=this)`` and the like reach a group of ours."""
 
-    def __init__(self, group: GradientGroup) -> None:
+    def __init__(self, group: GradientGroup, device: torch.device) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
+        self._device = device  # of the tensors that the group takes
 
     def getBackendName(self) -> str:  # noqa: N802
         return "dpcore"
@@ -92,7 +93,9 @@ class GroupForTorch(dist.ProcessGroup):
         return _Done(gathered)  # as NCCL's: hooks index it by rank, and further
 
     def barrier(self, options: Any = None) -> _Done:
-        self._group.all_reduce(torch.zeros(1), "sum", async_op=False)
+        mark = torch.zeros(1, device=self._device)
+        self._group.all_reduce(mark, "sum", async_op=False)
+        mark.item()  # holds the host up, too
         return _Done([])
 
 

@@ -153,7 +153,7 @@ class TorchSurface(BufferMethods):
         if self._torch_group is not None:
             return self._torch_group
         if self._group_for_torch is None:
-            self._group_for_torch = GroupForTorch(self._model_group)
+            self._group_for_torch = GroupForTorch(self._model_group, self.device)
         return self._group_for_torch
 
     # ---- static graphs, logging --------------------------------------------------------------

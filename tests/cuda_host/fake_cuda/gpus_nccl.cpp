@@ -34,10 +34,8 @@ void calls(StreamCommunicator& comm, Device::Stream stream) {
   }
 }
 
-void a_graph(StreamCommunicator& comm, Device::Stream stream, std::barrier<>& all,
-             std::mutex& capturing) {
-  constexpr int kReplays = 3;
-  Tensor tensor(comm.device(), 700);
+cudaGraphExec_t captured(StreamCommunicator& comm, const Tensor& tensor, Device::Stream stream,
+                         std::barrier<>& all, std::mutex& capturing) {
   cudaGraph_t graph = nullptr;
   all.arrive_and_wait();  // nobody does anything else while one captures
   {
@@ -50,6 +48,13 @@ void a_graph(StreamCommunicator& comm, Device::Stream stream, std::barrier<>& al
   all.arrive_and_wait();
   cudaGraphExec_t runs = nullptr;
   CHECK(cudaGraphInstantiate(&runs, graph, 0) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  return runs;
+}
+
+void replays(StreamCommunicator& comm, Tensor& tensor, cudaGraphExec_t runs,
+             Device::Stream stream, std::barrier<>& all) {
+  constexpr int kReplays = 3;
   for (int i = 0; i < kReplays; ++i) {
     tensor.fill(static_cast<float>(comm.rank() + i));
     CHECK(cudaGraphLaunch(runs, static_cast<cudaStream_t>(stream)) == cudaSuccess);
@@ -57,21 +62,33 @@ void a_graph(StreamCommunicator& comm, Device::Stream stream, std::barrier<>& al
     CHECK(tensor.holds(static_cast<float>(comm.world() - 1) / 2 + static_cast<float>(i)));
     all.arrive_and_wait();  // the stand-in knows its barriers by number
   }
-  CHECK(cudaGraphExecDestroy(runs) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+// The program ends its communicators while its graphs are still there, in order or by a failure.
+void ends_before_its_graph(bool in_order, int world, int rank, std::barrier<>& all,
+                           std::mutex& capturing) {
+  auto comm = NcclCommunicator::start(
+      meet({in_order ? "nccl" : "nccl fails", world, world}, rank), cuda_device(rank),
+      {30.0, "auto", false, nullptr}, {});
+  CHECK((!in_order || !fake_cuda::has_context()) && !fake_cuda::has_error());
+  const Program program(comm->device());
+  const Device::Stream stream = program.stream();
+  Tensor tensor(comm->device(), 700);
+  calls(*comm, stream);
+  const cudaGraphExec_t runs = captured(*comm, tensor, stream, all, capturing);
+  replays(*comm, tensor, runs, stream, all);
+  calls(*comm, stream);
+  if (!in_order) {
+    comm->abort("the program gives up");
+  }
+  comm->close();
+  CHECK(cudaGraphExecDestroy(runs) == cudaSuccess);
 }
 
 void run_rank(int world, int rank, std::barrier<>& all, std::mutex& capturing) {
   CHECK(!fake_cuda::has_context());
-  {
-    auto comm = NcclCommunicator::start(meet({"nccl", world, world}, rank), cuda_device(rank),
-                                        {30.0, "auto", false, nullptr}, {});
-    CHECK(!fake_cuda::has_context() && !fake_cuda::has_error());
-    const Program program(comm->device());
-    calls(*comm, program.stream());
-    a_graph(*comm, program.stream(), all, capturing);
-    calls(*comm, program.stream());
-    comm->close();
-  }
+  ends_before_its_graph(true, world, rank, all, capturing);
+  ends_before_its_graph(false, world, rank, all, capturing);
   CHECK(!fake_cuda::has_error());
 }
 
