@@ -6,6 +6,7 @@ model answers is compared with the labels here, in the process that judges.
 """
 
 import itertools
+import zlib
 
 import numpy as np
 import torch
@@ -55,20 +56,23 @@ def flat(model):
 
 
 def trains(on, student, x, y, asked, epochs, seed):
-    """Of each epoch: the samples that were used, the steps so far, answers and parameters."""
+    """Of each epoch: the samples that were used, the steps so far, a mark of the parameters in each
+    of these, answers, and the parameters at the end."""
     x, y, asked = map(torch.from_numpy, (x, y, asked))
     torch.manual_seed(seed + on.rank)
     model = torch.nn.Sequential(
         torch.nn.Linear(INPUTS, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES)
     )
     numbers = {row.tobytes(): number for number, row in enumerate(x.numpy())}
-    found, used, steps, before = [], [], 0, None
+    found, used, marks, steps, before = [], [], [], 0, None
 
     def note(_, inputs):
         nonlocal steps, before
         if torch.is_grad_enabled():
             now = flat(model)
-            steps += before is None or not torch.equal(now, before)
+            if before is None or not torch.equal(now, before):
+                steps += 1
+                marks.append(zlib.crc32(now.numpy().tobytes()))
             before = now
             used.extend(numbers.get(row.tobytes(), -1) for row in inputs[0].detach().numpy())
 
@@ -77,8 +81,16 @@ def trains(on, student, x, y, asked, epochs, seed):
             raise ValueError("end_of_epoch() takes the model that train() was given")
         with torch.no_grad():
             answers = model(asked).argmax(1)
-        epoch = {"used": list(used), "steps": steps, "answers": answers, "end": flat(model)}
-        found.append(epoch)
+        found.append(
+            {
+                "used": list(used),
+                "steps": steps,
+                "marks": list(marks),
+                "answers": answers,
+                "end": flat(model),
+            }
+        )
+        marks.clear()
         used.clear()
 
     model.register_forward_pre_hook(note)
@@ -144,13 +156,18 @@ def check_order(lab):
 
 
 def check_parameters(lab):
-    """After each epoch, both ranks have the same parameters."""
+    """Both ranks have the same parameters in each step, and after each epoch."""
     for epoch, (one, *others) in enumerate(epochs_of(lab)):
         for number, other in enumerate(others, 1):
             need(
                 one["end"].tobytes() == other["end"].tobytes(),
                 f"epoch {epoch}: the parameters of ranks 0 and {number} differ by up to "
                 f"{abs(one['end'] - other['end']).max():.2g}",
+            )
+            need(
+                one["marks"] == other["marks"],
+                f"epoch {epoch}: ranks 0 and {number} have the same parameters at its end, but not "
+                "in each step",
             )
 
 

@@ -66,6 +66,20 @@ DataLoader(train_set, BATCH // 2,
             comm.all_reduce(parameter.detach(), "mean")
         end_of_epoch(model)
 
+== assessment | rank 0's parameters at the end of an epoch | parameters | not in each step
+--
+    wrapped = dpcore.DataParallel(model)
+++
+    wrapped = model
+    for parameter in model.parameters():
+        comm.broadcast(parameter.detach(), 0)
+--
+        end_of_epoch(model)
+++
+        for parameter in model.parameters():
+            comm.broadcast(parameter.detach(), 0)
+        end_of_epoch(model)
+
 == assessment | a rate that diverges | accuracy | is asked for in two epochs running
 --
 RATE * comm.world_size
