@@ -33,7 +33,7 @@ class Small(nn.Module):
         self.first = nn.Linear(6, 16, dtype=torch.float64)
         self.middle = nn.Linear(16, 16, dtype=torch.float64)
         self.last = nn.Linear(16, 3, dtype=torch.float64)
-        self.scale = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64), requires_grad=False)
+        self.scale = nn.Parameter(1 + torch.rand(3, dtype=torch.float64), requires_grad=False)
         self.register_buffer("shift", torch.randn(3, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

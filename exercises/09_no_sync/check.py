@@ -44,7 +44,8 @@ class Oops(Exception):
 
 
 def leaves(on, student, way):
-    """What is sent in a backward after a block that was left in some way."""
+    """What is sent in a backward after a block that was left in some way; where that block lies in
+    another, in one within the outer block and in one after it."""
     module = training.Small(seed=7)
     model = student.AccumulatingDDP(module, on.comm)
     if way == "error":
@@ -62,7 +63,10 @@ def leaves(on, student, way):
             pass
         loss_of(model, 0, on.rank, on.world_size).backward()
         model.finish()
-    return seen.sent()
+    with on.watch() as after:
+        loss_of(model, 0, on.rank, on.world_size).backward()
+        model.finish()
+    return [seen.sent(), after.sent()]
 
 
 def alone(on, _, world):
@@ -127,6 +131,10 @@ def check_error(lab):
 
 
 def check_nested(lab):
-    """The end of a block within a block does not switch communication on."""
-    for rank, sent in enumerate(lab.ranks("leaves", 2, "nested")):
+    """The end of a block within a block does not switch communication on; the outer end does."""
+    for rank, (sent, after) in enumerate(lab.ranks("leaves", 2, "nested")):
         need(not sent, f"rank {rank}: {len(sent)} operations within the outer block")
+        need(
+            len(after) == TRAINED,
+            f"rank {rank}: {len(after)} operations after the outer block, and not {TRAINED}",
+        )

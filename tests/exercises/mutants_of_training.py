@@ -13,6 +13,20 @@ parameter.grad, "sum"
 ++
         for tensor in module.parameters():
 
+== naive_ddp | forgets frozen parameters | begin | values of rank 1
+--
+            comm.broadcast(tensor.data, 0)
+++
+            if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+                comm.broadcast(tensor.data, 0)
+--
+class NaiveDDP:
+++
+import torch
+
+
+class NaiveDDP:
+
 == naive_ddp | forgets biases | gradients | elements are wrong
 --
             if parameter.requires_grad:
@@ -110,6 +124,16 @@ all_reduce(parameter.grad.clone(), "mean"
             self.is_synchronised = before
 ++
             self.is_synchronised = True
+
+== no_sync | after a block within a block, never again | nested | 0 operations after the outer block
+--
+        before, self.is_synchronised = self.is_synchronised, False
+++
+        self.before, self.is_synchronised = self.is_synchronised, False
+--
+            self.is_synchronised = before
+++
+            self.is_synchronised = self.before
 
 == no_sync | only the last micro-batch counts | gradients | elements are wrong
 --
@@ -223,6 +247,13 @@ new_zeros(self.part * comm.world_size)
     for tensor in [*module.parameters(), *module.buffers()]:
 ++
     for tensor in module.parameters():
+
+== local_sgd | forgets frozen parameters | each_step | scale
+--
+        comm.broadcast(tensor.data, 0)
+++
+        if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+            comm.broadcast(tensor.data, 0)
 
 == local_sgd | averages twice at the end | bytes | averages have
 --
