@@ -49,7 +49,7 @@ def joins(on, student, scale):
     left, right = student.block(q, k[:2], v[:2]), student.block(q, k[2:], v[2:])
     nothing = torch.zeros_like(q), torch.full((TOKENS,), -torch.inf, dtype=q.dtype)
     return [
-        list(student.join(*one, *other))
+        list(student.join(*(tensor.clone() for tensor in (*one, *other))))  # it may be in place
         for one, other in ((left, right), (right, left), (nothing, student.block(q, k, v)))
     ]
 

@@ -185,4 +185,120 @@ def train(comm, module, batches, lr, sync_every):
         flat = torch.cat([p.detach().flatten() for p in trained])
         comm.all_reduce(flat, "mean")
         torch.nn.utils.vector_to_parameters(flat, trained)
+
+== local_sgd | looks one batch ahead
+import torch
+
+
+def train(comm, module, batches, lr, sync_every):
+    for tensor in module.state_dict().values():
+        comm.broadcast(tensor, 0)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    coming = iter(batches)
+    batch, step = next(coming, None), 0
+    while batch is not None:
+        step += 1
+        loss = torch.nn.functional.mse_loss(module(batch[0]), batch[1])
+        grads = torch.autograd.grad(loss, trained)
+        with torch.no_grad():
+            for parameter, grad in zip(trained, grads, strict=True):
+                parameter -= lr * grad
+        batch = next(coming, None)
+        if step % sync_every == 0 or batch is None:
+            for parameter in trained:
+                comm.all_reduce(parameter.data, "mean")
+
+== ring_attention | a join in place
+import torch
+
+
+def block(q, k, v):
+    scores = q @ k.T / q.shape[1] ** 0.5
+    lse = scores.logsumexp(1)
+    return (scores - lse[:, None]).exp() @ v, lse
+
+
+def join(out, lse, more, its_lse):
+    share = torch.sigmoid(its_lse - lse)
+    out += share[:, None] * (more - out)
+    lse.copy_(torch.logaddexp(lse, its_lse))
+    return out, lse
+
+
+def ring_attention(comm, q, k, v):
+    right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+    out, lse = block(q, k, v)
+    for _ in range(comm.world_size - 1):
+        came = torch.empty_like(k), torch.empty_like(v)
+        works = [comm.send(tensor, right, async_op=True) for tensor in (k, v)]
+        for tensor in came:
+            comm.recv(tensor, left)
+        for work in works:
+            work.wait()
+        k, v = came
+        out, lse = join(out, lse, *block(q, k, v))
+    return out
+
+== refactoring | losses that are added in double precision
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+import dpcore
+
+BATCH, SEED = 32, 1
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+
+
+def add_noise(x, generator):
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def loss_of(model, x, y):
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def save(model, path):
+    torch.save(model.state_dict(), path)
+
+
+def load(model, path):
+    model.load_state_dict(torch.load(path))
+
+
+def train(comm, train_set, test_set, path, epochs):
+    rank, world = comm.rank, comm.world_size
+    torch.manual_seed(SEED)
+    model = make_model()
+    wrapped, noise = dpcore.DataParallel(model), torch.Generator().manual_seed(SEED + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    sampler = DistributedSampler(train_set, world, rank, shuffle=True, seed=SEED)
+    batches = DataLoader(train_set, BATCH // world, sampler=sampler)
+    tests = DataLoader(Subset(test_set, range(rank, len(test_set), world)), BATCH)
+    losses, accuracies = [], []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = loss_of(wrapped, add_noise(x, noise), y)
+            loss.backward()
+            optimizer.step()
+            sums[0] += loss.item()
+        with torch.no_grad():
+            for x, y in tests:
+                sums[1] += (model(x).argmax(1) == y).sum()
+        comm.all_reduce(sums, "sum")
+        losses.append(sums[0].item() / len(batches) / world)
+        accuracies.append(sums[1].item() / len(test_set))
+        if rank == 0:
+            print(epoch, losses[-1], accuracies[-1])
+            if accuracies[-1] == max(accuracies):
+                save(model, path)
+    comm.barrier()
+    load(model, path)
+    return model, losses, accuracies
 """
