@@ -29,7 +29,8 @@ _HELP = """\
 %ranks stop                  ends them
 
 N is needed for the first cell only. Ranks live on, with their variables, until they are stopped or
-another N, --link or --timeout is asked for; what is left out stays as it was. Each has dp, torch, rank, world_size and comm.
+another N, --link or --timeout is asked for; what is left out stays as it was. Each has dp, torch,
+rank, world_size and comm.
 """
 
 
