@@ -74,12 +74,18 @@ def steps_to_target(batch: int, rate: float, seed: int, most: int) -> int:
 
 
 def tuned(batch: int, most: int, seeds: Sequence[int]) -> float:
-    """The learning rate with the fewest steps."""
-    steps = {rate: most * len(seeds) for rate in RATES}
+    """The learning rate with the fewest steps. One with which any seed takes more than are left,
+    or diverges, is not it."""
+    least, best = most * len(seeds), RATES[0]
     for rate in RATES:
-        least = min(steps.values())
-        steps[rate] = sum(steps_to_target(batch, rate, s, least // len(seeds) + 1) for s in seeds)
-    return min(steps, key=steps.__getitem__)
+        taken = 0
+        for seed in seeds:
+            taken += steps_to_target(batch, rate, seed, least - taken + 1)
+            if taken > least:
+                break
+        if taken < least:
+            least, best = taken, rate
+    return best
 
 
 def fitted(sizes: Sequence[int], steps: Sequence[float]) -> tuple[float, float]:
