@@ -49,11 +49,11 @@ class NaiveDDP:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients within are only added up."""
-        self.averages = False
+        before, self.averages = self.averages, False
         try:
             yield
         finally:
-            self.averages = True
+            self.averages = before
 
     def finish(self) -> None:
         for parameter in self.parameters_to_train:

@@ -8,6 +8,7 @@ import pytest
 import dpcore
 from dpcore.reference.ladder import LADDER, BucketedDDP
 from tests.data_parallel import contract
+from tests.data_parallel.models import Small
 from tests.data_parallel.own_schedules import LEAVING
 
 CAP_MB = 0.01  # a few buckets
@@ -58,6 +59,21 @@ def test_contract(name, check):
 @pytest.mark.parametrize("check", contract.GUARDS, ids=lambda check: check.__name__)
 def test_faults_are_not_silent(check):
     dpcore.spawn(check, 3, partial(data_parallel, "bucketed"), mode="threads")
+
+
+@pytest.mark.parametrize("cls", LADDER)
+def test_the_end_of_an_inner_no_sync_does_not_end_the_outer(cls):
+    def body(comm):
+        watching = contract.Watching(comm)
+        model = cls(Small(), watching)
+        with model.no_sync():
+            with model.no_sync():
+                pass
+            contract.loss_of(model, 0, comm).backward()
+            assert not model.averages and not watching.log
+        assert model.averages
+
+    dpcore.spawn(body, 2, mode="threads")
 
 
 def test_every_step_of_the_ladder_is_short():
