@@ -113,11 +113,11 @@ class Network:
         self.go_on()
 
     def launch(self, operation: NetworkOperation, rank: int, now: float) -> None:
-        """A rank calls it. It begins a latency after the last one has."""
+        """A rank calls it. It begins a latency after the last one has; with one rank, at once."""
         operation._callers += 1
         if operation._callers < self.world:
             return
-        begin = now + self.link.latency
+        begin = now + (self.link.latency if self.world > 1 else 0.0)
         operation.finished = [begin] * self.world
         if self.world == 1:
             self.at(begin, partial(operation._finish, rank))

@@ -41,6 +41,14 @@ def test_small_operations_take_their_steps(algorithm, steps):
     assert seconds == pytest.approx((1 + steps) * 1e-3, rel=0.02)
 
 
+def test_one_rank_has_no_link_to_wait_for():
+    """In dpcore, an operation of a world of one returns at once."""
+    link = Speed(bytes_per_second=1.25e8, latency=1e-3)
+    assert operation_seconds(MB, 1, link, "two_shot") == 0
+    predicted = predict(even().on(1), link, "per_parameter")
+    assert (predicted.step_ms, predicted.exposed_ms) == (pytest.approx(100), pytest.approx(0))
+
+
 def test_operations_share_the_card():
     alone = operation_seconds(10 * MB, 2, GBIT, "two_shot")
     pair = [NetworkOperation(10 * MB, [0.0, 0.0]) for _ in range(2)]
