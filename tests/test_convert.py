@@ -45,11 +45,15 @@ def lines_edited(before, after):
     )
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
 def started(name, script, tmp_path, **variables):
     """What the ranks print, started as the first lines of the script say."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **variables}
+    environment = os.environ | environment
     each = {
         "cpu_processes.py": lambda rank: {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
         "under_mpirun.py": lambda rank: {
@@ -86,6 +90,18 @@ def test_a_script_as_it_is(name, tmp_path):
     said = started(name, SCRIPTS / name, tmp_path, DPCORE_TRACE=str(tmp_path / "run.json"))
     assert float(re.findall(r"accuracy (\d\.\d+)", said)[-1]) > 0.9, said
     assert not (tmp_path / "run.json").exists()  # and what says so above is not always there
+
+
+@pytest.mark.skipif(not FULL, reason="three processes, and with two nothing is left over")
+def test_each_held_out_sample_counts_once(tmp_path):
+    """Three ranks cannot have equally many of the 160. A low rate, so that some are wrong."""
+    command = [SCRIPTS / "spawned.py", "--gpus", "3", "--epochs", "3", "--base-lr", "0.001"]
+    environment = os.environ | {"MASTER_PORT": free_port()}
+    out = python.run(*command, capture_output=True, text=True, timeout=120, env=environment)
+    assert out.returncode == 0, out.stderr
+    found = [160 * float(one) for one in re.findall(r"accuracy (\d\.\d+)", out.stdout)]
+    assert len(found) == 3
+    assert all(abs(right - round(right)) <= 0.081 for right in found), found  # of three digits
 
 
 def test_every_script_is_on_the_page():

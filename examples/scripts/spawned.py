@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser(description="a residual network on several ranks")
@@ -62,8 +62,8 @@ def worker(local_rank, args):
     data, held_out = garments(640, 1), garments(160, 2)
     sampler = DistributedSampler(data, num_replicas=world_size, rank=rank)
     loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler, drop_last=True)
-    test_sampler = DistributedSampler(held_out, world_size, rank, shuffle=False)
-    test_loader = DataLoader(held_out, batch_size=args.batch_size, sampler=test_sampler)
+    mine = Subset(held_out, range(rank, len(held_out), world_size))  # each sample once
+    test_loader = DataLoader(mine, batch_size=args.batch_size)
 
     good = 0
     for epoch in range(args.epochs):
@@ -75,8 +75,8 @@ def worker(local_rank, args):
             optimizer.step()
         throughput = average(len(loader) * args.batch_size / (time.time() - begin)) * world_size
         with torch.no_grad():
-            right = [(model(x).argmax(1) == y).float().mean().item() for x, y in test_loader]
-        accuracy = average(sum(right) / len(right))
+            right = sum((model.module(x).argmax(1) == y).sum().item() for x, y in test_loader)
+        accuracy = average(right) * world_size / len(held_out)
         if rank == 0:
             print(f"epoch {epoch}: {throughput:.0f} images/s, validation accuracy {accuracy:.3f}")
         good = good + 1 if accuracy >= args.target_accuracy else 0
