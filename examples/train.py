@@ -16,7 +16,7 @@ from torch import nn
 
 import dpcore as dp
 
-ROWS = 64  # of the whole batch
+ROWS = 960  # of the whole batch; ranks must divide it, or samples would weigh unequally
 
 
 def batch(step: int, comm: dp.Communicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,6 +47,8 @@ def main() -> None:
     options = parser.parse_args()
 
     comm = dp.init(backend=options.backend)
+    if ROWS % comm.world_size:
+        parser.error(f"{comm.world_size} ranks can't have equal shares of {ROWS} rows")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)

@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import dpcore
 from dpcore.show import figures_of, read_run
 from tests.ranks import python
 
@@ -119,6 +123,16 @@ def test_train_goes_on_from_its_checkpoint(tmp_path):
     rest = run_example("train.py", "--steps", "6", "--checkpoint", file)
     assert rest.startswith("steps 5 to 6 on 1 ranks")
     assert rest.partition(":")[2] == whole
+
+
+def test_train_refuses_ranks_with_unequal_shares(monkeypatch, capsys):
+    """Their samples would weigh unequally."""
+    seven = SimpleNamespace(rank=0, world_size=7)
+    monkeypatch.setattr(dpcore, "init", lambda **_: seven)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
+    assert "7 ranks can't have equal shares of 960 rows" in capsys.readouterr().err
 
 
 def test_across_steps():
