@@ -62,7 +62,8 @@ def steps_of(comm: dp.Communicator, count: int, trace: str) -> list[float]:
 
 
 def scenario(world: int) -> Gradients:
-    """Forward takes 33 ms and backward 67, which brings 25 gradients of 4 MB, evenly."""
+    """Forward takes 33 ms and backward 67, which brings 25 gradients of 4 MB, evenly. One does not
+    reach the cap of 4 MiB, so a bucket has two."""
     ready = [0.067 * (number + 1) / 25 for number in range(25)]
     return Gradients([4_000_000] * 25, [0] * 25, [0.033], [0.067], [ready]).on(world)
 
@@ -164,7 +165,7 @@ def main() -> None:
         said.append(
             f"6.5 times with 8 ranks is what {needed[8]:.1f} Gbit/s per rank give, and 1.7 times "
             f"that with 16 what {needed[16]:.1f} Gbit/s give, for a step of 100 ms and 100 MB of "
-            "gradients in buckets of 4 MiB."
+            "gradients, two of 4 MB in a bucket."
         )
     facts = {
         "rounds_s": times,
