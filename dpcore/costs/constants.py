@@ -21,6 +21,7 @@ from dpcore.files import write_whole
 from dpcore.machine import machine
 
 _FORMAT = 1
+_KEPT = ("memory", "loopback", "network", "added_byte")
 _LONGEST_FILE = 100_000
 
 
@@ -104,7 +105,7 @@ def save(measured: Mapping[str, Any], path: Path | None = None) -> Path:
     """Writes what was measured, beside what the file has of this machine; read-only afterwards."""
     where = cache_file() if path is None else path
     try:
-        before = {k: v for k, v in _read(where).items() if k in ("memory", "loopback", "network")}
+        before = {name: value for name, value in _read(where).items() if name in _KEPT}
     except (OSError, _Unusable):
         before = {}
     where.parent.mkdir(parents=True, exist_ok=True)

@@ -127,6 +127,13 @@ def test_constants_of_rank_0_count_where_ranks_differ(tmp_path):
     }
 
 
+def test_what_was_measured_counts_for_ranks_that_share_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", written(tmp_path, [1e-5] * 3))
+    why = dp.spawn(lambda comm: comm.explain(1 << 20), 2)[0]
+    assert why.costs.source.startswith("measured, ")
+    assert why.costs.memory.step == MEMORY[0]
+
+
 def test_a_link_is_what_algorithms_are_chosen_by():
     def body(comm):
         return comm.explain(1 << 20)
@@ -171,7 +178,7 @@ def test_what_was_saved_is_read_and_kept(tmp_path):
     assert costs.save({"memory": MEMORY, "loopback": [1e-5] * 3, "added_byte": 1e-10}, path) == path
     assert path.stat().st_mode & 0o777 == 0o444
     assert costs.load("loopback", path).network == costs.Way(1e-5, 1e-5, 1e-5)
-    costs.save({"network": [2e-5] * 3, "added_byte": 1e-10}, path)
+    costs.save({"network": [2e-5] * 3}, path)  # all that ranks on several hosts measure
     assert costs.load("loopback", path).network.step == 1e-5
     assert costs.load("network", path).network.step == 2e-5
 
