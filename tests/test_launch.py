@@ -25,6 +25,8 @@ MPICH = {"PMI_RANK": "4", "PMI_SIZE": "5", "MASTER_PORT": "1"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "6",
          "SLURM_JOB_ID": "77"}  # fmt: skip
 SHELL_IN_SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
+SHELL_OF_SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1",
+                 "SLURM_JOB_ID": "77"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,7 @@ SHELL_IN_SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"
         (MPICH, 4, 5),
         (SLURM, 5, 6),
         (SHELL_IN_SLURM, 0, 1),
+        (SHELL_OF_SRUN, 0, 1),
         (OPEN_MPI | TORCHRUN, 1, 2),  # torchrun started by mpirun, once per host
         (SLURM | TORCHRUN, 1, 2),
         (SLURM | OPEN_MPI, 3, 4),
@@ -49,6 +52,7 @@ SHELL_IN_SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"
         "mpich",
         "slurm",
         "shell",
+        "shell-of-srun",
         "torchrun-in-mpi",
         "torchrun-in-slurm",
         "mpi-in-slurm",
@@ -117,6 +121,8 @@ BY_HAND = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
         ("tcp://10.0.0.1:29500", {}, True),
         ("a name of this host", BY_HAND, False),
         ("a name of this host", {"DPCORE_PRETEND_HOSTS": "a,b"}, True),
+        ("a name of this host", {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),  # of a launcher around
+        ("file:///shared/by/hosts", {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True),
         (None, {}, False),
     ],
 )
@@ -135,16 +141,25 @@ def test_whether_ranks_that_nobody_launched_may_be_on_several_hosts(
         ("n[1-3]", "n1"),
         ("gpu-[007,9],x", "gpu-007"),
         ("n3[12]", "n312"),
+        ("rack[1-2]node[3-4]", "rack1node3"),
+        ("gpu[07-09]-ib,login", "gpu07-ib"),
     ],
 )
 def test_the_first_host_of_a_slurm_step(nodes, host):
     assert slurm_address({"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "12"}) == f"{host}:15012"
 
 
+def test_steps_of_a_job_meet_at_ports_of_their_own():
+    job = {"SLURM_STEP_NODELIST": "one", "SLURM_JOB_ID": "12"}
+    addresses = {slurm_address(job | {"SLURM_STEP_ID": str(step)}) for step in range(100)}
+    assert len(addresses) == 100 and "one:15012" in addresses
+
+
 def test_no_launcher_and_no_slurm():
     assert slurm_address({}) is None
     assert not is_launched({})
     assert is_launched(SLURM)
+    assert not is_launched(SHELL_OF_SRUN)
 
 
 # ---- PMI -------------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def may_span_hosts(
     env = os.environ if environment is None else environment
     if env.get("DPCORE_PRETEND_HOSTS"):
         return world_size > 1
+    if init_method and not init_method.startswith(("tcp://", "file://", "env://")):
+        return False  # a name only means something on this host
     said = spans_hosts(world_size, env)
     if said is not None or world_size == 1:
         return bool(said)
@@ -108,7 +110,7 @@ def may_span_hosts(
         host = init_method.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     elif init_method in (None, "env://") and "MASTER_PORT" in env:
         host = env.get("MASTER_ADDR", "localhost").strip("[]")
-    else:  # a name that only means something on this host
+    else:
         return False
     return not (host in ("localhost", "::1") or host.startswith("127."))
 
@@ -130,14 +132,14 @@ def _from_environment(env: Mapping[str, str]) -> tuple[int, int] | None:
             "rank= and world_size="
         )
     if not answers and {"SLURM_PROCID", "SLURM_STEP_ID"} <= env.keys():
-        # Last of all: a shell within a Slurm job has these as well, whatever it then starts.
-        size = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1")
-        return int(env["SLURM_PROCID"]), int(size)
+        # Last of all, and never for one task: a shell in Slurm has these too, whatever it starts.
+        size = int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1"))
+        return (int(env["SLURM_PROCID"]), size) if size > 1 else None
     return next(iter(answers.values()), None)
 
 
 def slurm_address(env: Mapping[str, str]) -> str | None:
-    """Where rank 0 of a Slurm step can listen: its first host, at a port made from the job.
+    """Where rank 0 of a Slurm step can listen: its first host, at a port made from job and step.
 
     >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],login", "SLURM_JOB_ID": "1234567"})
     'gpu07:19567'
@@ -145,10 +147,12 @@ def slurm_address(env: Mapping[str, str]) -> str | None:
     nodes, job = env.get("SLURM_STEP_NODELIST"), env.get("SLURM_JOB_ID")
     if not nodes or not job:
         return None
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodes)
-    if match is None:
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
         return None
-    return f"{match[1]}{match[2] or ''}:{15000 + int(job) % 10000}"
+    host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+    step = int(env.get("SLURM_STEP_ID") or 0)  # several may run at once
+    return f"{host}:{15000 + (int(job) + 7919 * step) % 10000}"
 
 
 def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_size: int) -> str:
