@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,7 +176,7 @@ def without_memfd(patch):
         (doctor_checks.interfaces, without_network, "missing", "ip addr"),
         (doctor_checks.descriptors, without_descriptors, "missing", "ulimit -n 4096"),
         (doctor_checks.processors, without_processors, "missing", "docker run --cpus 2"),
-        (doctor_checks.memory, without_addresses, "trouble", "ulimit -v unlimited"),
+        (doctor_checks.memory, without_addresses, "missing", "DPCORE_ARENA_MAX=<GiB>"),
         (doctor_checks.kernel, without_memfd, "trouble", "docker run --security-opt"),
         (doctor_checks.torch_build, without_torch, "trouble", "pip install torch"),
     ],
@@ -199,4 +200,44 @@ def test_interfaces_have_their_addresses():
 @pytest.mark.parametrize("limit", ["50000 100000", "max 100000"])
 def test_limits_of_containers_are_told(monkeypatch, limit):
     monkeypatch.setattr(doctor_checks, "_cgroup", lambda name: limit if name == "cpu.max" else "")
-    assert ("0.5 by the limit" in doctor_checks.processors().text) == limit.startswith("50000")
+    monkeypatch.setattr(doctor_checks.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    finding = doctor_checks.processors()
+    assert ("0.5 by the limit" in finding.text) == limit.startswith("50000")
+    assert finding.state == ("missing" if limit.startswith("50000") else "ok")
+
+
+IPV6 = """\
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+fd000000000000000000000000000002 04 40 00 82     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+
+
+@pytest.mark.parametrize(
+    ("addresses", "state"),
+    [(IPV6, "ok"), (IPV6.partition("\n")[0], "missing"), ("", "missing")],
+    ids=["global", "of-the-link", "none"],
+)
+def test_a_host_with_only_ipv6_can_be_reached(monkeypatch, tmp_path, addresses, state):
+    (tmp_path / "if_inet6").write_text(addresses)
+    monkeypatch.setattr(doctor_checks, "_IPV6_ADDRESSES", tmp_path / "if_inet6")
+    monkeypatch.setattr(doctor_checks.socket, "if_nameindex", lambda: [(1, "lo"), (4, "eth0")])
+    monkeypatch.setattr(doctor_checks, "_address_of", lambda name: "")
+    finding = doctor_checks.interfaces()
+    assert finding.state == state
+    assert ("eth0 fd00::2" in finding.text) == (state == "ok")
+
+
+def test_the_self_test_needs_no_port_whatever_launcher_is_around(monkeypatch):
+    seen, alone = [], partial(dpcore.init, rank=0, world_size=1)
+
+    def init(**options):
+        seen.append(options)
+        return alone()
+
+    monkeypatch.setattr("dpcore.launch.session.init", init)
+    monkeypatch.setattr(doctor, "_ELEMENTS", 1000)
+    before = dict(os.environ)
+    assert not doctor.add_two_numbers(0, 5.0)["right"]  # it is alone
+    assert seen[0]["transport"] == "shm" and str(os.getppid()) in seen[0]["init_method"]
+    assert os.environ == before

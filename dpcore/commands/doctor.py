@@ -105,8 +105,8 @@ def add_two_numbers(rank: int, seconds: float) -> dict[str, Any]:
     """What each rank does: sums in mapped memory, checked, and the time of the fastest."""
     from dpcore.launch.session import finalize, init
 
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(os.getppid()))
-    comm = init(rank=rank, world_size=2, timeout=seconds)
+    name = f"doctor-{os.getppid()}"
+    comm = init(rank=rank, world_size=2, init_method=name, transport="shm", timeout=seconds)
     values = comm.empty(_ELEMENTS)
     best, right = float("inf"), True
     for _ in range(5):

@@ -21,6 +21,7 @@ from dpcore.commands.finding import BUILD_AGAIN, Check, Finding, version_of
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915
+_IPV6_ADDRESSES, _GLOBAL = Path("/proc/net/if_inet6"), "00"
 _FEW_DESCRIPTORS = 1024
 _PATIENCE = 3.0  # seconds for a program
 
@@ -57,18 +58,20 @@ def torch_build() -> Finding:
 
 
 def processors() -> Finding:
-    mine = len(os.sched_getaffinity(0))
-    text = f"{mine} of {os.cpu_count()} may be used"
+    usable: float = len(os.sched_getaffinity(0))
+    text = f"{usable} of {os.cpu_count()} may be used"
     quota = _cgroup("cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
-        text += f", {int(quota[0]) / int(quota[1]):.1f} by the limit of the container"
-    if mine < 2:
+        limit = int(quota[0]) / int(quota[1])
+        text += f", {limit:.1f} by the limit of the container"
+        usable = min(usable, limit)
+    if usable < 2:
         return Finding(
             "processors", "missing", text,
             "ranks take turns: nothing is hidden behind computation, and timings mean little. "
             "taskset -cp $$ shows which ones are allowed, docker run --cpus 2 allows more",
         )  # fmt: skip
-    return Finding("processors", "ok", text, details={"usable": mine})
+    return Finding("processors", "ok", text, details={"usable": usable})
 
 
 def memory() -> Finding:
@@ -81,8 +84,9 @@ def memory() -> Finding:
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
         return Finding(
-            "memory", "trouble", f"{text}; addresses are limited to {space / _GIB:.0f} GiB",
-            "arenas reserve far more addresses than they use: ulimit -v unlimited",
+            "memory", "missing", f"{text}; addresses are limited to {space / _GIB:.0f} GiB",
+            "arenas reserve far more addresses than they use: ulimit -v unlimited, or "
+            "DPCORE_ARENA_MAX=<GiB>",
         )  # fmt: skip
     return Finding("memory", "ok", text, details={"total": total, "available": free})
 
@@ -145,8 +149,10 @@ def namespaces() -> Finding:
 
 def interfaces() -> Finding:
     """Where ranks of other hosts could connect to."""
-    found = {name: _address_of(name) for _, name in socket.if_nameindex()}
-    shown = ", ".join(f"{name} {address or 'without IPv4'}" for name, address in found.items())
+    of_ipv6 = _ipv6_addresses()
+    names = [name for _, name in socket.if_nameindex()]
+    found = {name: _address_of(name) or of_ipv6.get(name, "") for name in names}
+    shown = ", ".join(f"{name} {address or 'without address'}" for name, address in found.items())
     outside = [name for name, address in found.items() if address and name != "lo"]
     if not outside:
         return Finding(
@@ -189,6 +195,19 @@ def _address_of(interface: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses() -> dict[str, str]:
+    """By interface; only addresses that other hosts can reach."""
+    try:
+        lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {
+        name: socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+        for address, _, _, scope, _, name in lines
+        if scope == _GLOBAL
+    }
 
 
 def _cgroup(name: str) -> str:
