@@ -1,8 +1,10 @@
 """What ``dpcore doctor`` says about MPI: with the real launchers, and with ones that fail."""
 
+import _thread
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -66,12 +68,18 @@ def test_what_two_ranks_may_fail_of(monkeypatch, tmp_path, text, piece, advice):
 
 
 @pytest.mark.usefixtures("packages")
-def test_a_launcher_that_hangs_is_ended(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor_mpi, "_PATIENCE", 0.3)
+@pytest.mark.parametrize("how", ["too late", "ctrl-c"])
+def test_a_launcher_that_hangs_is_ended(monkeypatch, tmp_path, how):
+    monkeypatch.setattr(doctor_mpi, "_PATIENCE", 0.3 if how == "too late" else 60)
     launcher(monkeypatch, tmp_path, f"trap '' TERM; echo $$ > {tmp_path}/pid; sleep 60 & wait")
     begin = time.monotonic()
-    finding = doctor_mpi.mpi()
-    assert "did not finish within 0.3 s" in finding.text and time.monotonic() - begin < 10
+    if how == "too late":
+        assert "did not finish within 0.3 s" in doctor_mpi.mpi().text
+    else:
+        threading.Timer(0.3, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            doctor_mpi.mpi()
+    assert time.monotonic() - begin < 10
     alive = subprocess.run(["kill", "-0", (tmp_path / "pid").read_text().strip()], check=False)
     assert alive.returncode != 0
 

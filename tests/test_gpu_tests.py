@@ -1,12 +1,16 @@
 """tools/gpu_tests.py: what hangs, crashes or fails is named and keeps nothing else from running."""
 
+import _thread
+import os
+import sys
+import threading
 import time
 
 import pytest
 
 from tests.cuda.report import lines_of
 from tools.gpu_machine import is_there
-from tools.gpu_tests import File, run_side_by_side
+from tools.gpu_tests import File, run_side_by_side, run_until
 
 TESTS = """
 import os, time
@@ -97,3 +101,21 @@ def test_options_that_pytest_does_not_take_are_seen(tmp_path):
     found = ran(tmp_path, "def test_right(): pass\n")
     ((name, said),) = found["hung_or_crashed"].items()
     assert name == str(tmp_path / "test_it.py") and "--no-such-option" in said
+
+
+def test_ctrl_c_ends_what_was_started(tmp_path):
+    """They run in sessions of their own, which a terminal tells nothing."""
+    (tmp_path / "test_it.py").write_text("import time\ndef test_long(): time.sleep(600)\n")
+    file = File(str(tmp_path / "test_it.py"), tmp_path, time.monotonic() + 300)
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_side_by_side([file])
+    assert file.process.returncode is not None
+
+    told = tmp_path / "pid"
+    program = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    threading.Timer(1.0, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_until([sys.executable, "-c", program], os.environ, time.monotonic() + 300)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)

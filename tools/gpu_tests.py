@@ -141,6 +141,8 @@ class File:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With all that it has started, which is a session of its own. Its stacks are printed."""
+    if process.poll() is not None:
+        return
     process.send_signal(signal.SIGABRT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=3)
@@ -151,9 +153,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def run_side_by_side(files: Sequence[File]) -> None:
     waiting = list(files)
-    while waiting:
-        waiting = [file for file in waiting if not file.is_done()]
-        time.sleep(0.1)
+    try:
+        while waiting:
+            waiting = [file for file in waiting if not file.is_done()]
+            time.sleep(0.1)
+    finally:
+        for file in waiting:
+            _end(file.process)
     for file in files:
         found = file.summary()
         print(
@@ -170,5 +176,6 @@ def run_until(command: list[str], environment: Mapping[str, str], ends_at: float
     try:
         return process.wait(timeout=max(0.0, ends_at - time.monotonic()))
     except subprocess.TimeoutExpired:
-        _end(process)
         return None
+    finally:
+        _end(process)

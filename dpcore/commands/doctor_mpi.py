@@ -102,15 +102,22 @@ def _try_two_ranks(launcher: str) -> tuple[int | None, str]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        status: int | None = None
         try:
-            status: int | None = process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            status = None
-            process.terminate()  # launchers end their ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                status = process.wait(_PATIENCE)
+        finally:
+            if status is None:
+                _end(process)
         output.seek(0)
         return status, output.read()
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """With its ranks, which launchers end themselves if they are asked to."""
+    launcher.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        launcher.wait(1.0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
