@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"dpcore {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ModuleNotFoundError as missing:
         package = (missing.name or "dpcore").partition(".")[0]
         if package == "dpcore":
@@ -83,7 +87,6 @@ def _add_bench(commands: Commands) -> None:
     )
     bench.add_argument(
         "--collective",
-        default="all_reduce",
         metavar="NAMES",
         help="one or several with commas, or 'all' (default: all_reduce)",
     )
@@ -92,15 +95,13 @@ def _add_bench(commands: Commands) -> None:
     )
     bench.add_argument(
         "--sizes",
-        default="8:64M:4x",
         metavar="SIZES",
-        help=f"{sizes.HELP} (default: %(default)s)",
+        help=f"{sizes.HELP} (default: 8:64M:4x)",
     )
-    bench.add_argument("--dtype", default="float32", help="type of the elements (default: float32)")
-    bench.add_argument("--op", default="sum", help="sum, mean, prod, min, max (default: sum)")
+    bench.add_argument("--dtype", help="type of the elements (default: float32)")
+    bench.add_argument("--op", help="sum, mean, prod, min, max (default: sum)")
     bench.add_argument(
         "--algorithm",
-        default="auto",
         metavar="NAMES",
         help="one or several with commas, measured one after the other (default: auto)",
     )

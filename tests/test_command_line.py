@@ -9,13 +9,14 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import dpcore as dp
 from dpcore.__main__ import _parser, main
 from dpcore.commands import black_box
 from dpcore.commands.bench import Plan
 from dpcore.commands.bench import rows as bench_rows
-from dpcore.commands.bench_cases import CASES
+from dpcore.commands.bench_cases import CASES, _differences
 from dpcore.commands.sizes import parse_sizes
 from tests.ranks import python
 
@@ -159,6 +160,20 @@ def test_bench_sees_wrong_results():
         dp.finalize()
 
 
+def test_a_mean_that_is_no_number_is_wrong():
+    got = torch.tensor([1.0, float("nan"), 3.0])
+    assert _differences(got, torch.tensor([1.0, 2.0, 3.0]), exact=False) == 1
+
+
+def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpcore.commands.bench.run", interrupted)
+    assert main(["bench"]) == 130
+    assert capsys.readouterr().err == "dpcore bench: interrupted\n"
+
+
 def test_bench_on_the_ranks_of_torchrun():
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     (row,) = bench("--sizes", "1K", launcher=launcher)
@@ -174,6 +189,8 @@ def test_bench_on_the_ranks_of_torchrun():
         (["--sizes", "8:1M:0.5"], "factor above 1"),
         (["--sizes", "many"], "is not a size"),
         (["--algorithm", "circle", "--sizes", "8"], "circle"),
+        (["--calibrate", "--world", "4"], "--world is not for --calibrate"),
+        (["--calibrate", "--plain"], "--plain is not for --calibrate"),
     ],
 )
 def test_bench_explains_mistakes(arguments, message):

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
 
 _DEFAULT_WORLD = 2
+_DEFAULTS = {
+    "collective": "all_reduce",
+    "sizes": "8:64M:4x",
+    "dtype": "float32",
+    "op": "sum",
+    "algorithm": "auto",
+}
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -78,14 +85,20 @@ def parse_collectives(text: str) -> tuple[str, ...]:
 
 def run(options: argparse.Namespace) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
+    given = {name: getattr(options, name) for name in _DEFAULTS}
+    given = {name: text for name, text in given.items() if text is not None}
     if options.calibrate:
+        others = [*given, *(name for name in ("world", "plain") if getattr(options, name))]
+        for name in others:
+            raise Error(f"--{name} is not for --calibrate, which always measures the same")
         return calibrate.run(options.json, options.seconds)
+    asked = _DEFAULTS | given
     plan = Plan(
-        collectives=parse_collectives(options.collective),
-        sizes=parse_sizes(options.sizes),
-        dtype=options.dtype,
-        op=options.op,
-        algorithms=tuple(options.algorithm.split(",")),
+        collectives=parse_collectives(asked["collective"]),
+        sizes=parse_sizes(asked["sizes"]),
+        dtype=asked["dtype"],
+        op=asked["op"],
+        algorithms=tuple(asked["algorithm"].split(",")),
         plain=options.plain,
         seconds=options.seconds,
         json=options.json,

@@ -25,9 +25,10 @@ def run(options: argparse.Namespace) -> int:
     if moves.is_meant(options.trace):
         return _run_moves(options)
     _refuse_what_is_of_algorithms(options)
+    only_data = options.json or options.csv is not None or options.export is not None
+    _refuse_what_would_do_nothing(options, only_data)
     runs = read_runs(options.trace)
     figures = [figures_of(trace) for trace in runs]
-    only_data = options.json or options.csv is not None or options.export is not None
     page = options.out or (None if only_data else beside(runs[0], ".html"))
     written = [path for path in (page, options.png) if path is not None]
     if page is not None:
@@ -75,6 +76,15 @@ def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
     first = options.trace[0]
     if len(options.trace) == 1 and not first.suffix and not first.exists():
         raise Error(f"there is no file {first}, and no algorithm of that name: {known}")
+
+
+def _refuse_what_would_do_nothing(options: argparse.Namespace, only_data: bool) -> None:
+    if options.steps is not None and options.png is None:
+        raise Error("--steps is for a picture: add --png FILE")
+    if options.open and only_data and options.out is None:
+        raise Error("--open needs a page: add --out FILE")
+    if options.json and options.csv == Path("-"):
+        raise Error("--json and --csv - both print: leave one out")
 
 
 def _open(page: Path) -> None:

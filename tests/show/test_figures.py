@@ -227,6 +227,10 @@ def test_show_as_json(tmp_path, capsys):
         (["run.json", "--png", "x.png", "--steps", "7"], "has the steps 1 to 3"),
         (["run.json", "run.json"], "is named twice"),
         (["nothing.json"], "there is no file"),
+        (["run.json", "--steps", "2"], "--steps is for a picture: add --png FILE"),
+        (["run.json", "--json", "--open"], "--open needs a page: add --out FILE"),
+        (["run.json", "--csv", "x.csv", "--open"], "--open needs a page: add --out FILE"),
+        (["run.json", "--json", "--csv", "-"], "--json and --csv - both print: leave one out"),
     ],
 )
 def test_show_explains_mistakes(tmp_path, capsys, monkeypatch, arguments, message):
