@@ -84,6 +84,13 @@ def test_each_lesson_leads_to_the_next():
         assert f"[Back]({path.name})" in following.read_text()
 
 
+@pytest.mark.parametrize("tool", ["snippets", "pictures"])
+def test_an_option_that_a_tool_does_not_have_is_refused(tool):
+    command = [sys.executable, f"tools/{tool}.py", "--check"]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert out.returncode == 2 and "--check" in out.stderr
+
+
 def test_the_pictures_of_the_lessons_are_drawn_from_what_they_show():
     assert not run([sys.executable, "tools/pictures.py"])
 

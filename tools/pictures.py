@@ -7,6 +7,7 @@ python tools/pictures.py --write    # and draws them
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -169,17 +170,22 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    writes = parser.parse_args(arguments).write
     stale = 0
     for name, draw in PICTURES.items():
         path, text = FOLDER / f"{name}.svg", draw().svg()
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale += 1
-        if arguments == ["--write"]:
+        if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        print(f"{path.relative_to(ROOT)} {'drawn' if arguments else 'is not up to date'}")
-    return int(bool(stale) and not arguments)
+        print(f"{path.relative_to(ROOT)} {'drawn' if writes else 'is not up to date'}")
+    return int(bool(stale) and not writes)
 
 
 if __name__ == "__main__":

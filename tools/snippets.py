@@ -14,6 +14,7 @@ the last is the next closing brace of the same depth.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -71,12 +72,17 @@ def documents() -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    writes = parser.parse_args(arguments).write
     stale = [path for path in documents() if rendered(path) != path.read_text(encoding="utf-8")]
     for path in stale:
-        if arguments == ["--write"]:
+        if writes:
             path.write_text(rendered(path), encoding="utf-8")
-        print(f"{path.relative_to(ROOT)} {'written' if arguments else 'is not up to date'}")
-    return int(bool(stale) and not arguments)
+        print(f"{path.relative_to(ROOT)} {'written' if writes else 'is not up to date'}")
+    return int(bool(stale) and not writes)
 
 
 if __name__ == "__main__":
