@@ -57,7 +57,7 @@ def test_a_launcher_of_another_library(monkeypatch):
     [
         ("echo; echo 'not enough slots'; exit 3", "status 3: not enough slots", "MPI4PY_LIBMPI"),
         ("exit 0", "failed with status 0: no word", "mpi4py.bench helloworld"),
-        ("echo '1|1|Some MPI 1.0'", "each is alone for Some MPI 1.0", "first on the PATH"),
+        ("echo '1|1|MPICH Version:  5.0'", "each is alone for MPICH 5.0", "first on the PATH"),
     ],
 )
 def test_what_two_ranks_may_fail_of(monkeypatch, tmp_path, text, piece, advice):

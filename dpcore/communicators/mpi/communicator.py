@@ -28,6 +28,7 @@ from dpcore.communicators.checks import check_groups
 from dpcore.communicators.mpi.calls import MpiCalls
 from dpcore.communicators.mpi.engine import Engine
 from dpcore.communicators.protocol import Capabilities, Collectives
+from dpcore.communicators.torch_buffers import new_tensor
 from dpcore.errors import RendezvousError, Unsupported
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class MpiCommunicator(MpiCalls):
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Ordinary memory, which MPI reads and writes as it is."""
-        extents: Any = shape or ((),)  # torch takes numbers and one sequence of them alike
-        return torch.empty(*extents, dtype=dtype)
+        return new_tensor(shape, dtype=dtype)
 
     def split(self, color: int | None, key: int = 0) -> MpiCommunicator | None:
         """See ``Communicator.split``. All groups end with the first that fails."""

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from dpcore.communicators.mpi.library import library_name
 from dpcore.communicators.mpi.operation import MpiWork
 from dpcore.communicators.mpi.recorder import Recorder
 from dpcore.communicators.mpi.watch import Watch, describe_late
@@ -73,8 +74,7 @@ class Engine:
     @property
     def library(self) -> str:
         """ "Open MPI v5.0.11", "MPICH 5.0.2" """
-        first = self.mpi.Get_library_version().splitlines()[0].split(",")[0]
-        return " ".join(first.replace("Version:", "").rstrip("\0").split())
+        return library_name(self.mpi.Get_library_version())
 
     @property
     def thread_level(self) -> str:

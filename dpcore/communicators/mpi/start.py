@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from dpcore.communicators.mpi.communicator import MpiCommunicator
+from dpcore.communicators.mpi.library import library_name
 from dpcore.errors import RendezvousError, Unsupported
 
 _SIZES = {
@@ -60,7 +61,7 @@ def _check_alone(mpi: Any) -> None:
     for name, launcher in _SIZES.items():
         size = os.environ.get(name, "")
         if size.isdigit() and int(size) > 1:
-            library = mpi.Get_library_version().split(",")[0].split("\n")[0]
+            library = library_name(mpi.Get_library_version())
             raise RendezvousError(
                 f"{launcher} started {size} ranks, and each is alone for MPI ({library}). Use the "
                 "mpiexec of that library: mpiexec -n 2 python train.py (with srun: srun "

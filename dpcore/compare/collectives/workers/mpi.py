@@ -8,6 +8,7 @@ from typing import Any
 import mpi4py
 import numpy as np
 
+from dpcore.communicators.mpi.library import library_name
 from dpcore.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
@@ -31,8 +32,7 @@ class MpiBackend(CollectiveBackend):
             raise RuntimeError(f"mpiexec started {self.world} ranks, {place.world} were asked for")
 
     def versions(self) -> dict[str, str]:
-        library = MPI.Get_library_version().splitlines()[0].split(",")[0]
-        name = " ".join(library.replace("Version:", "").split()).rstrip("\0")
+        name = library_name(MPI.Get_library_version())
         return {"mpi": name, "mpi4py": mpi4py.__version__, "numpy": np.__version__}
 
     def empty(self, variant: str, elements: int) -> FloatArray:
