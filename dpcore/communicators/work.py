@@ -71,7 +71,7 @@ class Work:
         future: torch.futures.Future[list[Any]]
         self._future = future = torch.futures.Future(devices=[gpu] if gpu else None)
         if gpu is not None:
-            with torch.cuda.stream(torch.cuda.Stream(gpu)):
+            with torch.cuda.stream(torch.cuda.Stream(gpu)):  # type: ignore[no-untyped-call]
                 self.wait()
                 future.set_result(self._result)
             return future

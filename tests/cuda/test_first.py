@@ -38,7 +38,7 @@ def start(control, environment):
     os.environ.update(environment)
     device = torch.device("cuda", control.rank % GPUS)
     torch.cuda.set_device(device)
-    torch.ones(2, device=device).unique().tolist()  # its first pinned memory may wait for the device
+    torch.ones(2, device=device).unique().tolist()  # pinned memory may wait for the device
     settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
     return on_device(control, "cuda", device, **settings)
 

@@ -92,7 +92,8 @@ struct dpcore::nccl::Comm {
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
   std::map<int, double> own_ops;
   int next_op = fake::kFirstOwnOp;
-  std::shared_ptr<int> work = std::make_shared<int>();  // held by what streams and graphs have of it
+  std::shared_ptr<int> work =
+      std::make_shared<int>();  // held by what streams and graphs have of it
 };
 
 namespace fake {

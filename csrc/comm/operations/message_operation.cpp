@@ -16,7 +16,10 @@ void MessageOperation::prepare(std::shared_ptr<SharedState> shared, const Messag
   group_ = shared_->group_ptr();
   sends_ = call.sends;
   peer_ = call.peer;
-  message_ = {{kUserMessage, call.tag}, call.bytes, static_cast<uint64_t>(call.dtype) + 1, true,
+  message_ = {{kUserMessage, call.tag},
+              call.bytes,
+              static_cast<uint64_t>(call.dtype) + 1,
+              true,
               peer_ == kAnyRank};
   data_ = call.data;
   done_ = 0;

@@ -52,8 +52,8 @@ cudaGraphExec_t captured(StreamCommunicator& comm, const Tensor& tensor, Device:
   return runs;
 }
 
-void replays(StreamCommunicator& comm, Tensor& tensor, cudaGraphExec_t runs,
-             Device::Stream stream, std::barrier<>& all) {
+void replays(StreamCommunicator& comm, Tensor& tensor, cudaGraphExec_t runs, Device::Stream stream,
+             std::barrier<>& all) {
   constexpr int kReplays = 3;
   for (int i = 0; i < kReplays; ++i) {
     tensor.fill(static_cast<float>(comm.rank() + i));
@@ -67,9 +67,8 @@ void replays(StreamCommunicator& comm, Tensor& tensor, cudaGraphExec_t runs,
 // The program ends its communicators while its graphs are still there, in order or by a failure.
 void ends_before_its_graph(bool in_order, int world, int rank, std::barrier<>& all,
                            std::mutex& capturing) {
-  auto comm = NcclCommunicator::start(
-      meet({in_order ? "nccl" : "nccl fails", world, world}, rank), cuda_device(rank),
-      {30.0, "auto", false, nullptr}, {});
+  auto comm = NcclCommunicator::start(meet({in_order ? "nccl" : "nccl fails", world, world}, rank),
+                                      cuda_device(rank), {30.0, "auto", false, nullptr}, {});
   CHECK((!in_order || !fake_cuda::has_context()) && !fake_cuda::has_error());
   const Program program(comm->device());
   const Device::Stream stream = program.stream();
