@@ -1,7 +1,8 @@
 """Ranks on hosts of their own (network namespaces) whose NICs the kernel shapes, both ways.
 
 ``on_hosts`` runs a function on every rank and returns what the ranks returned, and the goodput that
-one raw TCP stream from each host to its right neighbour reached just before, all at once.
+one raw TCP stream from each host to its right neighbour reached, all at once: the fastest of several
+transfers before and after.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dpcore.compare.records import ROOT
 
 PORT, RAW_PORT = 29547, 29548
 RAW_SECONDS = 1.0
+RAW_TRANSFERS = 3  # in one connection: the first one also finds out how fast the link is
 
 
 def on_hosts(
@@ -75,26 +77,31 @@ def serve() -> None:
     comm = dp.init(transport="tcp", init_method=meeting, timeout=120)
     goodput = raw_goodput(comm, addresses, task["raw_bytes"])
     result = body(comm, **task["arguments"])
+    goodput = max(goodput, raw_goodput(comm, addresses, task["raw_bytes"]))
     dp.finalize()
     print(json.dumps({"goodput": goodput, "result": result}))
 
 
 def raw_goodput(comm: Any, addresses: list[str], nbytes: int) -> float:
-    """Bytes per second of a stream to the right neighbour, while one comes from the left."""
+    """Bytes per second of a stream to the right neighbour, while one comes from the left: of the
+    fastest transfer."""
     listener = socket.create_server((addresses[comm.rank], RAW_PORT))
     comm.barrier()
     right = socket.create_connection((addresses[(comm.rank + 1) % comm.world_size], RAW_PORT))
     left = listener.accept()[0]
+    data, buffer = bytes(nbytes), bytearray(1 << 20)
+    seconds = []
+    for _ in range(RAW_TRANSFERS):
+        comm.barrier()
+        begin = time.perf_counter()
+        sender = threading.Thread(target=right.sendall, args=(data,))
+        sender.start()
+        have = 0
+        while have < nbytes:
+            have += left.recv_into(buffer)
+        seconds.append(time.perf_counter() - begin)
+        sender.join()
     comm.barrier()
-    begin = time.perf_counter()
-    sender = threading.Thread(target=right.sendall, args=(bytes(nbytes),))
-    sender.start()
-    have, buffer = 0, bytearray(1 << 20)
-    while have < nbytes:
-        have += left.recv_into(buffer)
-    seconds = time.perf_counter() - begin
-    sender.join()
     for opened in (left, right, listener):
         opened.close()
-    comm.barrier()
-    return nbytes / seconds
+    return nbytes / min(seconds)

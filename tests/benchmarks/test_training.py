@@ -1,14 +1,18 @@
 """The ranks of the training benchmarks: all learn the same, and all can be looked at."""
 
+import gc
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dpcore
 from benchmarks import noise_cost, shaped_link
+from benchmarks.harness import shaped
 from dpcore.compare import demo
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import kind_and_cap
@@ -44,6 +48,45 @@ def test_torch_and_dpcore_learn_the_same_and_leave_traces(tmp_path):
             assert all(span.operation >= 0 for span in spans)
             sent = sum(span.bytes for span in spans)
             assert sent == pytest.approx(4 * result["gradient_bytes"], rel=0.01)
+
+
+def test_torch_is_timed_without_the_hooks_of_a_trace(tmp_path):
+    """Torch DDP with a hook divides gradients in a pass of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        alone = SimpleNamespace(rank=0, world_size=1, barrier=lambda: None)
+        job = Job("many", ["torch"], 1, 1, str(tmp_path), world=1, optimizer=False)
+        contender = Contender(job, "torch", alone, Text())
+        assert not contender.model._comm_hooks
+        first = next(contender.model.module.parameters())
+        assert not first._post_accumulate_grad_hooks
+        contender.step()
+        contender.trace(tmp_path / "torch.json")
+        assert len(bucket_spans(*traced_rank(tmp_path / "torch.json"))) >= 4
+        del contender
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def traced_rank(path):
+    run = read_run(path)
+    return run, run.ranks[0]
+
+
+def test_frozen_parameters_are_not_averaged():
+    module = torch.nn.Linear(4, 2)
+    module.weight.requires_grad = False
+    contender = Contender.__new__(Contender)
+    contender._module = module
+    assert contender.gradient_bytes == 2 * 4
+
+
+def test_the_raw_goodput_is_that_of_the_fastest_transfer(monkeypatch):
+    now = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0])
+    monkeypatch.setattr(shaped.time, "perf_counter", lambda: next(now))
+    alone = SimpleNamespace(rank=0, world_size=1, barrier=lambda: None)
+    assert shaped.raw_goodput(alone, ["127.0.0.1"], 1000) == 1000
 
 
 def test_a_rank_that_fails_says_why(tmp_path):

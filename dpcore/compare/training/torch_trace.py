@@ -24,7 +24,7 @@ from dpcore.recorder.torch_gather import gather_bytes
 
 
 class TorchTrace:
-    """Watches one model from now on; a DDP takes one hook for its life."""
+    """Watches the buckets of one model from now on; a DDP takes one hook for its life."""
 
     def __init__(self, model: torch.nn.parallel.DistributedDataParallel, comm: Any = None) -> None:
         """`comm`: what carries the buckets instead of torch's group."""
@@ -34,9 +34,12 @@ class TorchTrace:
         self._last_gradient_ns = 0
         self._bucket = self._operation = 0
         self._parameters = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        model.register_comm_hook(None, self._send)
+
+    def watch_gradients(self) -> None:
+        """The single gradients as well, which costs a call each."""
         for number, (_, parameter) in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._arrival_of(number))
-        model.register_comm_hook(None, self._send)
 
     def _arrival_of(self, number: int) -> Callable[[torch.Tensor], None]:
         def arrives(parameter: torch.Tensor) -> None:

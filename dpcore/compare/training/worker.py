@@ -96,10 +96,10 @@ class Contender:
         self._last_gradient = LastGradient(module) if job.by_round else None
         self._trace: TorchTrace | None = None
         self.model: Any
-        # TorchTrace looks at the processor's clock, which says nothing of a GPU.
-        if name.startswith("torch") and job.device == "cpu" and job.folder:
-            self.model = torch_ddp(name, module)
-            self._trace = TorchTrace(self.model, comm if name.startswith(TORCH_OVER_OURS) else None)
+        if name.startswith(TORCH_OVER_OURS) and self._is_traced:
+            # Its one hook averages by ours in either case; this one can record as well, later.
+            self.model = torch_ddp(name, module, **options)
+            self._trace = TorchTrace(self.model, comm)
         else:
             self.model = wrapped(name, module, comm, **options)
         self._optimizer: torch.optim.Optimizer
@@ -109,7 +109,13 @@ class Contender:
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self._module.parameters())
+        parameters = (p for p in self._module.parameters() if p.requires_grad)
+        return sum(p.numel() * p.element_size() for p in parameters)
+
+    @property
+    def _is_traced(self) -> bool:
+        """TorchTrace looks at the processor's clock, which says nothing of a GPU."""
+        return bool(self._job.folder) and self._job.device == "cpu"
 
     @property
     def unused(self) -> list[str]:
@@ -168,7 +174,11 @@ class Contender:
 
     def trace(self, path: Path) -> None:
         """A file of a few steps. All ranks begin together: rank 0 may come later, since it wrote
-        the file before, and the others' first step would show how they wait for it."""
+        the file before, and the others' first step would show how they wait for it. Torch DDP gets
+        its hooks only here: they would slow down the steps that are measured."""
+        if self.name.startswith("torch") and self._is_traced:
+            self._trace = self._trace or TorchTrace(self.model)
+            self._trace.watch_gradients()
         self._comm.barrier()
         if self._trace is not None:
             for _ in range(_TRACED_STEPS):
