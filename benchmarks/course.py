@@ -65,7 +65,7 @@ def rendered(page: str) -> str:
             return match[0]
         record = newest[match[2]]
         said = "\n\n".join(record["said"])
-        origin = source("course", record, "../", f"{record['seconds']:.0f} seconds")
+        origin = source("course", [record], "../", f"{record['seconds']:.0f} seconds")
         picture = f"![{match[2].replace('_', ' ')}](images/course/{match[2]}.png)"
         return f"{match[1]}{picture}\n\n{table(record['rows'])}\n\n{said}\n\n{origin}\n{match[3]}"
 

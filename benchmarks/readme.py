@@ -22,7 +22,8 @@ from benchmarks.harness.beside_default import (
     missed,
     newest,
 )
-from benchmarks.harness.figures import load, size_text, source, source_of_columns, time_text
+from benchmarks.harness.figures import load, run_of, source, time_text
+from dpcore.commands.sizes import size_text
 from dpcore.costs.link import parse_speed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +57,7 @@ def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
         row = [time_text(times.get((size, name.lower()))) for name in CONTENDERS]
         if any(cell != "–" for cell in row):
             lines.append(f"| {size_text(size)} | " + " | ".join(row) + " |")
-    lines += ["", source("all_reduce", records[0])]
+    lines += ["", source("all_reduce", records)]
     return "\n".join(lines) + "\n"
 
 
@@ -76,7 +77,7 @@ def table_of_ddp_step(records: list[dict[str, Any]], world: int = 2) -> str:
         added = [time_text(overhead(r)) if overhead(r) > 0 else "< 0" for r in (torch, *ours)]
         alone = time_text(cell["alone"]["step_s"])
         lines.append(f"| {title} | {alone} | {' | '.join(added)} |")
-    lines += ["", source("ddp_step", records[0])]
+    lines += ["", source("ddp_step", records)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +97,7 @@ def table_of_simulated(records: list[dict[str, Any]]) -> str:
             f"| {record['link']} | `{record['schedule']}` | {predicted:.1f} ms | "
             f"{measured:.1f} ms | {measured / predicted:.2f} |"
         )
-    lines += ["", source("simulated", records[0], "../")]
+    lines += ["", source("simulated", records, "../")]
     return "\n".join(lines) + "\n"
 
 
@@ -104,25 +105,31 @@ def table_of_shaped_link(records: list[dict[str, Any]]) -> str:
     """Steps over real links, a row a contender; in brackets the ratio to the bound of the rate."""
     rates = list(dict.fromkeys(record["rate"] for record in records))
     cells = {(record["rate"], record["contender"]): record for record in records}
-    bounds = [next(r for r in records if r["rate"] == rate)["bound_s"] for rate in rates]
+    bounds = [cells[rate, "alone"]["bound_s"] for rate in rates]
     lines = ["| | " + " | ".join(rates) + " |", "|---|" + "---:|" * len(rates)]
     lines.append("| bound | " + " | ".join(f"{bound * 1e3:.0f} ms" for bound in bounds) + " |")
     for contender in dict.fromkeys(record["contender"] for record in records):
-        row = [cells[rate, contender] for rate in rates]
-        texts = [f"{cell['step_s'] * 1e3:.0f} ms ({cell['of_bound']:.2f})" for cell in row]
+        row = [cells.get((rate, contender)) for rate in rates]
+        texts = [
+            f"{cell['step_s'] * 1e3:.0f} ms ({cell['of_bound']:.2f})" if cell else "–"
+            for cell in row
+        ]
         lines.append(f"| {contender} | " + " | ".join(texts) + " |")
-    columns = {rate: cells[rate, "alone"] for rate in rates}
-    lines += ["", source_of_columns("shaped_link", columns, "../")]
+    lines += ["", source("shaped_link", cells.values(), "../", part=lambda r: str(r["rate"]))]
     return "\n".join(lines) + "\n"
 
 
 def table_of_across_steps(records: list[dict[str, Any]]) -> str:
     """Whole steps, a row a contender; in brackets the ratios to the bound and to bucketed."""
-    cells = {(r["place"], r["model"], r["contender"]): r for r in records}  # the newest of each
-    rates = {place: parse_speed(place).bytes_per_second for place, *_ in cells if place != "host"}
-    columns = sorted({(place, model) for place, model, _ in cells},
-                     key=lambda column: (rates.get(column[0], math.inf), column[1]))  # fmt: skip
-    oracles = [cells[(*column, "dpcore oracle")] for column in columns]
+    newest = {(r["place"], r["model"]): r for r in records if r["contender"] == "dpcore oracle"}
+    rates = {place: parse_speed(place).bytes_per_second for place, _ in newest if place != "host"}
+    columns = sorted(newest, key=lambda column: (rates.get(column[0], math.inf), column[1]))
+    oracles = [newest[column] for column in columns]
+    cells = {
+        (*column, r["contender"]): r  # of the run of the column's oracle
+        for r in records
+        if (column := (r["place"], r["model"])) in newest and run_of(r) == run_of(newest[column])
+    }
     lines = ["| | " + " | ".join(f"{place}, {model}" for place, model in columns) + " | state |"]
     lines += ["|---|" + "---:|" * (len(columns) + 1)]
     lines.append("| bound | " + " | ".join(time_text(r["bound_s"]) for r in oracles) + " | |")
@@ -133,8 +140,8 @@ def table_of_across_steps(records: list[dict[str, Any]]) -> str:
         shares = [r["state_bytes"] / oracle["state_bytes"]
                   for r, oracle in zip(row, oracles, strict=True) if r]  # fmt: skip
         lines.append(f"| {contender} | {''.join(texts)}{max(shares):.2f} |")
-    names = {" ".join(column): oracle for column, oracle in zip(columns, oracles, strict=True)}
-    lines += ["", source_of_columns("across_steps", names, "../")]
+    said = source("across_steps", oracles, "../", part=lambda r: f"{r['place']} {r['model']}")
+    lines += ["", said]
     return "\n".join(lines) + "\n"
 
 
@@ -154,9 +161,9 @@ def table_of_network(records: list[dict[str, Any]]) -> str:
         (r["settings"]["link"], r["bytes"], r["contender"]): r.get("median_s") for r in records
     }
     for link, size in dict.fromkeys((link, size) for link, size, _ in times):
-        row = [time_text(times[link, size, contender]) for contender in contenders]
+        row = [time_text(times.get((link, size, contender))) for contender in contenders]
         lines.append(f"| {link} | {size_text(size)} | " + " | ".join(row) + " |")
-    lines += ["", source("network", records[0], "../", "Medians of two runs, loopback and links,")]
+    lines += ["", source("network", records, "../", "Medians of two runs, loopback and links,")]
     return "\n".join(lines) + "\n"
 
 
@@ -167,9 +174,10 @@ def table_of_memory(records: list[dict[str, Any]]) -> str:
     lines += ["|---|" + "---:|" * len(contenders)]
     peaks = {(r["model"], r["contender"]): r["peak_bytes"] / (1 << 20) for r in records}
     for model in dict.fromkeys(model for model, _ in peaks):
-        row = [f"{peaks[model, contender]:.1f}" for contender in contenders]
+        found = (peaks.get((model, contender)) for contender in contenders)
+        row = ["–" if peak is None else f"{peak:.1f}" for peak in found]
         lines.append(f"| {MODELS[model]} | " + " | ".join(row) + " |")
-    lines += ["", source("memory", records[0], "../", "One training each")]
+    lines += ["", source("memory", records, "../", "One training each")]
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +193,7 @@ def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
         cells = [f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})" for of in costs]
         row = " | ".join([*cells, f"{record['bound']:.1%}"]).replace("%", " %")
         lines.append(f"| {MODELS[model]} | {time_text(record['step_s'])} | {row} |")
-    lines += ["", source("noise_cost", records[-1], "../")]
+    lines += ["", source("noise_cost", newest.values(), "../", part=lambda r: str(r["model"]))]
     return "\n".join(lines) + "\n"
 
 
@@ -205,10 +213,10 @@ def table_of_collectives(records: list[dict[str, Any]]) -> str:
         cells = []
         for size in sizes:
             pair = [ratios.get((collective, world, size, name)) for name in CONTENDERS[:2]]
-            texts = [f"{r['peer_ratio']:.2f}" for r in pair if r and r["peer_ratio"]]
+            texts = [f"{r['peer_ratio']:.2f}" for r in pair if r and r.get("peer_ratio")]
             cells.append(" / ".join(texts) or "–")
         lines.append(f"| {collective} | {world} | " + " | ".join(cells) + " |")
-    lines += ["", source("collectives", records[0], "../", "Medians of two runs")]
+    lines += ["", source("collectives", records, "../", "Medians of two runs")]
     return "\n".join(lines) + "\n"
 
 
@@ -222,15 +230,18 @@ def table_of_incast(records: list[dict[str, Any]]) -> str:
         key = (r["question"], r["link"], r["world"], r["bytes"])
         rows.setdefault(key, {})[r["algorithm"]] = r
     for (question, link, world, size), cell in rows.items():
-        ratios = " | ".join(f"{cell[name]['of_bound']:.3f}" for name in algorithms)
-        bound = cell[algorithms[0]]["bound_s"] * 1e3
+        ratios = " | ".join(
+            f"{cell[name]['of_bound']:.3f}" if name in cell else "–" for name in algorithms
+        )
+        bound = next(iter(cell.values()))["bound_s"] * 1e3
         lines.append(
             f"| {question} {link} | {world} | {size_text(size)} | {bound:.0f} ms | {ratios} |"
         )
-    load = max(record["load"] for record in records)
+    used = [record for cell in rows.values() for record in cell.values()]
+    load = max(record["load"] for record in used)
     lines += [
         "",
-        source("incast", records[0], "../"),
+        source("incast", used, "../", part=lambda r: f"{r['question']} {r['link']}"),
         f"The load of the machine was up to {load:.0f}.",
     ]
     return "\n".join(lines) + "\n"
@@ -251,7 +262,7 @@ def table_of_priorities(records: list[dict[str, Any]]) -> str:
             f"| {size_text(r['urgent_bytes'])} | {' | '.join(times)} | {r['bulk_ratio']:.2f} |"
         )
     load = max(record["load"] for record in records)
-    lines += ["", source("priorities", records[0], "../")]
+    lines += ["", source("priorities", records, "../")]
     lines += [f"Milliseconds; the load of the machine was up to {load:.0f}."]
     return "\n".join(lines) + "\n"
 
@@ -268,7 +279,9 @@ def table_of_defaults(records: list[dict[str, Any]]) -> str:
         best = best_of_torch(cell)
         texts.append("–" if best is None else f"{ratio_text(best)} {best['contender']}")
         lines.append(f"| {name} | {cell[DEFAULT]['step_s'] * 1e3:.1f} ms | {' | '.join(texts)} |")
-    lines += ["", source("defaults", records[-1], "../", "Intervals of 95%, of runs")]
+    used = [record for cell in newest(records).values() for record in cell.values()]
+    what = "Intervals of 95%, of runs"
+    lines += ["", source("defaults", used, "../", what, lambda r: str(r["cell"]))]
     return "\n".join(lines) + "\n"
 
 
@@ -289,7 +302,7 @@ def table_of_neighbours(records: list[dict[str, Any]]) -> str:
         texts = [f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in ratios]
         times = [time_text(r[name]) for name in ("quiet_s", "loaded_s")]
         lines.append(f"| {r['what']} | {' | '.join((*times, *texts))} |")
-    lines += ["", source("neighbours", records[-1], "../")]
+    lines += ["", source("neighbours", ours.values(), "../", part=lambda r: str(r["what"]))]
     return "\n".join(lines) + "\n"
 
 
@@ -301,14 +314,16 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
         f"| within its seconds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for r in {record["contender"]: record for record in records}.values():  # the last of each
+    rows = {record["contender"]: record for record in records}.values()  # the last of each
+    for r in rows:
         losses = [r[name] for name in ("loss", "loss_of_bytes", "loss_of_seconds")]
         texts = [f"{x['mean']:.3f} ({x['low']:.2f} to {x['high']:.2f})" for x in losses]
         sent = f"{r['bytes'] / 1e6:.1f} | {r['seconds']:.1f}"
         lines.append(f"| {r['contender']} | {sent} | {' | '.join(texts)} |")
     settings = records[-1]["settings"]
     what = f"Means of {settings['seeds']} trainings, with intervals of 95%, over an emulated link"
-    lines += ["", source("local_updates", records[-1], "../", f"{what} ({settings['link']}),")]
+    what += f" ({settings['link']}),"
+    lines += ["", source("local_updates", rows, "../", what, lambda r: str(r["contender"]))]
     return "\n".join(lines) + "\n"
 
 
@@ -322,7 +337,8 @@ def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
 def _table_of_strategies(records: list[dict[str, Any]]) -> str:
     """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
     lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
-    for r in {record["strategy"]: record for record in records}.values():  # the last of each
+    rows = {record["strategy"]: record for record in records}.values()  # the last of each
+    for r in rows:
         row = f"| {r['strategy']} | {time_text(r['dpcore_s'])} |"
         if r["refused"]:
             lines.append(f"{row} refuses it | |")
@@ -331,7 +347,7 @@ def _table_of_strategies(records: list[dict[str, Any]]) -> str:
         ratio = f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})"
         lines.append(f"{row} {time_text(r['gloo_s'])} | {ratio} |")
     what = f"Medians of a step of {records[-1]['world']} ranks, backends in turns,"
-    lines += ["", source("torch_parallel", records[-1], "../", what)]
+    lines += ["", source("torch_parallel", rows, "../", what, lambda r: str(r["strategy"]))]
     return "\n".join(lines) + "\n"
 
 

@@ -169,9 +169,9 @@ def test_figures_are_those_of_the_committed_results():
 
 def test_a_commit_with_changes_is_shown_as_one():
     record = {"machine": {"cores": 2, "cpu": "X"}, "date": "2026-11-22T00:00", "commit": "a" * 12}
-    assert f"commit {'a' * 10})" in source("x", record)
+    assert f"commit {'a' * 10})" in source("x", [record])
     record["commit"] += "+"
-    assert f"commit {'a' * 10}+, with uncommitted changes)" in source("x", record)
+    assert f"commit {'a' * 10}+, with uncommitted changes)" in source("x", [record])
 
 
 def test_links_lead_somewhere():

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.harness.figures import size_text, source, time_text
+from benchmarks.harness.figures import source, time_text
+from dpcore.commands.sizes import size_text
 from dpcore.ddp.overlap import median_interval
 
 NAMES = {  # contenders, and how the heads of columns write them
@@ -24,7 +25,7 @@ def tables(records: list[dict[str, Any]]) -> str:
     """One per collective and number of ranks; a row a size, a column a backend."""
     collectives = list(dict.fromkeys(r["collective"] for r in records))
     worlds = sorted({r["world"] for r in records})
-    parts = [source("backends", records[0], "../"), "", _where_behind(records), ""]
+    parts = [source("backends", records, "../"), "", _where_behind(records), ""]
     for collective, world in itertools.product(collectives, worlds):
         chosen = [r for r in records if (r["collective"], r["world"]) == (collective, world)]
         parts += [f"## {collective}, {world} ranks", "", *_table(chosen), ""]
@@ -36,8 +37,10 @@ def _where_behind(records: list[dict[str, Any]]) -> str:
     cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for record in records:
         cell = record["collective"], record["world"], record["bytes"]
-        cells.setdefault(cell, {})[record["contender"]] = record
+        if "median_s" in record:  # there is none of a contender that failed
+            cells.setdefault(cell, {})[record["contender"]] = record
     lower, apart = [], []
+    cells = {cell: by_name for cell, by_name in cells.items() if OURS in by_name}
     for cell, by_name in cells.items():
         ours = by_name[OURS]
         faster = [r for r in by_name.values() if _is_peer(r) and r["median_s"] < ours["median_s"]]
@@ -66,8 +69,9 @@ def _table(records: list[dict[str, Any]]) -> Iterator[str]:
     yield "| size | " + " | ".join(NAMES[name] for name in names) + " |"
     yield "|---:|" + "---:|" * len(names)
     for size in sorted({r["bytes"] for r in records}):
-        of_size = {r["contender"]: r for r in records if r["bytes"] == size}
-        best = min(r["median_s"] for r in of_size.values())
+        known = (r for r in records if r["bytes"] == size and "median_s" in r)
+        of_size = {r["contender"]: r for r in known}
+        best = min((r["median_s"] for r in of_size.values()), default=0.0)
         cells = [_cell(of_size[name], best) if name in of_size else "–" for name in names]
         yield f"| {size_text(size)} | " + " | ".join(cells) + " |"
 

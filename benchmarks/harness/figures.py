@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from dpcore.compare import records
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-
-
-def size_text(size: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
 
 
 def time_text(seconds: float | None) -> str:
@@ -25,24 +20,25 @@ def time_text(seconds: float | None) -> str:
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    text = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    return records.load(RESULTS / f"{name}.jsonl")
 
 
 def source(
-    name: str, first: dict[str, Any], root: str = "", what: str = "Medians of one run"
+    name: str,
+    used: Iterable[dict[str, Any]],
+    root: str = "",
+    what: str = "Medians of one run",
+    part: Callable[[dict[str, Any]], str] = lambda _: "",
 ) -> str:
-    """`root`: from the document to the root of the repository."""
-    return f"{what} {run_of(first)}; {place_of(name, root)}"
-
-
-def source_of_columns(name: str, columns: dict[str, dict[str, Any]], root: str = "") -> str:
-    """Where columns come from several runs: which from which. A record of each column."""
-    runs: dict[str, list[str]] = {}
-    for column, record in columns.items():
-        runs.setdefault(run_of(record), []).append(column)
-    said = "; ".join(f"{', '.join(names)} {run}" for run, names in runs.items())
-    return f"Medians: {said}; {place_of(name, root)}"
+    """The runs of the records that a table shows; where they are several, which `part` is of which.
+    `root`: from the document to the root of the repository."""
+    runs: dict[str, dict[str, None]] = {}
+    for record in used:
+        runs.setdefault(run_of(record), {})[part(record)] = None
+    if len(runs) == 1:
+        return f"{what} {next(iter(runs))}; {place_of(name, root)}"
+    said = "; ".join(f"{', '.join(parts)} {run}".strip() for run, parts in runs.items())
+    return f"{what.removesuffix(' of one run').rstrip(',')}: {said}; {place_of(name, root)}"
 
 
 def run_of(record: dict[str, Any]) -> str:

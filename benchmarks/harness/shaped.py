@@ -1,8 +1,8 @@
 """Ranks on hosts of their own (network namespaces) whose NICs the kernel shapes, both ways.
 
 ``on_hosts`` runs a function on every rank and returns what the ranks returned, and the goodput that
-one raw TCP stream from each host to its right neighbour reached, all at once: the fastest of several
-transfers before and after.
+one raw TCP stream from each host to its right neighbour reached, all at once: that of the fastest
+of several transfers before and after.
 """
 
 from __future__ import annotations
