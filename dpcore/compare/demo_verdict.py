@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from dpcore.compare.figures import LEAST_ROUNDS, conclusive, ms
+from dpcore.compare.figures import conclusive, ms
 from dpcore.compare.ratios import Estimate, of_slowest_rank, paired
 from dpcore.compare.training.ranks import ALONE
 
@@ -23,7 +23,7 @@ class Verdict:
 
     @property
     def sure(self) -> bool:
-        return self.rounds >= LEAST_ROUNDS and conclusive(self.ratio)
+        return conclusive(self.ratio, self.rounds)
 
     @property
     def winner(self) -> str:

@@ -108,8 +108,8 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
     return [_verdict(one, reference) for one in others]
 
 
-def conclusive(ratio: Estimate) -> bool:
-    return not ratio.low <= 1.0 <= ratio.high
+def conclusive(ratio: Estimate, rounds: int) -> bool:
+    return rounds >= LEAST_ROUNDS and not ratio.low <= 1.0 <= ratio.high
 
 
 def _verdict(one: Figures, reference: Figures) -> str:
@@ -117,7 +117,7 @@ def _verdict(one: Figures, reference: Figures) -> str:
     assert ratio is not None
     interval = f"95% between {ratio.low:.3f} and {ratio.high:.3f}"
     step = f"its step takes {ratio.median:.3f} of {reference.contender}'s ({interval})"
-    if not conclusive(ratio):
+    if not conclusive(ratio, len(one.rounds_ms)):
         return (
             f"{one.contender} and {reference.contender} cannot be told apart: {step}, so nothing "
             f"can be concluded from {len(one.rounds_ms)} rounds. {_advice(ratio, one)}"

@@ -83,7 +83,7 @@ def overlap_text(one: Figures) -> str:
 def ratio_text(one: Figures) -> str:
     if one.ratio is None:
         return "1"
-    mark = "" if conclusive(one.ratio) else " ?"
+    mark = "" if conclusive(one.ratio, len(one.rounds_ms)) else " ?"
     return f"{one.ratio.median:.3f} ({one.ratio.low:.3f} – {one.ratio.high:.3f}){mark}"
 
 
@@ -135,4 +135,5 @@ def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     for of in (*(getattr(one, name) for name in QUANTITIES), one.overlap):
         row += [f"{value:.6g}" for value in (of.median, of.low, of.high)]
     row += ["", "", ""] if ratio is None else [f"{v:.6g}" for v in vars(ratio).values()]
-    return [*row, outcome.reference, "" if ratio is None else conclusive(ratio)]
+    sure = "" if ratio is None else conclusive(ratio, len(one.rounds_ms))
+    return [*row, outcome.reference, sure]

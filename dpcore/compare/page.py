@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpcore.compare.figures import Figures, conclusive, ms
+from dpcore.compare.figures import LEAST_ROUNDS, Figures, conclusive, ms
 from dpcore.compare.output import Outcome, interval, number, overlap_text, ratio_text
 from dpcore.compare.ratios import Estimate
 from dpcore.files import write_whole
@@ -111,7 +111,8 @@ def _ratios(outcome: Outcome) -> str:
         return 100 * (value - least) / (most - least)
 
     def row(one: Figures, ratio: Estimate) -> str:
-        kind, mark = ("", "") if conclusive(ratio) else ("unsure", " ?")
+        sure = conclusive(ratio, len(one.rounds_ms))
+        kind, mark = ("", "") if sure else ("unsure", " ?")
         width = at(ratio.high) - at(ratio.low)
         return (
             f"<dt>{escape(one.contender)}</dt><dd><span class='line'>"
@@ -126,7 +127,7 @@ def _ratios(outcome: Outcome) -> str:
     return (
         f"<h3>Step over that of {reference}, with 95% intervals</h3>"
         f"<p class='hint'>The upright line is {reference}. Left of it is faster; what touches it "
-        "(hollow) proves nothing.</p>"
+        f"(hollow) proves nothing, nor do fewer than {LEAST_ROUNDS} rounds.</p>"
         f"<dl class='bars ratios'>{rows}</dl>"
     )
 

@@ -4,7 +4,7 @@ import html
 import re
 
 from dpcore.compare.figures import figures_of
-from dpcore.compare.output import Outcome, overlap_text, ratio_text
+from dpcore.compare.output import Outcome, overlap_text, ratio_text, write_csv
 from dpcore.compare.page import page_text
 from dpcore.compare.plan import Cell, contenders
 from tests.compare.test_figures import TWO, rounds
@@ -45,6 +45,16 @@ def test_what_proves_nothing_is_marked():
     sure = outcome(lambda n: 99.0 + n % 3)
     assert "?" not in ratio_text(sure.figures[1])
     assert "class='unsure'" not in page_text("mlp", FACTS, [sure])
+
+
+def test_few_rounds_prove_nothing_wherever_it_is_said(tmp_path):
+    made = figures_of(TWO, rounds(lambda n: 110.0 + n % 3, lambda n: 99.0 + n % 3, count=5))
+    few = Outcome(Cell("", "machine", 2), made, [])
+    assert "too few to conclude anything" in few.verdicts[0]
+    assert ratio_text(made[1]).endswith(" ?")
+    assert "class='unsure'" in page_text("mlp", FACTS, [few])
+    write_csv(tmp_path / "few.csv", "mlp", [few])
+    assert (tmp_path / "few.csv").read_text().splitlines()[-1].endswith(",False")
 
 
 def test_an_overlap_that_nobody_knows_has_no_number():
