@@ -51,12 +51,11 @@ from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
 from benchmarks.harness.torch_strategies import zero_optimizer
 from dpcore.compare import hosts as namespaces
-from dpcore.compare.ratios import of_slowest_rank, paired
+from dpcore.compare.ratios import in_turn, of_slowest_rank, paired
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.bare import on_gradient
 from dpcore.compare.training.models import MODELS, Step
 from dpcore.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
-from dpcore.compare.training.worker import in_turn
 from dpcore.costs.link import parse_speed
 from dpcore.ddp.launch_schedule import ACROSS_STEPS
 from dpcore.ddp.needs import Needs

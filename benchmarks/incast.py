@@ -21,9 +21,8 @@ import torch
 from benchmarks.harness.networks import Network, add_kinds, networks_of
 from benchmarks.harness.options import script_parser
 from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.records import keep, run_facts
-from dpcore.compare.training.worker import in_turn
 from dpcore.costs.link import parse_speed
 
 ALGORITHMS = ("auto", "two_shot", "ring", "halving_doubling")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dpcore import _C
 from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.records import command_line, commit, machine
+from dpcore.compare.ratios import in_turn
+from dpcore.compare.records import keep, run_facts
 
 DESCRIPTION = """\
 One thread averages two arrays of the given size in place, the work of one rank of two in an
@@ -94,8 +92,9 @@ def measure(contenders: list[Contender], rounds: int) -> list[list[float]]:
         once = seconds_of(contender.call, 3)
         plans.append(max(1, min(10_000, int(ROUND_SECONDS / once))))
     rates: list[list[float]] = [[] for _ in contenders]
-    for _ in range(rounds):
-        for contender, iterations, rate in zip(contenders, plans, rates, strict=True):
+    turns = list(zip(contenders, plans, rates, strict=True))
+    for number in range(rounds):
+        for contender, iterations, rate in in_turn(turns, number):
             busy = seconds_of(contender.call, iterations)
             empty = seconds_of(contender.empty_call, min(iterations, 100))
             rate.append(contender.touched / max(busy - empty, 1e-9) / 1e9)
@@ -135,13 +134,8 @@ def main() -> None:
     if arguments.rounds < 1 or min(sizes) < max(DTYPES[name].itemsize for name in dtypes):
         made.error("--rounds: at least 1; --sizes: at least one element")
     torch.set_num_threads(1)
-    facts: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": command_line(),
-        "commit": commit(),
-        "machine": machine(),
-        "simd": _C.simd_level(),
-    }
+    facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": arguments.rounds})
+    facts |= {"simd": _C.simd_level()}
     print(f"# {facts['simd']}, GB/s read plus written, median of {arguments.rounds} rounds")
     names = ["scale", "memcpy", "streamed", *dtypes]
     print("size".rjust(8), *(name.rjust(9) for name in names))
@@ -150,19 +144,18 @@ def main() -> None:
         rates = measure(contenders, arguments.rounds)
         medians = [statistics.median(rate) for rate in rates]
         print(size_text(size).rjust(8), *(f"{median:9.2f}" for median in medians), flush=True)
-        if arguments.json is None:
-            continue
-        with arguments.json.open("a", encoding="utf-8") as file:
-            for contender, rate, median in zip(contenders, rates, medians, strict=True):
-                figures = {
-                    "kernel": contender.name,
-                    "bytes": size,
-                    "touched": contender.touched,
-                    "gb_per_s": median,
-                    "of_scale": median / medians[0],
-                    "rounds_gb_per_s": rate,
-                }
-                file.write(json.dumps(facts | figures) + "\n")
+        lines = [
+            {
+                "kernel": contender.name,
+                "bytes": size,
+                "touched": contender.touched,
+                "gb_per_s": median,
+                "of_scale": median / medians[0],
+                "rounds_gb_per_s": rate,
+            }
+            for contender, rate, median in zip(contenders, rates, medians, strict=True)
+        ]
+        keep(arguments.json, facts, lines)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from dpcore.commands.sizes import parse_sizes
-from dpcore.machine import machine
+from dpcore.compare.ratios import in_turn, of_slowest_rank
+from dpcore.compare.records import keep, run_facts
 
 DESCRIPTION = """\
 Two network namespaces, joined by a link that the kernel shapes (tc tbf).
@@ -95,7 +96,15 @@ class Row:
     here_ms: float
     other_ms: float
     ratio: float
-    rounds: int
+    here_rounds_s: list[float]
+    other_rounds_s: list[float]
+
+
+def row(question: str, rate: str, size: int, here: list[float], other: list[float]) -> Row:
+    """Filling is judged by speed, emulating by time."""
+    mine, its = statistics.median(here), statistics.median(other)
+    ratio = its / mine if question == "filling" else mine / its
+    return Row(question, rate, size, mine * 1e3, its * 1e3, ratio, here, other)
 
 
 class Pair:
@@ -122,7 +131,7 @@ class Pair:
         said = [rank.stdout.readline() for rank in self.ranks]
         if not all(said):
             raise RuntimeError("a rank of the benchmark ended; its error stands above")
-        return [max(times) for times in zip(*map(json.loads, said), strict=True)]
+        return of_slowest_rank(map(json.loads, said))
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -131,15 +140,16 @@ class Pair:
             rank.wait(timeout=30)
 
 
-def in_turns(calls: list[Callable[[], list[float]]], rounds: int) -> list[list[float]]:
-    """The median seconds of each, by size; the first round only warms up."""
+def in_turns(calls: list[Callable[[], list[float]]], rounds: int) -> list[list[list[float]]]:
+    """The seconds of each, by size and round; the first round only warms up."""
     taken: list[list[list[float]]] = [[] for _ in calls]
+    turns = list(zip(calls, taken, strict=True))
     for turn in range(rounds + 1):
-        for call, times in zip(calls, taken, strict=True):
+        for call, times in in_turn(turns, turn):
             found = call()
             if turn > 0:
                 times.append(found)
-    return [[statistics.median(column) for column in zip(*times, strict=True)] for times in taken]
+    return [[list(column) for column in zip(*times, strict=True)] for times in taken]
 
 
 def filling(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[Row]:
@@ -153,7 +163,7 @@ def filling(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[Row
     finally:
         pair.end()
     for size, here, other in zip(sizes, ours, stream, strict=True):
-        yield Row("filling", rate, size, here * 1e3, other * 1e3, other / here, rounds)
+        yield row("filling", rate, size, here, other)
 
 
 def emulating(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[Row]:
@@ -180,7 +190,7 @@ def emulating(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[R
     finally:
         real.end()
     for size, emulated, shaped in zip(sizes, here[1:], there[1:], strict=True):
-        yield Row("emulating", rate, size, emulated * 1e3, shaped * 1e3, emulated / shaped, rounds)
+        yield row("emulating", rate, size, emulated, shaped)
 
 
 def bits(rate: str) -> float:
@@ -210,27 +220,18 @@ def main() -> int:
         print(f"benchmarks.links {reason}", file=sys.stderr)
         return 1
     print(f"{'question':<10} {'rate':>8} {'bytes':>10} {'dpcore ms':>10} {'other ms':>10} ratio")
-    rows = []
+    facts = run_facts({"": {"torch": version("torch")}}, {"rounds": options.rounds})
     for rate in rates:
         with namespaces.hosts(2) as hosts:
             hosts.shape(rate)
             for question in (filling, emulating):
-                for row in question(hosts, rate, sizes, options.rounds):
-                    rows.append(row)
+                for found in question(hosts, rate, sizes, options.rounds):
                     print(
-                        f"{row.question:<10} {row.rate:>8} {row.size:>10} {row.here_ms:>10.2f} "
-                        f"{row.other_ms:>10.2f} {row.ratio:.3f}",
+                        f"{found.question:<10} {found.rate:>8} {found.size:>10} "
+                        f"{found.here_ms:>10.2f} {found.other_ms:>10.2f} {found.ratio:.3f}",
                         flush=True,
                     )
-    if options.json is not None:
-        record = {
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": "python -m benchmarks.links " + " ".join(sys.argv[1:]),
-            "machine": machine(),
-            "rows": [asdict(row) for row in rows],
-        }
-        with options.json.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+                    keep(options.json, facts, [asdict(found)])
     return 0
 
 

@@ -15,7 +15,7 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
@@ -43,12 +43,15 @@ def measured(comm: Any, name: str, rounds: int, seconds: float, folder: str) -> 
         step()
     count = max(LINES_EVERY + 1, steps_in(seconds, step, comm))
     found: dict[str, Any] = {"without": [], "with": [], "in_calls": []}
-    for _ in range(rounds):
-        found["without"].append(steps())
-        with dp.monitor(model, LINES_EVERY, to=None) as monitor:
-            in_calls = timed(monitor, model)
-            found["with"].append(steps())
-            found["in_calls"].append(sum(in_calls) / count)
+    for number in range(rounds):
+        for contender in in_turn(("without", "with"), number):
+            if contender == "without":
+                found["without"].append(steps())
+                continue
+            with dp.monitor(model, LINES_EVERY, to=None) as monitor:
+                in_calls = timed(monitor, model)
+                found["with"].append(steps())
+                found["in_calls"].append(sum(in_calls) / count)
     return found
 
 

@@ -26,7 +26,7 @@ import torch
 from benchmarks.harness.networks import Network, add_kinds, networks_of
 from benchmarks.harness.options import script_parser
 from dpcore.commands.sizes import size_text
-from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.records import keep, run_facts
 
 SEGMENT_BYTES = 256 << 10
@@ -54,7 +54,8 @@ def one_case(
     names = ("alone", "behind", "patient", "all_behind", "all_patient")
     found: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):  # the first makes what the later ones use
-        for name, priority in (("alone", PRIORITY), ("behind", PRIORITY), ("patient", 0)):
+        turns = (("alone", PRIORITY), ("behind", PRIORITY), ("patient", 0))
+        for name, priority in in_turn(turns, round_):
             comm.barrier()
             begin = time.perf_counter()
             works = []

@@ -93,7 +93,7 @@ def main() -> int:
     made = script_parser(__doc__)
     made.add_argument("--rates", default=",".join(RATES), help="default: %(default)s")
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
-    made.add_argument("--model", default="transformer", help="of benchmarks/training/models.py")
+    made.add_argument("--model", default="transformer", help="of dpcore/compare/training/models.py")
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
     made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/shaped_link.jsonl")

@@ -21,6 +21,7 @@ from torch import nn
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.costs.link import parse_speed
@@ -78,7 +79,8 @@ def measure(comm: Any, model: str, schedules: tuple[str, ...], steps: int, folde
         wrapped = dp.DataParallel(module, comm=comm, schedule=name, bucket_cap_mb=CAP_MB)
         runs[name] = (module, wrapped, forward)
     for number in range(-2, steps):  # the first two build and rebuild buckets
-        for name, (module, wrapped, forward) in runs.items():
+        for name in in_turn(schedules, number):
+            module, wrapped, forward = runs[name]
             module.zero_grad()
             comm.barrier()
             begin = time.perf_counter()
@@ -106,7 +108,7 @@ def compare(model: str, link: str, schedules: tuple[str, ...], steps: int) -> li
     lines = []
     for name in schedules:
         predicted = predict(work, parse_speed(link), name, CAP_MB)
-        of_slowest = [max(pair) * 1e3 for pair in zip(*(t[name] for t in measured), strict=True)]
+        of_slowest = [seconds * 1e3 for seconds in of_slowest_rank(t[name] for t in measured)]
         line = {"model": model, "link": link, "schedule": name, "world": 2}
         line |= {"predicted_ms": predicted.step_ms, "bound_ms": predicted.bound_ms}
         line |= {"measured_ms": statistics.median(of_slowest), "least_ms": min(of_slowest)}

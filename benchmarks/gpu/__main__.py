@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from dpcore import _C
 from dpcore.communicators.nccl import nccl_library
-from dpcore.compare.records import command_line, commit, machine
+from dpcore.compare.records import run_facts
 from dpcore.files import write_whole
 
 Row = dict[str, Any]
@@ -55,10 +54,7 @@ def judge(row: Row) -> None:
 def facts() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(PLACE)
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": command_line(),
-        "commit": commit(),
-        "machine": machine(),
+        **run_facts({"": {"torch": torch.__version__}}, {}),
         "gpu": properties.name,
         "gpu_memory": properties.total_memory,
         "cuda_probe": _C.cuda_probe(),

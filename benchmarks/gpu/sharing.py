@@ -15,7 +15,8 @@ from torch import nn
 import dpcore
 from benchmarks.gpu.kernels import PLACE, REDUCED_BYTES, ROUNDS
 from benchmarks.gpu.steps import Contender
-from dpcore.compare.training.ranks import beside_gloo
+from dpcore.compare.ratios import in_turn, of_slowest_rank
+from dpcore.compare.training.ranks import beside_gloo, of_slowest
 
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
@@ -62,7 +63,7 @@ def all_reduce(mode: str, meeting: str, world: int) -> list[dict[str, Any]]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    rounds = [max(times) for times in zip(*of_ranks, strict=True)]
+    rounds = of_slowest_rank(of_ranks)
     row = {"what": "all_reduce", "mode": mode, "meeting": meeting, "world": world}
     row["bytes_per_s"] = 2 * world * REDUCED_BYTES / statistics.median(rounds)
     # Kernels that wait are small, for a GPU each: where ranks share one nobody takes them.
@@ -88,8 +89,8 @@ def steps_of_rank(
         "torch over gloo": make(lambda module: torchs(module, gradient_as_bucket_view=True)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(ROUNDS + 1):
-        for name, (_, step) in made.items():
+    for number in range(ROUNDS + 1):
+        for name, (_, step) in in_turn(list(made.items()), number):
             torch.cuda.synchronize()
             control.barrier()
             begin = time.perf_counter()
@@ -105,10 +106,7 @@ def shared_steps(model: str, make: Callable[..., Contender]) -> list[dict[str, A
     """Two processes on the GPU: the slowest rank's step, medians over rounds."""
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
         of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=60.0)
-    seconds = {}
-    for name in of_ranks[0]:
-        rounds = zip(*(times[name] for times in of_ranks), strict=True)
-        seconds[name] = statistics.median(max(of_round) for of_round in rounds)
+    seconds = {name: statistics.median(times) for name, times in of_slowest(of_ranks).items()}
     rows: list[dict[str, Any]] = [
         {"what": "shared step", "model": model, "contender": name, "seconds": value}
         for name, value in seconds.items()

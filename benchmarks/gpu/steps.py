@@ -12,6 +12,7 @@ from torch import nn
 import dpcore
 from benchmarks.gpu.kernels import PLACE, ROUNDS
 from benchmarks.gpu.models import ResNet50
+from dpcore.compare.ratios import in_turn
 from dpcore.compare.training.models import Language, ManyTensors
 
 STEP_TARGET = 0.95  # of the time of torch's, or less
@@ -92,8 +93,8 @@ def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str
     }
     contenders = {contender: step for contender, (_, step) in made.items()}
     rounds: dict[str, list[float]] = {contender: [] for contender in contenders}
-    for _ in range(ROUNDS + 1):
-        for contender, step in contenders.items():
+    for number in range(ROUNDS + 1):
+        for contender, step in in_turn(list(contenders.items()), number):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(STEPS):

@@ -1,12 +1,28 @@
-"""Times of the same rounds: medians with their intervals, and ratios."""
+"""Rounds in which contenders take turns: in which order, and medians with intervals and ratios."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from dpcore.ddp.overlap import median_interval
+
+
+def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
+    """Another one begins in every round, and every other round goes the other way round: nobody
+    always comes after the same one."""
+    at = number // 2 % len(contenders)
+    order = [*contenders[at:], *contenders[:at]]
+    return order[::-1] if number % 2 else order
+
+
+def turns(contenders: Sequence[Any], number: int) -> list[Any]:
+    """The first contender has a turn before and after every other one's. Turns that are compared
+    should be neighbours: seconds later, a shared machine may be half as fast."""
+    first, *others = contenders
+    return [first, *(one for other in in_turn(others, number) for one in (other, first))]
 
 
 def of_slowest_rank(of_ranks: Iterable[Sequence[float]]) -> list[float]:

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import defaults, readme
 from benchmarks.harness import beside_default
-from dpcore.compare.ratios import paired
-from dpcore.compare.training.worker import in_turn, turns
+
+from dpcore.compare.ratios import in_turn, paired, turns
 from tests.faults.hosts import why_not
 
 CELL = defaults.Cell("host2", "many", "1")
@@ -106,6 +106,7 @@ def test_nobody_always_comes_after_the_same_one():
     assert all(sorted(order) == list("abcd") for order in orders)
     before = {order[order.index("a") - 1] for order in orders if order[0] != "a"}
     assert before == {"b", "d"}
+    assert {tuple(in_turn("ab", number)) for number in range(2)} == {("a", "b"), ("b", "a")}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from benchmarks import noise_cost, shaped_link
 from benchmarks.harness import shaped
 from dpcore.compare import demo
 from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import kind_and_cap
+from dpcore.compare.training.ranks import SETTLING_STEPS, WARM_STEPS, kind_and_cap, warm_steps
 from dpcore.compare.training.start import RankFailed, run_job
 from dpcore.compare.training.text import LENGTH, Text
 from dpcore.compare.training.worker import Contender, Job
@@ -115,6 +115,12 @@ def test_names_of_contenders():
         ("dpcore auto traced", "dpcore auto", None),
     ):
         assert kind_and_cap(name) == (kind, {} if cap is None else {"bucket_cap_mb": cap})
+
+
+def test_whoever_chooses_a_schedule_settles_first():
+    for name in ("dpcore", "dpcore auto", "dpcore auto 4", "dpcore auto traced"):
+        assert warm_steps(name) == SETTLING_STEPS
+    assert warm_steps("dpcore bucketed 4") == warm_steps("torch") == WARM_STEPS
 
 
 def test_the_bound_of_a_shaped_link():

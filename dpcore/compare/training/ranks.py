@@ -28,7 +28,7 @@ import torch.distributed.nn
 
 import dpcore as dp
 from dpcore._autoload import register
-from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.training.models import MODELS
 from dpcore.errors import Error
 from dpcore.own_code import loaded, names_code
@@ -60,7 +60,8 @@ def kind_and_cap(name: str) -> tuple[str, dict[str, Any]]:
 
 def warm_steps(name: str) -> int:
     """How many steps of a contender are not like the others."""
-    return SETTLING_STEPS if kind_and_cap(name)[0] == DEFAULT else WARM_STEPS
+    chooses = kind_and_cap(name)[0] in (DEFAULT, "dpcore auto")
+    return SETTLING_STEPS if chooses else WARM_STEPS
 
 
 def goes_across_steps(name: str) -> bool:
@@ -169,8 +170,7 @@ def measure(
     count = steps_in(seconds, steps[contenders[0]], comm)
     times: Times = {name: [] for name in contenders}
     for number in range(rounds):
-        for at in range(len(contenders)):
-            name = contenders[(at + number) % len(contenders)]
+        for name in in_turn(contenders, number):
             comm.barrier()
             with dp.trace(comm=comm) if name.endswith(TRACED) else contextlib.nullcontext():
                 begin = time.perf_counter()

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore as dp
+from dpcore.compare.ratios import in_turn, turns
 from dpcore.compare.training.bare import Bare, LastGradient, on_gradient
 from dpcore.compare.training.making import Made, Stepping, made
 from dpcore.compare.training.ranks import (
@@ -280,21 +281,6 @@ def some_rank(comm: Any, found: Sequence[Any]) -> bool:
     most = torch.tensor([len(found)])
     comm.all_reduce(most, op="max")
     return bool(most)
-
-
-def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
-    """Another one begins in every round, and every other round goes the other way round: nobody
-    always comes after the same one."""
-    at = number % len(contenders)
-    order = [*contenders[at:], *contenders[:at]]
-    return order[::-1] if number % 2 else order
-
-
-def turns(contenders: Sequence[Any], number: int) -> list[Any]:
-    """The first contender has a turn before and after every other one's. Turns that are compared
-    should be neighbours: seconds later, a shared machine may be half as fast."""
-    first, *others = contenders
-    return [first, *(one for other in in_turn(others, number) for one in (other, first))]
 
 
 def device_of(job: Job, rank: int) -> torch.device:

@@ -141,8 +141,8 @@ def python_loop(operation: Operation) -> Callable[[int], float]:
 def ordinary_memory(elements: int) -> FloatArray:
     """The same memory for every contender that brings its own: aligned as torch aligns it.
 
-    Huge pages are decided for all by NUMPY_MADVISE_HUGEPAGE (see `launch.py`): numpy asks for them
-    on its own and torch does not, which would compare page sizes instead of libraries.
+    Huge pages are decided for all by NUMPY_MADVISE_HUGEPAGE (contenders.py): numpy asks for them on
+    its own and torch does not, which would compare page sizes instead of libraries.
     """
     raw = np.empty(elements * 4 + CACHE_LINE, dtype=np.uint8)
     shift = -raw.ctypes.data % CACHE_LINE
