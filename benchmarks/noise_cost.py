@@ -20,7 +20,7 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import of_slowest_rank
+from dpcore.compare.ratios import in_turn, of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import WARM_STEPS
@@ -54,8 +54,7 @@ def measure(comm: Any, model_name: str, rounds: int) -> dict[str, dict[str, list
         name: {"wall": [], "cpu": []} for name in (*CONTENDERS, BOUND)
     }
     for number in range(rounds):
-        names = list(CONTENDERS)
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in in_turn(list(CONTENDERS), number):
             wall, cpu = turn(CONTENDERS[name], STEPS)
             found[name]["wall"].append(wall)
             found[name]["cpu"].append(cpu)
@@ -76,19 +75,27 @@ def two_reads(comm: Any, module: torch.nn.Module) -> tuple[float, float]:
 
 
 def cost(model: str, world: int, rounds: int) -> dict[str, Any]:
-    of_ranks = dp.spawn(measure, world, model, rounds, timeout=300)
+    return costs_of(dp.spawn(measure, world, model, rounds, timeout=300), model)
+
+
+def costs_of(of_ranks: list[dict[str, dict[str, list[float]]]], model: str) -> dict[str, Any]:
+    """From the rounds of all ranks. Those of one round are one value, their mean: they see the same
+    moment of the machine."""
+    processors = {
+        name: list(map(statistics.mean, zip(*(one[name]["cpu"] for one in of_ranks), strict=True)))
+        for name in of_ranks[0]
+    }
     step = statistics.median(of_slowest_rank(one[PLAIN]["wall"] for one in of_ranks))
     costs = {}
     for name in list(CONTENDERS)[1:]:
         added = [
             (mine - plain) / step
-            for one in of_ranks
-            for mine, plain in zip(one[name]["cpu"], one[PLAIN]["cpu"], strict=True)
+            for mine, plain in zip(processors[name], processors[PLAIN], strict=True)
         ]
         low, high = median_interval(added, 0.05)
         costs[name] = {"median": statistics.median(added), "low": low, "high": high}
-    bound = statistics.median(seconds for one in of_ranks for seconds in one[BOUND]["cpu"]) / step
-    found = {"model": model, "world": world, "step_s": step, "bound": bound}
+    bound = statistics.median(processors[BOUND]) / step
+    found = {"model": model, "world": len(of_ranks), "step_s": step, "bound": bound}
     return {**found, "costs": costs, "ranks": of_ranks}
 
 

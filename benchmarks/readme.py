@@ -23,6 +23,7 @@ from benchmarks.harness.beside_default import (
     newest,
 )
 from benchmarks.harness.figures import load, run_of, source, time_text
+from benchmarks.noise_cost import costs_of
 from dpcore.commands.sizes import size_text
 from dpcore.costs.link import parse_speed
 
@@ -140,8 +141,8 @@ def table_of_across_steps(records: list[dict[str, Any]]) -> str:
         shares = [r["state_bytes"] / oracle["state_bytes"]
                   for r, oracle in zip(row, oracles, strict=True) if r]  # fmt: skip
         lines.append(f"| {contender} | {''.join(texts)}{max(shares):.2f} |")
-    said = source("across_steps", oracles, "../", part=lambda r: f"{r['place']} {r['model']}")
-    lines += ["", said]
+    used = source("across_steps", oracles, "../", part=lambda r: f"{r['place']} {r['model']}")
+    lines += ["", used]
     return "\n".join(lines) + "\n"
 
 
@@ -188,7 +189,8 @@ def table_of_noise_cost(records: list[dict[str, Any]]) -> str:
     heads = ["without", *names, "two reads alone"]
     lines = ["| a step of 2 ranks | " + " | ".join(heads) + " |"]
     lines += ["|---|" + "---:|" * len(heads)]
-    for model, record in newest.items():
+    for model, kept in newest.items():
+        record = costs_of(kept["ranks"], model)
         costs = (record["costs"][name] for name in names)
         cells = [f"{of['median']:.1%} ({of['low']:.1%} to {of['high']:.1%})" for of in costs]
         row = " | ".join([*cells, f"{record['bound']:.1%}"]).replace("%", " %")
@@ -261,9 +263,8 @@ def table_of_priorities(records: list[dict[str, Any]]) -> str:
             f"| {r['bulk_operations']} × {size_text(r['bulk_bytes'])} "
             f"| {size_text(r['urgent_bytes'])} | {' | '.join(times)} | {r['bulk_ratio']:.2f} |"
         )
-    load = max(record["load"] for record in records)
-    lines += ["", source("priorities", records, "../")]
-    lines += [f"Milliseconds; the load of the machine was up to {load:.0f}."]
+    said = f"Milliseconds; the load of the machine was up to {max(r['load'] for r in records):.0f}."
+    lines += ["", source("priorities", records, "../"), said]
     return "\n".join(lines) + "\n"
 
 

@@ -177,6 +177,18 @@ def test_what_measuring_noise_costs_is_measured():
         assert of["low"] <= of["median"] <= of["high"]
 
 
+def test_ranks_of_one_round_are_one_value():
+    """Two ranks that see the same rounds have no narrower interval than one."""
+    cpu = {"without": [1.0] * 7, "every step": [1.0 + n / 10 for n in range(7)]}
+    one = {name: {"wall": [1.0] * 7, "cpu": cpu.get(name, [1.0] * 7)} for name in (
+        "without", "every step", "one of ten", "two reads",
+    )}  # fmt: skip
+    alone, pair = noise_cost.costs_of([one], "mlp"), noise_cost.costs_of([one, one], "mlp")
+    assert pair["costs"] == alone["costs"]
+    other = {**one, "two reads": {"wall": [3.0] * 7, "cpu": [3.0] * 7}}
+    assert noise_cost.costs_of([one, other], "mlp")["bound"] == 2.0
+
+
 def test_the_first_traced_step_does_not_wait_for_a_rank_that_comes_later(tmp_path):
     """Rank 0 does: it has written the trace before."""
     path = tmp_path / "dpcore.json"
