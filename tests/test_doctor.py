@@ -18,6 +18,7 @@ import dpcore
 from dpcore.__main__ import main as command_line
 from dpcore.commands import doctor, doctor_checks, doctor_gpu
 from dpcore.commands.finding import Finding
+from dpcore.compare import hosts
 from tests.ranks import python
 
 
@@ -126,7 +127,8 @@ def test_trouble_decides_the_exit_status(monkeypatch, capsys):
 
 
 def without_programs(patch):
-    patch.setattr(doctor_checks.shutil, "which", lambda _: None)
+    patch.setattr(doctor_checks, "why_not", hosts.why_not.__wrapped__)  # which remembers nothing
+    patch.setattr(hosts.shutil, "which", lambda _: None)
 
 
 def without_packages(patch):
@@ -134,9 +136,10 @@ def without_packages(patch):
 
 
 def without_rights(patch):
-    refused = subprocess.CompletedProcess([], 1, "", "unshare failed: Operation not permitted")
-    patch.setattr(doctor_checks.shutil, "which", lambda name: f"/usr/bin/{name}")
-    patch.setattr(doctor_checks.subprocess, "run", lambda *_, **__: refused)
+    refused = subprocess.CompletedProcess([], 1, "", "ip: Operation not permitted")
+    patch.setattr(doctor_checks, "why_not", hosts.why_not.__wrapped__)
+    patch.setattr(hosts.shutil, "which", lambda name: f"/usr/bin/{name}")
+    patch.setattr(hosts.subprocess, "run", lambda *_, **__: refused)
 
 
 def without_network(patch):

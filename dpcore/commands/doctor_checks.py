@@ -1,4 +1,4 @@
-"""What ``dpcore doctor`` looks at: a function per topic. None changes anything on the machine."""
+"""What ``dpcore doctor`` looks at: a function per topic. None leaves a change behind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import importlib.util
 import os
 import platform
 import resource
-import shutil
 import socket
 import struct
-import subprocess
 from pathlib import Path
 
 from dpcore._core_choice import NoCore, how_to_install_torch
@@ -18,12 +16,12 @@ from dpcore.commands.doctor_gpu import nccl
 from dpcore.commands.doctor_links import links
 from dpcore.commands.doctor_mpi import mpi
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding, version_of
+from dpcore.compare.hosts import why_not
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES, _GLOBAL = Path("/proc/net/if_inet6"), "00"
 _FEW_DESCRIPTORS = 1024
-_PATIENCE = 3.0  # seconds for a program
 
 
 def compiled_core() -> Finding:
@@ -128,21 +126,14 @@ def cupy() -> Finding:
 
 
 def namespaces() -> Finding:
-    """What the benchmarks on shaped links need: two hosts on one machine."""
-    missing = [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]
-    if missing:
+    """What the benchmarks on shaped links need: two hosts on one machine. One is made, and removed
+    again."""
+    if reason := why_not():
         return Finding(
-            "namespaces", "missing", f"no {', '.join(missing)}",
-            "only for benchmarks between two network namespaces: apt-get install iproute2",
-        )  # fmt: skip
-    tried = subprocess.run(
-        ["unshare", "--net", "true"], capture_output=True, text=True, timeout=_PATIENCE
-    )
-    if tried.returncode != 0:
-        return Finding(
-            "namespaces", "missing", tried.stderr.strip() or "not allowed",
-            "only for benchmarks between two network namespaces: run them with sudo, in a "
-            'container with --privileged; dpcore.init(link="1gbit,50us") emulates a link without',
+            "namespaces", "missing", f"a shaped link {reason}",
+            "only for benchmarks between two network namespaces: apt-get install iproute2, and run "
+            "them with sudo, in a container with --privileged; "
+            'dpcore.init(link="1gbit,50us") emulates a link without',
         )  # fmt: skip
     return Finding("namespaces", "ok", "network namespaces can be made, links can be shaped")
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import cache
+from types import FrameType
 from typing import Any
 
 
@@ -29,8 +32,36 @@ def why_not() -> str:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode != 0:
         return f"needs the right to make network namespaces: {made.stderr.strip()}"
-    ip("netns", "del", name)
+    try:
+        for probe in (
+            ["tc", "-n", name, "qdisc", "add", "dev", "lo", *_queue("1gbit", "64kb")],
+            ["ip", "-n", name, "link", "add", "type", "veth"],
+            ["ip", "-n", name, "link", "add", "type", "bridge"],
+        ):
+            tried = subprocess.run(probe, capture_output=True, text=True)
+            if tried.returncode != 0:
+                return f"needs a kernel with tbf, veth and bridge: {tried.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return ""
+
+
+def _queue(rate: str, burst: str) -> list[str]:
+    return ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
+
+
+def end_in_order_on_signals() -> None:
+    """A terminated run leaves through its `finally` blocks, which end ranks and remove hosts. What
+    the caller handles or ignores stays as it is."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return  # Python sets handlers in the main thread only
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, leave)
 
 
 _BURSTS = {"100mbit": "32kb", "1gbit": "128kb", "10gbit": "2mb"}
@@ -64,7 +95,7 @@ class Hosts:
     def shape(self, rate: str, burst: str = "64kb", both_ways: bool = False) -> None:
         """What leaves a host goes no faster than this, with `both_ways` what comes to it as well.
         The burst has to hold what a fast link sends between two ticks of the kernel."""
-        queue = ["root", "tbf", "rate", rate, "burst", burst, "latency", "50ms"]
+        queue = _queue(rate, burst)
         for host in range(len(self.names)):
             sending = self.inside(host, "tc", "qdisc", "add", "dev", "eth0", *queue)
             receiving = ["tc", "-n", self.switch, "qdisc", "add", "dev", f"p{host}", *queue]
@@ -74,6 +105,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
+    end_in_order_on_signals()
     prefix = f"dpcore-{os.getpid()}"
     made = Hosts([f"{prefix}-h{i}" for i in range(count)], f"{prefix}-switch")
     try:

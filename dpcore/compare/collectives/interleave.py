@@ -42,6 +42,8 @@ class Measurement:
     rounds: list[float] = field(default_factory=list)  # seconds per operation, slowest rank
     wrong: int | None = None
     missing: str = ""  # why there are no figures
+    unsupported: bool = False  # that is why: it has no such operation
+    typical: float = 0.0  # seconds of an operation, when it last ran
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -185,7 +187,7 @@ class Field:
         )
         for reply in replies:
             if "unsupported" in reply:
-                result.missing = reply["unsupported"]
+                result.missing, result.unsupported = reply["unsupported"], True
                 return
         counts = [reply["wrong"] for reply in replies if reply["wrong"] is not None]
         result.wrong = sum(counts) if counts else None
@@ -200,6 +202,7 @@ class Field:
             if enough or iterations == pace.most_iterations:
                 break
             iterations = min(iterations * 4, pace.most_iterations)
+        result.typical = seconds
         if seconds >= LONG_SECONDS:
             result.iterations = 1
             return
@@ -211,8 +214,8 @@ class Field:
             return
         # A few untimed operations first: the ranks have slept, their caches belong to others.
         warm = max(1, result.iterations // 10) if result.iterations > 1 else 0
-        typical = result.rounds[-1] if result.rounds else 0.0
-        seconds = self._run(result, result.iterations, warm, warm * typical)
+        seconds = self._run(result, result.iterations, warm, warm * result.typical)
+        result.typical = seconds
         result.rounds.append(seconds * result.cell.kind.time_share)
 
     def _run(

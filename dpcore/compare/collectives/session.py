@@ -6,7 +6,6 @@ import itertools
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from dpcore.compare.collectives.leftovers import private_folder
 from dpcore.compare.collectives.options import Options
 from dpcore.compare.collectives.summary import records, total_wrong
 from dpcore.compare.collectives.wires import LOOPBACK, wire
+from dpcore.compare.hosts import end_in_order_on_signals
 from dpcore.compare.progress import shown
 from dpcore.compare.records import append, run_facts
 
@@ -34,8 +34,8 @@ def run(
     link: str = LOOPBACK.name,
     quiet: bool = False,
 ) -> list[Run]:
-    """Everything asked for. What is missing is reported, and is not an error."""
-    _end_in_order_on_signals()
+    """Everything asked for. What is missing is reported; see `exit_status`."""
+    end_in_order_on_signals()
     console = Console(highlight=False, stderr=quiet)
     runs: list[Run] = []
     cells = {world: cells_of(collectives, options.sizes, world) for world in options.worlds}
@@ -88,17 +88,14 @@ def start(main: Callable[[], int]) -> NoReturn:
 
 
 def exit_status(runs: Sequence[Run]) -> int:
+    """1 where an element was wrong or dpcore failed; a peer that is missing is not an error."""
     wrong = sum(total_wrong(run) for run in runs)
     if wrong:
         print(f"{wrong} elements were wrong", file=sys.stderr)
-    return 1 if wrong else 0
-
-
-def _end_in_order_on_signals() -> None:
-    """A terminated run leaves through its `finally` blocks and so ends all ranks."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+    ours = [result for run in runs for result in run if result.contender.role == "ours"]
+    failed = [result for result in ours if result.missing and not result.unsupported]
+    if failed:
+        print(f"{failed[0].contender.name} failed: {failed[0].missing}", file=sys.stderr)
+    elif not ours:
+        print("dpcore took no part", file=sys.stderr)
+    return 1 if wrong or failed or not ours else 0
