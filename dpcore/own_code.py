@@ -22,6 +22,19 @@ def place_of(text: str) -> str:
     return text.rpartition(":")[0] if ":" in text else text
 
 
+def source_of(text: str) -> Path | None:
+    """The file that it is written in, which is not run; None where none is found."""
+    place = place_of(text)
+    if place.endswith(".py"):
+        return Path(place)
+    _find_beside(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(place)
+    except ImportError:
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
 def check_file(text: str) -> None:
     """Raises where the file is missing, without running it."""
     place = place_of(text)

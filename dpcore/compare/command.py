@@ -58,7 +58,7 @@ def _compare_models(options: argparse.Namespace) -> int:
         console.width = 140
     plan = plan_of(options)
     folder: Path = options.out or Path("compare") / folder_name(plan.model)
-    identity = plan.identity() | {"torch": torch.__version__, "dpcore": records.commit()}
+    identity = plan.identity() | {"torch": torch.__version__, "dpcore": records.code()}
     store = Store(folder / "rounds.jsonl", identity | {"machine": records.machine()["cpu"]})
     keys = [cell.key for cell in plan.cells]
     if store.is_complete(keys, plan.rounds):
@@ -82,7 +82,12 @@ def _compare_models(options: argparse.Namespace) -> int:
     outcomes = [outcome_of(plan, cell, store) for cell in plan.cells]
     facts = records.run_facts(
         {"": {"torch": torch.__version__}},
-        {"rounds": plan.rounds, "seconds": plan.seconds, "threads": plan.threads},
+        {
+            "rounds": plan.rounds,
+            "seconds": plan.seconds,
+            "threads": plan.threads,
+            "tuning": identity["tuning"],
+        },
     )
     lines = records_of(plan.model, facts, outcomes)
     write_jsonl(folder / "compare.jsonl", lines)
@@ -116,10 +121,12 @@ def plan_of(options: argparse.Namespace) -> Any:
         raise Error("--seconds: more than 0")
     if options.threads is not None and options.threads < 1:
         raise Error("--threads: at least 1")
-    worlds = plan.worlds(options.worlds)
+    worlds, links = plan.worlds(options.worlds), plan.links(options.links)
+    if options.emulated and not any(links):
+        raise Error("--emulated: there is no link to emulate; write --links 1gbit as well")
     cells = [
         plan.Cell(link, kind_of(link, options.emulated), world)
-        for link in plan.links(options.links)
+        for link in links
         for world in worlds
     ]
     return plan.Plan(

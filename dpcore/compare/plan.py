@@ -13,15 +13,15 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from dpcore.compare.collectives.contenders import tuning
 from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS
+from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS, kind_and_cap
 from dpcore.costs.link import parse_speed
 from dpcore.errors import Error, Unsupported
-from dpcore.own_code import check_file, names_code
+from dpcore.own_code import check_file, names_code, source_of
 from dpcore.reference.launches import EXACT
 
 DEFAULT_NAMES = ("default", "auto")
@@ -172,12 +172,14 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """What has to be the same for rounds of two runs to belong together."""
-        names = [self.model, *(one.inner.removeprefix("dpcore ") for one in self.contenders)]
+        kinds = (kind_and_cap(one.inner)[0] for one in self.contenders)
+        names = [self.model, *(kind.removeprefix("dpcore ") for kind in kinds)]
         return {
             "model": self.model,
             "contenders": [one.name for one in self.contenders],
             "seconds": self.seconds,
             "threads": self.threads,
+            "tuning": tuning(),
             "files": {name: digest for name in names if (digest := _digest(name))},
         }
 
@@ -189,7 +191,7 @@ def bare_of(entrant: Contender) -> str:
 
 
 def _digest(name: str) -> str:
-    path = Path(name.split(".py")[0] + ".py")
-    if not names_code(name) or not path.is_file():
+    path = source_of(name) if names_code(name) else None
+    if path is None or not path.is_file():
         return ""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -36,6 +36,7 @@ def run_facts(versions: dict[str, dict[str, str]], settings: dict[str, Any]) -> 
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Line by line as cells end, so that an interrupted run keeps what it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -73,6 +74,16 @@ def commit() -> str:
         return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def code() -> str:
+    """The commit, and of a working tree that differs from it the last change of what runs: rounds
+    of two runs belong together only where it is the same."""
+    name = commit()
+    if not name.endswith("+"):
+        return name
+    files = [path for end in ("py", "so") for path in (ROOT / "dpcore").rglob(f"*.{end}")]
+    return f"{name} {max(path.stat().st_mtime_ns for path in files)}"
 
 
 def machine() -> dict[str, Any]:

@@ -144,6 +144,7 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["--worlds", "1"], "at least 2 ranks"),
         (["--rounds", "0"], "--rounds: at least 1"),
         (["--links", "fast"], "'fast' is not a link"),
+        (["--emulated"], "--emulated: there is no link to emulate"),
         (["all_reduce", "--peers", "horovod"], "unknown peer 'horovod'"),
         (["all_reduce", "--sizes", "many"], "is not a size"),
         (["all_reduce", "--rounds", "0"], "--rounds: at least 1"),

@@ -1,8 +1,10 @@
 """Contenders, links and worlds as a user writes them, and what is said to mistakes."""
 
+import os
+
 import pytest
 
-from dpcore.compare import plan
+from dpcore.compare import plan, records
 from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.errors import Error
 
@@ -86,3 +88,28 @@ def test_rounds_belong_together_while_the_files_are_the_same(tmp_path, monkeypat
     assert mine.identity() == before
     (tmp_path / "my.py").write_text("a = 2")
     assert mine.identity() != before
+
+
+def test_rounds_with_other_modules_or_settings_are_no_longer_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_models.py").write_text("a = 1")
+    mine = plan.Plan("own_models:make", tuple(plan.contenders("torch")), (), 5, 1.0, 1)
+    before = mine.identity()
+    (tmp_path / "own_models.py").write_text("a = 2")
+    after = mine.identity()
+    assert after != before
+    monkeypatch.setenv("DPCORE_SCHEDULE", "sequential")
+    assert mine.identity() != after
+
+
+def test_a_changed_tree_is_another_one_after_the_next_change(tmp_path, monkeypatch):
+    (tmp_path / "dpcore").mkdir()
+    file = tmp_path / "dpcore" / "a.py"
+    file.write_text("a = 1")
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "commit", lambda: "abc")
+    assert records.code() == "abc"
+    monkeypatch.setattr(records, "commit", lambda: "abc+")
+    before = records.code()
+    os.utime(file, (1, 1))
+    assert before.startswith("abc+") and records.code() != before
