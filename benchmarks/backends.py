@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,8 +82,9 @@ def _rows(results: Run) -> Iterator[str]:
 
 def _rates(result: Measurement, factor: float, low: float, high: float) -> str:
     moved = result.cell.bytes * factor / 1e9
-    middle = sorted(result.rounds)[len(result.rounds) // 2]
-    return f"{moved / middle:.3f} ({moved / high:.3f} to {moved / low:.3f})"
+    return (
+        f"{moved / statistics.median(result.rounds):.3f} ({moved / high:.3f} to {moved / low:.3f})"
+    )
 
 
 def _bus_factor(result: Measurement) -> float:

@@ -177,6 +177,8 @@ def main() -> int:
     if reason := namespaces.why_not():
         print(f"defaults: cells between hosts are left out: {reason}", file=sys.stderr)
         cells = [cell for cell in cells if cell.place in HOSTS]
+        if not cells:
+            return 1
     os.environ.pop("OMP_NUM_THREADS", None)  # "all" means what torch does by itself
     settings = {"rounds": options.rounds, "seconds": options.seconds}
     facts = run_facts({"": {"torch": torch.__version__}}, settings)

@@ -12,8 +12,10 @@ number     the same two do what "together" does, in turns with the messages; sho
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import signal
 import socket
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from time import perf_counter
 from benchmarks.harness.options import script_parser
 from dpcore.compare.records import keep, run_facts
 
+_PR_SET_PDEATHSIG = 1
 Start = Callable[[int], Callable[[], None]]  # of a rank: what it does again and again
 
 
@@ -109,6 +112,8 @@ def microseconds(
     for rank in range(1, world):
         child = os.fork()
         if child == 0:
+            # It waits for rank 0 in a loop, and would do so for ever when that is killed.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             steps = [start(rank) for start in starts]
             for step in steps * rounds:
                 for _ in repeat(None, iterations):

@@ -41,7 +41,11 @@ WIDTH, LAYERS, SEQUENCES = 64, 2, 8  # of a rank's batch
 MOMENTS = (0, 1, 4, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512)  # steps: when the loss is taken
 REFERENCE = "LocalSGD 16"
 # 95% of Student's distribution, by the number of seeds less one.
-STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
+STUDENT = {
+    1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
+    10: 2.228, 11: 2.201, 12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131,
+}  # fmt: skip
+MOST_SEEDS = max(STUDENT) + 1
 
 Point = tuple[int, float, float, float]  # steps, bytes that a rank has sent, seconds, loss
 
@@ -134,8 +138,7 @@ def interval(values: list[float]) -> dict[str, float]:
     mean = statistics.mean(values)
     if len(values) < 2:
         return {"mean": mean, "low": mean, "high": mean}
-    factor = STUDENT.get(len(values) - 1, 1.96)
-    half = factor * statistics.stdev(values) / len(values) ** 0.5
+    half = STUDENT[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -195,6 +198,8 @@ def main() -> int:
         made.error(f"--sync-every: {options.sync_every!r} is not a list of numbers such as 1,4,16")
     if min(*sync_every, options.steps, options.seeds, 9**9) < 1:
         made.error("--sync-every, --steps and --seeds are numbers from 1 on")
+    if options.seeds > MOST_SEEDS:
+        made.error(f"--seeds: at most {MOST_SEEDS}, as far as the table of Student's t goes")
     settings = {"link": options.link, "steps": options.steps, "seeds": options.seeds}
     facts = run_facts({"": {"torch": torch.__version__}}, settings)
     run: Callable[..., Any] = train

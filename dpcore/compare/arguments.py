@@ -92,9 +92,10 @@ examples:
   dpcore demo --out evening --rounds 30        more rounds, narrower intervals
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
-with dpcore in turn, both without arguments: within this machine, and over 1 Gbit/s, which is
-real TCP between two network namespaces for root and an emulated link for others; on GPUs as well,
-where there are some. It ends with one sentence: who won, by how much, and why.
+with dpcore in turn, both with default buckets and torch with gradient_as_bucket_view=True, its
+faster way: within this machine, and over 1 Gbit/s, which is real TCP between two network namespaces
+for root and an emulated link for others; on GPUs as well, where there are some. It ends with one
+sentence: who won, by how much, and why.
 """
 
 

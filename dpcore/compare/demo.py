@@ -1,8 +1,9 @@
 """The first thing to run, `dpcore demo`: torch DDP and dpcore train the same model.
 
 A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
-with dpcore in turn, both without arguments: within this machine, and over a link of 1 Gbit/s,
-between two network namespaces where the system lets us make them. Elsewhere the link is an emulated
+with dpcore in turn, both with default buckets and torch with gradient_as_bucket_view=True, its
+faster way: within this machine, and over a link of 1 Gbit/s, between two network namespaces where
+the system lets us make them. Elsewhere the link is an emulated
 one, which Gloo knows nothing of: torch's buckets then travel over dpcore's communicator. Over the
 link dpcore trains once more, with communication under the next forward. Where there are GPUs, on
 them as well: over NCCL with two or more, else both ranks on the one. Then: what of the
@@ -36,7 +37,7 @@ from dpcore.show import figures_of, read_run, write_page, write_picture
 from dpcore.show.figures import short
 
 RATE, BURST, EMULATED = "1gbit", "128kb", "1gbit,50us"
-CONTENDERS = ("torch", DEFAULT)  # each as it is without arguments
+CONTENDERS = ("torch", DEFAULT)  # each with its default buckets
 PACED_CONTENDERS = (TORCH_OVER_OURS, DEFAULT)
 ACROSS = "dpcore zero1"  # over a link there is something to hide under the next forward
 
@@ -137,7 +138,8 @@ def tell(
     choice = (result.get("choices", {}).get(ours) or [None])[-1]
     both = (exposed[ours], exposed[torchs]) if {torchs, ours} <= set(exposed) else None
     is_link = scene.shaped or bool(scene.link)
-    said = [won.said, means(choice, is_link), *behind(won, both, choice)]
+    by_nccl = scene.init().get("backend") == "nccl"
+    said = [won.said, means(choice, is_link, by_nccl), *behind(won, both, choice)]
     if ACROSS in scene.contenders:
         said.append(goes_on(*(verdict("", result, one, ACROSS, steps) for one in (torchs, ours))))
     page, picture, kept = (folder / name for name in ("timeline.html", "timeline.png", "table.txt"))

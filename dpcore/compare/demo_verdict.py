@@ -75,7 +75,7 @@ def _rounds(of_ranks: Sequence[Sequence[float]], steps: int) -> list[float]:
     return [mean(times[at : at + steps]) for at in range(0, len(times), steps)]
 
 
-def means(choice: dict[str, Any] | None, is_link: bool) -> str:
+def means(choice: dict[str, Any] | None, is_link: bool, by_nccl: bool = False) -> str:
     """What dpcore does to that end, as far as the first steps chose it."""
     if choice is None:
         return ""
@@ -89,6 +89,8 @@ def means(choice: dict[str, Any] | None, is_link: bool) -> str:
     way = (
         "the sizes fit what it has measured of the link, and nobody set them"
         if is_link
+        else "NCCL averages them on the GPUs"
+        if by_nccl
         else "ranks of one host average them in memory that all have mapped, without copies"
     )
     return f"Here dpcore {when}; {way}."

@@ -23,6 +23,12 @@ def test_a_row_per_size_and_backend():
     assert last == f"Without {WITHOUT}."
 
 
+def test_the_middle_of_an_even_number_of_rounds_is_between_two():
+    ours = Measurement(Cell("all_reduce", 1 << 20, 2), ARENA, rounds=[1e-3, 3e-3])
+    row = list(markdown([[ours]]))[4]
+    assert f"| {(1 << 20) / 2e-3 / 1e9:.3f} (" in row
+
+
 def record(contender, size, rounds):
     return {
         "collective": "broadcast", "world": 2, "bytes": size, "contender": contender,

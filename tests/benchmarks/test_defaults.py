@@ -99,6 +99,12 @@ def test_what_does_not_fit_takes_part_in_another_run():
     assert defaults.that_fit(CELL) > 12
 
 
+def test_a_run_without_a_cell_fails(monkeypatch):
+    monkeypatch.setattr(defaults.namespaces, "why_not", lambda: "needs rights")
+    monkeypatch.setattr(sys, "argv", ["defaults", "--cells", "1gbit/many/1"])
+    assert defaults.main() == 1
+
+
 def test_nobody_always_comes_after_the_same_one():
     orders = [in_turn("abcd", number) for number in range(8)]
     assert "".join(orders[0]) == "abcd"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dpcore.__main__ import main
 from dpcore.compare import demo
-from dpcore.compare.demo_verdict import behind, ending, verdict
+from dpcore.compare.demo_verdict import behind, ending, means, verdict
 from dpcore.compare.training import worker
 from dpcore.compare.training.worker import Job
 from dpcore.show import read_run
@@ -147,3 +147,9 @@ def test_no_column_in_which_dpcore_is_behind_goes_without_a_sentence():
     tied = verdict("here", train_result(120, 105, rounds=3), "torch", "dpcore", 3)
     (why,) = behind(tied, None, None)
     assert "less than steps scatter" in why
+
+
+def test_two_gpus_average_by_nccl():
+    choice = {"schedule": "bucketed", "bucket_bytes": [4, 4]}
+    assert "memory that all have mapped" in means(choice, is_link=False)
+    assert means(choice, is_link=False, by_nccl=True).endswith("; NCCL averages them on the GPUs.")

@@ -46,9 +46,13 @@ def test_intervals():
     found = local_updates.interval([1.0, 2.0, 3.0])
     assert found["mean"] == 2.0
     assert found["high"] - 2.0 == pytest.approx(2.484, abs=1e-3)  # 4.303 / sqrt(3)
+    nine = local_updates.interval([float(n) for n in range(9)])
+    assert nine["high"] - 4.0 == pytest.approx(2.306 * 7.5**0.5 / 3)
 
 
-@pytest.mark.parametrize("wrong", (["--sync-every", "a"], ["--seeds", "0"], ["--steps", "-1"]))
+@pytest.mark.parametrize(
+    "wrong", (["--sync-every", "a"], ["--seeds", "0"], ["--seeds", "17"], ["--steps", "-1"])
+)
 def test_wrong_arguments(wrong, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["local_updates", *wrong])
     with pytest.raises(SystemExit):

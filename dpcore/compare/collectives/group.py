@@ -180,7 +180,7 @@ class RankGroup:
         with contextlib.suppress(OSError):
             lines = self._log.read_text(errors="replace").strip().splitlines()
             if lines:
-                return "; its last words: " + " | ".join(line.strip() for line in lines[-4:])
+                return "; its last words: " + "; ".join(line.strip() for line in lines[-4:])
         return ""
 
 
