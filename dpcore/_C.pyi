@@ -146,8 +146,18 @@ def make_torch_backend(
     ``deterministic`` are for tensors on GPUs. ``host_uuid`` is for tests: tensors of the CPU count as
     those of a device of the host. ``refusal``, unless empty, is the error for tensors on GPUs."""
 
+class TorchBackendOptions:
+    """Those of a process group; torch's ``Backend.Options`` has the other names."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchBackendOptions:
+        """torch copies the options of a group that it splits."""
+
 class TorchBackend:
     """The backend of a process group; torch's ``Backend`` has the other methods."""
+
+    @property
+    def options(self) -> TorchBackendOptions:
+        """Of the group."""
 
     def perform_nocolor_split(self, device: Any) -> None:
         """What torch asks of ranks that are in no part of a split: nothing."""

@@ -12,13 +12,18 @@ namespace py = pybind11;
 namespace dpcore {
 namespace {
 
+// torch copies the options of a group that it splits.
+struct CopiedOptions : c10d::Backend::Options {
+  using Options::Options;
+};
+
 c10::intrusive_ptr<TorchBackend> make_backend(
     const std::shared_ptr<PyCommunicator>& communicator,
     const c10::intrusive_ptr<c10d::Store>& store, double timeout, const std::string& name,
     const std::vector<uint64_t>& global_ranks, const std::string& cuda,
     const std::string& algorithm, bool deterministic, const std::vector<std::string>& libraries,
     const std::optional<std::string>& host_uuid, const std::string& refusal) {
-  auto options = c10::make_intrusive<c10d::Backend::Options>(
+  auto options = c10::make_intrusive<CopiedOptions>(
       "dpcore", std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)));
   options->group_name = name;
   options->global_ranks_in_group = global_ranks;
@@ -73,10 +78,17 @@ py::list flight_entries() {
 }  // namespace
 
 void register_torch_backend(py::module_& m) {
+  py::class_<CopiedOptions, c10::intrusive_ptr<CopiedOptions>, c10d::Backend::Options>(
+      m, "TorchBackendOptions")
+      .def("__deepcopy__", [](const CopiedOptions& options, const py::dict&) {
+        return c10::make_intrusive<CopiedOptions>(options);
+      });
   // A class of its own for what torch asks backends for GPUs in Python.
   py::class_<TorchBackend, c10::intrusive_ptr<TorchBackend>, c10d::Backend>(m, "TorchBackend")
       // Of ranks that are in no part of a split: ours meet through the store, without the others.
       .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {})
+      .def_property_readonly("options",
+                             [](TorchBackend& backend) { return backend.getBackendOptions(); })
       .def("device_libraries", device_libraries);
   m.def("make_torch_backend", make_backend, py::arg("communicator"), py::arg("store"),
         py::arg("timeout"), py::arg("name"), py::arg("global_ranks"), py::arg("cuda") = "auto",

@@ -1,5 +1,6 @@
 """Groups, time limits, memory and the end of a group with the backend "dpcore"."""
 
+import copy
 import inspect
 import time
 from datetime import timedelta
@@ -77,6 +78,19 @@ def test_a_group_that_is_split_off():
         assert tensor.item() == 2 and part.size() == 2 and part.rank() == rank // 2
 
     in_group(body, 3)
+
+
+def test_options_can_be_copied():
+    """As torch does before it splits a group that is bound to a device."""
+
+    def body():
+        options = dist.group.WORLD._get_backend(torch.device("cpu")).options
+        copied = copy.deepcopy(options)
+        assert copied is not options
+        for name in ("backend", "_timeout", "group_name", "global_ranks_in_group"):
+            assert getattr(copied, name) == getattr(options, name)
+
+    in_group(body, 2)
 
 
 def test_the_name_stands_for_one_device_among_others():
