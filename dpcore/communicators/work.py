@@ -68,13 +68,9 @@ class Work:
         if self._future is not None:
             return self._future
         gpu = next((t.device for t in self._result if getattr(t, "is_cuda", False)), None)
-        future: torch.futures.Future[list[Any]]
-        self._future = future = torch.futures.Future(devices=[gpu] if gpu else None)
-        if gpu is not None:
-            with torch.cuda.stream(torch.cuda.Stream(gpu)):  # type: ignore[no-untyped-call]
-                self.wait()
-                future.set_result(self._result)
-            return future
+        future: torch.futures.Future[list[Any]] = torch.futures.Future(
+            devices=None if gpu is None else [gpu]
+        )
 
         def finish() -> None:
             error = self.exception()
@@ -83,7 +79,13 @@ class Work:
             else:
                 future.set_exception(error)  # type: ignore[arg-type]  # torch's own stub is wrong
 
-        self._native.when_complete(finish)
+        if gpu is None:
+            self._native.when_complete(finish)
+        else:
+            with torch.cuda.stream(torch.cuda.Stream(gpu)):  # type: ignore[no-untyped-call]
+                self.wait()
+                future.set_result(self._result)
+        self._future = future  # not before: what raises can be tried again
         return future
 
     def __repr__(self) -> str:
