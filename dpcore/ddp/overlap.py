@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dpcore.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
-from dpcore.ddp.rebuilding import finish_device
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.recording import Trace, trace
 
@@ -126,6 +127,12 @@ def measure_overlap(model: DataParallel, step: Callable[[], Any], steps: int = 2
         exposed_ms=statistics.median(exposed),
         interval=_interval(cost, in_flight),
     )
+
+
+def finish_device(device: torch.device) -> None:
+    """Until a GPU has done what it was given. Other devices do it at once."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _checked(model: DataParallel, steps: int) -> Any:

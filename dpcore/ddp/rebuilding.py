@@ -71,12 +71,11 @@ def _measured_caps(
     ready = torch.tensor(
         [(came_ns.get(number, begin) - begin) * 1e-9 for number in range(len(parameters))],
         dtype=torch.float64,
-        device=model.device,
     )
     model._model_group.all_reduce(ready, "max", async_op=False)
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
-    speed = measured_speed(model._model_group, model.device, min(sum(nbytes), _LARGE))
+    speed = measured_speed(model._model_group, min(sum(nbytes), _LARGE))
     caps = best_caps(
         nbytes,
         [types.index(kind) for kind in types],
@@ -91,37 +90,29 @@ def _measured_caps(
     )
 
 
-def measured_speed(group: Any, device: torch.device, large_bytes: int = _LARGE) -> Speed:
-    """All ranks call it and get the same."""
-    one = [torch.zeros(1, device=device)]
-    flight = [torch.zeros(1, device=device) for _ in range(_FLIGHT)]
-    large = [torch.zeros(large_bytes // 4, device=device)]
-    seconds = [_seconds_of(group, tensors, device) for tensors in (one, flight, large)]
-    agreed = torch.tensor(seconds, dtype=torch.float64, device=device)
+def measured_speed(group: Any, large_bytes: int = _LARGE) -> Speed:
+    """Of tensors on the CPU. All ranks call it and get the same."""
+    one = [torch.zeros(1)]
+    flight = [torch.zeros(1) for _ in range(_FLIGHT)]
+    large = [torch.zeros(large_bytes // 4)]
+    seconds = [_seconds_of(group, tensors) for tensors in (one, flight, large)]
+    agreed = torch.tensor(seconds, dtype=torch.float64)
     group.all_reduce(agreed, "max", async_op=False)
     latency, of_flight, of_large = agreed.tolist()
     bandwidth = large_bytes / max(of_large - latency, 1e-9)
     return Speed(latency, max(of_flight - latency, 0.0) / (_FLIGHT - 1), bandwidth)
 
 
-def _seconds_of(group: Any, tensors: Sequence[torch.Tensor], device: torch.device) -> float:
+def _seconds_of(group: Any, tensors: Sequence[torch.Tensor]) -> float:
     """All-reduces of the tensors at once; the median of some times."""
     taken = []
     for _ in range(5):
         group.all_reduce(tensors[0], "sum", async_op=False)  # all begin together
-        finish_device(device)
         begin = time.perf_counter()
         for work in [group.all_reduce(tensor, "sum", async_op=True) for tensor in tensors]:
             work.wait()
-        finish_device(device)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
-
-
-def finish_device(device: torch.device) -> None:
-    """Until a GPU has done what it was given. Other devices do it at once."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def best_caps(

@@ -39,6 +39,7 @@ from dpcore.compare.training.ranks import (
 )
 from dpcore.compare.training.text import Text, language_model, loss_of
 from dpcore.compare.training.torch_trace import TorchTrace
+from dpcore.ddp.overlap import finish_device
 from dpcore.errors import Error
 from dpcore.own_code import names_code
 
@@ -245,8 +246,7 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
                 comm.barrier()
                 begin = time.perf_counter()
                 loss = contender.step()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                finish_device(device)
                 end = time.perf_counter()
                 seconds[contender.name].append(end - begin)
                 tails[contender.name].append(contender.tail_seconds(end))
