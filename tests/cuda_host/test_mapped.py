@@ -2,6 +2,7 @@
 special to mapped memory is in test_push.py."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -122,6 +123,24 @@ def test_a_full_queue_does_not_keep_a_failure_from_ending_it():
 
     error, _ = errors_of(body, 2, backend="cuda", timeout=1.0, uuids=["one gpu", "one gpu"])
     assert isinstance(error, dpcore.Timeout) and "rank 1 has not called it" in str(error)
+
+
+@pytest.mark.parametrize("algorithm", ("two_shot", "ring"))
+@pytest.mark.parametrize("uuids", (["one gpu"] * 3, None), ids=("stream", "fused"))
+def test_what_was_let_pass_is_not_taken_for_a_result(uuids, algorithm):
+    """Rank 1 waits for less long than rank 2 needs to come: its stream goes on without the result,
+    and says to the others' streams that it is there."""
+
+    def body(comm):
+        x = torch.ones(3000)
+        comm.all_reduce(x, algorithm=algorithm)
+        if comm.rank == 2:
+            time.sleep(0.3)
+        work = comm.all_reduce(x, async_op=True, algorithm=algorithm)
+        work.wait(timeout=0.1 if comm.rank == 1 else 20)
+
+    for error in errors_of(body, 3, backend="cuda", uuids=uuids)[:2]:
+        assert isinstance(error, dpcore.Timeout) and "0.1" in str(error), error
 
 
 def test_a_rank_that_gives_up_is_named():

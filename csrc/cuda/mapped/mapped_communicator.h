@@ -78,6 +78,7 @@ class MappedCommunicator final : public StreamCommunicator {
   StreamWatch::Trouble trouble() override;
   int late_peer() const override;
   void let_pass() override;
+  bool lets_pass() const override { return true; }
   void stop() override;
   void release() override;
 

@@ -140,15 +140,13 @@ void StreamWatch::look() {
   } catch (const Error& problem) {
     fail(ErrorKind::other, group().rank(), problem.what());
   }
-  // Work that ended because it was stopped, or gave up by itself, has no result.
-  if (!completed_.empty() && !group().failed()) {
-    look_for_trouble();
-  }
+  const StreamWork::State how =
+      completed_.empty() || have_results() ? StreamWork::done : StreamWork::failed;
   for (const auto& work : completed_) {
     if (work->message.empty()) {
       group().finish_operation(work->number);
     }
-    work->complete(stopped_.load() || gave_up_ ? StreamWork::failed : StreamWork::done);
+    work->complete(how);
   }
   completed_.clear();  // back to the pool
   std::shared_ptr<StreamWork> first;
@@ -179,6 +177,17 @@ void StreamWatch::look() {
   completed_.clear();
 }
 
+// What has just ended: by itself, or because the device has been told not to wait?
+bool StreamWatch::have_results() {
+  if (stopped_.load()) {
+    return false;
+  }
+  if (watched_.lets_pass() && (group().failed() || group().adopt_failure_of_peer())) {
+    return false;
+  }
+  return !look_for_trouble();
+}
+
 void StreamWatch::look_at_peers(const StreamWork& waiting) {
   Group& group = this->group();
   if (group.adopt_failure_of_peer()) {
@@ -206,14 +215,14 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
   look_for_trouble();
 }
 
-void StreamWatch::look_for_trouble() {
+bool StreamWatch::look_for_trouble() {
   const Trouble trouble = watched_.trouble();
   if (trouble.what.empty()) {
-    return;
+    return false;
   }
-  gave_up_ = true;
   const int culprit = trouble.culprit >= 0 ? trouble.culprit : group().rank();
   fail(trouble.kind, culprit, "on rank " + std::to_string(group().rank()) + " " + trouble.what);
+  return true;
 }
 
 void StreamWatch::look_at_deadlines() {

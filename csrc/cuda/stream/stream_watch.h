@@ -76,6 +76,9 @@ class StreamWatch {
     // By whoever finds that it failed, at once, and as often: ends what waits on the device as far
     // as words in memory can. Takes no lock and calls no driver.
     virtual void let_pass() {}
+    // Whether there is such a let_pass(): once a rank has failed, work may end on the device of any
+    // rank without a result.
+    virtual bool lets_pass() const { return false; }
 
    protected:
     ~Watched() = default;
@@ -98,8 +101,9 @@ class StreamWatch {
 
  private:
   void run();
+  bool have_results();
   void look_at_peers(const StreamWork& waiting);
-  void look_for_trouble();
+  bool look_for_trouble();
   void look_at_deadlines();
   void fail_as_late(const StreamWork& late, const std::string& when);
   bool has_not_called(int r, const StreamWork& work) const;
@@ -115,8 +119,7 @@ class StreamWatch {
   std::vector<std::shared_ptr<StreamWork>> completed_;  // of one look
   bool closing_ = false;
   std::atomic<bool> stopped_{false};
-  bool gave_up_ = false;  // work ended by itself without a result
-  std::mutex looking_;    // one thread at a time
+  std::mutex looking_;  // one thread at a time
   std::unique_ptr<std::thread> thread_;
 };
 
