@@ -37,8 +37,8 @@ class Hosts(namespaces.Hosts):
         )
 
     def busiest_port(self, host: int) -> str:
-        """Of the host's connections, the local port of the one with the most waiting to leave. At
-        a moment there may be nothing: then it looks again."""
+        """Of the host's connections, the local port of the one with the most waiting to leave: more
+        than the few bytes of a control message. At a moment there may be none: it looks again."""
         until = time.monotonic() + 10
         while True:
             listed = subprocess.run(
@@ -47,7 +47,7 @@ class Hosts(namespaces.Hosts):
             )  # fmt: skip
             rows = [line.split() for line in listed.stdout.splitlines()]
             most = max(rows, key=lambda row: int(row[1]))  # receive queue, send queue, here, there
-            if int(most[1]) > 0:
+            if int(most[1]) > 4096:
                 return most[2].rpartition(":")[2]
             assert time.monotonic() < until, listed.stdout
 
