@@ -1,4 +1,5 @@
-"""A rank that only gives does not wait for those who take (docs/decisions/0007)."""
+"""A rank that only gives does not wait for those who take, who wait for the giver alone
+(docs/decisions/0007 and 0036)."""
 
 import threading
 import time
@@ -144,15 +145,65 @@ def test_a_giver_compares_nothing_that_its_peer_has_not_entered():
     assert spawn(body, 2) == [[7.0]] * 2
 
 
-def test_who_takes_compares_before_it_writes():
+def test_who_takes_compares_with_the_root_before_it_writes():
     tensor = torch.full((4,), 7.0)
 
     def body(comm):
         if comm.rank == 2:
-            with pytest.raises(dpcore.Mismatch, match=r"root 0.* root 1"):
+            with pytest.raises(dpcore.Mismatch, match=r"root 0.* root 1.*No data was touched"):
                 comm.broadcast(tensor, root=0)
         else:
-            comm.broadcast(torch.ones(4), root=comm.rank)
+            comm.broadcast(torch.ones(4), root=1)
 
     spawn(body, 3)
     assert tensor.tolist() == [7.0] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("elements", [4, 100])
+@pytest.mark.parametrize("collective", ["broadcast", "scatter"])
+def test_who_takes_does_not_wait_for_others_who_take(collective, elements, mode, tmp_path):
+    def body(comm, folder):
+        part, whole = torch.zeros(elements), torch.ones(3 * elements)
+        if comm.rank == 2:
+            until = time.monotonic() + 20
+            while not (folder / "taken").exists():
+                assert time.monotonic() < until, "rank 1 waits for rank 2"
+                time.sleep(0.001)
+        if collective == "broadcast":
+            comm.broadcast(part.fill_(comm.rank == 0))
+        else:
+            comm.scatter(part, whole if comm.rank == 0 else None)
+        if comm.rank == 1:
+            (folder / "taken").touch()
+        comm.barrier()
+        return part.unique().tolist()
+
+    assert dpcore.spawn(body, 3, tmp_path, **HOW[mode]) == [[1.0]] * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("later", [1, SLOTS])
+def test_who_has_taken_compares_with_the_others_later(later, mode):
+    """Rank 2 has another root, which is one too; rank 1 has taken what it wanted by then."""
+
+    def body(comm):
+        comm.broadcast(torch.ones(4), root=[0, 0, 3, 3][comm.rank])
+        if later == 1:
+            comm.barrier()
+        for _ in range(later):
+            comm.broadcast(torch.ones(4), root=0)
+
+    with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 3).*over here"):
+        dpcore.spawn(body, 4, **HOW[mode])
+
+
+def test_a_root_that_does_not_come_is_named_and_nobody_else():
+    def body(comm):
+        if comm.rank == 2:
+            comm.broadcast(torch.ones(4), root=0, timeout=0.3)
+        time.sleep(0.6)
+
+    with pytest.raises(dpcore.Timeout, match="rank 0 has not entered it") as caught:
+        spawn(body, 3)
+    assert "rank 1" not in str(caught.value)

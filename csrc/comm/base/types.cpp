@@ -92,6 +92,10 @@ bool has_root(Collective kind) {
          kind == Collective::gather || kind == Collective::scatter;
 }
 
+bool comes_from_root(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::scatter;
+}
+
 bool reduces(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
          kind == Collective::reduce;

@@ -41,6 +41,8 @@ Collective parse_collective(std::string_view name);
 
 // Whether one rank of it is special: of broadcast, reduce, gather and scatter.
 bool has_root(Collective kind);
+// Whether all that others get is the root's: broadcast and scatter.
+bool comes_from_root(Collective kind);
 // Whether it adds up what ranks bring: all_reduce, reduce and reduce_scatter.
 bool reduces(Collective kind);
 // Whether all ranks have all of one buffer: all_reduce, broadcast and reduce. Of the others each

@@ -29,7 +29,7 @@ constexpr int kRoundsPerLook = 256;
 Engine::Engine(std::shared_ptr<Endpoint> endpoint)
     : endpoint_(std::move(endpoint)),
       looks_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAtNetwork),
-      has_short_way_(endpoint_->network() == nullptr && !endpoint_->oversubscribed()) {}
+      has_short_way_(endpoint_->network() == nullptr) {}
 
 Engine::~Engine() {
   stopping_.store(true);
@@ -116,7 +116,7 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
       return true;
     }
     if (progress == Operation::Progress::blocked) {
-      if (is_looking_in_vain(++rounds)) {
+      if (endpoint_->oversubscribed() || is_looking_in_vain(++rounds)) {
         break;
       }
       pause_between_looks();

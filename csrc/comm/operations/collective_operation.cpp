@@ -82,6 +82,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
     shared_->note_needs_no_stage(number);
   }
   only_gives_ = run_.is_small && !run_.consumes();
+  only_takes_ = run_.is_small && comes_from_root(asked.collective) && asked.root != run_.me();
   ends_at_entry_ =
       run_.is_small || (asked.collective == Collective::barrier && !shared_->has_link());
   is_prefilled_ = run_.is_small || (world > 1 && run_.announces_parts);
@@ -115,7 +116,7 @@ Operation::Progress CollectiveOperation::advance() {
       [[fallthrough]];
     case Phase::stage_free:
       fault::reach(fault::Point::entry, run_.me(), run_.number);
-      check_what_was_given(false);
+      check_what_is_over(false);
       post();
       if (only_gives_) {
         shared_->note_unchecked(run_.number);
@@ -123,14 +124,25 @@ Operation::Progress CollectiveOperation::advance() {
         return Progress::finished;
       }
       phase_ = Phase::posted;
-      run_.await_all("every rank to enter", &OperationSlot::posted, run_.number + 1);
+      if (only_takes_) {
+        run_.await_one("the root to enter", &OperationSlot::posted, run_.number + 1,
+                       run_.request.root);
+      } else {
+        run_.await_all("every rank to enter", &OperationSlot::posted, run_.number + 1);
+      }
       if (!run_.poll()) {
         return Progress::advanced;
       }
       [[fallthrough]];
     case Phase::posted:
+      if (only_takes_) {
+        check_fingerprint_of(run_.request.root, run_.number);
+        shared_->note_unchecked(run_.number);
+        finish_at_entry();
+        return Progress::finished;
+      }
       check_fingerprints(run_.number);
-      check_what_was_given(true);
+      check_what_is_over(true);
       if (ends_at_entry_) {
         finish_at_entry();
         return Progress::finished;
@@ -222,7 +234,7 @@ void CollectiveOperation::post() {
   if (group_->remote() != nullptr) {
     tell_remote_members(run_, is_prefilled_);
   }
-  if (!only_gives_) {  // else finish() follows at once, and rings
+  if (!only_gives_ && !only_takes_) {  // else nobody waits for more than finish(), which rings
     group_->ring_others();
   }
 }

@@ -2,7 +2,8 @@
 //
 // Its life: wait until its slot is free, publish the fingerprint (post), wait until every rank
 // has posted, compare, choose the path (collective/path_choice.h), run the path's body (paths.h),
-// tell that it is finished. A small one is over when all have posted, without a body. One that
+// tell that it is finished. A small one is over when all have posted, without a body; where only
+// the root gives something, as soon as the root has, and the others are compared later. One that
 // follows another operation begins its body after that one's end; it posts before, where peers get
 // nothing but what the body sends. Operations are pooled, so nothing is allocated after the first
 // time.
@@ -41,8 +42,10 @@ class CollectiveOperation final : public Operation {
 
   void post();
   void show_buffers(OperationSlot& slot);
+  bool waits_for(int r) const;
   void check_fingerprints(uint64_t number) const;
-  void check_what_was_given(bool wherever_possible) const;
+  void check_fingerprint_of(int r, uint64_t number) const;
+  void check_what_is_over(bool wherever_possible) const;
   void start_body();
   void finish_at_entry();
 
@@ -52,6 +55,7 @@ class CollectiveOperation final : public Operation {
   Phase phase_ = Phase::slot_free;
   bool ends_at_entry_ = false;  // nothing is left to do once every rank has entered
   bool only_gives_ = false;     // small, and nothing comes back: over as soon as it is posted
+  bool only_takes_ = false;     // small, and all comes from the root: over when that has posted
   // The first chunk of the stage is filled before the post when it is certain to be needed: the
   // wait for everybody's entry is then the wait for the data as well.
   bool is_prefilled_ = false;

@@ -15,37 +15,43 @@ constexpr int64_t kSilenceNs = 200'000'000;
 }  // namespace
 
 void CollectiveOperation::check_fingerprints(uint64_t number) const {
-  const Fingerprint& ours = group_->slot(run_.me(), number).fingerprint;
   for (int r = 0; r < run_.world(); ++r) {
-    const Fingerprint& theirs = group_->slot(r, number).fingerprint;
-    if (theirs == ours) {
-      continue;
-    }
-    std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
-                       std::to_string(run_.me()) + " called " + Group::describe(number, ours) +
-                       ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
-    if (theirs.layout != ours.layout) {
-      text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
-    }
-    if (theirs.algorithm != ours.algorithm) {
-      text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
-    }
-    throw Mismatch(text +
-                   ". No data was touched; make every rank call the same operations in "
-                   "the same order with the same arguments");
+    check_fingerprint_of(r, number);
   }
 }
 
+void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
+  const Fingerprint& ours = group_->slot(run_.me(), number).fingerprint;
+  const Fingerprint& theirs = group_->slot(r, number).fingerprint;
+  if (theirs == ours) {
+    return;
+  }
+  std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
+                     std::to_string(run_.me()) + " called " + Group::describe(number, ours) +
+                     ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
+  if (theirs.layout != ours.layout) {
+    text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
+  }
+  if (theirs.algorithm != ours.algorithm) {
+    text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
+  }
+  text += number == run_.number ? ". No data was touched; " : ". It was over here before; ";
+  throw Mismatch(text +
+                 "make every rank call the same operations in the same order with the same "
+                 "arguments");
+}
+
 // Whoever only gives does not wait for those who take: they compare with the giver's slot before
-// they read, but two ranks that both take themselves for the root would never meet. So a giver
-// compares later: before the operation that is kSlots later at the latest, which waits for
+// they read, but two ranks that both take themselves for the root would never meet. And whoever
+// takes from the root alone has not looked at the others, whom it does not need. So they compare
+// later: before the operation that is kSlots later at the latest, which waits for
 // everybody to have finished this one, and `wherever_possible` when it has waited for everybody
 // anyway. (The one that is kSlots later may be held back, and urgent ones come past it.) In between
 // it compares what is known to be over, many at a time: each look at another rank's slot is a cache
 // line on its way. The slots still hold the operation then: they are used again kSlotsKept
 // operations later, which has to wait for this rank to finish the one that is kSlots ahead of the
 // given one.
-void CollectiveOperation::check_what_was_given(bool wherever_possible) const {
+void CollectiveOperation::check_what_is_over(bool wherever_possible) const {
   std::vector<uint64_t>& unchecked = shared_->unchecked();
   size_t left = 0;
   for (const uint64_t number : unchecked) {
@@ -93,9 +99,13 @@ bool CollectiveOperation::needs(int r) const {
          run_.slot(r).finished.load(std::memory_order_acquire) <= run_.number;
 }
 
+bool CollectiveOperation::waits_for(int r) const {
+  return r != run_.me() && (!only_takes_ || r == run_.request.root);
+}
+
 int CollectiveOperation::first_late() const {
   for (int r = 0; r < run_.world(); ++r) {
-    if (r != run_.me() && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
+    if (waits_for(r) && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
       return r;
     }
   }
@@ -119,7 +129,7 @@ int CollectiveOperation::first_late() const {
 std::string CollectiveOperation::who_is_late() const {
   std::string late;
   for (int r = 0; r < run_.world(); ++r) {
-    if (r != run_.me() && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
+    if (waits_for(r) && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
       late += (late.empty() ? "" : "; ") + ("rank " + std::to_string(r)) +
               " has not entered it: " + group_->last_operation_of(r);
     }

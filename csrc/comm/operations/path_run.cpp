@@ -89,7 +89,7 @@ int PathRun::owner_that_gave_up() const {
 
 void PathRun::await_end_of(int owner) {
   unread_owner = owner;
-  awaited = {"a rank that is gone", &OperationSlot::finished, kNoMore, owner, owner + 1, nullptr};
+  await_one("a rank that is gone", &OperationSlot::finished, kNoMore, owner);
 }
 
 std::byte* PathRun::take_stage() {

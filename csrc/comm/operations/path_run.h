@@ -81,6 +81,9 @@ struct PathRun {
   void await_all(const char* name, Counter counter, uint64_t value) {
     awaited = {name, counter, value, 0, world(), nullptr};
   }
+  void await_one(const char* name, Counter counter, uint64_t value, int peer) {
+    awaited = {name, counter, value, peer, peer + 1, nullptr};
+  }
   void await(const char* name, Question question, int peer = 0) {
     awaited = {name, nullptr, 0, peer, 0, question};
   }
