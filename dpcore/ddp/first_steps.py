@@ -2,9 +2,9 @@
 
 After the first synchronised step, buckets follow the order in which gradients came, cut by what was
 measured (rebuilding.py). With ``schedule="auto"`` the next steps take turns between two launch
-schedules, and the one with the shorter backward stays: whether a processor is free to communicate
-beside backward, whether there is a network to be waited for, and what both cost cannot be told
-from the outside (docs/decisions/0026).
+schedules, and the one with the shorter backward stays, with buckets that suit it: whether a
+processor is free to communicate beside backward, whether there is a network to be waited for, and
+what both cost cannot be told from the outside (docs/decisions/0026).
 
 Neither changes a bit of the result: where sizes are measured, gradients are added in rank order
 whatever the buckets are. All ranks decide alike, on the longest of their times.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.communicators.protocol import capabilities_of, core_of
+from dpcore.ddp.rebuilding import Cut, cut_for_the_end
 from dpcore.recorder import facts as trace_facts
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Trial:
             f"{name}; in {2 * len(self._pairs)} steps by turns, backward took {first * 1e3:.3g} ms "
             f"{FIRST} and {ratio:.2f} times as long {SECOND}"
         )
+        if name == SECOND:
+            cut_for_the_end(model)
 
 
 def median_ratio(pairs: list[tuple[float, float]]) -> float:
@@ -106,6 +109,7 @@ class FirstSteps:
         self._trial = Trial() if is_open and can_try else None
         self.schedule = FIRST if is_open else schedule
         self.why: dict[str, str] = {}  # of each choice, for the program's user
+        self.cut: Cut | None = None  # by which sizes were chosen
         self.is_settled = False
 
     def go_on(self, model: Wrapped) -> None:

@@ -5,7 +5,8 @@ What is measured: when each gradient was ready in the first step, on the rank th
 what operations cost between these ranks (``Speed``). Operations in flight overlap: each occupies
 the way between the ranks for its share and its bytes, one after the other, once its bucket is
 ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
-the choice is the largest size that is over no later than the best and 1% of backward's computing.
+the choice is the largest size that takes at most 1% longer than the best. Where buckets leave after
+backward only, small ones begin nothing early: then they are as large as can be, if that saves 1%.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 CAPS_MB = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0)
 _MIB = 1 << 20
+LARGEST = int(CAPS_MB[-1] * _MIB)
+AT_THE_END = f"{LARGEST / _MIB:g} MiB each at most: they leave after backward only"
 _LARGE, _FLIGHT = _MIB, 8  # bytes of a large operation at most, small ones in flight
-_SLACK = 0.01  # of the time in which gradients come
+_SLACK = 0.01  # of the time until all gradients are averaged
 
 
 class Speed(NamedTuple):
@@ -36,6 +39,14 @@ class Speed(NamedTuple):
     latency: float  # of a small one
     share: float  # of a small one among several
     bandwidth: float
+
+
+class Cut(NamedTuple):
+    """What the first step leaves for a later cut."""
+
+    order: list[int]
+    computing: float  # seconds from the first gradient to the last
+    share: float  # of a small operation among several, in seconds
 
 
 def rebuild(model: Wrapped) -> None:
@@ -51,9 +62,25 @@ def rebuild(model: Wrapped) -> None:
     if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
         caps, why = _measured_caps(model, order.tolist(), came)
-        model._first_steps.why["buckets"] = why
-        model._caps, model.bucket_bytes_cap = caps, caps[-1]
+        _note_caps(model, caps, why)
     reducer.rebuild(order.tolist(), caps)
+
+
+def cut_for_the_end(model: Wrapped) -> None:
+    """For buckets that leave after backward only: each but the first costs its share in vain. All
+    ranks call it, and know the same. Gradients are laid anew only where that saves something."""
+    cut = model._first_steps.cut
+    if cut is None or model._caps == [LARGEST]:
+        return
+    in_vain = (len(model.bucket_report()) - 1) * cut.share
+    if in_vain > _SLACK * cut.computing:
+        _note_caps(model, [LARGEST], AT_THE_END)
+        model._reducer.rebuild(cut.order, [LARGEST])
+
+
+def _note_caps(model: Wrapped, caps: list[int], why: str) -> None:
+    model._first_steps.why["buckets"] = why
+    model._caps, model.bucket_bytes_cap = caps, caps[-1]
 
 
 def _measured_caps(
@@ -62,6 +89,8 @@ def _measured_caps(
     """The caps, and why these."""
     if model.device.type != "cpu":
         return list(model._caps), "as without measuring: gradients of a GPU come unseen by the host"
+    if model.schedule == "sequential":
+        return [LARGEST], AT_THE_END
     parameters = model._parameters_by_number
     nbytes = [parameter.nbytes for parameter in parameters]
     smallest = int(CAPS_MB[0] * _MIB)
@@ -76,6 +105,7 @@ def _measured_caps(
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
     speed = measured_speed(model._model_group, min(sum(nbytes), _LARGE))
+    model._first_steps.cut = Cut(order, float(ready.max()), speed.share)
     caps = best_caps(
         nbytes,
         [types.index(kind) for kind in types],
@@ -139,5 +169,5 @@ def best_caps(
             begin = max(free, *(ready[number] for number in bucket))
             free = begin + speed.share + sum(sizes[n] for n in bucket) / speed.bandwidth
         ends[cap] = free + speed.latency
-    enough = min(ends.values()) + _SLACK * max(ready)
+    enough = min(ends.values()) * (1 + _SLACK)
     return [max(cap for cap, end in ends.items() if end <= enough)]

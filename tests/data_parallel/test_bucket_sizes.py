@@ -36,7 +36,7 @@ def test_no_other_size_is_over_earlier(gradients, speed):
     kinds, order = [0] * len(sizes), range(len(sizes))
     (chosen,) = best_caps(sizes, kinds, order, ready, speed)
     ends = {int(cap * MIB): end_of(int(cap * MIB), sizes, ready, speed) for cap in CAPS_MB}
-    enough = min(ends.values()) + 0.01 * max(ready)
+    enough = min(ends.values()) * 1.01
     assert ends[chosen] <= enough
     assert all(end > enough for cap, end in ends.items() if cap > chosen)
 

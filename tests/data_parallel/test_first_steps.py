@@ -39,7 +39,7 @@ class Ranks:
         self._seconds, self.tried = seconds, []
         self._reducer = SimpleNamespace(completed=1, backward_ns=0, use_schedule=self.tried.append)
         self._model_group = SimpleNamespace(all_reduce=lambda *_, **__: None)
-        self._first_steps = SimpleNamespace(why={})
+        self._first_steps = SimpleNamespace(why={}, cut=None)
 
     def run(self, trial):
         """How many steps it takes."""
@@ -130,6 +130,8 @@ def test_the_report_says_what_was_chosen():
 @pytest.mark.parametrize("link", (None, "1gbit,50us"))
 @pytest.mark.parametrize("world", (3, 4))
 def test_no_size_of_buckets_changes_a_bit(world, link, monkeypatch):
+    monkeypatch.setattr("dpcore.ddp.first_steps.cut_for_the_end", lambda _: None)
+
     def digests(cap):
         monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [cap])
 
@@ -145,6 +147,37 @@ def test_no_size_of_buckets_changes_a_bit(world, link, monkeypatch):
     large, few = digests(100 * MIB)
     assert many > few
     assert small == large
+
+
+@pytest.mark.parametrize(("share", "is_one"), ((1e-3, True), (1e-9, False)))
+def test_buckets_that_leave_after_backward_are_large_if_that_saves_something(
+    share, is_one, monkeypatch
+):
+    """Backward takes some milliseconds here."""
+    speed = rebuilding.Speed(latency=share, share=share, bandwidth=1e8)
+    monkeypatch.setattr(rebuilding, "measured_speed", lambda *_: speed)
+    monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [MIB // 16])
+    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 0.9)
+
+    def body(comm):
+        model = trained(comm)
+        return model.schedule, len(model.bucket_report()), digest(model), model.stats()["chosen"]
+
+    of_ranks = dpcore.spawn(body, 2, mode="threads")
+    assert of_ranks[0] == of_ranks[1]
+    schedule, found, bits, why = of_ranks[0]
+    assert (schedule, found == 1) == (SECOND, is_one)
+    assert (why["buckets"] == rebuilding.AT_THE_END) == is_one
+    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 1.1)
+    assert dpcore.spawn(body, 2, mode="threads")[0][2] == bits
+
+
+def test_who_names_sequential_and_no_cap_gets_large_buckets():
+    def body(comm):
+        model = trained(comm, steps=3, schedule=SECOND)
+        return len(model.bucket_report()), model.stats()["chosen"]
+
+    assert dpcore.spawn(body, 2, mode="threads")[0] == (1, {"buckets": rebuilding.AT_THE_END})
 
 
 def test_a_model_on_processes_has_the_same_bits_in_every_run():
