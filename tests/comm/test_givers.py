@@ -194,7 +194,9 @@ def test_who_has_taken_compares_with_the_others_later(later, mode):
         for _ in range(later):
             comm.broadcast(torch.ones(4), root=0)
 
-    with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 3).*over here"):
+    with pytest.raises(
+        dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 3).*done with it"
+    ):
         dpcore.spawn(body, 4, **HOW[mode])
 
 

@@ -112,7 +112,8 @@ def root(comm, odd):
         comm.broadcast(tensor, root=1 if odd else 0)
         comm.barrier()  # two roots that only give compare at the next call (decision 7)
 
-    return [tensor], call
+    is_root = comm.rank == (1 if odd else 0)
+    return [tensor] if is_root else [], call  # who takes has taken from its own root (decision 36)
 
 
 def algorithm(comm, odd):
@@ -216,7 +217,7 @@ def rows():
                 f"the ranks disagree at operation {FATAL}: ",
                 rf"rank [^{{victim}}] called operation {FATAL} \({case.usual}",
                 rf"rank {{victim}} called operation {FATAL} \({case.odd}",
-                "No data was touched",
+                "was done with it by then" if case.name == "root" else "No data was touched",
             )
             yield Scenario(
                 case.item, case.name, world, victim, "Mismatch", steps_of(case.make),

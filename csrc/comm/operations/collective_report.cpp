@@ -35,7 +35,8 @@ void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
   if (theirs.algorithm != ours.algorithm) {
     text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
   }
-  text += number == run_.number ? ". No data was touched; " : ". It was over here before; ";
+  text +=
+      number == run_.number ? ". No data was touched; " : ". This rank was done with it by then; ";
   throw Mismatch(text +
                  "make every rank call the same operations in the same order with the same "
                  "arguments");
