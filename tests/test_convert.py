@@ -51,9 +51,10 @@ def free_port():
 
 
 def started(name, script, tmp_path, **variables):
-    """What the ranks print, started as the first lines of the script say."""
+    """What the ranks print, started as the first lines of the script say. Each has one thread, as
+    torchrun says and as `mpirun` makes it by binding: more would spin for each other."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **variables}
-    environment = os.environ | environment
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     each = {
         "cpu_processes.py": lambda rank: {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
         "under_mpirun.py": lambda rank: {
