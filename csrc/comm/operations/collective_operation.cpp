@@ -82,7 +82,8 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
     shared_->note_needs_no_stage(number);
   }
   only_gives_ = run_.is_small && !run_.consumes();
-  only_takes_ = run_.is_small && comes_from_root(asked.collective) && asked.root != run_.me();
+  only_takes_ = run_.is_small && world > 2 && comes_from_root(asked.collective) &&
+                asked.root != run_.me();  // of two ranks the root is all others
   ends_at_entry_ =
       run_.is_small || (asked.collective == Collective::barrier && !shared_->has_link());
   is_prefilled_ = run_.is_small || (world > 1 && run_.announces_parts);
