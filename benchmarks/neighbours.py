@@ -1,7 +1,8 @@
 """What does other load on the machine do to training? `python -m benchmarks.neighbours`
 
 Two ranks, alone on the machine and then beside busy loops, one per processor, which this program
-starts and ends. dpcore and Gloo take turns, quiet and loaded, in the same processes:
+starts and ends. dpcore and Gloo take turns in the same processes. A quiet turn and a loaded one of
+each are next to each other, since the speed of a virtual machine changes within seconds:
 
     all-reduce    of ordinary tensors: dpcore's communicator, torch.distributed over Gloo
     DataParallel  a step with the default, beside torch DDP over Gloo
@@ -111,16 +112,19 @@ def measure(
                 call()
             counts[key] = steps_in(seconds, call, comm)
         for number in range(rounds):
-            for state in ("quiet", "loaded")[:: -1 if number % 2 else 1]:
-                if load is not None:
-                    load.busy(state == "loaded")
-                for key in list(made)[:: -1 if number % 4 > 1 else 1]:
+            for key in list(made)[:: -1 if number % 4 > 1 else 1]:
+                for state in ("quiet", "loaded")[:: -1 if number % 2 else 1]:
+                    if load is not None:
+                        load.busy(state == "loaded")
                     taken = seconds_of(made[key], counts[key], comm)
                     times.setdefault("/".join((*key, state)), []).append(taken)
     return times
 
 
 def seconds_of(call: Callable[[], Any], count: int, comm: Any) -> float:
+    comm.barrier()
+    for _ in range(1 + count // 4):  # the kernel finds a place for everything that now runs
+        call()
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(count):
@@ -185,8 +189,8 @@ def main() -> int:
     add("--questions", default="all-reduce,DataParallel,FSDP2", help="of %(default)s")
     add("--sizes", type=parse_sizes, default=parse_sizes("4K,1M,16M"), help="4K,1M,16M")
     add("--model", choices=MODELS, default="transformer", help="that is trained")
-    add("--rounds", type=int, default=15, help="each quiet and loaded (default: %(default)s)")
-    add("--seconds", type=float, default=0.3, help="of one contender in a quiet round")
+    add("--rounds", type=int, default=40, help="each quiet and loaded (default: %(default)s)")
+    add("--seconds", type=float, default=0.1, help="of one contender in a quiet round")
     add("--quick", action="store_true", help="3 short rounds")
     add("--json", type=Path, default=ROOT / "benchmarks/results/neighbours.jsonl")
     options = made.parse_args()

@@ -1,4 +1,4 @@
-"""What is pure in C++, for which no rank is started: pieces, paths, the stage, TCP's share."""
+"""What no rank is needed for in C++: pieces, paths, the stage, TCP's share, processors."""
 
 import pytest
 
@@ -13,3 +13,7 @@ def test_pieces_paths_and_stages():
 
 def test_how_much_a_connection_carries_at_a_time():
     programs.run(programs.built("asan/flow"), says="flow: fine")
+
+
+def test_a_thread_leaves_processors():
+    programs.run(programs.built("asan/processors"), says="processors: fine")

@@ -1,6 +1,10 @@
 """Ranks that other load has driven onto one processor: whoever waits lets the other one run."""
 
+import contextlib
+import ctypes
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -35,3 +39,42 @@ def test_nobody_looks_for_a_peer_that_cannot_run():
     """Where each looks as long as with a processor of its own it takes 90 us and more."""
     slowest = max(dpcore.spawn(on_one_processor, 2))
     in_time(slowest < 45, f"{slowest:.1f} us")
+
+
+@contextlib.contextmanager
+def busy(processors):
+    """A busy loop on each."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in processors]
+    try:
+        for loop, processor in zip(loops, processors, strict=True):
+            os.sched_setaffinity(loop.pid, {processor})
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def all_reduces_until_apart(comm):
+    """Rank 0 has to stay where both begin; rank 1 may go, and does not know of it."""
+    where = ctypes.CDLL(None).sched_getcpu
+    os.sched_setaffinity(0, {min(PROCESSORS)})
+    comm.barrier()
+    if comm.rank == 1:
+        os.sched_setaffinity(0, PROCESSORS)
+    tensor, apart = torch.zeros(1024), torch.zeros(1)
+    for count in range(COUNT):
+        comm.all_reduce(tensor)
+        apart[0] = where() != min(PROCESSORS)
+        comm.all_reduce(apart)
+        if apart[0]:
+            break
+    return count, os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="there is no processor to go to")
+def test_ranks_that_meet_again_and_again_on_one_processor_part():
+    with busy(PROCESSORS - {min(PROCESSORS)}):
+        (count, stays), (_, goes) = dpcore.spawn(all_reduces_until_apart, 2)
+    assert count < COUNT - 1
+    assert (stays, goes) == ({min(PROCESSORS)}, PROCESSORS)

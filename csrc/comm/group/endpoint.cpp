@@ -12,19 +12,19 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/fault.h"
 #include "comm/base/fnv.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/processors.h"
 
 namespace dpcore {
 namespace {
 
-int usable_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
+// A peer that moves on by itself needs no help, and moving costs some 20 us.
+constexpr int kMeetingsOnOneProcessor = 3;
+constexpr int64_t kRestAfterLeavingNs = 10'000'000;
 
 }  // namespace
 
@@ -235,10 +235,36 @@ bool Endpoint::is_on_processor_of_peer() {
   const int here = note_processor();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && peers_[r].bell->processor.load(std::memory_order_relaxed) == here) {
-      return true;  // the bell of remote ranks has none
+      return !leaves_peers();  // the bell of remote ranks has no processor
     }
   }
+  meetings_here_ = 0;
   return false;
+}
+
+// A peer notes where it is when it comes, and rings whoever sleeps: only then is it known anew.
+bool Endpoint::leaves_peers() {
+  const uint32_t rings = bell().rings.load(std::memory_order_relaxed);
+  meetings_here_ += rings != rings_then_ ? 1 : 0;
+  rings_then_ = rings;
+  if (meetings_here_ < kMeetingsOnOneProcessor || now_ns() < leaves_again_ns_) {
+    return false;
+  }
+  meetings_here_ = 0;
+  leaves_again_ns_ = now_ns() + kRestAfterLeavingNs;
+  cpu_set_t theirs;
+  CPU_ZERO(&theirs);
+  for (int r = 0; r < world(); ++r) {
+    const int there = peers_[r].bell->processor.load(std::memory_order_relaxed);
+    if (r != rank_ && there >= 0) {
+      CPU_SET(there, &theirs);
+    }
+  }
+  if (!leave_processors(theirs)) {
+    return false;
+  }
+  note_processor();
+  return true;
 }
 
 void Endpoint::wake_own_threads() {

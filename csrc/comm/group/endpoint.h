@@ -7,8 +7,9 @@
 // Communicators (the one of init() and all that are split from it) share the endpoint; it lives as
 // long as any of them or of their operations.
 //
-// Threads: immutable after construction but for the liveness flags (atomics, set once) and the
-// trace recorder (its own rules).
+// Threads: immutable after construction but for the liveness flags (atomics, set once), the trace
+// recorder (its own rules), and how often a thread met peers on its processor, which is under the
+// engine's progress lock.
 #pragma once
 
 #include <atomic>
@@ -82,7 +83,8 @@ class Endpoint {
   // Notes at the own bell which processor this thread is on.
   int note_processor();
   // Whether a local peer was last on the processor of this thread, as happens beside other load:
-  // it can't come while this thread looks for it.
+  // it can't come while this thread looks for it. Where they met there again and again, this
+  // thread leaves for another one. Under the progress lock.
   bool is_on_processor_of_peer();
   // Wakes this process's own threads, wherever they sleep.
   void wake_own_threads();
@@ -116,6 +118,7 @@ class Endpoint {
 
  private:
   Endpoint() = default;
+  bool leaves_peers();
   void take_in(int r, LocalPeer& present);
   bool try_to_read_local_peers();
   void connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
@@ -147,6 +150,9 @@ class Endpoint {
   std::unique_ptr<Network> network_;
   Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
   TraceRecorder trace_;
+  int meetings_here_ = 0;  // with a peer, on the processor of this thread
+  uint32_t rings_then_ = 0;
+  int64_t leaves_again_ns_ = 0;
   mutable std::mutex failure_mutex_;
   std::optional<FirstFailure> first_failure_;
 };

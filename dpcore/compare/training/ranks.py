@@ -181,12 +181,19 @@ def measure(
 
 
 def steps_in(seconds: float, step: Callable[[], Any], comm: Any) -> int:
-    """How many steps take so long on the slowest rank: the same number on all."""
-    begin = time.perf_counter()
-    step()
-    taken = torch.tensor([time.perf_counter() - begin])
-    comm.all_reduce(taken, op="max")
-    return max(1, round(seconds / float(taken)))
+    """How many steps take so long on the slowest rank: the same number on all.
+
+    Quick ones are tried more often: the first has to wait for the other ranks to come."""
+    count, taken = 1, 0.0
+    while taken < seconds / 10:
+        count *= 4 if taken else 1
+        begin = time.perf_counter()
+        for _ in range(count):
+            step()
+        slowest = torch.tensor([time.perf_counter() - begin])
+        comm.all_reduce(slowest, op="max")
+        taken = float(slowest)
+    return max(1, round(seconds / taken * count))
 
 
 def spawn(function: Callable[..., Any], world: int, *arguments: Any, **options: Any) -> list[Any]:

@@ -1,0 +1,14 @@
+// Which processors the calling thread may use, and moving it off some of them.
+#pragma once
+
+#include <sched.h>
+
+namespace dpcore {
+
+int usable_processors();
+
+// Moves the calling thread to a processor of its NUMA node that is none of `taken`. Where it may run
+// stays as it is, so the kernel may move it on. False where there is no such processor.
+bool leave_processors(const cpu_set_t& taken);
+
+}  // namespace dpcore
