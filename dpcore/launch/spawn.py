@@ -52,6 +52,11 @@ class Outcome:
     failed_at: float = field(default=float("inf"))  # time.monotonic(), the same for all ranks
     reported: bool = False
 
+    def failed(self, error: BaseException) -> None:
+        """To be called where the error is handled."""
+        self.error, self.traceback = error, traceback.format_exc()
+        self.failed_at = time.monotonic()
+
 
 class RemoteTraceback(Exception):
     """Carries the traceback of a rank as the cause of the error that is raised here."""
@@ -146,9 +151,7 @@ def _call(
         outcome.result = fn(comm, *args)
         finalize()
     except BaseException as error:
-        outcome.failed_at = time.monotonic()
-        outcome.error = error
-        outcome.traceback = traceback.format_exc()
+        outcome.failed(error)
         if comm is not None and not comm.closed:
             with contextlib.suppress(Error):
                 comm.abort(f"{type(error).__name__}: {error}")
@@ -298,8 +301,12 @@ def _rank_main(
 
     begin_rank(environment, world_size)
     outcome = Outcome(rank)
-    fn, args, timeout, options = cloudpickle.loads(payload)
-    _call(outcome, fn, args, world_size, rendezvous, {"timeout": timeout, **options})
+    try:
+        fn, args, timeout, options = cloudpickle.loads(payload)
+    except Exception as error:  # what was pickled by value there, and can't be made here
+        outcome.failed(error)
+    else:
+        _call(outcome, fn, args, world_size, rendezvous, {"timeout": timeout, **options})
     report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
     try:
         line.send_bytes(cloudpickle.dumps(report))
