@@ -65,12 +65,25 @@ Call call_of(Comm& comm, const KeywordArguments& options) {
 }
 
 // What some have: an operator, its factor, a root.
-void read_reduction(Request& request, const KeywordArguments& options) {
+void read_reduction(Request& request, const KeywordArguments& options, int world) {
   options.read(Option::op, request.op, [](py::handle value, const char* name) {
     return parse_reduce_op(CallArguments::text_of(value, name));
   });
   options.read(Option::factor, request.prescale, CallArguments::real_of);
   options.read(Option::root, request.root, CallArguments::integer_of);
+  if (request.root < 0 || request.root >= world) {
+    throw py::value_error("root " + std::to_string(request.root) + " is not a rank: 0.." +
+                          std::to_string(world - 1));
+  }
+}
+
+// Of a buffer that the root alone has.
+void check_presence(py::handle buffer, const char* role, int rank, int root) {
+  if (buffer.is_none() == (rank == root)) {
+    throw py::value_error("rank " + std::to_string(rank) + ": " + role +
+                          (rank == root ? " must be given" : " must be None") +
+                          " here (root is " + std::to_string(root) + ")");
+  }
 }
 
 std::optional<Parts> sizes_in(py::handle value, const char* name) {
@@ -177,7 +190,7 @@ py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
   const Collective collective = parse_collective(arguments.text("collective"));
   Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
   Request request = in_place(collective, buffer);
-  read_reduction(request, options);
+  read_reduction(request, options, comm.core->world());
   return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
 }
 
@@ -206,7 +219,12 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
   const Collective kind = request.collective = parse_collective(arguments.text("collective"));
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
-  read_reduction(request, options);
+  read_reduction(request, options, comm.core->world());
+  if (kind == Collective::gather) {
+    check_presence(output, "output", comm.core->rank(), request.root);
+  } else if (kind == Collective::scatter) {
+    check_presence(input, "input", comm.core->rank(), request.root);
+  }
   const auto input_parts = sizes_in(options[Option::input_sizes], "input sizes");
   const auto output_parts = sizes_in(options[Option::output_sizes], "output sizes");
   std::optional<Buffer> in;

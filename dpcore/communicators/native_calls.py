@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dpcore.communicators.checks import OPERATORS, check_both, check_presence, check_rank
+from dpcore.communicators.checks import OPERATORS, check_both
 from dpcore.communicators.protocol import Algorithm, Operator, Sizes
 from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.communicators.work import Work
@@ -109,7 +109,6 @@ class NativeCalls(OtherNames):
         layout: int = 0,
     ) -> Work | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
-        check_rank(root, self.world_size, "root")
         native = self._native.whole(
             "broadcast", tensor, root=root, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -149,7 +148,6 @@ class NativeCalls(OtherNames):
         factor: float = 1.0,
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
-        check_rank(root, self.world_size, "root")
         op = op if op in OPERATORS else operator_name(op)
         native = self._native.whole(
             "reduce", tensor, root=root, op=op, factor=factor,
@@ -265,8 +263,6 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
-        check_rank(root, self.world_size, "root")
-        check_presence(output, "output", self.rank, root)
         native = self._native.parted(
             "gather", output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -306,8 +302,6 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        check_rank(root, self.world_size, "root")
-        check_presence(input, "input", self.rank, root)
         native = self._native.parted(
             "scatter", output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
