@@ -305,3 +305,16 @@ def test_ranks_have_the_environment_of_the_moment(monkeypatch):
         else:
             monkeypatch.setenv("OF_THE_MOMENT", value)
         assert dpcore.spawn(seen, 2) == [value] * 2
+
+
+class OnlyHere:
+    """Can be pickled, and can't be made again from that."""
+
+    def __reduce__(self):
+        return getattr, (os, "of_no_other_process")
+
+
+def test_what_a_rank_cannot_unpickle_is_its_error():
+    with pytest.raises(AttributeError, match="of_no_other_process") as raised:
+        dpcore.spawn(print, 2, OnlyHere())
+    assert "cloudpickle.loads" in str(raised.value.__cause__)
