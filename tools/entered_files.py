@@ -29,7 +29,7 @@ PROGRAM = ROOT / "build" / "cpp" / "entered" / "entered"
 BLOCK = re.compile(r"(<!-- entered files -->\n).*?(<!-- end -->)", re.DOTALL)
 # Over mapped memory little enough that no rank has to sleep, over TCP enough that every call does:
 # on processors of all speeds.
-BYTES = {"mapped": 1 << 16, "tcp": 1 << 20}
+BYTES = {"mapped": 1 << 16, "tcp": 1 << 22}
 CALLS = 60  # enough that some find their peer there, and some wait for it
 USUAL = 0.9  # of the calls
 BY_THE_CLOCK = {"engine/engine_trouble.cpp"}  # whether the 20 ms between two looks end in a call

@@ -81,8 +81,8 @@ void read_reduction(Request& request, const KeywordArguments& options, int world
 void check_presence(py::handle buffer, const char* role, int rank, int root) {
   if (buffer.is_none() == (rank == root)) {
     throw py::value_error("rank " + std::to_string(rank) + ": " + role +
-                          (rank == root ? " must be given" : " must be None") +
-                          " here (root is " + std::to_string(root) + ")");
+                          (rank == root ? " must be given" : " must be None") + " here (root is " +
+                          std::to_string(root) + ")");
   }
 }
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "build" / "cpp" / "libfake_nccl.so"  # for NCCL
 PROGRAMS = (
     "asan/stress", "asan/frames", "asan/geometry", "asan/flow", "asan/handover", "asan/processors",
-    "tsan/stress", "tsan/frames", "tsan/handover", "tsan/streams", "tsan/barriers", "entered/entered",
-    STAND_IN.name,
+    "tsan/stress", "tsan/frames", "tsan/handover", "tsan/streams", "tsan/barriers",
+    "entered/entered", STAND_IN.name,
 )  # fmt: skip
 OPTIONS = {
     "asan": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"},

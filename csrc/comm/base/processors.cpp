@@ -1,3 +1,4 @@
+// The kernel is asked with sched_getaffinity and sched_setaffinity; nodes are read from /sys.
 #include "comm/base/processors.h"
 
 #include <fstream>

@@ -7,8 +7,8 @@ namespace dpcore {
 
 int usable_processors();
 
-// Moves the calling thread to a processor of its NUMA node that is none of `taken`. Where it may run
-// stays as it is, so the kernel may move it on. False where there is no such processor.
+// Moves the calling thread to a processor of its NUMA node that is none of `taken`. Where it may
+// run stays as it is, so the kernel may move it on. False where there is no such processor.
 bool leave_processors(const cpu_set_t& taken);
 
 }  // namespace dpcore
