@@ -1,6 +1,9 @@
 // The kernel is asked with sched_getaffinity and sched_setaffinity; nodes are read from /sys.
 #include "comm/base/processors.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <string>
 
@@ -17,7 +20,7 @@ cpu_set_t processors_of_this_node() {
   cpu_set_t found;
   CPU_ZERO(&found);
   unsigned node = 0;
-  getcpu(nullptr, &node);
+  syscall(SYS_getcpu, nullptr, &node, nullptr);  // glibc has a function since 2.29 only
   std::ifstream list("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
   int first = 0;
   while (list >> first) {
