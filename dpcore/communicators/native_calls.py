@@ -74,8 +74,8 @@ class NativeCalls(OtherNames):
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
-        optional = async_op or priority or timeout or layout or algorithm is not None
-        if not optional and op != "premul_sum":
+        plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
+        if plain and not async_op and op != "premul_sum":
             try:
                 self._native.all_reduce_now(tensor, op)
                 return None
