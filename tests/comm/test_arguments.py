@@ -398,14 +398,3 @@ def test_the_default_algorithm_is_for_the_collectives_that_have_it():
 def test_an_unknown_default_algorithm_is_refused_at_the_start():
     with pytest.raises(dpcore.Unsupported, match="'rinng' does not exist; there are auto, "):
         dpcore.init(rank=0, world_size=1, algorithm="rinng")
-
-
-def options_that_are_none(comm):
-    for option in ("timeout", "priority", "layout"):
-        with pytest.raises(TypeError, match=f"{option}: expected .*, not None"):
-            comm.all_reduce(ONES(2), **{option: None})
-
-
-def test_none_is_no_default_of_a_number():
-    """The quick way of an all-reduce must not take it for one."""
-    dpcore.spawn(options_that_are_none, 1)
