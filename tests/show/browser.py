@@ -75,11 +75,12 @@ class Browser:
     # ---- the wire --------------------------------------------------------------------------------
 
     def send(self, method, **parameters):
-        """The result of a command of the DevTools protocol."""
+        """The result of a command of the DevTools protocol: for our page, once there is one."""
+        return self._send(method, parameters, {"sessionId": self._session} if self._session else {})
+
+    def _send(self, method, parameters, receiver):
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        message = {"id": self._number, "method": method, "params": parameters, **receiver}
         os.write(self._out, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + _PATIENCE
         while True:
@@ -139,6 +140,11 @@ class Browser:
                 return float(state["ready"])
             time.sleep(0.05)
         raise AssertionError(f"{path} was not ready within {_PATIENCE} s; {self.problems}")
+
+    def processor_ms(self):
+        """What the processes of the browser that now run have taken of the processors so far."""
+        processes = self._send("SystemInfo.getProcessInfo", {}, {})["processInfo"]
+        return {process["id"]: 1000 * process["cpuTime"] for process in processes}
 
     def run(self, script):
         """The value of an expression in the page."""

@@ -35,12 +35,16 @@ def test_its_page_takes_some_bytes_for_each_operation(page):
 @needs_browser
 @pytest.mark.hurried
 def test_it_opens_within_two_seconds(browser, page):
-    """From the beginning of the navigation to the first frame, by the page's own clock. It is
-    opened again where it took longer: the machine may be busy with something else."""
+    """From the beginning of the navigation to the first frame, by the page's own clock, or by the
+    time that the browser had of the processors, since it may share them with other tests. It is
+    opened again where both took longer: the first page also starts processes of the browser."""
     took_ms = []
-    while not took_ms or (took_ms[-1] > MOST_MS and len(took_ms) < TRIES):
-        took_ms.append(browser.open(page))
-    assert took_ms[-1] <= MOST_MS, took_ms
+    while not took_ms or (min(took_ms[-1]) > MOST_MS and len(took_ms) < TRIES):
+        before = browser.processor_ms()
+        by_its_clock = browser.open(page)
+        after = browser.processor_ms()
+        took_ms.append((by_its_clock, sum(after[of] - before.get(of, 0) for of in after)))
+    assert min(took_ms[-1]) <= MOST_MS, took_ms
     assert browser.run("page.timelines[0].steps.length") == STEPS
     lengths = browser.run("""page.timelines[0].run.lanes.filter((l) => l.kind === "operation")
       .map((l) => l.length)""")
