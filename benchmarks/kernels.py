@@ -68,13 +68,13 @@ def scale(size: int) -> Contender:
     return Contender("scale", partial(data.mul_, 1.0), partial(data[:0].mul_, 1.0), 4 * size)
 
 
-def copy(name: str, size: int, streaming: bool) -> Contender:
+def copy(size: int) -> Contender:
     arrays = [page_aligned(size, torch.uint8) for _ in range(2)]
 
     def copy_bytes(n: int) -> None:
-        _C._copy_bytes(arrays[0].data_ptr(), arrays[1].data_ptr(), n, streaming)
+        _C._copy_bytes(arrays[0].data_ptr(), arrays[1].data_ptr(), n)
 
-    return Contender(name, partial(copy_bytes, size), partial(copy_bytes, 0), 2 * size)
+    return Contender("memcpy", partial(copy_bytes, size), partial(copy_bytes, 0), 2 * size)
 
 
 def seconds_of(call: Callable[[], object], iterations: int) -> float:
@@ -102,7 +102,7 @@ def measure(contenders: list[Contender], rounds: int) -> list[list[float]]:
 
 
 def contenders_of(size: int, dtypes: list[str]) -> list[Contender]:
-    bounds = [scale(size), copy("memcpy", size, False), copy("streamed", size, True)]
+    bounds = [scale(size), copy(size)]
     return bounds + [average(dtype, size) for dtype in dtypes]
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": arguments.rounds})
     facts |= {"simd": _C.simd_level()}
     print(f"# {facts['simd']}, GB/s read plus written, median of {arguments.rounds} rounds")
-    names = ["scale", "memcpy", "streamed", *dtypes]
+    names = ["scale", "memcpy", *dtypes]
     print("size".rjust(8), *(name.rjust(9) for name in names))
     for size in sizes:
         contenders = contenders_of(size, dtypes)

@@ -677,7 +677,6 @@ def _reduce(
     count: int,
     post: float = 1.0,
     pre: Sequence[float] | None = None,
-    streaming: bool = False,
     takes_over: bool = False,
     workers: int = 0,
     device: str = "",
@@ -699,9 +698,7 @@ def _copy_parts(
     """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host, or
     on a device ("cuda:0"); returns how many launches it takes."""
 
-def _copy_bytes(
-    dst: int, src: int, n: int, streaming: bool = False, takes_over: bool = False
-) -> None:
+def _copy_bytes(dst: int, src: int, n: int, takes_over: bool = False) -> None:
     """Copies n bytes between two addresses."""
 
 def simd_level() -> str:

@@ -26,7 +26,7 @@ namespace py = pybind11;
 void reduce_arrays(const std::string& dtype, const std::string& op,
                    const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
                    size_t count, double post, const std::optional<std::vector<double>>& pre,
-                   bool streaming, bool takes_over, size_t workers, const std::string& device_name,
+                   bool takes_over, size_t workers, const std::string& device_name,
                    uint32_t divisor) {
   if (pre && pre->size() != inputs.size()) {
     throw Unsupported(std::to_string(pre->size()) + " factors for " +
@@ -45,7 +45,6 @@ void reduce_arrays(const std::string& dtype, const std::string& op,
                         .post = post,
                         .divisor = divisor,
                         .pre = pre ? pre->data() : nullptr,
-                        .streaming = streaming,
                         .takes_over = takes_over};
   if (!device_name.empty()) {
     const auto device = device_named(device_name);
@@ -87,10 +86,10 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
   return launches.size();
 }
 
-void copy_addresses(uintptr_t dst, uintptr_t src, size_t n, bool streaming, bool takes_over) {
+void copy_addresses(uintptr_t dst, uintptr_t src, size_t n, bool takes_over) {
   void* to = reinterpret_cast<void*>(dst);
   const void* from = reinterpret_cast<const void*>(src);
-  takes_over ? copy_taking_over(to, from, n) : copy_bytes(to, from, n, streaming);
+  takes_over ? copy_taking_over(to, from, n) : copy_bytes(to, from, n);
 }
 
 }  // namespace
@@ -99,11 +98,11 @@ void register_reduce(py::module_& m) {
   using py::arg;
   const py::call_guard<py::gil_scoped_release> without_gil;
   m.def("_reduce", &reduce_arrays, arg("dtype"), arg("op"), arg("inputs"), arg("outputs"),
-        arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("streaming") = false,
-        arg("takes_over") = false, arg("workers") = 0, arg("device") = "", arg("divisor") = 1,
-        without_gil, "Reduces `count` elements at the addresses `inputs` into `outputs`.");
-  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("streaming") = false,
-        arg("takes_over") = false, without_gil, "Copies n bytes between two addresses.");
+        arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("takes_over") = false,
+        arg("workers") = 0, arg("device") = "", arg("divisor") = 1, without_gil,
+        "Reduces `count` elements at the addresses `inputs` into `outputs`.");
+  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("takes_over") = false,
+        without_gil, "Copies n bytes between two addresses.");
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),
         arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("device") = "", without_gil,
         "Copies tensors into flat memory or back; the number of launches it would take.");

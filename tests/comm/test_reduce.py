@@ -31,15 +31,15 @@ OPS = ["sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"]
 COUNTS = [0, 1, 2, 3, 7, 31, 33, 1000, 4099]
 MARGIN = 64  # elements before and after an output that nobody may touch
 
-# (outputs, element offset, in place, streaming)
+# (outputs, element offset, in place)
 LAYOUTS = [
-    (1, 0, False, False),
-    (2, 1, False, False),
-    (3, 0, True, False),
-    (2, 1, True, False),
-    (1, 3, True, True),
-    (2, 0, False, True),
-    (3, 5, False, True),
+    (1, 0, False),
+    (2, 1, False),
+    (3, 0, True),
+    (2, 1, True),
+    (1, 3, True),
+    (2, 0, False),
+    (3, 5, False),
 ]
 
 
@@ -168,7 +168,7 @@ class Arrays:
     def _address(self, buffer):
         return buffer.data_ptr() + self.start * buffer.element_size()
 
-    def reduce(self, dtype, op, post=1.0, pre=None, streaming=False, takes_over=False, divisor=1):
+    def reduce(self, dtype, op, post=1.0, pre=None, takes_over=False, divisor=1):
         _C._reduce(
             dtype,
             op,
@@ -177,7 +177,6 @@ class Arrays:
             self.count,
             post,
             pre,
-            streaming,
             takes_over,
             divisor=divisor,
         )
@@ -190,9 +189,9 @@ class Arrays:
             assert torch.equal(bits_of(before), bits_of(after)), "wrote outside of the output"
 
 
-def run(dtype, op, inputs, post=1.0, pre=None, n_out=1, offset=0, in_place=False, streaming=False):
+def run(dtype, op, inputs, post=1.0, pre=None, n_out=1, offset=0, in_place=False):
     arrays = Arrays(inputs, n_out, offset, in_place)
-    arrays.reduce(dtype, op, post, pre, streaming)
+    arrays.reduce(dtype, op, post, pre)
     arrays.check(reference(dtype, op, inputs, post, pre))
 
 
@@ -207,9 +206,9 @@ def test_values(dtype, op):
         for count in COUNTS:
             inputs = [random_tensor(dtype, count, generator) for _ in range(n_in)]
             expected = reference(dtype, op, inputs, post, pre, divisor)
-            for n_out, offset, in_place, streaming in LAYOUTS:
+            for n_out, offset, in_place in LAYOUTS:
                 arrays = Arrays(inputs, n_out, offset, in_place)
-                arrays.reduce(dtype, op, post, pre, streaming, divisor=divisor)
+                arrays.reduce(dtype, op, post, pre, divisor=divisor)
                 arrays.check(expected)
 
 
@@ -314,14 +313,14 @@ def test_one_operand_without_factor_keeps_its_bits():
 
 @pytest.mark.parametrize("offset", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "uint8", "complex64"])
-def test_streaming_large_outputs(dtype, offset):
-    """Below 8 MiB a request to stream is not worth following; here it is followed."""
+def test_large_arrays(dtype, offset):
+    """They are aligned first, and their lines are asked for ahead."""
     generator = torch.Generator().manual_seed(6)
     count = (9 << 20) // torch.empty((), dtype=DTYPES[dtype]).element_size() + 5
     inputs = [random_tensor(dtype, count, generator) for _ in range(2)]
-    run(dtype, "sum", inputs, n_out=1, offset=offset, streaming=True)
-    run(dtype, "sum", inputs, n_out=2, offset=offset, streaming=True)
-    run(dtype, "prod", inputs, n_out=2, offset=offset, in_place=True, streaming=True)
+    run(dtype, "sum", inputs, n_out=1, offset=offset)
+    run(dtype, "sum", inputs, n_out=2, offset=offset)
+    run(dtype, "prod", inputs, n_out=2, offset=offset, in_place=True)
 
 
 @pytest.mark.parametrize("n_in", [2, 3, 5])
@@ -384,7 +383,7 @@ def test_factors_of_integers_and_empty_lists_raise():
 
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 4096, 700_003, 9_000_001])
-@pytest.mark.parametrize("how", ["plain", "streaming", "takes_over"])
+@pytest.mark.parametrize("how", ["plain", "takes_over"])
 def test_copy_bytes(how, n):
     hint = {} if how == "plain" else {how: True}
     generator = torch.Generator().manual_seed(4)

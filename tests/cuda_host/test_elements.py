@@ -70,7 +70,7 @@ def reduced(dtype, op, inputs, count, offsets, n_out, in_place, workers, post, p
         placed(blank, size, offsets[i % len(offsets)]) for i in range(n_out - len(outputs))
     ]
     addresses = [address for _, address in arrays], [address for _, address in outputs]
-    _C._reduce(dtype, op, *addresses, count, post, pre, False, workers=workers, divisor=divisor)
+    _C._reduce(dtype, op, *addresses, count, post, pre, workers=workers, divisor=divisor)
     return torch.cat([whole for whole, _ in arrays] + [whole for whole, _ in outputs])
 
 

@@ -24,7 +24,7 @@ Steps run_alone(PathRun& run) {
   if (run.reduces()) {
     const void* in = run.request.input;
     void* out = run.request.output;
-    reduce(run.reduce_spec(false), {&in, 1}, {&out, 1}, run.incoming(0).elements);
+    reduce(run.reduce_spec(), {&in, 1}, {&out, 1}, run.incoming(0).elements);
   } else if (run.request.input != run.request.output && run.request.input != nullptr) {
     const Piece own = run.incoming(0);
     std::memmove(run.request.output, run.request.input, own.elements * run.element);
@@ -38,7 +38,7 @@ Steps run_two_shot_push(PathRun& run) {
   run.inputs.resize(run.world());
   run.outputs.resize(run.world());
   const bool in_place = run.request.input == run.request.output;
-  ReduceSpec spec = run.reduce_spec(!in_place && run.bytes >= run.kStreamingBytes);
+  ReduceSpec spec = run.reduce_spec();
   spec.takes_over = in_place;
   const ElementRange slice = chunk_range(run.request.count, run.world(), run.me());
   const size_t segment = std::max<size_t>(1, run.kSegmentBytes / run.element);
@@ -62,7 +62,7 @@ Steps run_reducing_pull(PathRun& run) {
   if (run.consumes()) {
     run.inputs.resize(run.world());
     const size_t total = run.incoming(run.me()).elements;
-    const ReduceSpec spec = run.reduce_spec(total * run.element >= run.kStreamingBytes);
+    const ReduceSpec spec = run.reduce_spec();
     const size_t segment = std::max<size_t>(1, run.kSegmentBytes / run.element);
     for (size_t begin = 0; begin < total; begin += segment) {
       const size_t count = std::min(segment, total - begin);
@@ -94,8 +94,7 @@ void copy_own_piece(PathRun& run) {
   const std::byte* from = run.request.input + run.outgoing(run.me()).mine * run.element;
   std::byte* to = run.request.output + run.incoming(run.me()).mine * run.element;
   if (from != to) {
-    const size_t bytes = run.incoming(run.me()).elements * run.element;
-    copy_bytes(to, from, bytes, bytes >= run.kStreamingBytes);
+    copy_bytes(to, from, run.incoming(run.me()).elements * run.element);
   }
 }
 
@@ -119,8 +118,7 @@ Steps run_copies(PathRun& run) {
       std::byte* to = giving ? run.output_of(peer) + piece.theirs * run.element
                              : run.request.output + piece.mine * run.element;
       for (size_t at = share.begin; at < share.end; at += run.kSegmentBytes) {
-        copy_bytes(to + at, from + at, std::min(run.kSegmentBytes, share.end - at),
-                   run.bytes >= run.kStreamingBytes);
+        copy_bytes(to + at, from + at, std::min(run.kSegmentBytes, share.end - at));
         co_await run.pause();
       }
       copied[giving ? 1 : 0] += share.end - share.begin;

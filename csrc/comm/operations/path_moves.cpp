@@ -61,7 +61,7 @@ Steps run_moves(PathRun& run) {
   task.transport = &run.shared->transport();
   task.operation = run.number + 1;
   task.priority = run.operation.priority;
-  task.reduction = run.reduce_spec(false);
+  task.reduction = run.reduce_spec();
   if (prescales) {
     task.reduction.pre = nullptr;
   }

@@ -34,8 +34,7 @@ Steps run_read(PathRun& run) {
     for (size_t at = 0; at < bytes && problem == 0; at += run.kSegmentBytes) {
       const size_t segment = std::min(run.kSegmentBytes, bytes - at);
       if (is_mapped) {
-        copy_bytes(to + at, run.input_of(owner) + offset + at, segment,
-                   run.bytes >= run.kStreamingBytes);
+        copy_bytes(to + at, run.input_of(owner) + offset + at, segment);
       } else {
         problem =
             read_memory_of(process, to + at, run.slot(owner).input_address + offset + at, segment);

@@ -27,8 +27,6 @@ struct PathRun {
   PathRun(const PathRun&) = delete;
   PathRun& operator=(const PathRun&) = delete;
 
-  // From here on outputs that are not read again bypass the cache.
-  static constexpr size_t kStreamingBytes = size_t{4} << 20;
   // Unit of work between two looks at other operations.
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
   // A counter that no chunk will ever exceed.
@@ -144,7 +142,7 @@ struct PathRun {
   std::byte* stage_buffer(int r, size_t chunk, int reader, size_t quota) const;
 
   // ---- what all paths do
-  ReduceSpec reduce_spec(bool streaming);
+  ReduceSpec reduce_spec();
   std::byte* take_stage();  // after until_stage_is_free()
   void count_traffic(size_t read, size_t written);
   void count_staged_traffic();
@@ -202,9 +200,8 @@ inline std::byte* PathRun::stage_buffer(int r, size_t chunk, int reader, size_t 
                  : stage_of(r) + stage_layout().offset(chunk, piece, quota);
 }
 
-inline ReduceSpec PathRun::reduce_spec(bool streaming) {
+inline ReduceSpec PathRun::reduce_spec() {
   ReduceSpec spec = reduction_over(world(), request.op, request.dtype);
-  spec.streaming = streaming;
   if (request.op == ReduceOp::premul_sum) {
     factors_.resize(world());
     for (int r = 0; r < world(); ++r) {

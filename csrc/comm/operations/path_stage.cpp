@@ -82,9 +82,7 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota) {
                           : run.stage_buffer(r, chunk, run.me(), quota);
     }
     void* out = run.request.output + chunk * quota * run.element;
-    const bool in_place = out == run.inputs[run.me()];
-    reduce(run.reduce_spec(!in_place && run.bytes >= run.kStreamingBytes), run.inputs, {&out, 1},
-           count);
+    reduce(run.reduce_spec(), run.inputs, {&out, 1}, count);
     return;
   }
   for (int i = 1; i < run.world(); ++i) {
@@ -93,8 +91,7 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota) {
     const size_t count = in_chunk(piece.elements, chunk, quota);
     if (count > 0) {
       copy_bytes(run.request.output + (piece.mine + chunk * quota) * run.element,
-                 run.stage_buffer(from, chunk, run.me(), quota), count * run.element,
-                 run.bytes >= run.kStreamingBytes);
+                 run.stage_buffer(from, chunk, run.me(), quota), count * run.element);
     }
   }
 }
@@ -169,7 +166,7 @@ Steps run_stage(PathRun& run) {
 Steps run_two_shot_stage(PathRun& run) {
   const size_t quota = two_shot_quota(run.bytes, run.element);
   const size_t chunks = chunks_of(run.request.count, quota);
-  ReduceSpec spec = run.reduce_spec(false);
+  ReduceSpec spec = run.reduce_spec();
   spec.takes_over = true;
   OperationSlot& slot = run.own_slot();
   co_await run.until_stage_is_free();

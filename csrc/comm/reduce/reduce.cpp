@@ -1,7 +1,6 @@
 // Checks a reduction and hands it to the kernels of this processor.
 #include "comm/reduce/reduce.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -14,12 +13,6 @@
 namespace dpcore {
 namespace {
 
-// Below this, bypassing the cache loses even when nobody reads the destination again: stores
-// end in the last-level cache. One thread, 35 MiB of cache, copies in GB/s, memcpy against
-// streaming: 1 MiB 13.4 and 6.0, 4 MiB 9.7 and 5.9, 16 MiB 4.8 and 5.1, 64 MiB 4.8 and 4.9,
-// 256 MiB 4.6 and 4.9. A reduction of two inputs into another output: 4 MiB 17.8 and 15.2,
-// 16 MiB 11.2 and 10.7, 64 MiB 11.1 and 10.7.
-constexpr size_t kStreamedBytes = 8 << 20;
 // What ranks hand to each other through their caches: from a few pages to a chunk of a stage.
 constexpr size_t kCacheCopyFrom = 2048;
 constexpr size_t kCacheCopyTo = 256 << 10;
@@ -139,14 +132,6 @@ void divide(DType dtype, std::span<void* const> out, size_t count, uint32_t divi
   }
 }
 
-// A line that was just read is in the cache: streaming it out saves no read, and costs a
-// quarter of the speed.
-bool is_in_place(std::span<const void* const> in, std::span<void* const> out) {
-  return std::any_of(out.begin(), out.end(), [in](const void* address) {
-    return std::find(in.begin(), in.end(), address) != in.end();
-  });
-}
-
 }  // namespace
 
 ReduceSpec reduction_over(int world, ReduceOp op, DType dtype) {
@@ -182,26 +167,22 @@ void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<v
     // One operand and no factor: its bits, unchanged.
     if (out.size() == 1) {
       if (out[0] != in[0]) {
-        copy_bytes(out[0], in[0], count * size_of(spec.dtype), spec.streaming);
+        copy_bytes(out[0], in[0], count * size_of(spec.dtype));
       }
       return;
     }
     entry = lower(table.kernels, DType::u8, ReduceOp::bor);
     entry.width = size_of(spec.dtype);
   }
-  const bool streaming =
-      spec.streaming && count * size_of(spec.dtype) >= kStreamedBytes && !is_in_place(in, out);
   entry.kernel({in.data(), in.size(), out.data(), out.size(), count * entry.width, spec.pre,
-                spec.post, streaming, spec.takes_over});
+                spec.post, spec.takes_over});
 }
 
-void copy_bytes(void* dst, const void* src, size_t n, bool streaming) {
+void copy_bytes(void* dst, const void* src, size_t n) {
   if (n == 0) {
     return;
   }
-  if (streaming && n >= kStreamedBytes) {
-    dispatch().kernels.copy_streaming(dst, src, n);
-  } else if (n >= kCacheCopyFrom && n <= kCacheCopyTo) {
+  if (n >= kCacheCopyFrom && n <= kCacheCopyTo) {
     dispatch().kernels.copy_between_caches(dst, src, n);
   } else {
     std::memcpy(dst, src, n);

@@ -27,7 +27,6 @@ struct ReduceSpec {
   double post = 1.0;            // multiplies the result; 1.0 costs nothing
   uint32_t divisor = 1;         // of integers: divides the result, rounded toward zero
   const double* pre = nullptr;  // one factor per input, or none
-  bool streaming = false;       // outputs are large and not read again soon: bypass the cache
   bool takes_over = false;      // inputs are outputs, too, and other ranks wrote them last
 };
 
@@ -40,8 +39,7 @@ ReduceSpec reduction_over(int world, ReduceOp op, DType dtype);
 void reduce(const ReduceSpec& spec, std::span<const void* const> in, std::span<void* const> out,
             size_t count);
 
-// Copies n bytes; with `streaming` the destination bypasses the cache.
-void copy_bytes(void* dst, const void* src, size_t n, bool streaming = false);
+void copy_bytes(void* dst, const void* src, size_t n);
 
 // The same for a source that another rank wrote last and this rank is going to write next: its
 // lines come over once, with the right to write them.

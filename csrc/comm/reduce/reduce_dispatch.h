@@ -26,7 +26,6 @@ struct ReduceJob {
   size_t count;
   const double* pre;  // n_in factors, or null
   double post;
-  bool streaming;
   bool takes_over;
 };
 
@@ -38,8 +37,6 @@ struct KernelTable {
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];
   void (*copy_between_caches)(void* dst, const void* src, size_t n);
   void (*copy_taking_over)(void* dst, const void* src, size_t n);
-  // Copies past the cache.
-  void (*copy_streaming)(void* dst, const void* src, size_t n);
 };
 
 const KernelTable& portable_kernels();

@@ -89,7 +89,7 @@ struct ComplexProd {
 };
 
 // How the main loop treats the memory hierarchy.
-enum class Memory { cached, prefetched, taken_over, streamed };
+enum class Memory { cached, prefetched, taken_over };
 
 // How far ahead of the loads. The hardware's own prefetcher starts anew in every 4 KiB page
 // and takes a few lines to see the stream; asking 2 KiB ahead hides that start. Measured with
@@ -105,7 +105,7 @@ constexpr size_t kCopyAhead = 1024;
 constexpr size_t kPrefetchedInputs = 4;
 constexpr size_t kLineBytes = 64;
 
-// From here on it pays to align, prefetch and stream; lines of another processor are far away.
+// From here on it pays to align and prefetch; lines of another processor are far away.
 constexpr size_t kLarge = 32 << 10;
 constexpr size_t kLargeTakenOver = 4 << 10;
 
@@ -178,8 +178,7 @@ struct Kernel {
     for (size_t k = 0; k < job.n_out; ++k) {
       char* out = static_cast<char*>(job.out[k]) + at;
       for (int v = 0; v < kCount; ++v) {
-        Format::template store<kMemory == Memory::streamed>(out + v * kVectorBytes,
-                                                            acc + v * kParts);
+        Format::store(out + v * kVectorBytes, acc + v * kParts);
       }
     }
   }
@@ -207,7 +206,7 @@ struct Kernel {
       combine<1>(acc, x);
     }
     finish<1>(acc, post);
-    Format::template store<false>(buffer, acc);
+    Format::store(buffer, acc);
     for (size_t k = 0; k < job.n_out; ++k) {
       store_part(static_cast<char*>(job.out[k]) + at, buffer, n);
     }
@@ -217,15 +216,6 @@ struct Kernel {
   static size_t head(const ReduceJob& job) {
     const size_t bytes = -reinterpret_cast<uintptr_t>(job.out[0]) % kVectorBytes;
     return bytes % (sizeof(Stored) * kGroup) == 0 ? bytes : 0;
-  }
-
-  static bool is_aligned(const ReduceJob& job, size_t at) {
-    for (size_t k = 0; k < job.n_out; ++k) {
-      if ((reinterpret_cast<uintptr_t>(job.out[k]) + at) % kVectorBytes != 0) {
-        return false;
-      }
-    }
-    return true;
   }
 
   static void run(const ReduceJob& job) {
@@ -238,10 +228,7 @@ struct Kernel {
         part(job, post, 0, at);
       }
       // Not past the end: the lines there may be in use by another rank.
-      if (job.streaming && is_aligned(job, at)) {
-        at = blocks<Memory::streamed>(job, post, at, end, kAhead);
-        stream_fence();
-      } else if (job.takes_over) {
+      if (job.takes_over) {
         at = blocks<Memory::taken_over>(job, post, at, end, kAhead);
       } else if (job.n_in <= kPrefetchedInputs) {
         at = blocks<Memory::prefetched>(job, post, at, end, kAhead);
@@ -271,30 +258,6 @@ void reduce_integer(const ReduceJob& job) {
   Kernel<Format, Op, false>::run(job);
 }
 
-// Four pages at a time: several streams keep more of the memory's banks busy than one.
-void copy_streaming(void* dst, const void* src, size_t n) {
-  constexpr size_t kPage = 4096;
-  constexpr size_t kPages = 4;
-  constexpr size_t kStep = 2 * kLineBytes;
-  char* to = static_cast<char*>(dst);
-  const char* from = static_cast<const char*>(src);
-  const size_t head = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
-  __builtin_memcpy(to, from, head < n ? head : n);
-  size_t at = head < n ? head : n;
-  for (; n - at >= kPages * kPage; at += kPages * kPage) {
-    for (size_t offset = at; offset < at + kPage; offset += kStep) {
-      for (size_t page = 0; page < kPages; ++page) {
-        for (size_t v = 0; v < kStep; v += kVectorBytes) {
-          const size_t i = offset + page * kPage + v;
-          store_vector<true>(to + i, load_vector<Vec<uint8_t>>(from + i));
-        }
-      }
-    }
-  }
-  stream_fence();
-  __builtin_memcpy(to + at, from + at, n - at);
-}
-
 // Lines that another rank has just read or written. The C library copies with one string
 // instruction here, which is slower at taking lines over from another processor's cache; and a
 // line that another rank has read costs a way there and back before it can be written, so it is
@@ -306,7 +269,7 @@ void copy_between_caches(void* dst, const void* src, size_t n) {
   const char* from = static_cast<const char*>(src);
   const auto copy_step = [to, from](size_t at) {
     for (size_t v = 0; v < kStep; v += kVectorBytes) {
-      store_vector<false>(to + at + v, load_vector<Vec<uint8_t>>(from + at + v));
+      store_vector(to + at + v, load_vector<Vec<uint8_t>>(from + at + v));
     }
   };
   size_t at = 0;
@@ -331,7 +294,6 @@ constexpr KernelTable make_table() {
   KernelTable table{};
   table.copy_between_caches = copy_between_caches<false>;
   table.copy_taking_over = copy_between_caches<true>;
-  table.copy_streaming = copy_streaming;
   const auto set = [&table](DType dtype, ReduceOp op, ReduceKernel kernel) {
     table.reduce[static_cast<int>(dtype)][static_cast<int>(op)] = kernel;
   };

@@ -22,29 +22,9 @@ DPCORE_INLINE V load_vector(const char* p) {
   return v;
 }
 
-// Writes `v`; with kStream past the cache, where `p` must be aligned to the vector.
-template <bool kStream, class V>
+template <class V>
 DPCORE_INLINE void store_vector(char* p, V v) {
-#if defined(__x86_64__)
-  if constexpr (kStream) {
-#if DPCORE_VECTOR_BYTES == 64
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
-#elif DPCORE_VECTOR_BYTES == 32
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
-#else
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
-#endif
-    return;
-  }
-#endif
-  __builtin_memcpy(p, &v, sizeof(V));
-}
-
-// Orders streamed stores before whatever the caller publishes next.
-DPCORE_INLINE void stream_fence() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
+  __builtin_memcpy(p, &v, sizeof(v));
 }
 
 // The first n < kVectorBytes bytes of a vector, from and to memory that ends there.
@@ -73,7 +53,7 @@ __attribute__((noinline)) void copy_part(char* dst, const char* src, size_t n) {
   copy_piece<1>(dst, src, n);
 }
 DPCORE_INLINE void load_part(char* vector, const char* src, size_t n) {
-  store_vector<false>(vector, Vec<uint8_t>{});
+  store_vector(vector, Vec<uint8_t>{});
   copy_part(vector, src, n);
 }
 DPCORE_INLINE void store_part(char* dst, const char* vector, size_t n) {
@@ -133,9 +113,8 @@ struct Plain {
   static constexpr int kParts = 1;
 
   static DPCORE_INLINE void load(const char* p, Vec<T>* part) { part[0] = load_vector<Vec<T>>(p); }
-  template <bool kStream>
   static DPCORE_INLINE void store(char* p, const Vec<T>* part) {
-    store_vector<kStream>(p, part[0]);
+    store_vector(p, part[0]);
   }
 };
 
@@ -158,9 +137,8 @@ struct BFloat16 {
     part[0] = (Vec<float>)(words << 16);
     part[1] = (Vec<float>)(words & 0xffff0000u);
   }
-  template <bool kStream>
   static DPCORE_INLINE void store(char* p, const Vec<float>* part) {
-    store_vector<kStream>(p, (rounded(part[0]) >> 16) | (rounded(part[1]) & 0xffff0000u));
+    store_vector(p, (rounded(part[0]) >> 16) | (rounded(part[1]) & 0xffff0000u));
   }
 
  private:
@@ -183,18 +161,17 @@ struct Float16 {
     part[0] = widen(p);
     part[1] = widen(p + kVectorBytes / 2);
   }
-  template <bool kStream>
   static DPCORE_INLINE void store(char* p, const Vec<float>* part) {
     constexpr int kNearest = 0;  // to nearest even, whatever the mode of the thread
 #if DPCORE_VECTOR_BYTES == 64
     // Masked, with every lane on: gcc 12 warns of its own headers in the plain forms.
     const __m256i low = _mm512_maskz_cvtps_ph(0xffff, (__m512)part[0], kNearest);
     const __m256i high = _mm512_maskz_cvtps_ph(0xffff, (__m512)part[1], kNearest);
-    store_half<kStream>(p, low);
-    store_half<kStream>(p + 32, high);
+    store_vector(p, low);
+    store_vector(p + 32, high);
 #else
-    store_half<kStream>(p, _mm256_cvtps_ph((__m256)part[0], kNearest));
-    store_half<kStream>(p + 16, _mm256_cvtps_ph((__m256)part[1], kNearest));
+    store_vector(p, _mm256_cvtps_ph((__m256)part[0], kNearest));
+    store_vector(p + 16, _mm256_cvtps_ph((__m256)part[1], kNearest));
 #endif
   }
 
@@ -203,25 +180,9 @@ struct Float16 {
   static DPCORE_INLINE Vec<float> widen(const char* p) {
     return (Vec<float>)_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(p));
   }
-  template <bool kStream>
-  static DPCORE_INLINE void store_half(char* p, __m256i v) {
-    if constexpr (kStream) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(p), v);
-    } else {
-      __builtin_memcpy(p, &v, sizeof(v));
-    }
-  }
 #else
   static DPCORE_INLINE Vec<float> widen(const char* p) {
     return (Vec<float>)_mm256_cvtph_ps(load_vector<__m128i>(p));
-  }
-  template <bool kStream>
-  static DPCORE_INLINE void store_half(char* p, __m128i v) {
-    if constexpr (kStream) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p), v);
-    } else {
-      __builtin_memcpy(p, &v, sizeof(v));
-    }
   }
 #endif
 
@@ -232,9 +193,8 @@ struct Float16 {
     part[0] = widen((Vec<int32_t>)(words & 0xffffu));
     part[1] = widen((Vec<int32_t>)(words >> 16));
   }
-  template <bool kStream>
   static DPCORE_INLINE void store(char* p, const Vec<float>* part) {
-    store_vector<kStream>(p, narrow(part[0]) | (narrow(part[1]) << 16));
+    store_vector(p, narrow(part[0]) | (narrow(part[1]) << 16));
   }
 
  private:

@@ -18,7 +18,6 @@ struct DeviceReduction {
 };
 
 // Throws Unsupported for what has no meaning and for more than kMaxOperands inputs or outputs.
-// spec.streaming is for processors with caches of another kind and says nothing here.
 DeviceReduction reduce_job(const ReduceSpec& spec, std::span<const void* const> in,
                            std::span<void* const> out, size_t count);
 

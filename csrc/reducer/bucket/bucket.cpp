@@ -18,8 +18,6 @@ namespace {
 
 // From here on torch's own copy is better when it may use several threads.
 constexpr size_t kParallelCopyBytes = size_t{1} << 20;
-// Nothing of so large a gradient is still in the cache when the bucket is sent.
-constexpr size_t kStreamingCopyBytes = size_t{4} << 20;
 constexpr size_t kNamesInMessages = 3;
 
 // The strides that autograd gives a gradient, so that it can be copied byte by byte.
@@ -127,7 +125,7 @@ void Gradient::collect() {
   warn_of_graph(grad);
   const bool parallel = bytes >= kParallelCopyBytes && at::get_num_threads() > 1;
   if (!parallel && can_copy_bytes(grad, *this)) {
-    copy_bytes(address, grad.const_data_ptr(), bytes, bytes >= kStreamingCopyBytes);
+    copy_bytes(address, grad.const_data_ptr(), bytes);
   } else {
     if (grad._is_zerotensor()) {
       grad = grad.clone();
