@@ -113,9 +113,7 @@ struct Plain {
   static constexpr int kParts = 1;
 
   static DPCORE_INLINE void load(const char* p, Vec<T>* part) { part[0] = load_vector<Vec<T>>(p); }
-  static DPCORE_INLINE void store(char* p, const Vec<T>* part) {
-    store_vector(p, part[0]);
-  }
+  static DPCORE_INLINE void store(char* p, const Vec<T>* part) { store_vector(p, part[0]); }
 };
 
 // Anything but zero is true, and true is written as one.
