@@ -2,13 +2,14 @@
 
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dpcore.ddp import launch_control
 from dpcore.ddp.launch_schedule import LaunchSchedule
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # (step, src, dst, chunk, reduce)
 _Move = tuple[int, int, int, int, bool]
 # (name, kind, peer, thread, operation, bytes, begin_ns, end_ns, path, schedule, root, world)
@@ -249,9 +250,6 @@ class Communicator:
     def failed(self) -> bool:
         """Whether an operation failed, after which every call raises."""
 
-    def all_reduce_now(self, tensor: Any, op: str, /) -> None:
-        """all_reduce with every option at its default, in place and waiting."""
-
     def whole(
         self,
         collective: str,
@@ -289,7 +287,7 @@ class Communicator:
     ) -> Work | None:
         """The collectives with a part per rank; one list of sizes stands for both."""
 
-    def barrier(self, timeout: float, asynchronous: bool, /) -> Work | None:
+    def barrier(self, *, timeout: float = 0.0, async_op: bool = False) -> Work | None:
         """Completes when every rank has entered it."""
 
     def message(
@@ -297,10 +295,11 @@ class Communicator:
         sends: bool,
         tensor: Any,
         peer: int | None,
-        tag: int,
-        timeout: float,
-        asynchronous: bool,
         /,
+        *,
+        tag: int = 0,
+        timeout: float = 0.0,
+        async_op: bool = False,
     ) -> Work | None:
         """send or recv; the peer None receives from any rank."""
 
@@ -666,6 +665,16 @@ def _choose_memory(ranks: Sequence[tuple[int, bool, bool]], wish: str) -> str:
 
 def _choose_barrier(uuids: Sequence[str], wish: str) -> str:
     """How ranks on these GPUs wait for each other: "stream" or "fused"."""
+
+def quick_method(
+    function: _Function,
+    target: str,
+    first: str | bool | None,
+    names: tuple[str, ...],
+    positional: int,
+    operators: tuple[str, ...],
+) -> _Function:
+    """A method whose plain calls go straight to the core's method `target`."""
 
 # ---- parts, machine, inspection --------------------------------------------------------------
 

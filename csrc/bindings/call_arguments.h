@@ -48,7 +48,6 @@ class CallArguments {
     return result;
   }
   // Seconds; 0 stands for the communicator's.
-  double timeout() { return timeout_of(object(), "timeout"); }
   static double timeout_of(pybind11::handle value, const char* name) {
     const double seconds = real_of(value, name);
     if (!(seconds >= 0)) {
@@ -67,7 +66,6 @@ class CallArguments {
     }
     return static_cast<int>(result);
   }
-  uint64_t natural(const char* name) { return natural_of(object(), name); }
   static uint64_t natural_of(pybind11::handle value, const char* name) {
     const auto index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value.ptr()));
     const uint64_t result = index ? PyLong_AsUnsignedLongLong(index.ptr()) : ~uint64_t{0};
@@ -123,6 +121,7 @@ class KeywordArguments {
     timeout,
     layout,
     async_op,
+    tag,
     kNames
   };
 
@@ -143,8 +142,8 @@ class KeywordArguments {
 
  private:
   static constexpr std::array<const char*, kNames> kTexts = {
-      "op",        "factor",   "root",    "input_sizes", "output_sizes",
-      "algorithm", "priority", "timeout", "layout",      "async_op"};
+      "op",       "factor",  "root",   "input_sizes", "output_sizes", "algorithm",
+      "priority", "timeout", "layout", "async_op",    "tag"};
 
   // Names in a program's text are interned, and so are these: the same name is the same object.
   static size_t index_of(PyObject* name) {

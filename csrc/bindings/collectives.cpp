@@ -194,21 +194,6 @@ py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
   return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
 }
 
-// The common case by itself: in place, all options as they are, and waiting.
-template <class Comm>
-py::object all_reduce_now(Comm& comm, py::handle self, CallArguments& arguments) {
-  comm.let_go_of_completed();
-  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
-  Request request = in_place(Collective::all_reduce, buffer);
-  request.op = parse_reduce_op(arguments.text("op"));
-  if constexpr (std::is_same_v<Comm, PyCommunicator>) {
-    run_and_wait(*comm.core, std::move(request), {});
-    return py::none();
-  } else {
-    return perform(comm, self, std::move(request), {}, std::move(buffer), {});
-  }
-}
-
 // The others: a part per rank. On ranks without an input or output it is None.
 template <class Comm>
 py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
@@ -288,14 +273,13 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
                  out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 
-py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
-  Call call;
-  call.timeout = arguments.timeout();
-  call.asynchronous = arguments.flag();
-  return perform(comm, self, Request{}, call, {}, {});
+py::object barrier(PyCommunicator& comm, py::handle self, CallArguments&,
+                   const KeywordArguments& options) {
+  return perform(comm, self, Request{}, call_of(comm, options), {}, {});
 }
 
-py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments,
+                   const KeywordArguments& options) {
   MessageCall call;
   call.sends = arguments.flag();
   const py::handle object = arguments.object();
@@ -303,9 +287,10 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
   const bool from_any = !call.sends && whom.is_none();
   call.peer = from_any ? MessageOperation::kAnyRank
                        : CallArguments::integer_of(whom, call.sends ? "dst" : "src");
-  call.tag = arguments.natural("tag");
-  call.timeout_s = arguments.timeout();
-  const bool asynchronous = arguments.flag();
+  bool asynchronous = false;
+  options.read(Option::tag, call.tag, CallArguments::natural_of);
+  options.read(Option::timeout, call.timeout_s, CallArguments::timeout_of);
+  options.read(Option::async_op, asynchronous, CallArguments::flag_of);
   comm.let_go_of_completed();
   Buffer buffer = buffer_of(object, "tensor", call.sends ? Access::read : Access::write);
   call.dtype = buffer.dtype;
@@ -328,7 +313,6 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
 }  // namespace
 
 void define_collectives(py::handle type) {
-  define_quick_method<PyCommunicator, all_reduce_now<PyCommunicator>>(type, "all_reduce_now");
   define_quick_method<PyCommunicator, whole<PyCommunicator>>(type, "whole");
   define_quick_method<PyCommunicator, parted<PyCommunicator>>(type, "parted");
   define_quick_method<PyCommunicator, barrier>(type, "barrier");
@@ -336,8 +320,6 @@ void define_collectives(py::handle type) {
 }
 
 void define_stream_collectives(py::handle type) {
-  define_quick_method<PyStreamCommunicator, all_reduce_now<PyStreamCommunicator>>(type,
-                                                                                  "all_reduce_now");
   define_quick_method<PyStreamCommunicator, whole<PyStreamCommunicator>>(type, "whole");
   define_quick_method<PyStreamCommunicator, parted<PyStreamCommunicator>>(type, "parted");
 }

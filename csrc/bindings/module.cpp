@@ -22,6 +22,7 @@ void register_launch_control(py::module_& m);
 void register_reducer(py::module_& m);
 void register_network(py::module_& m);
 void register_torch_backend(py::module_& m);
+void register_quick_method(py::module_& m);
 
 namespace {
 
@@ -60,6 +61,7 @@ PYBIND11_MODULE(_C, m) {
   register_launch_control(m);
   register_reducer(m);
   register_torch_backend(m);
+  register_quick_method(m);
 }
 
 }  // namespace dpcore

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dpcore.communicators.checks import OPERATORS, check_both
 from dpcore.communicators.protocol import Algorithm, Operator, Sizes
+from dpcore.communicators.quick import quick
 from dpcore.communicators.words import OtherNames, operator_name
 from dpcore.communicators.work import Work
-from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,6 +55,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[CombiningWhole],
     ) -> Work | None: ...
+    @quick("whole", "all_reduce")
     def all_reduce(
         self,
         tensor: Any,
@@ -74,15 +75,7 @@ class NativeCalls(OtherNames):
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
-        plain = algorithm is None and priority == 0 and timeout == 0.0 and layout == 0
-        if plain and not async_op and op != "premul_sum":
-            try:
-                self._native.all_reduce_now(tensor, op)
-                return None
-            except (TypeError, Unsupported):  # looking at the name first would take 40 ns
-                if op in OPERATORS:
-                    raise
-        op = operator_name(op)
+        op = op if op in OPERATORS else operator_name(op)
         native = self._native.whole(
             "all_reduce", tensor, op=op, factor=factor, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -97,6 +90,7 @@ class NativeCalls(OtherNames):
     def broadcast(
         self, tensor: Any, root: int = ..., *, async_op: bool = ..., **options: Unpack[Whole]
     ) -> Work | None: ...
+    @quick("whole", "broadcast")
     def broadcast(
         self,
         tensor: Any,
@@ -135,6 +129,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Combining],
     ) -> Work | None: ...
+    @quick("whole", "reduce")
     def reduce(
         self,
         tensor: Any,
@@ -177,6 +172,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[CombiningParts],
     ) -> Work | None: ...
+    @quick("parted", "reduce_scatter")
     def reduce_scatter(
         self,
         output: Any,
@@ -211,6 +207,7 @@ class NativeCalls(OtherNames):
     def all_gather(
         self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[GatheringParts]
     ) -> Work | None: ...
+    @quick("parted", "all_gather")
     def all_gather(
         self,
         output: Any,
@@ -250,6 +247,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Parts],
     ) -> Work | None: ...
+    @quick("parted", "gather")
     def gather(
         self,
         output: Any | None,
@@ -289,6 +287,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Parts],
     ) -> Work | None: ...
+    @quick("parted", "scatter")
     def scatter(
         self,
         output: Any,
@@ -316,6 +315,7 @@ class NativeCalls(OtherNames):
     def all_to_all(
         self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[Exchanging]
     ) -> Work | None: ...
+    @quick("parted", "all_to_all")
     def all_to_all(
         self,
         output: Any,
@@ -350,12 +350,13 @@ class NativeCalls(OtherNames):
     def send(
         self, tensor: Any, dst: int, *, async_op: bool = ..., **options: Unpack[Message]
     ) -> Work | None: ...
+    @quick("message", True)
     def send(
         self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
     ) -> Work | None:
         """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
-        native = self._native.message(True, tensor, dst, tag, timeout, async_op)
-        return None if native is None else Work(native, [tensor])
+        work = self._native.message(True, tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else Work(work, [tensor])
 
     @overload
     def recv(
@@ -365,6 +366,7 @@ class NativeCalls(OtherNames):
     def recv(
         self, tensor: Any, src: int | None, *, async_op: bool = ..., **options: Unpack[Message]
     ) -> Work | None: ...
+    @quick("message", False)
     def recv(
         self,
         tensor: Any,
@@ -379,16 +381,17 @@ class NativeCalls(OtherNames):
         ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
         ``source`` says from which it came.
         """
-        native = self._native.message(False, tensor, src, tag, timeout, async_op)
-        return None if native is None else Work(native, [tensor])
+        work = self._native.message(False, tensor, src, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else Work(work, [tensor])
 
     @overload
     def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
     @overload
     def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
+    @quick("barrier")
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
-        native = self._native.barrier(timeout, async_op)
+        native = self._native.barrier(timeout=timeout, async_op=async_op)
         return None if native is None else Work(native, [])
 
     monitored_barrier = barrier
