@@ -669,7 +669,7 @@ def _choose_barrier(uuids: Sequence[str], wish: str) -> str:
 def quick_method(
     function: _Function,
     target: str,
-    first: str | bool | None,
+    first: str | bool,
     names: tuple[str, ...],
     positional: int,
     operators: tuple[str, ...],

@@ -1,7 +1,7 @@
 // A method of a Python class whose plain calls need no frame of the interpreter.
 //
-// comm.broadcast(tensor, root=0) has seven parameters with defaults, and giving them to the core
-// one by one takes as long as the operation on a few bytes. A call that gives nothing but the first
+// comm.broadcast(tensor, root=0) has five options besides, and giving them to the core one by one
+// takes as long as the operation on a few bytes. A call that gives nothing but the first
 // parameters ("tensor, root") goes straight to the core's method instead. Every other call is the
 // Python function's, which has the signature, the documentation and the words of errors:
 //
@@ -23,11 +23,12 @@ namespace {
 constexpr size_t kMostNames = 4;
 
 struct QuickMethod {
-  PyObject_HEAD vectorcallfunc call;
+  PyObject base;
+  vectorcallfunc call;
   PyObject* dict;         // __wrapped__, __doc__ and what else functools.update_wrapper copies
   PyObject* function;     // for all other calls
   PyObject* target;       // the name of the core's method
-  PyObject* first;        // its first argument, or null: which collective
+  PyObject* first;        // its first argument: which collective
   PyObject* names;        // of the leading parameters
   PyObject* operators;    // the core's words; others are the function's to translate
   Py_ssize_t positional;  // the core takes so many by position and the rest by name
@@ -82,7 +83,7 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
   const QuickMethod& method = *reinterpret_cast<QuickMethod*>(self);
   const Py_ssize_t count = PyVectorcall_NARGS(flags) - 1;  // without the instance
   std::array<PyObject*, kMostNames + 2> stack;             // instance, first, values
-  PyObject** values = stack.data() + (method.first == nullptr ? 1 : 2);
+  PyObject** values = stack.data() + 2;
   std::optional<Py_ssize_t> given;
   if (count >= 0) {
     given = plain_arguments(method, args + 1, count, keywords, values);
@@ -95,18 +96,15 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
     return nullptr;
   }
   stack[0] = native;
-  if (method.first != nullptr) {
-    stack[1] = method.first;
-  }
-  const size_t before = static_cast<size_t>(values - stack.data());
+  stack[1] = method.first;
   PyObject* result = PyObject_VectorcallMethod(
-      method.target, stack.data(), before + static_cast<size_t>(method.positional),
+      method.target, stack.data(), 2 + static_cast<size_t>(method.positional),
       method.options[static_cast<size_t>(*given - method.positional)]);
   Py_DECREF(native);
   return result;
 }
 
-// Of an instance: a bound method. Python's own call of a method does without one.
+// What is taken from the class is a method, too, for those who look at one.
 PyObject* bind(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr || instance == Py_None ? Py_NewRef(self)
                                                     : PyMethod_New(self, instance);
@@ -140,10 +138,9 @@ PyObject* make_type() {
                                 {Py_tp_members, members},
                                 {Py_tp_getset, attributes},
                                 {0, nullptr}};
-  static PyType_Spec spec{"dpcore._C.QuickMethod", sizeof(QuickMethod), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL |
-                              Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                          slots};
+  static PyType_Spec spec{
+      "dpcore._C.QuickMethod", sizeof(QuickMethod), 0,
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   return PyType_FromSpec(&spec);
 }
 
@@ -164,7 +161,7 @@ py::object quick_method(const py::function& function, const py::str& target,
   method.call = call_quick_method;
   method.function = py::object(function).release().ptr();
   method.target = py::object(target).release().ptr();
-  method.first = first.is_none() ? nullptr : py::object(first).release().ptr();
+  method.first = py::object(first).release().ptr();
   method.names = py::object(names).release().ptr();
   method.operators = py::object(operators).release().ptr();
   method.positional = positional;
@@ -174,7 +171,8 @@ py::object quick_method(const py::function& function, const py::str& target,
         PyTuple_GetSlice(method.names, positional, end);
   }
   py::module_::import("functools").attr("update_wrapper")(made, function);
-  return made;
+  // What makes a method of it is what pybind11 makes methods with, since torch.compile knows that.
+  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
 }
 
 }  // namespace

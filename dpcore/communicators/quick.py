@@ -12,7 +12,7 @@ from dpcore.communicators.checks import OPERATORS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def quick(target: str, first: str | bool | None = None) -> Callable[[Function], Function]:
+def quick(target: str, first: str | bool) -> Callable[[Function], Function]:
     """A call that gives nothing but the leading parameters goes straight to the core's method
     ``target``, whose first argument is ``first``; every other call is the function's."""
 

@@ -13,7 +13,7 @@ from dpcore.communicators import native_calls
 
 QUICK = [
     "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
-    "all_to_all", "send", "recv", "barrier",
+    "all_to_all", "send", "recv",
 ]  # fmt: skip
 
 
@@ -48,8 +48,7 @@ def plain_and_other_calls(comm):
         lambda: comm.gather(y, x, 0),
         lambda: comm.scatter(y, x, root=0),
         lambda: comm.all_to_all(y, x),
-        comm.barrier,
-        lambda: dpcore.Communicator.barrier(comm),
+        lambda: dpcore.Communicator.broadcast(comm, x),
     ]
     for place, call in enumerate(plain):
         assert functions_entered(call) == [], place
@@ -62,7 +61,6 @@ def plain_and_other_calls(comm):
             lambda: comm.all_reduce(x, **{"".join("op"): "sum"}),  # a name of its own
         ],
         "reduce": [lambda: comm.reduce(x, op="sum")],
-        "barrier": [lambda: comm.barrier(timeout=5.0)],
     }
     for name, calls in others.items():
         for call in calls:
@@ -98,9 +96,8 @@ def mistakes(comm):
         (lambda: comm.all_reduce(x, operator="sum"), "unexpected keyword argument 'operator'"),
         (lambda: comm.all_reduce(x, None), "op: expected a name"),
         (lambda: comm.all_reduce(x, ["sum"]), "op: expected a name"),
-        (lambda: comm.barrier(3), r"barrier\(\) takes 1 positional argument but 2 were given"),
         (lambda: comm.broadcast(x, "0"), "root: expected an integer, not '0'"),
-        (dpcore.Communicator.barrier, r"barrier\(\) missing 1 required"),
+        (dpcore.Communicator.broadcast, r"broadcast\(\) missing 2 required"),
     ]:
         with pytest.raises(TypeError, match=words):
             call()
@@ -137,7 +134,7 @@ def test_a_subclass_calls_its_base():
 def test_one_without_a_core_says_so():
     nobody = dpcore.Communicator.__new__(dpcore.Communicator)
     with pytest.raises(AttributeError, match="_native"):
-        nobody.barrier()
+        nobody.broadcast(torch.ones(2))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -148,6 +145,22 @@ def test_a_quick_method_looks_like_its_function(name):
     assert method.__name__ == name and method.__doc__ == function.__doc__
     assert inspect.signature(method) == inspect.signature(function)
     assert inspect.isroutine(method) and name in inspect.getsource(method)
+
+
+def in_a_compiled_function(comm):
+    @torch.compile(backend="eager")
+    def doubled(x):
+        y = x * 2
+        comm.all_reduce(y)
+        comm.broadcast(y, 0)
+        return y + 1
+
+    return doubled(torch.ones(2)).tolist()
+
+
+def test_a_compiled_function_may_call_them():
+    """torch.compile leaves the calls to the interpreter, with the communicator in front."""
+    assert dpcore.spawn(in_a_compiled_function, 2) == [[5, 5], [5, 5]]
 
 
 def references(comm):

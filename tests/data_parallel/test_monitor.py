@@ -96,10 +96,10 @@ def test_nobody_is_named_in_20_runs_of_ranks_that_are_alike():
 @timed
 def test_a_rank_that_is_slow_between_its_steps_is_named_for_that():
     def body(comm):
-        return watched(comm, 20, between=(3 if comm.rank == 1 else 1) * MS)[1]
+        return watched(comm, 20, between=(15 if comm.rank == 1 else 5) * MS)[1]
 
     last = on_threads(body, 2)[0]
-    assert (last["slow_rank"], last["ranks"][1]["between_ms"] > 3) == (1, True)
+    in_time(last["slow_rank"] == 1 and last["ranks"][1]["between_ms"] > 15, line_of(last))
     assert "rank 1 is slow: what it does between backward and forward" in line_of(last)
 
 
@@ -107,7 +107,7 @@ def test_a_rank_that_is_slow_between_its_steps_is_named_for_that():
 def test_who_becomes_slow_later_is_named_then():
     def body(comm):
         lines = []
-        model = dp.DataParallel(Layers(1 * MS), comm=comm)
+        model = dp.DataParallel(Layers(5 * MS), comm=comm)
         monitor = dp.monitor(model, 20, lines.append)
         train(model, 22)
         model.module.seconds *= 1.5 if comm.rank == 1 else 1
