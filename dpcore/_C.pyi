@@ -287,7 +287,7 @@ class Communicator:
     ) -> Work | None:
         """The collectives with a part per rank; one list of sizes stands for both."""
 
-    def barrier(self, *, timeout: float = 0.0, async_op: bool = False) -> Work | None:
+    def barrier(self, timeout: float, asynchronous: bool, /) -> Work | None:
         """Completes when every rank has entered it."""
 
     def message(

@@ -273,9 +273,11 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
                  out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 
-py::object barrier(PyCommunicator& comm, py::handle self, CallArguments&,
-                   const KeywordArguments& options) {
-  return perform(comm, self, Request{}, call_of(comm, options), {}, {});
+py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
+  Call call;
+  call.timeout = CallArguments::timeout_of(arguments.object(), "timeout");
+  call.asynchronous = arguments.flag();
+  return perform(comm, self, Request{}, call, {}, {});
 }
 
 py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments,

@@ -390,7 +390,7 @@ class NativeCalls(OtherNames):
     def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
-        native = self._native.barrier(timeout=timeout, async_op=async_op)
+        native = self._native.barrier(timeout, async_op)
         return None if native is None else Work(native, [])
 
     monitored_barrier = barrier
