@@ -4,8 +4,8 @@
 // pybind11 finds out at every call which overload fits, and makes a tuple and casters for it;
 // for a collective of a few bytes that takes longer than the collective. Only the package's own
 // Communicator calls these methods: what a call has anyway comes first, always in the same order,
-// and the options of collectives follow by name (KeywordArguments). What a user may get wrong still
-// is an error that names it.
+// and the options follow by name (KeywordArguments). What a user may get wrong still is an error
+// that names it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -107,7 +107,7 @@ class CallArguments {
   PyObject* const* end_;
 };
 
-// The options of collectives, by name; one that was not given has a null handle.
+// The options of collectives and messages, by name; one that was not given has a null handle.
 class KeywordArguments {
  public:
   enum Name {

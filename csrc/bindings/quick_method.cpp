@@ -1,9 +1,10 @@
 // A method of a Python class whose plain calls need no frame of the interpreter.
 //
 // comm.broadcast(tensor, root=0) has five options besides, and giving them to the core one by one
-// takes as long as the operation on a few bytes. A call that gives nothing but the first
-// parameters ("tensor, root") goes straight to the core's method instead. Every other call is the
-// Python function's, which has the signature, the documentation and the words of errors:
+// takes as long as the operation on a few bytes. A plain call, which gives nothing but the first
+// parameters ("tensor, root"), without a gap, and an operator by one of the core's own names, goes
+// straight to the core's method instead. Every other call is left to the Python function, which has
+// the signature, the documentation and the words of errors:
 //
 //   comm.broadcast(t, 0)    comm._native.whole("broadcast", t, root=0)
 //   comm.broadcast(t, 0, async_op=True)    function(comm, t, 0, async_op=True)
@@ -25,6 +26,7 @@ constexpr size_t kMostNames = 4;
 struct QuickMethod {
   PyObject base;
   vectorcallfunc call;
+  PyObject* weak;         // the list of weak references
   PyObject* dict;         // __wrapped__, __doc__ and what else functools.update_wrapper copies
   PyObject* function;     // for all other calls
   PyObject* target;       // the name of the core's method
@@ -104,13 +106,19 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
   return result;
 }
 
-// What is taken from the class is a method, too, for those who look at one.
+// What is taken from the class is a method, too, for code that inspects it.
 PyObject* bind(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr || instance == Py_None ? Py_NewRef(self)
                                                     : PyMethod_New(self, instance);
 }
 
+// Pickled and copied as a function is: by its name.
+PyObject* name_of_method(PyObject* self, PyObject*) {
+  return PyObject_GetAttrString(self, "__qualname__");
+}
+
 void forget(PyObject* self) {
+  PyObject_ClearWeakRefs(self);
   auto& method = *reinterpret_cast<QuickMethod*>(self);
   for (PyObject* each : {method.dict, method.function, method.target, method.first, method.names,
                          method.operators}) {
@@ -128,14 +136,18 @@ PyObject* make_type() {
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(QuickMethod, call), READONLY, nullptr},
       {"__dictoffset__", T_PYSSIZET, offsetof(QuickMethod, dict), READONLY, nullptr},
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(QuickMethod, weak), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMethodDef methods[] = {{"__reduce__", name_of_method, METH_NOARGS, nullptr},
+                                  {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(forget)},
                                 {Py_tp_members, members},
+                                {Py_tp_methods, methods},
                                 {Py_tp_getset, attributes},
                                 {0, nullptr}};
   static PyType_Spec spec{
@@ -171,7 +183,7 @@ py::object quick_method(const py::function& function, const py::str& target,
         PyTuple_GetSlice(method.names, positional, end);
   }
   py::module_::import("functools").attr("update_wrapper")(made, function);
-  // What makes a method of it is what pybind11 makes methods with, since torch.compile knows that.
+  // Wrapped as pybind11 wraps its own methods, which torch.compile recognises.
   return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
 }
 

@@ -13,8 +13,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def quick(target: str, first: str | bool) -> Callable[[Function], Function]:
-    """A call that gives nothing but the leading parameters goes straight to the core's method
-    ``target``, whose first argument is ``first``; every other call is the function's."""
+    """A plain call goes straight to the core's method ``target``, with ``first`` as its first
+    argument; every other call is left to the function."""
 
     def quicker(function: Function) -> Function:
         text = cast("FunctionType", function)

@@ -1,8 +1,11 @@
 """Calls without options go straight to the core, past the Python function that has the signature.
-Whatever else is passed is that function's, with its words."""
+Every other call is left to that function, which reports mistakes in its own words."""
 
+import copy
 import inspect
+import pickle
 import sys
+import weakref
 
 import pytest
 import torch
@@ -58,7 +61,7 @@ def plain_and_other_calls(comm):
             lambda: comm.all_reduce(x, dist.ReduceOp.SUM),
             lambda: comm.all_reduce(x, factor=1.0),
             lambda: comm.all_reduce(x, async_op=True).wait(),
-            lambda: comm.all_reduce(x, **{"".join("op"): "sum"}),  # a name of its own
+            lambda: comm.all_reduce(x, **{"".join("op"): "sum"}),  # equal, and not the interned one
         ],
         "reduce": [lambda: comm.reduce(x, op="sum")],
     }
@@ -161,6 +164,13 @@ def in_a_compiled_function(comm):
 def test_a_compiled_function_may_call_them():
     """torch.compile leaves the calls to the interpreter, with the communicator in front."""
     assert dpcore.spawn(in_a_compiled_function, 2) == [[5, 5], [5, 5]]
+
+
+def test_it_is_pickled_copied_and_weakly_referenced_as_a_function_is():
+    method = dpcore.Communicator.broadcast
+    assert pickle.loads(pickle.dumps(method)) is method
+    assert copy.deepcopy(method) is method
+    assert weakref.ref(method)() is method
 
 
 def references(comm):

@@ -142,7 +142,7 @@ class Browser:
         raise AssertionError(f"{path} was not ready within {_PATIENCE} s; {self.problems}")
 
     def processor_ms(self):
-        """What the processes of the browser that now run have taken of the processors so far."""
+        """Processor time that each running process of the browser has used so far, by its id."""
         processes = self._send("SystemInfo.getProcessInfo", {}, {})["processInfo"]
         return {process["id"]: 1000 * process["cpuTime"] for process in processes}
 

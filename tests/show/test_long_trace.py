@@ -36,7 +36,7 @@ def test_its_page_takes_some_bytes_for_each_operation(page):
 @pytest.mark.hurried
 def test_it_opens_within_two_seconds(browser, page):
     """From the beginning of the navigation to the first frame, by the page's own clock, or by the
-    time that the browser had of the processors, since it may share them with other tests. It is
+    processor time that the browser used, since it may share processors with other tests. It is
     opened again where both took longer: the first page also starts processes of the browser."""
     took_ms = []
     while not took_ms or (min(took_ms[-1]) > MOST_MS and len(took_ms) < TRIES):
