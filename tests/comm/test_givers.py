@@ -94,6 +94,31 @@ def test_a_giver_is_held_back_when_nobody_takes(collective, elements, ahead):
         assert whole == [float(step)]
 
 
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_a_giver_goes_on_though_its_taker_has_freed_fewer_slots_than_it_rings_for(collective):
+    """It sleeps by then, and its taker takes no more until it has gone on."""
+    freed = 5
+    gone_on = [threading.Event() for _ in range(4)]
+
+    def body(comm):
+        call = getattr(comm, collective)
+        if (comm.rank == 0) == (collective == "broadcast"):  # a giver
+            for _ in range(SLOTS + freed):
+                call(torch.ones(2))
+            gone_on[comm.rank].set()
+        else:
+            time.sleep(0.05)
+            for _ in range(freed):
+                call(torch.ones(2))
+            givers = [0] if collective == "broadcast" else [1, 2, 3]
+            assert all(gone_on[giver].wait(20) for giver in givers)
+            for _ in range(SLOTS):
+                call(torch.ones(2))
+        comm.barrier()
+
+    spawn(body, 4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", ["barrier", "all_reduce", "broadcast"])
 def test_two_roots_find_out_when_they_wait_for_everybody(then, mode):

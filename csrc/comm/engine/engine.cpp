@@ -19,8 +19,8 @@ constexpr int kLooksAtNetwork = 80;
 constexpr int kLooksPerGlance = 8;  // at who is on which processor
 constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
-constexpr int kYieldsWhenCrowded = 12;
-constexpr int64_t kLongYieldNs = 1'000'000;
+constexpr int kYieldsWhenCrowded = 40;
+constexpr int64_t kLongYieldNs = 2'000'000;
 constexpr int64_t kRestAfterYield = 20;  // so long yields take a twentieth of the time
 constexpr int kRoundsPerLook = 256;
 

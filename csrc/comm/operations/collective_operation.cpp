@@ -252,9 +252,7 @@ void CollectiveOperation::start_body() {
   body_ = body_of(run_);
 }
 
-// Everything was there when the last rank posted: no coroutine, no second wait. Nobody needs to
-// be woken either when this is the only operation in flight: a peer that waits for our stage or
-// slot is ahead of us and waits for our next post as well, which rings. Unless it only gives.
+// Everything was there when the last rank posted: no coroutine, no second wait.
 void CollectiveOperation::finish_at_entry() {
   run_.path = run_.is_small ? Path::stage : Path::barrier;
   fault::reach(fault::Point::middle, run_.me(), run_.number);
@@ -265,7 +263,30 @@ void CollectiveOperation::finish_at_entry() {
     }
   }
   run_.count_staged_traffic();
-  run_.finish(run_.has_root() || run_.others_in_flight());
+  run_.finish(false);
+  ring_at_entry();
+}
+
+// Nobody needs to be woken when this is the only operation in flight: a peer that waits for our
+// stage or slot is ahead of us and waits for our next post as well, which rings. With a root there
+// may be no such post. Then whoever waits for data is woken at once, and whoever has run out of
+// slots when several are free: being woken for each costs two changes of the process every time.
+void CollectiveOperation::ring_at_entry() {
+  constexpr uint64_t kSlotsPerRing = kSlots / 4;
+  if (!run_.has_root()) {
+    if (run_.others_in_flight()) {
+      group_->ring_others();
+    }
+    return;
+  }
+  const bool is_root = run_.request.root == run_.me();
+  const bool from_root = comes_from_root(run_.request.collective);
+  const bool frees_several = !run_.is_tiny || run_.number % kSlotsPerRing == 0;
+  if (frees_several || run_.others_in_flight() || (is_root && from_root)) {
+    group_->ring_others();
+  } else if (!is_root && !from_root) {
+    group_->ring(run_.request.root);
+  }
 }
 
 bool CollectiveOperation::relieve() {

@@ -48,6 +48,7 @@ class CollectiveOperation final : public Operation {
   void check_what_is_over(bool wherever_possible) const;
   void start_body();
   void finish_at_entry();
+  void ring_at_entry();
 
   std::shared_ptr<SharedState> shared_;
   PathRun run_{*this};
