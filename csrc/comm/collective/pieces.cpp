@@ -52,10 +52,6 @@ Piece incoming(const Request& request, int me, int from) {
 
 namespace {
 
-bool goes_from_root(Collective collective) {
-  return collective == Collective::broadcast || collective == Collective::scatter;
-}
-
 bool goes_to_root(Collective collective) {
   return collective == Collective::reduce || collective == Collective::gather;
 }
@@ -64,11 +60,11 @@ bool goes_to_root(Collective collective) {
 
 bool publishes(const Request& request, int r) {
   return r == request.root ? !goes_to_root(request.collective)
-                           : !goes_from_root(request.collective);
+                           : !comes_from_root(request.collective);
 }
 
 bool consumes(const Request& request, int r) {
-  return r == request.root ? !goes_from_root(request.collective)
+  return r == request.root ? !comes_from_root(request.collective)
                            : !goes_to_root(request.collective);
 }
 

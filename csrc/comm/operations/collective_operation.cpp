@@ -279,13 +279,13 @@ void CollectiveOperation::ring_at_entry() {
     }
     return;
   }
-  const bool is_root = run_.request.root == run_.me();
-  const bool from_root = comes_from_root(run_.request.collective);
+  const int root = run_.request.root;
+  const bool gives_to_all = only_gives_ && root == run_.me();
   const bool frees_several = !run_.is_tiny || run_.number % kSlotsPerRing == 0;
-  if (frees_several || run_.others_in_flight() || (is_root && from_root)) {
+  if (gives_to_all || frees_several || run_.others_in_flight()) {
     group_->ring_others();
-  } else if (!is_root && !from_root) {
-    group_->ring(run_.request.root);
+  } else if (only_gives_) {
+    group_->ring(root);
   }
 }
 
