@@ -51,6 +51,7 @@ def assert_equal(mine, others, where="", **tolerance):
         assert mine == others, where
 
 
+@pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_program_gives_the_bits_of_bucketed(name, world):

@@ -38,6 +38,7 @@ def test_twins_of_all_schedules_give_the_same(name, kind):
             assert_same(trained(name, kind, schedule, world), plain)
 
 
+@pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("name", WITH_TWIN)
 def test_the_plain_twin_is_data_parallel(name, kind):

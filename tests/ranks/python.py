@@ -49,7 +49,10 @@ def folder():
         listener.bind(str(made / "server"))
         listener.listen(128)
         handles = [listener.fileno(), owned.fileno()]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its pool starts at the import
+        environment = os.environ | {
+            "OPENBLAS_NUM_THREADS": "1",  # its pool starts at the import
+            "OMP_WAIT_POLICY": "passive",  # threads that wait leave the processor to other tests
+        }
         subprocess.Popen(
             [sys.executable, "-m", "tests.ranks.server", *map(str, handles)],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
