@@ -8,8 +8,8 @@ import pytest
 @pytest.fixture
 def one_processor():
     """For hundreds of trainings whose ranks are threads and compute in Python: on two processors
-    they would wake each other for the interpreter's lock at every operation of torch, which takes
-    half as long again. `make test-full` gives them all processors, as other tests do here."""
+    they would wake each other for the interpreter's lock at every operation of torch, and take
+    half as long again. `make test-full` lets them have all processors."""
     before = os.sched_getaffinity(0)
     if os.environ.get("DPCORE_TEST_FULL") != "1":
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
