@@ -327,6 +327,7 @@ EXPORT void fake_nccl_reset() {
   g_async_error = 0;
   g_hanging.clear();
   g_progress_polls.store(0);
+  g_abort_ms.store(0);
 }
 EXPORT void fake_nccl_fail(const char* name, int code) {
   const std::lock_guard<std::mutex> lock(g_mutex);
@@ -341,6 +342,7 @@ EXPORT void fake_nccl_hang(int rank) {
   g_hanging.insert(rank);
 }
 EXPORT void fake_nccl_in_progress(int polls) { g_progress_polls.store(polls); }
+EXPORT void fake_nccl_slow_abort(int ms) { g_abort_ms.store(ms); }
 EXPORT const char* fake_nccl_log() {
   static std::string copy;
   const std::lock_guard<std::mutex> lock(g_mutex);

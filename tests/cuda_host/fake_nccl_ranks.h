@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/device/device_host.h"
@@ -35,6 +37,7 @@ inline int g_async_error = 0;
 inline std::set<int> g_hanging;               // ranks whose device does nothing any more
 inline std::atomic<int> g_progress_polls{0};  // answers of "in progress" after every call
 inline std::atomic<int> g_polls_left{0};
+inline std::atomic<int> g_abort_ms{0};  // from an abort until what waits on a device ends
 
 inline int called(const std::string& name, int rank, const std::string& arguments) {
   const std::lock_guard<std::mutex> lock(g_mutex);
@@ -118,7 +121,13 @@ template <class Condition>
 bool wait_in(World& world, std::unique_lock<std::mutex>& lock, const std::atomic<bool>& aborted,
              Condition condition) {
   world.changed.wait(lock, [&] { return aborted.load() || condition(); });
-  return !aborted.load();
+  if (!aborted.load()) {
+    return true;
+  }
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(g_abort_ms.load()));
+  lock.lock();
+  return false;
 }
 
 // Waits for all, the last one does it.

@@ -180,6 +180,44 @@ def test_every_call_that_fails_names_the_library(fake, name):
         assert f"{LIBRARY}, nccl{name}: invalid argument: the stand-in" in str(error), error
 
 
+def is_left_alone(tensor):
+    tensor.fill_(7)
+    time.sleep(0.2)
+    return tensor.eq(7).all()
+
+
+def test_nothing_is_written_behind_a_failure(fake):
+    """The own piece is copied behind the messages, which the abort ends."""
+    fake.fake_nccl_slow_abort(100)
+    fake.fake_nccl_fail(b"Send", 4)  # for one rank; the other one waits for it
+
+    def body(comm):
+        out = torch.zeros(4)
+        with pytest.raises(dpcore.Error, match="ncclSend: invalid argument"):
+            comm.all_to_all(out, torch.ones(4))
+        assert is_left_alone(out)
+
+    on_devices(body, 2)
+
+
+def test_nothing_is_written_of_a_call_that_failed_half_way(fake):
+    """A schedule copies the own piece before its messages, here behind what never ends."""
+    fake.fake_nccl_hang(0)
+    fake.fake_nccl_hang(1)
+    fake.fake_nccl_fail(b"Recv", 4)
+
+    def body(comm):
+        never = comm.all_reduce(torch.ones(3), async_op=True)
+        out = torch.zeros(4)
+        with pytest.raises(dpcore.Error, match="ncclRecv: invalid argument"):
+            comm.all_gather(out, torch.ones(2), algorithm="ring/moves")
+        assert is_left_alone(out)
+        with pytest.raises(dpcore.Error):
+            never.wait()
+
+    on_devices(body, 2)
+
+
 def test_an_error_of_a_call_in_progress_names_the_library(fake):
     fake.fake_nccl_in_progress(3)
 

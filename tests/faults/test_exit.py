@@ -1,6 +1,7 @@
 """How ranks end (5, 6, 25, 27): without finalize, with work in flight, by Ctrl-C, all at once."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -167,6 +168,31 @@ def test_no_memory_has_a_name_while_ranks_live():
 
     outcomes = run_processes(body, 2)
     assert [outcome.result for outcome in outcomes] == [(False, True)] * 2
+
+
+def are_passed_over():
+    """By a dump of this process, for each mapping of an arena."""
+    blocks = Path("/proc/self/smaps").read_text().split("VmFlags: ")
+    return [
+        "dd" in after.splitlines()[0].split()
+        for before, after in itertools.pairwise(blocks)
+        if "memfd:dpcore-arena" in before
+    ]
+
+
+@pytest.mark.patient
+def test_a_core_dump_passes_over_the_arenas():
+    """Reserved addresses by the hundred GiB: while a crashed rank is being dumped, it isn't gone."""
+
+    def body(comm):
+        comm.all_reduce(torch.ones(10))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if are_passed_over() == [True] else 1)
+        return are_passed_over(), os.waitpid(child, 0)[1]
+
+    # A rank's own and the peer's, which a forked child does not have.
+    assert [outcome.result for outcome in run_processes(body, 2)] == [([True, True], 0)] * 2
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

@@ -47,6 +47,7 @@ void in_child() {
       mmap(mapping.base, mapping.bytes, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping.fd, 0);
     }
+    madvise(mapping.base, mapping.bytes, MADV_DONTDUMP);  // as before (arena.cpp)
   }
   // The number stays taken, by something harmless, until the copy of its owner closes it: else
   // the destructor of an inherited object could close what the child opened in its place.

@@ -287,20 +287,29 @@ void NcclCommunicator::stop() {
     std::this_thread::sleep_for(kNap);
   }
   const nccl::CommPtr comm = comm_.exchange(nullptr);
-  if (comm != nullptr && has_captured_) {
-    abort_beside_graphs(comm);
-  } else if (comm != nullptr) {
+  if (comm == nullptr) {
+    return;
+  }
+  if (has_captured_) {
+    // NCCL ends a communicator only after the last graph that has captured its kernels, so the
+    // abort is left to a thread that may never end. What is in flight ends all the same.
+    std::thread([abort = library_.CommAbort, comm] { abort(comm); }).detach();
+  } else {
     library_.CommAbort(comm);
   }
+  wait_for_stream(calls);
 }
 
-// NCCL ends a communicator only after the last graph that has captured its kernels, so the abort is
-// left to a thread that may never end. What is in flight ends all the same.
-void NcclCommunicator::abort_beside_graphs(nccl::CommPtr comm) {
-  std::thread([abort = library_.CommAbort, comm] { abort(comm); }).detach();
+// An abort ends what NCCL does. The copies and reductions behind it in the stream still run, on
+// memory that belongs to the program again once its operations count as failed.
+void NcclCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls) {
   const DeviceGuard here(*device_);
-  const int64_t deadline = now_ns() + kCallPatienceNs;
-  while (!device_->is_capturing(stream_) && !device_->is_idle(stream_) && now_ns() < deadline) {
+  for (const int64_t deadline = now_ns() + kCallPatienceNs; now_ns() < deadline;) {
+    // Whoever is in a call may still put work there; who comes later is refused.
+    if ((calls.owns_lock() || calls.try_lock()) &&
+        (device_->is_capturing(stream_) || device_->is_idle(stream_))) {
+      return;
+    }
     std::this_thread::sleep_for(kNap);
   }
 }

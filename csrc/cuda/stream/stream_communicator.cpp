@@ -95,6 +95,7 @@ template <class Enqueue>
 StreamCommunicator::Work StreamCommunicator::run(const Request* request, const Fingerprint& what,
                                                  uint64_t bytes, std::string message,
                                                  double timeout_s, Device::Stream current,
+                                                 std::unique_lock<std::mutex> calls,
                                                  Enqueue enqueue) {
   const Work work = take_work();
   work->captured = capturing_;
@@ -118,10 +119,12 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
     watch_->fail(
         ErrorKind::other, rank(),
         work->describe() + " failed on rank " + std::to_string(rank()) + ": " + problem.what());
+    end_half_done(*work, calls);
     group().raise_failure();
   } catch (...) {  // the caller's interrupt, in the middle of what the others have started
     watch_->fail(ErrorKind::peer_lost, rank(),
                  "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
+    end_half_done(*work, calls);
     throw;
   }
   if (work->captured) {
@@ -133,15 +136,25 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
   return work;
 }
 
+// Before the caller hears of a failure, and has its memory back: what was put into the stream of
+// the operation is done, or never will be. To look may end the stream, which takes the lock.
+void StreamCommunicator::end_half_done(const StreamWork& work,
+                                       std::unique_lock<std::mutex>& calls) {
+  calls.unlock();
+  if (!work.captured) {
+    watch_->look();
+  }
+}
+
 StreamCommunicator::Work StreamCommunicator::submit(Request request, const std::string& algorithm,
                                                     Device::Stream current) {
   check_operator(request);
-  const std::unique_lock<std::mutex> lock = enter(current);
+  std::unique_lock<std::mutex> calls = enter(current);
   const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   plan(request, algorithm);
   return run(&request, fingerprint_of(request), request.count * size_of(request.dtype), {},
-             request.timeout_s, current, [&] { enqueue(request); });
+             request.timeout_s, current, std::move(calls), [&] { enqueue(request); });
 }
 
 StreamCommunicator::Work StreamCommunicator::submit(const std::vector<StreamMessage>& messages,
@@ -155,11 +168,11 @@ StreamCommunicator::Work StreamCommunicator::submit(const std::vector<StreamMess
             std::to_string(message.bytes) + " bytes " + (message.sends ? "to" : "from") + " rank " +
             std::to_string(message.peer);
   }
-  const std::unique_lock<std::mutex> lock = enter(current);
+  std::unique_lock<std::mutex> calls = enter(current);
   const DeviceGuard here(*device_);
   capturing_ = device_->is_capturing(current);
   return run(nullptr, {}, bytes, text.empty() ? "no message" : text, timeout_s, current,
-             [&] { enqueue(messages); });
+             std::move(calls), [&] { enqueue(messages); });
 }
 
 StreamCommunicator::Work StreamCommunicator::take_work() {

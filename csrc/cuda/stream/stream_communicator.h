@@ -11,9 +11,10 @@
 // Captured into a graph, a call is recorded like any other work; it is not watched, since a graph
 // runs when nobody calls, and it has no deadline.
 //
-// Memory: buffers belong to the caller until the operation is complete; works are pooled. Threads:
-// any may call, one at a time enters (calls_); a watching thread ends what cannot complete. A call
-// leaves the thread's current device as it was.
+// Memory: buffers belong to the operation until it is complete, or until its failure is told, which
+// waits until nothing in the stream uses them; works are pooled. Threads: any may call, one at a
+// time enters (calls_); a watching thread ends what cannot complete. A call leaves the thread's
+// current device as it was.
 #pragma once
 
 #include <map>
@@ -123,7 +124,9 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // `request`: what a collective was planned as; null for messages.
   template <class Enqueue>
   Work run(const Request* request, const Fingerprint& what, uint64_t bytes, std::string message,
-           double timeout_s, Device::Stream current, Enqueue enqueue);
+           double timeout_s, Device::Stream current, std::unique_lock<std::mutex> calls,
+           Enqueue enqueue);
+  void end_half_done(const StreamWork& work, std::unique_lock<std::mutex>& calls);
   DeviceTrace::Span begin_span(const StreamWork& work, uint64_t bytes, const Request* request);
   std::unique_lock<std::mutex> enter(Device::Stream current);
   Work take_work();

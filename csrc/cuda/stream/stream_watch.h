@@ -67,8 +67,8 @@ class StreamWatch {
   };
   class Watched {  // the communicator
    public:
-    // Both by the watching thread. stop() ends what runs on the device, which nobody can complete
-    // any more; called once.
+    // Both by whoever looks. stop() ends what runs on the device, which nobody can complete any
+    // more, and returns when nothing runs there; called once.
     virtual Trouble trouble() = 0;
     virtual void stop() = 0;
     // For whom the device itself waits, if it knows; -1 otherwise.
