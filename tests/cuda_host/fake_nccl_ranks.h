@@ -74,9 +74,9 @@ struct World {
   int joined = 0;
   struct Barrier {
     std::vector<Arrival> arrivals;
-    std::vector<bool> here;
     int count = 0;
     bool done = false;
+    bool is_left = false;  // by one that was aborted: its memory is used no more
     int left = 0;
   };
   std::map<uint64_t, Barrier> barriers;                       // by number of the collective
@@ -149,12 +149,13 @@ inline void add_collective(Comm* comm, void* stream, Arrival own, Body body) {
       barrier.arrivals.resize(static_cast<size_t>(world->size));
     }
     barrier.arrivals[static_cast<size_t>(rank)] = own;
-    if (++barrier.count == world->size) {
+    if (++barrier.count == world->size && !barrier.is_left) {
       body(barrier.arrivals);
       barrier.done = true;
       world->changed.notify_all();
     }
     if (!wait_in(*world, lock, *aborted, [&] { return barrier.done; })) {
+      barrier.is_left = true;
       return;
     }
     if (++barrier.left == world->size) {
