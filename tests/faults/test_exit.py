@@ -182,7 +182,7 @@ def are_passed_over():
 
 @pytest.mark.patient
 def test_a_core_dump_passes_over_the_arenas():
-    """Reserved addresses by the hundred GiB: while a crashed rank is being dumped, it isn't gone."""
+    """They reserve hundreds of GiB: while a crashed rank is being dumped, it is not gone."""
 
     def body(comm):
         comm.all_reduce(torch.ones(10))
