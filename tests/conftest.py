@@ -19,7 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # What each rank that is a process would import: torch._dynamo, for one, with its first optimizer.
 PRELOAD += ["dpcore.ddp.data_parallel", "dpcore.torch_backend", "torch._dynamo", "pytest"]
-PRELOAD += ["tests.ranks.frozen"]
 
 # The models are small: a second thread of torch costs a hundred times what it computes. Ranks that
 # are processes, and programs, have as many threads as they have without tests.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -327,6 +328,7 @@ def begin_rank(environment: Mapping[str, str], world_size: int) -> None:
     share of the processors, and an end when the launcher ends."""
     import torch
 
+    gc.freeze()  # of what all ranks share, a collection would copy every page
     _end_with_launcher()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
