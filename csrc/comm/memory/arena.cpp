@@ -35,8 +35,8 @@ std::byte* map_shared(int fd, size_t reserve) {
                 std::strerror(errno) +
                 "); a limit on address space (ulimit -v) calls for DPCORE_ARENA_MAX=<GiB>");
   }
-  // Whoever dumps core looks at every page, also of those that are not there: for minutes, in which
-  // the process is not gone and its peers wait.
+  // For a core dump the kernel looks at every page, also where there is none. That takes minutes,
+  // and until it is done the process is not gone and its peers wait.
   madvise(at, reserve, MADV_DONTDUMP);
   return static_cast<std::byte*>(at);
 }

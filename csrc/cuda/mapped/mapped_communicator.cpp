@@ -348,17 +348,9 @@ void MappedCommunicator::stop() {
   let_pass();  // before anything that may wait for the device's driver
   const DeviceGuard here(*device_);
   std::unique_lock<std::mutex> calls(calls_, std::defer_lock);
-  for (const int64_t deadline = now_ns() + kLongestEndNs; now_ns() < deadline;) {
+  has_passed_ = wait_for_stream(calls, now_ns() + kLongestEndNs, [this] {
     let_pass();  // a peer's stream may have lowered a flag again
-    // Whoever is in a call still puts work behind what has passed; who comes later is refused.
-    if (calls.owns_lock() || calls.try_lock()) {
-      if (device_->is_capturing(stream_) || device_->is_idle(stream_)) {
-        has_passed_ = true;
-        return;
-      }
-    }
-    std::this_thread::sleep_for(kNap);
-  }
+  });
 }
 
 }  // namespace dpcore

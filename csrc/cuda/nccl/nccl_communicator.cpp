@@ -297,21 +297,10 @@ void NcclCommunicator::stop() {
   } else {
     library_.CommAbort(comm);
   }
-  wait_for_stream(calls);
-}
-
-// An abort ends what NCCL does. The copies and reductions behind it in the stream still run, on
-// memory that belongs to the program again once its operations count as failed.
-void NcclCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls) {
+  // An abort ends what NCCL does. The copies and reductions behind it in the stream still run, on
+  // memory that belongs to the program again once its operations count as failed.
   const DeviceGuard here(*device_);
-  for (const int64_t deadline = now_ns() + kCallPatienceNs; now_ns() < deadline;) {
-    // Whoever is in a call may still put work there; who comes later is refused.
-    if ((calls.owns_lock() || calls.try_lock()) &&
-        (device_->is_capturing(stream_) || device_->is_idle(stream_))) {
-      return;
-    }
-    std::this_thread::sleep_for(kNap);
-  }
+  wait_for_stream(calls, now_ns() + kCallPatienceNs, [] {});
 }
 
 void NcclCommunicator::release() {

@@ -69,7 +69,6 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
   void check_in_group(int result, const char* call);
   void begin_call();
   void settle(const char* call, int64_t deadline_ns);
-  void wait_for_stream(std::unique_lock<std::mutex>& calls);
   int asynchronous_state();
   // Which library, which call, and why: "NCCL 2.27.3 (/.../libnccl.so.2), ncclSend: ..."
   std::string failure_of(const char* call, int result) const;

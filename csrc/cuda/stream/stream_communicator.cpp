@@ -239,6 +239,22 @@ std::byte* StreamCommunicator::scratch(size_t bytes) {
 
 // ---- waiting ---------------------------------------------------------------------------------
 
+bool StreamCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls, int64_t deadline_ns,
+                                         const std::function<void()>& meanwhile) {
+  auto nap = kFirstNap;
+  while (now_ns() < deadline_ns) {
+    meanwhile();
+    // Whoever is in a call may still put work there; who comes later is refused.
+    if ((calls.owns_lock() || calls.try_lock()) &&
+        (device_->is_capturing(stream_) || device_->is_idle(stream_))) {
+      return true;
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, std::chrono::microseconds(kLongestNap));
+  }
+  return false;
+}
+
 void StreamCommunicator::order(const Work& work, Device::Stream current) {
   if (device_->is_caller(current)) {
     wait(work, 0, options_.interrupt);

@@ -17,6 +17,7 @@
 // current device as it was.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -110,6 +111,10 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // Device memory of at least so many bytes, the same for every call: the stream keeps the order.
   std::byte* scratch(size_t bytes);
   std::shared_ptr<Communicator> split_control(int color, int key);
+  // For stop(): until nothing in the stream uses a caller's memory any more, or the deadline, when
+  // it is false. `calls`: of calls_, locked or not. `meanwhile` is called before each look.
+  bool wait_for_stream(std::unique_lock<std::mutex>& calls, int64_t deadline_ns,
+                       const std::function<void()>& meanwhile);
 
   std::shared_ptr<Communicator> control_;
   std::shared_ptr<Device> device_;
