@@ -1,4 +1,4 @@
-"""Hosts of one machine: why there are none, and that they go with a terminated run."""
+"""Hosts of one machine: why there are none, their TCP, and that they go with a terminated run."""
 
 import subprocess
 import sys
@@ -14,6 +14,10 @@ with hosts(1) as made:
     print(made.switch, flush=True)
     input()
 """
+
+needs_namespaces = pytest.mark.skipif(
+    bool(hosts.why_not()), reason=hosts.why_not() or "namespaces can be made"
+)
 
 
 @pytest.mark.parametrize("lacking", ["tbf", "veth", "bridge"])
@@ -32,7 +36,15 @@ def test_a_kernel_that_cannot_shape_links_says_so(monkeypatch, lacking):
     assert called[-1][:3] == ["ip", "netns", "del"]
 
 
-@pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or "namespaces can be made")
+@needs_namespaces
+def test_all_have_the_same_congestion_control_whatever_the_kernels_default_is():
+    with hosts.hosts(2) as made:
+        read = [made.inside(host, "cat", hosts.CONGESTION_SETTING) for host in range(2)]
+        found = [subprocess.run(words, capture_output=True, text=True).stdout for words in read]
+    assert found == [f"{hosts.CONGESTION_CONTROL}\n"] * 2
+
+
+@needs_namespaces
 def test_a_terminated_run_removes_its_hosts():
     held = subprocess.Popen(
         [sys.executable, "-c", HELD],
