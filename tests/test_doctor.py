@@ -231,6 +231,19 @@ def test_a_host_with_only_ipv6_can_be_reached(monkeypatch, tmp_path, addresses, 
     assert ("eth0 fd00::2" in finding.text) == (state == "ok")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "state"), [("cubic", "ok"), ("bbr", "missing"), (None, "ok")], ids=str
+)
+def test_a_congestion_control_that_pauses_is_pointed_out(monkeypatch, tmp_path, chosen, state):
+    setting = tmp_path / "tcp_congestion_control"
+    if chosen:
+        setting.write_text(f"{chosen}\n")
+    monkeypatch.setattr(doctor_checks, "_CONGESTION", setting)
+    finding = doctor_checks.tcp()
+    assert (finding.state, (chosen or "does not tell") in finding.text) == (state, True)
+    assert ("sysctl" in finding.advice) == (state == "missing")
+
+
 def test_the_self_test_needs_no_port_whatever_launcher_is_around(monkeypatch):
     seen, alone = [], partial(dpcore.init, rank=0, world_size=1)
 

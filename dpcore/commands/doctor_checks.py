@@ -16,12 +16,14 @@ from dpcore.commands.doctor_gpu import nccl
 from dpcore.commands.doctor_links import links
 from dpcore.commands.doctor_mpi import mpi
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding, version_of
-from dpcore.compare.hosts import why_not
+from dpcore.compare.hosts import CONGESTION_CONTROL, why_not
 
 _GIB = 1 << 30
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES, _GLOBAL = Path("/proc/net/if_inet6"), "00"
 _FEW_DESCRIPTORS = 1024
+_CONGESTION = Path(CONGESTION_CONTROL)
+_PAUSING = "bbr"
 
 
 def compiled_core() -> Finding:
@@ -154,6 +156,22 @@ def interfaces() -> Finding:
     return Finding("interfaces", "ok", shown, details=found)
 
 
+def tcp() -> Finding:
+    """By which rule connections to other hosts find out how fast to send."""
+    try:
+        chosen = _CONGESTION.read_text(encoding="ascii").strip()
+    except OSError:
+        return Finding("TCP", "ok", "the kernel does not tell its congestion control")
+    text = f"congestion control {chosen}"
+    if chosen == _PAUSING:
+        return Finding(
+            "TCP", "missing", text,
+            "a connection that is never idle pauses for 200 ms every ten seconds: for training "
+            "over several hosts, sysctl -w net.ipv4.tcp_congestion_control=cubic on each of them",
+        )  # fmt: skip
+    return Finding("TCP", "ok", text)
+
+
 def drawing() -> Finding:
     version = version_of("matplotlib")
     if not version:
@@ -170,6 +188,7 @@ CHECKS: tuple[Check, ...] = (
     kernel,
     namespaces,
     interfaces,
+    tcp,
     links,
     drawing,
     mpi,

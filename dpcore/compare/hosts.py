@@ -18,10 +18,11 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-# Of TCP in all namespaces; every kernel has it. BBR, the default of some, sends next to nothing for
-# 200 ms every ten seconds, now in the turn of one contender and now in that of another.
-CONGESTION_CONTROL = "reno"
-CONGESTION_SETTING = "/proc/sys/net/ipv4/tcp_congestion_control"
+CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+# The same in all namespaces, on whatever machine. BBR, the default of some, sends next to nothing
+# for 200 ms every ten seconds, now in the turn of one contender and now in that of another. reno is
+# part of every kernel. A connection does not start anew after the turns of the others.
+TCP = {CONGESTION_CONTROL: "reno", "/proc/sys/net/ipv4/tcp_slow_start_after_idle": "0"}
 
 
 def ip(*words: str) -> None:
@@ -126,7 +127,8 @@ def hosts(count: int) -> Iterator[Hosts]:
             ip("-n", name, "addr", "add", f"{made.address(i)}/24", "dev", "eth0")
             ip("-n", name, "addr", "add", f"{made.address(i, 6)}/64", "dev", "eth0", "nodad")
             ip("-n", name, "link", "set", "eth0", "up")
-            ip("netns", "exec", name, "sh", "-c", f"echo {CONGESTION_CONTROL} > {CONGESTION_SETTING}")
+            for file, value in TCP.items():
+                ip("netns", "exec", name, "sh", "-c", f"echo {value} > {file}")
         yield made
     finally:
         for name in (*made.names, made.switch):

@@ -37,11 +37,12 @@ def test_a_kernel_that_cannot_shape_links_says_so(monkeypatch, lacking):
 
 
 @needs_namespaces
-def test_all_have_the_same_congestion_control_whatever_the_kernels_default_is():
+def test_all_have_the_same_tcp_whatever_the_default_of_the_machine_is():
     with hosts.hosts(2) as made:
-        read = [made.inside(host, "cat", hosts.CONGESTION_SETTING) for host in range(2)]
-        found = [subprocess.run(words, capture_output=True, text=True).stdout for words in read]
-    assert found == [f"{hosts.CONGESTION_CONTROL}\n"] * 2
+        for host in range(2):
+            read = made.inside(host, "cat", *hosts.TCP)
+            found = subprocess.run(read, capture_output=True, text=True).stdout.split()
+            assert found == list(hosts.TCP.values())
 
 
 @needs_namespaces
