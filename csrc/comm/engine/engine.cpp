@@ -14,8 +14,9 @@
 namespace dpcore {
 namespace {
 
-// A look at the network costs as much as 20 looks at memory, and what comes takes longer.
-constexpr int kLooksAtNetwork = 80;
+// A look at the network costs as much as 20 looks at memory, but a thread that sleeps takes 100 us to
+// wake up. Whoever looks for less than that sleeps because its peer does, and the peer because of it.
+constexpr int kLooksAtNetwork = 400;
 constexpr int kLooksPerGlance = 8;  // at who is on which processor
 constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
