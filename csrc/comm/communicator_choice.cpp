@@ -47,7 +47,8 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
   const AskedAlgorithm asked = resolve_algorithm(request.collective, name, options_.algorithm);
   if (asked.is_open()) {
     // A small operation over TCP needs no messages, unless a link is to hold them back.
-    if (by_messages && (options_.link || !is_small(request, world()))) {
+    const bool has_remote = group_->remote() != nullptr;
+    if (by_messages && (options_.link || !is_small(request, world(), has_remote))) {
       const size_t bytes = bytes_of(request, world());
       request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
                                      request.collective, request.root);
@@ -77,7 +78,7 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
     return why;
   }
   if (goes_by_messages()) {
-    const bool small = bytes <= kSmallBytes && !options_.link;
+    const bool small = !options_.link && bytes <= small_bytes(world(), group_->remote() != nullptr);
     why.way = small && !why.asked ? Explanation::Way::entry : Explanation::Way::messages;
   } else {
     const bool fused =

@@ -102,6 +102,20 @@ def test_every_collective_of_every_size(layout):
     assert on_hosts(layout, body) == [("shm+tcp", hosts)] * len(hosts)
 
 
+def test_two_ranks_of_two_hosts_send_up_to_32_kib_with_the_word_that_they_have_entered():
+    def body(comm):
+        found = []
+        for count in (1025, 2047, 2048, 2049):  # of 8 bytes, twice: from 16 KiB to a little over 32
+            every_collective(comm, count)
+            found.append(comm.explain(16 * count)["all_reduce"].algorithm)
+        return found
+
+    entry, over = ["entry"], ["one_shot"]
+    assert on_hosts("0,1", body) == [3 * entry + over] * 2
+    with_three = on_hosts("0,1,2", lambda comm: comm.explain(16 * 1025)["all_reduce"].algorithm)
+    assert "entry" not in with_three
+
+
 def test_what_goes_by_memory_and_what_by_the_network():
     """A hierarchical all-reduce of S sends S out of each host of two; two_shot twice as much."""
 

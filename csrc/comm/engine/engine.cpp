@@ -14,8 +14,7 @@
 namespace dpcore {
 namespace {
 
-// A look at the network costs as much as 20 looks at memory, but a thread that sleeps takes 100 us to
-// wake up. Whoever looks for less than that sleeps because its peer does, and the peer because of it.
+// 150 us. A thread takes up to 100 us to wake; with less, two ranks send each other to sleep.
 constexpr int kLooksAtNetwork = 400;
 constexpr int kLooksPerGlance = 8;  // at who is on which processor
 constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns

@@ -1,5 +1,8 @@
 // What stands between a collective and its next step, how to find out whether it still does, and
 // what every path does at its end.
+#include <algorithm>
+
+#include "comm/network/tcp_frame.h"
 #include "comm/operations/paths.h"
 
 namespace dpcore {
@@ -97,6 +100,8 @@ std::byte* PathRun::take_stage() {
   own_slot().stage_offset = group->endpoint().arena().offset_of(stage, kStageBytes);
   return stage;
 }
+
+static_assert(std::max(kSmallBytes, kSmallBytesOfRemotePair) <= kMaxPostedBytes);
 
 // What this rank wrote into its slot travels, and with it the part of its stage that the peer would
 // read there: a small operation is over with one frame each way, and the code that runs it is the
