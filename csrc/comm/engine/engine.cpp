@@ -14,7 +14,7 @@
 namespace dpcore {
 namespace {
 
-// 150 us. A thread takes up to 100 us to wake; with less, two ranks send each other to sleep.
+// 150 us: longer than a thread takes to wake up, or two ranks keep sending each other to sleep.
 constexpr int kLooksAtNetwork = 400;
 constexpr int kLooksPerGlance = 8;  // at who is on which processor
 constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns
