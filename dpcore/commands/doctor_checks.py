@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpcore._core_choice import NoCore, how_to_install_torch
 from dpcore.commands.doctor_gpu import nccl
-from dpcore.commands.doctor_links import links
+from dpcore.commands.doctor_links import links, text_of
 from dpcore.commands.doctor_mpi import mpi
 from dpcore.commands.finding import BUILD_AGAIN, Check, Finding, version_of
 from dpcore.compare.hosts import CONGESTION_CONTROL, why_not
@@ -77,7 +77,7 @@ def processors() -> Finding:
 def memory() -> Finding:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    limit = _cgroup("memory.max").strip()
+    limit = _cgroup("memory.max")
     text = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
     if limit.isdigit():
         text += f", {int(limit) / _GIB:.1f} GiB by the limit of the container"
@@ -158,9 +158,8 @@ def interfaces() -> Finding:
 
 def tcp() -> Finding:
     """By which rule connections to other hosts find out how fast to send."""
-    try:
-        chosen = _CONGESTION.read_text(encoding="ascii").strip()
-    except OSError:
+    chosen = text_of(_CONGESTION)
+    if not chosen:
         return Finding("TCP", "ok", "the kernel does not tell its congestion control")
     text = f"congestion control {chosen}"
     if chosen == _PAUSING:
@@ -222,7 +221,4 @@ def _ipv6_addresses() -> dict[str, str]:
 
 def _cgroup(name: str) -> str:
     """A limit of the container; of version 2, as every current system has it."""
-    try:
-        return Path("/sys/fs/cgroup", name).read_text()
-    except OSError:
-        return ""
+    return text_of(Path("/sys/fs/cgroup", name))

@@ -51,7 +51,7 @@ def _numa_nodes() -> list[str]:
     folders = (_SYS / "devices/system/node").glob("node[0-9]*")
     nodes = sorted(folders, key=lambda folder: int(folder.name[4:]))
     return [
-        f"NUMA node {node.name[4:]} with processors {_text(node / 'cpulist')}" for node in nodes
+        f"NUMA node {node.name[4:]} with processors {text_of(node / 'cpulist')}" for node in nodes
     ] or ["one NUMA node"]
 
 
@@ -61,7 +61,7 @@ def _network_cards() -> list[str]:
     for card in sorted((_SYS / "class/net").glob("*")):
         if not (card / "device").exists():
             continue
-        mbit = _text(card / "speed")
+        mbit = text_of(card / "speed")
         is_known = mbit.isdigit() and int(mbit) > 0
         rate = f"{int(mbit) / 1000:g} Gbit/s" if is_known else "(rate unknown)"
         found.append(f"{card.name} {rate}{_at_node(card / 'device')}")
@@ -73,10 +73,11 @@ def _gpus() -> list[tuple[str, bool]]:
     also lowers its rate, which says nothing."""
     found = []
     for device in sorted((_SYS / "bus/pci/devices").glob("*")):
-        if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):
+        vendor, kind = (text_of(device / name) for name in ("vendor", "class"))
+        if vendor != _NVIDIA or not kind.startswith(_DISPLAY):
             continue
-        lanes, most = (_text(device / f"{which}_link_width") for which in ("current", "max"))
-        rate = _text(device / "max_link_speed").removesuffix(" PCIe")
+        lanes, most = (text_of(device / f"{which}_link_width") for which in ("current", "max"))
+        rate = text_of(device / "max_link_speed").removesuffix(" PCIe")
         is_narrow = lanes.isdigit() and most.isdigit() and int(lanes) < int(most)
         width = f"x{lanes} of x{most}" if is_narrow else f"x{lanes}"
         found.append((f"GPU {device.name} PCIe {rate} {width}{_at_node(device)}", is_narrow))
@@ -85,7 +86,7 @@ def _gpus() -> list[tuple[str, bool]]:
 
 def _at_node(device: Path) -> str:
     """Where a device is attached. Virtual ones say -1."""
-    node = _text(device / "numa_node")
+    node = text_of(device / "numa_node")
     return f" at NUMA node {node}" if node.isdigit() else ""
 
 
@@ -121,7 +122,7 @@ def _way_text(pair: tuple[str, int]) -> str:
     return f"{pairs} of GPUs by {_WAYS.get(kind, way)}{lanes}"
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """The content of one of the kernel's files; empty where there is none, or it says nothing."""
     try:
         return path.read_text(encoding="ascii").strip()

@@ -21,7 +21,7 @@ from typing import Any
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 # The same in all namespaces, on whatever machine. BBR, the default of some, sends next to nothing
 # for 200 ms every ten seconds, now in the turn of one contender and now in that of another. reno is
-# part of every kernel. A connection does not start anew after the turns of the others.
+# part of every kernel. And a connection keeps its rate while the others have their turns.
 TCP = {CONGESTION_CONTROL: "reno", "/proc/sys/net/ipv4/tcp_slow_start_after_idle": "0"}
 
 

@@ -1,7 +1,7 @@
 """Starts the ranks of `dpcore.compare.training.worker`: on this host, or each in its own namespace.
 
 Within a namespace ranks have a NIC with an address, and what leaves it is shaped by the kernel: the
-same TCP, congestion control and queues as between two machines.
+same TCP and queues as between two machines.
 """
 
 from __future__ import annotations
