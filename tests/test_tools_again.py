@@ -3,10 +3,10 @@
 import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.ranks import python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -64,6 +64,6 @@ def test_a_run_leaves_how_it_ended(tmp_path):
         ("import os\ndef test_it(): os._exit(5)", None),
     ):
         (tmp_path / "test_it.py").write_text(body)
-        command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
-        subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60)
+        options = ["-q", "--rootdir", str(tmp_path), str(tmp_path)]
+        python.run("-m", "pytest", *options, cwd=tmp_path, capture_output=True, timeout=60)
         assert json.loads(kept.read_text()) == status

@@ -142,14 +142,14 @@ def pairwise(seed):
         values = list(enumerate(start))
         for n in range(3):
             for given in itertools.combinations(values, n):
-                starts_with[given].append(start)
                 if n == 2:
                     uncovered[given] = None
-                elif n == 1:
+                elif n == 1 and given not in starts_with:
                     free = enumerate(AXES[BOUND:], BOUND)
                     uncovered.update(
                         {(*given, (axis, value)): None for axis, all_ in free for value in all_}
                     )
+                starts_with[given].append(start)
     for world, size in itertools.product(WORLDS, SIZES):
         uncovered[((BOUND, world), (BOUND + 1, size))] = None
 

@@ -168,7 +168,8 @@ def read_ordinary_memory(comm, scenario, stamp):
 
 
 def in_flight(comm, scenario, stamp):
-    tensors = [comm.empty(5000).zero_() for _ in range(FATAL + 3)]
+    # More than is sent with the word that a rank has entered: the others would have all they need.
+    tensors = [comm.empty(20_000).zero_() for _ in range(FATAL + 3)]
     if comm.rank == scenario.victim:
         mark(stamp)
     for work in [comm.all_reduce(tensor, async_op=True) for tensor in tensors]:

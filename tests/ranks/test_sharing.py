@@ -32,13 +32,14 @@ def test_never_more_than_there_are(files):
                 with guard:
                     held[0] -= count
 
-    counts = [[1, 2, 4], [2, 1, 2], [4, 1, 1], [1, 1, 2]] * 2
+    all_ = sharing.SHARES
+    counts = [[1, 2, all_], [2, 1, 2], [all_, 1, 1], [1, 1, 2]] * 2
     threads = [threading.Thread(target=work, args=pair) for pair in zip(files, counts, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert held == [0] and most == [sharing.SHARES]
+    assert held == [0] and most == [all_]
 
 
 def test_two_who_are_hurried_go_together_and_one_who_is_alone_does_not(files):
