@@ -35,11 +35,11 @@ void before_the_rate_is_known_all_have_room() {
   CHECK(made.has_room({.on_the_way = 1e9, .queued_here = 1e9}, 0, true, 0));
 }
 
-// 10 ms of the link and two round trips, wherever that is.
+// 30 ms of the link and two round trips, wherever that is.
 void without_priorities_the_queue_is_long() {
   TcpFlow made = flow();
-  CHECK(made.has_room(load(1.01e6, 1.01e6), 0, false, 0));
-  CHECK(!made.has_room(load(1.03e6, 0), 0, false, 0));
+  CHECK(made.has_room(load(3.01e6, 3.01e6), 0, false, 0));
+  CHECK(!made.has_room(load(3.03e6, 0), 0, false, 0));
   CHECK(made.free_ns() == 100'000);  // 10,000 bytes too many
 }
 

@@ -16,8 +16,9 @@ namespace {
 
 // 150 us: longer than a thread takes to wake up, or two ranks keep sending each other to sleep.
 constexpr int kLooksAtNetwork = 400;
-constexpr int kLooksPerGlance = 8;  // at who is on which processor
-constexpr int kRunsPerNote = 16;    // of the own one, which takes 7 ns
+constexpr int kLooksAgainAtNetwork = 8;  // in a wait for much, when some of it has come
+constexpr int kLooksPerGlance = 8;        // at who is on which processor
+constexpr int kRunsPerNote = 16;          // of the own one, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 40;
 constexpr int64_t kLongYieldNs = 2'000'000;
@@ -29,6 +30,7 @@ constexpr int kRoundsPerLook = 256;
 Engine::Engine(std::shared_ptr<Endpoint> endpoint)
     : endpoint_(std::move(endpoint)),
       looks_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAtNetwork),
+      looks_again_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAgainAtNetwork),
       has_short_way_(endpoint_->network() == nullptr) {}
 
 Engine::~Engine() {
@@ -144,7 +146,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
       if (ProgressLock lock(*this); lock) {
         take_submissions();
         if (advance_all() || (!crowded && watch(idle_rounds))) {
-          idle_rounds = 0;
+          idle_rounds = crowded ? 0 : std::min(idle_rounds, looks_ - looks_again_);
           if (!operation.is_complete() && waiters_.load(std::memory_order_relaxed) <= 1) {
             lock.release_quietly();
           }
@@ -228,10 +230,8 @@ void Engine::leave_rest_to_progress_thread() {
 // The pauses leave the processor's units to a sibling thread, which may be the very rank that we
 // wait for.
 void Engine::pause_between_looks() {
-  constexpr int kPausesPerLook = 2;
-  for (int i = 0; i < kPausesPerLook; ++i) {
-    pause_briefly();
-  }
+  pause_briefly();
+  pause_briefly();
 }
 
 // A peer on the same processor gets it sooner when this thread sleeps.

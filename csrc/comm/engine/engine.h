@@ -55,7 +55,7 @@ class Engine {
 
   // On a slow link a thread that waits is to leave its processor to others at once.
   void sleep_early() {
-    looks_ = 1;
+    looks_ = looks_again_ = 1;
     has_short_way_ = false;
   }
 
@@ -150,6 +150,7 @@ class Engine {
 
   std::shared_ptr<Endpoint> endpoint_;
   int looks_;           // of a waiting thread before it sleeps
+  int looks_again_;     // when something has come
   bool has_short_way_;  // may operations run inline?
   alignas(64) std::atomic<Operation*> submitted_{nullptr};
   std::atomic<uint32_t> in_flight_{0};

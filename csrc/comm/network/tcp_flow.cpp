@@ -8,7 +8,7 @@ namespace dpcore {
 namespace {
 
 constexpr double kLeastBytes = 32 << 10;
-constexpr double kLateLookNs = 10e6;
+constexpr double kLateLooksNs = 3 * 10e6;
 constexpr double kEarlyLookNs = 0.5e6;  // where messages have priorities
 constexpr int64_t kShortestPauseNs = 30'000;
 constexpr int64_t kForgotten = 32;  // of the lateness, one part at each look
@@ -32,7 +32,7 @@ bool TcpFlow::has_room(const TcpLoad& load, int priority, bool has_priorities, i
 double TcpFlow::too_many(const TcpLoad& load, bool has_priorities) {
   const double travels = 2 * load.bytes_per_ns * load.round_trip_ns;
   if (!has_priorities) {
-    return load.on_the_way - std::max(kLeastBytes, travels + load.bytes_per_ns * kLateLookNs);
+    return load.on_the_way - std::max(kLeastBytes, travels + load.bytes_per_ns * kLateLooksNs);
   }
   const double needed = std::max(kLeastBytes, load.bytes_per_ns * kEarlyLookNs);
   const double wanted = load.bytes_per_ns * static_cast<double>(late_ns_);
