@@ -17,8 +17,8 @@ namespace {
 // 150 us: longer than a thread takes to wake up, or two ranks keep sending each other to sleep.
 constexpr int kLooksAtNetwork = 400;
 constexpr int kLooksAgainAtNetwork = 8;  // in a wait for much, when some of it has come
-constexpr int kLooksPerGlance = 8;        // at who is on which processor
-constexpr int kRunsPerNote = 16;          // of the own one, which takes 7 ns
+constexpr int kLooksPerGlance = 8;       // at who is on which processor
+constexpr int kRunsPerNote = 16;         // of the own one, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 40;
 constexpr int64_t kLongYieldNs = 2'000'000;
