@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -87,10 +88,18 @@ def main():
 
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)  # a signal that comes just before `select` ends it as well
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     for number in _inherited():
         if number > 2:
             os.close(number)  # or nobody would see its other end close
+    ready = []
+    while line not in ready:
+        ready, _, _ = select.select([line, woken], [], [])
+        if woken in ready:
+            os.read(woken, 100)
     status = int(line.recv(100) or signal.SIGKILL)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -130,7 +130,8 @@ WAITS = """
 import os, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
 print(os.getpid(), flush=True)
-time.sleep(60)
+for _ in range(600):  # one sleep would hold up the handler of a signal that comes just before
+    time.sleep(0.1)
 """
 
 
