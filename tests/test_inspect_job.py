@@ -162,7 +162,9 @@ comm.barrier(timeout=60)
         pids = [str(rank.pid) for rank in ranks]
         deadline = time.monotonic() + 30
         said = {}
-        while not said.get("hangs") and time.monotonic() < deadline:
+        # Rank 0 may wait in the second barrier before rank 1 has come out of the first one.
+        while not (said.get("hangs") and "in sleep_for_ever" in str(said)):
+            assert time.monotonic() < deadline, said
             time.sleep(0.3)
             if main(["inspect", "--job", "--json", pids[0]]) == 0:
                 said = json.loads(capsys.readouterr().out.splitlines()[0])
