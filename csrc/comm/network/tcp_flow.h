@@ -4,10 +4,10 @@
 // peer, or an urgent one, waits behind what they hold, and several senders that fill the queue of
 // one receiver lose segments. So a frame does not start while more bytes are unacknowledged than
 // keep the link busy: what it carries in two of its shortest round trips, and three times what it
-// carries until this rank looks again. Once in the queue of this host; once in that of the network,
-// where other senders are in between; and once because an acknowledgement waits behind the data
-// that the peer sends. A rank that has to share a processor may look late, so that time is
-// generous.
+// carries until this rank looks again. One part fills the queue of this host, one that of the
+// network, where other senders are in between, and one covers the time in which an acknowledgement
+// waits behind the data that the peer sends. A rank that has to share a processor may look late, so
+// that time is generous.
 //
 // Once a message has had a priority, two limits take the place of that one. What has not left this
 // host keeps its NIC busy until this rank looks again, for half a millisecond, or for as long as
