@@ -82,7 +82,7 @@ def steps_of_rank(
     os.environ["DPCORE_CUDA_SYNC"] = "stream"  # kernels of two processes take turns
     device = torch.device(PLACE)
     torch.cuda.set_device(device)
-    comm = on_device(control, "cuda", device, **SETTINGS)
+    comm = on_device(control.split(0), "cuda", device, **SETTINGS)  # which closes what it is given
     torchs = nn.parallel.DistributedDataParallel
     made = {
         "dpcore": make(lambda module: dpcore.DataParallel(module, comm=comm)),

@@ -41,7 +41,7 @@ def size_of(tensor: Any) -> int:
 
 
 def packed(identity: Sequence[int]) -> bytes:
-    """CuPy has the 128 bytes as a tuple of signed numbers."""
+    """Before 14.0 CuPy had the 128 bytes as a tuple of signed numbers."""
     return bytes(number % 256 for number in identity)
 
 

@@ -58,8 +58,9 @@ def load_torchs_kernels():
 
 if __name__ == "__main__":
     reductions()
-    load_torchs_kernels()
     ways = () if "--reductions" in sys.argv else ("stream", "fused")
+    if ways:
+        load_torchs_kernels()
     # The other tools may let kernels run one after the other, where these wait for each other.
     for barrier in ways if "--fused" in sys.argv else ways[:1]:
         sums = dpcore.spawn(run_with, 2, barrier, training, mode="threads", timeout=300.0)
