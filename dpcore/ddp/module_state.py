@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.communicators.protocol import GradientGroup
+from dpcore.communicators.read_back import numbers_in
 from dpcore.errors import Mismatch
 
 _CHUNK_BYTES = 4 << 20  # tensors of at least so many bytes are sent from where they are
@@ -61,7 +62,8 @@ def compare(
     mine = torch.tensor([digest_of(lines), len(text), number], device=device)
     everybody = torch.empty(3 * group.world_size, dtype=torch.int64, device=device)
     group.all_gather(everybody, mine)
-    facts = everybody.view(-1, 3).tolist()
+    numbers = numbers_in(everybody, group)
+    facts = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
     odd = [rank for rank, fact in enumerate(facts) if fact[:2] != facts[0][:2]]
     if not odd:
         return [fact[2] for fact in facts]
@@ -88,7 +90,7 @@ def _text_of(
     if group.rank == rank:
         text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
     group.broadcast(text, rank)
-    return bytes(text.tolist()).decode()
+    return bytes(numbers_in(text, group)).decode()
 
 
 def _first_difference(of_0: Sequence[str], of_odd: Sequence[str], odd: int) -> str:

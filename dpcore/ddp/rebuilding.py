@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dpcore import _C
+from dpcore.communicators.read_back import numbers_in
 from dpcore.ddp.model_group import profiled_as
 from dpcore.ddp.parameters import comes_sparse
 
@@ -55,15 +56,16 @@ def rebuild(model: Wrapped) -> None:
     count = len(model._parameters_by_number)
     arrived = list(reducer.arrival_order)
     is_complete = len(arrived) == count  # else this rank had no inputs any more
-    order = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
+    own = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
-        model._model_group.broadcast(order, 0)
+        model._model_group.broadcast(own, 0)
+    order = numbers_in(own, model.group)
     caps: list[int] = []
     if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
-        caps, why = _measured_caps(model, order.tolist(), came)
+        caps, why = _measured_caps(model, order, came)
         _note_caps(model, caps, why)
-    reducer.rebuild(order.tolist(), caps)
+    reducer.rebuild(order, caps)
 
 
 def cut_for_the_end(model: Wrapped) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from dpcore.communicators.protocol import GradientGroup
+from dpcore.communicators.read_back import numbers_in
 
 
 @torch.no_grad()
@@ -23,8 +24,9 @@ def average_sparse(group: GradientGroup, parameter: torch.Tensor, scale: float =
     device = parameter.device
     facts = torch.empty(2 * group.world_size, dtype=torch.int64, device=device)
     group.all_gather(facts, torch.tensor([rows, int(grad is not None)], device=device))
-    counts, present = facts.view(-1, 2).unbind(1)
-    if not present.any():
+    numbers = numbers_in(facts, group)
+    counts, present = numbers[::2], numbers[1::2]
+    if not any(present):
         return
     width = parameter[0].numel()
     if grad is None:
@@ -33,11 +35,11 @@ def average_sparse(group: GradientGroup, parameter: torch.Tensor, scale: float =
     else:
         indices = grad.indices()[0].contiguous()
         values = grad.values().reshape(-1).contiguous()
-    total = int(counts.sum())
+    total = sum(counts)
     all_indices = torch.empty(total, dtype=torch.int64, device=device)
     all_values = torch.empty(total * width, dtype=parameter.dtype, device=device)
-    group.all_gather(all_indices, indices, sizes=counts.tolist())
-    group.all_gather(all_values, values, sizes=(counts * width).tolist())
+    group.all_gather(all_indices, indices, sizes=counts)
+    group.all_gather(all_values, values, sizes=[count * width for count in counts])
     parameter.grad = torch.sparse_coo_tensor(
         all_indices.unsqueeze(0),
         all_values.view(total, *parameter.shape[1:]) / (group.world_size / scale),

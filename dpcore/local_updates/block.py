@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from dpcore.communicators.read_back import numbers_in
 from dpcore.ddp.buffer_sync import BufferSync
 from dpcore.ddp.gradient_group import choose_group
 from dpcore.ddp.model_group import ModelGroup
@@ -172,7 +173,7 @@ class LocalUpdates:
                 self._land()
             moved = torch.tensor(self._moved, dtype=torch.int32, device=self._flat.device)
             self._group.all_reduce(moved, "max", async_op=False, content=self._content("end"))
-            for number, has_moved in enumerate(moved.tolist()):
+            for number, has_moved in enumerate(numbers_in(moved, self._group.group)):
                 if has_moved:
                     self._send(number)
                     self._land()

@@ -70,7 +70,7 @@ class ThreadsBlock {
 
 struct Rank {
   std::vector<int32_t> data = std::vector<int32_t>(kElements);
-  SignalPad pad;
+  SignalPad pad{};
   FlagPage page;
 };
 
@@ -112,6 +112,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   }
   Rank& own = *world.ranks[static_cast<size_t>(rank)];
   sync.given_up = &own.page.given_up.value;
+  sync.answer = &own.pad.answer;
   sync.late = &own.page.late.value;
   sync.patience_ns = patience;
   sync.rank = rank;

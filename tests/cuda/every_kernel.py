@@ -45,6 +45,7 @@ def training(comm):
         step(ddp, comm.device)
     ordinary_memory = torch.ones(COUNT, device=comm.device)
     comm.all_reduce(ordinary_memory, "sum")
+    torch.cuda.current_stream().synchronize()
     return float(ordinary_memory.sum())
 
 

@@ -38,6 +38,9 @@ class OnGpu:
         return on_gpu.set_(moved[key][1], value.storage_offset(), value.shape, value.stride())
 
     def _bring_back(self, moved):
+        # A copy to ordinary memory that has to wait does so within the driver, which then lets no
+        # other rank of this process allocate.
+        torch.cuda.current_stream().synchronize()
         # By tensors, whose copies let go of Python's lock: other ranks are threads that need it.
         for on_host, on_gpu in moved.values():
             _bytes_of(on_host).copy_(_bytes_of(on_gpu))

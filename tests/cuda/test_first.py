@@ -43,6 +43,12 @@ def start(control, environment):
     return on_device(control, "cuda", device, **settings)
 
 
+def settle():
+    """Before a result is read: what waits within the driver, as a copy to ordinary memory does,
+    lets no other rank of this process allocate."""
+    torch.cuda.current_stream().synchronize()
+
+
 def each_step(control, environment):
     """What was reached, in order."""
     comm = start(control, environment)
@@ -57,11 +63,13 @@ def each_step(control, environment):
                 for count in (5, 1_000_000):
                     x = make(count, dtype=torch.float32, **where).fill_(comm.rank + 1.0)
                     comm.all_reduce(x)
+                    settle()
                     assert x.unique().tolist() == [3.0], x
                     reached.append(f"{count} elements{' of the arena' if shared else ''}")
             x = torch.full((7,), float(comm.rank), device=comm.device)
             y = torch.empty_like(x)
             comm.exchange(sends=[(x, 1 - comm.rank)], receives=[(y, 1 - comm.rank)])
+            settle()
             assert y.unique().tolist() == [1.0 - comm.rank]
             reached.append("messages")
     except Exception as problem:

@@ -33,6 +33,8 @@ def ways(worlds):
     found = []
     for world in worlds:
         for mode in ("threads", "processes"):
+            if mode == "processes" and world % 2 == 1:
+                continue  # to begin on a GPU takes seconds
             for barrier in ("stream", "fused"):
                 alone = mode == "processes" and barrier == "fused" and world > GPUS
                 reason = f"needs {world} GPUs: kernels of several processes take turns on one"
@@ -68,7 +70,7 @@ def run_with(control, barrier, body, *args):
 def test_every_pair_of_values_gives_what_the_reference_gives(world, mode, barrier):
     cases = device_cases(world)
     if mode == "processes":
-        cases = cases[::5]  # ranks that are processes take turns on a GPU
+        cases = cases[::10]  # ranks that are processes take turns on a GPU
     results = dpcore.spawn(run_with, world, barrier, run_cases, cases, mode=mode, timeout=120.0)
     problems = [problem for _, of_rank in results for problem in of_rank]
     assert not problems, "\n".join(problems[:20])
@@ -92,11 +94,19 @@ def test_the_bits_are_those_of_the_processor():
 
 
 def in_arena(comm):
-    return every_collective(comm, lambda n, dtype: comm.empty(n, dtype=dtype))
+    return every_collective(comm, lambda n, dtype: settled(comm.empty(n, dtype=dtype)))
 
 
 def in_ordinary_memory(comm):
-    return every_collective(comm, lambda n, dtype: torch.zeros(n, dtype=dtype, device=comm.device))
+    return every_collective(
+        comm, lambda n, dtype: settled(torch.zeros(n, dtype=dtype, device=comm.device))
+    )
+
+
+def settled(tensor):
+    """Before it is written from the host: see tests/cuda/on_gpu.py."""
+    torch.cuda.current_stream().synchronize()
+    return tensor
 
 
 @pytest.mark.parametrize(("world", "mode", "barrier"), ways([2, 3, 4, 8]))

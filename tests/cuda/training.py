@@ -24,4 +24,5 @@ def train(module, part, wrap):
         optimizer.zero_grad()
         model(part.cuda()).square().mean().backward()
         optimizer.step()
+    torch.cuda.current_stream().synchronize()
     return torch.cat([p.detach().flatten().cpu() for p in module.parameters()])

@@ -36,13 +36,18 @@ class Streams:
 class Nccl:
     """The module cupy.cuda.nccl, of which every call is a note."""
 
+    cupy = 14  # the major version
+
     def __init__(self):
         self.notes = []
         outer = self
 
         class NcclCommunicator:
             def __init__(self, size, identity, rank):
-                assert len(identity) == 128 and all(-128 <= number < 128 for number in identity)
+                if not isinstance(identity, bytes if outer.cupy >= 14 else tuple):
+                    raise TypeError(f"Argument 'commId' is a {type(identity).__name__}")
+                assert len(identity) == 128
+                assert outer.cupy >= 14 or all(-128 <= number < 128 for number in identity)
                 outer.notes.append(("NcclCommunicator", size, identity, rank))
 
             def __getattr__(self, name):
@@ -51,13 +56,19 @@ class Nccl:
         self.NcclCommunicator = NcclCommunicator
 
     def get_unique_id(self):
-        return tuple(number % 256 - 128 for number in range(0, 384, 3))
+        identity = bytes(number % 256 for number in range(0, 384, 3))
+        return identity if self.cupy >= 14 else tuple((n + 128) % 256 - 128 for n in identity)
 
     def groupStart(self):  # noqa: N802
         self.notes.append("groupStart")
 
     def groupEnd(self):  # noqa: N802
         self.notes.append("groupEnd")
+
+
+@pytest.fixture(params=[13, 14], autouse=True)
+def _cupy(request, monkeypatch):
+    monkeypatch.setattr(Nccl, "cupy", request.param)
 
 
 def notes_of(body, world=2, rank=1):

@@ -67,6 +67,8 @@ def every_collective(comm, make, count=1001):
             told = given(count, dtype)
             comm.broadcast(told, root)
             results.append(told)
+    if torch.device(device).type == "cuda":  # as tests/cuda/on_gpu.py does
+        torch.cuda.current_stream().synchronize()
     bits = [x.contiguous().view(torch.uint8).cpu().clone() for x in results]
     return bits, comm.stats().get("paths")
 

@@ -123,9 +123,14 @@ class CudaDevice final : public Device {
   MemoryHandle share_memory(std::byte* memory) override { return memory_.share(memory); }
   std::byte* map_memory(const MemoryHandle& handle) override { return memory_.map(handle); }
   void forget_memory(std::byte* memory) override { memory_.forget(memory); }
+  // In a stream of its own: others may hold work that waits for other ranks.
   void upload(std::byte* to, const void* from, size_t bytes) override {
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // streams that block nobody read it
+    const Stream stream = make_stream();
+    const cudaError_t error =
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, as_stream(stream));
+    const cudaError_t end = cudaStreamSynchronize(as_stream(stream));
+    destroy_stream(stream);
+    check(error != cudaSuccess ? error : end, "cudaMemcpyAsync to the device");
   }
   MappedPages map_host(void* pages, size_t bytes) override {
     MappedPages mapped;

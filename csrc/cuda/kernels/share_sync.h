@@ -35,9 +35,23 @@ namespace dpcore {
 inline constexpr int kBarrierRanks = kMaxOperands;
 inline constexpr int kBarrierBlocks = 32;
 
+// What the blocks of a kernel know of the host's word `given_up`. A GPU reads such a word about
+// once per microsecond, however many blocks ask for it: so the block that comes first looks, and
+// the others hear from it. Zero before the first kernel; kernels leave it as they found it.
+struct HostAnswer {
+  uint32_t came;   // how many blocks of the kernel have come
+  uint32_t says;   // what the first one has read: kUnknown until then
+  uint32_t heard;  // how many blocks have read this
+
+  static constexpr uint32_t kUnknown = 0;
+  static constexpr uint32_t kGoOn = 1;
+  static constexpr uint32_t kGivenUp = 2;
+};
+
 struct SignalPad {
   uint32_t arrived[kBarrierBlocks][kBarrierRanks];  // numbers, by block and by who wrote it
   uint32_t rounds[kBarrierBlocks];                  // the own block's, written by it alone
+  HostAnswer answer;                                // the own rank's
 };
 
 // Of `late`: for whom a kernel waits, as it says when that takes long. 0: nobody.
@@ -51,6 +65,7 @@ struct LatePeer {
 
 struct ShareSync {
   uint32_t* given_up = nullptr;  // null: nobody can
+  HostAnswer* answer = nullptr;  // of the own pad
   // For InKernelBarrier:
   uint32_t* late = nullptr;
   SignalPad* pads[kBarrierRanks] = {};  // by rank
@@ -82,6 +97,19 @@ DPCORE_BOTH void publish(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 #else
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Each of `count` callers gets another number, from 0 on; the next ones begin anew.
+DPCORE_BOTH uint32_t next_turn(uint32_t* word, uint32_t count) {
+#if defined(__CUDA_ARCH__)
+  return atomicInc(word, count - 1);
+#else
+  uint32_t turn = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(word, &turn, turn + 1 == count ? 0 : turn + 1, true,
+                                      __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+  }
+  return turn;
 #endif
 }
 
@@ -120,10 +148,29 @@ DPCORE_BOTH bool has_reached(uint32_t value, uint32_t number) {
 // Block: thread(), threads(), index(), blocks(), and all(x): every thread comes, whether all say
 // so.
 
-// Looked at by one thread of a block: the word is far away.
+// Asked by one thread of each block; the others of the block say yes.
 template <class Block>
 DPCORE_BOTH bool is_wanted(const ShareSync& sync, Block& block) {
-  return block.thread() != 0 || look_at(sync.given_up) == 0;
+  if (block.thread() != 0) {
+    return true;
+  }
+  const auto blocks = static_cast<uint32_t>(block.blocks());
+  if (blocks == 1) {
+    return look_at(sync.given_up) == 0;
+  }
+  HostAnswer& answer = *sync.answer;
+  if (next_turn(&answer.came, blocks) == 0) {
+    const bool goes_on = look_at(sync.given_up) == 0;
+    publish(&answer.says, goes_on ? HostAnswer::kGoOn : HostAnswer::kGivenUp);
+  }
+  uint32_t says = look_at(&answer.says);
+  for (; says == HostAnswer::kUnknown; says = look_at(&answer.says)) {
+    rest();
+  }
+  if (next_turn(&answer.heard, blocks) == blocks - 1) {
+    publish(&answer.says, HostAnswer::kUnknown);
+  }
+  return says == HostAnswer::kGoOn;
 }
 
 struct StreamOrder {

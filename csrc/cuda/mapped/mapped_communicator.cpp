@@ -164,13 +164,11 @@ void MappedCommunicator::open(const std::string& barrier) {
     pads.push_back(reinterpret_cast<SignalPad*>(region + pad_at(world())));
     stages.push_back(region + stage_at(world()));
   }
-  if (barrier == "fused") {
-    auto pad = std::make_unique<SignalPad>();
-    std::fill_n(&pad->arrived[0][0], kBarrierBlocks * kBarrierRanks, kFirstNumber);
-    std::fill_n(pad->rounds, kBarrierBlocks, kFirstNumber);
-    device_->upload(reinterpret_cast<std::byte*>(pads[static_cast<size_t>(rank())]), pad.get(),
-                    sizeof(*pad));
-  }
+  auto pad = std::make_unique<SignalPad>();
+  std::fill_n(&pad->arrived[0][0], kBarrierBlocks * kBarrierRanks, kFirstNumber);
+  std::fill_n(pad->rounds, kBarrierBlocks, kFirstNumber);
+  device_->upload(reinterpret_cast<std::byte*>(pads[static_cast<size_t>(rank())]), pad.get(),
+                  sizeof(*pad));
   barrier_ = make_barrier(barrier, pages_, pads);
   mailboxes_ = std::make_unique<Mailboxes>(pages_, own_region_->at);
   pushes_ = std::make_unique<PushCollectives>(pages_, *barrier_, stages);

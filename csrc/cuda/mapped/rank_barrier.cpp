@@ -15,7 +15,8 @@ constexpr size_t kBytesPerBlock = size_t{32} << 10;
 
 class StreamBarrier final : public RankBarrier {
  public:
-  using RankBarrier::RankBarrier;
+  StreamBarrier(StreamPages at, const std::vector<SignalPad*>& pads)
+      : RankBarrier(std::move(at)), answer_(&pads[static_cast<size_t>(at_.rank)]->answer) {}
 
   std::string name() const override { return "stream"; }
   bool can_be_captured() const override { return false; }  // numbers are given by the host
@@ -43,6 +44,7 @@ class StreamBarrier final : public RankBarrier {
     if (count > 0) {
       ShareSync sync;
       sync.given_up = &on_device(at_.rank).given_up.value;
+      sync.answer = answer_;
       at_.device.reduce_together(at_.stream, spec, in, out, count, sync);
     }
     if (barriers.leaves) {
@@ -65,6 +67,7 @@ class StreamBarrier final : public RankBarrier {
   }
 
  private:
+  HostAnswer* answer_;
   std::atomic<uint32_t> number_ = kFirstNumber;  // of barriers so far
 };
 
@@ -74,6 +77,7 @@ class KernelBarrier final : public RankBarrier {
     common_.given_up = &on_device(at_.rank).given_up.value;
     common_.late = &on_device(at_.rank).late.value;
     std::copy(pads.begin(), pads.end(), common_.pads);
+    common_.answer = &common_.pads[at_.rank]->answer;
     common_.rank = at_.rank;
     common_.world = world();
   }
@@ -132,7 +136,7 @@ std::unique_ptr<RankBarrier> make_barrier(const std::string& name, StreamPages a
   if (name == "fused") {
     return std::make_unique<KernelBarrier>(std::move(at), pads);
   }
-  return std::make_unique<StreamBarrier>(std::move(at));
+  return std::make_unique<StreamBarrier>(std::move(at), pads);
 }
 
 }  // namespace dpcore

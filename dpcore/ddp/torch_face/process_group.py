@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.communicators.protocol import GradientGroup
+from dpcore.communicators.read_back import numbers_in
 from dpcore.errors import Unsupported
 
 _OPERATORS = (
@@ -95,7 +96,7 @@ class GroupForTorch(dist.ProcessGroup):
     def barrier(self, options: Any = None) -> _Done:
         mark = torch.zeros(1, device=self._device)
         self._group.all_reduce(mark, "sum", async_op=False)
-        mark.item()  # holds the host up, too
+        numbers_in(mark, self._group)  # holds the host up, too
         return _Done([])
 
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 #include "fake_cuda.h"
 
@@ -203,6 +204,13 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaMemcpyAsync");
+  if (kind == cudaMemcpyHostToDevice) {  // of ordinary memory, which is free again at once
+    const auto* begin = static_cast<const std::byte*>(from);
+    enqueue(stream, [to, taken = std::vector<std::byte>(begin, begin + bytes)] {
+      std::memcpy(to, taken.data(), taken.size());
+    });
+    return cudaSuccess;
+  }
   if (kind != cudaMemcpyDeviceToDevice) {
     return answer(cudaErrorInvalidMemcpyDirection);
   }

@@ -1,0 +1,23 @@
+"""Reading a result on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def numbers_in(result: torch.Tensor, group: Any) -> list[Any]:
+    """``result.tolist()``, of an operation of ``group``.
+
+    For a GPU's memory, its stream is waited for before. A copy to ordinary memory would wait as
+    well, but within the driver, which then lets no other thread of the process allocate: ranks that
+    are threads would wait for each other. And an operation that has failed leaves anything, so the
+    next call raises why.
+    """
+    if result.is_cuda:
+        torch.cuda.current_stream(result.device).synchronize()
+        native = getattr(group, "_native", None)
+        if native is not None and native.failed:
+            group.barrier()
+    return result.tolist()
