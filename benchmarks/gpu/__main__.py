@@ -107,10 +107,10 @@ def measured(
         for world in (2, 4):
             name = f"all_reduce {mode} {meeting} {world}"
             add(name, partial(all_reduce, mode, meeting, world))
+    for name in ("400-tensors", "gpt2-124m-bf16"):
+        add(f"shared step {name}", partial(shared_steps, name, MODELS[name]))
     for name, make in MODELS.items():
         add(f"step {name}", partial(_steps_of_one, name, make))
-    for name in ("gpt2-124m-bf16", "400-tensors"):
-        add(f"shared step {name}", partial(shared_steps, name, MODELS[name]))
     return results, failures
 
 

@@ -20,7 +20,7 @@ from dpcore.compare.training.ranks import beside_gloo, of_slowest
 
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
-SHARED_STEPS = 5
+SHARED_STEPS = 3
 # Ranks come out of a barrier at different moments: many operations, so that this does not count.
 IN_A_ROW = 10
 # Kernels that wait for each other run side by side only in one process.
