@@ -159,7 +159,7 @@ conformance-ddp: build $(STAMPS)/extra-test ## torch's own tests of DDP with dpc
 GPU_RESULT ?= build/gpu.json
 
 # With the build: such a machine is often there for ten minutes.
-GPU_SECONDS ?= 460
+GPU_SECONDS ?= 580
 
 # What fails or hangs keeps nothing else from being tried; it is named at the end, which fails.
 gpu-check: ## on a machine with a GPU: build with its Python, tests/cuda, figures to GPU_RESULT

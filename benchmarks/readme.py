@@ -23,6 +23,8 @@ from benchmarks.harness.beside_default import (
     newest,
 )
 from benchmarks.harness.figures import load, run_of, source, time_text
+from benchmarks.harness.gpu_table import table_of_gpu
+from benchmarks.harness.strategies_table import table_of_torch_parallel
 from benchmarks.noise_cost import costs_of
 from dpcore.commands.sizes import size_text
 from dpcore.costs.link import parse_speed
@@ -32,6 +34,7 @@ README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 TORCH_DISTRIBUTED = ROOT / "docs" / "torch_distributed.md"
 BACKENDS = ROOT / "docs" / "backends.md"
+GPU = ROOT / "docs" / "gpu.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)
@@ -328,30 +331,6 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
-    """A table for each number of ranks."""
-    worlds = sorted({record["world"] for record in records})
-    of_each = [[r for r in records if r["world"] == world] for world in worlds]
-    return "\n".join(map(_table_of_strategies, of_each))
-
-
-def _table_of_strategies(records: list[dict[str, Any]]) -> str:
-    """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
-    lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
-    rows = {record["strategy"]: record for record in records}.values()  # the last of each
-    for r in rows:
-        row = f"| {r['strategy']} | {time_text(r['dpcore_s'])} |"
-        if r["refused"]:
-            lines.append(f"{row} refuses it | |")
-            continue
-        x = r["of_gloo"]
-        ratio = f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})"
-        lines.append(f"{row} {time_text(r['gloo_s'])} | {ratio} |")
-    what = f"Medians of a step of {records[-1]['world']} ranks, backends in turns,"
-    lines += ["", source("torch_parallel", rows, "../", what, lambda r: str(r["strategy"]))]
-    return "\n".join(lines) + "\n"
-
-
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
     "collectives": table_of_collectives,
@@ -369,7 +348,8 @@ MORE_TABLES = {  # of docs/performance.md
 }
 TABLES_OF_TORCH = {"torch_parallel": table_of_torch_parallel}  # of docs/torch_distributed.md
 TABLES_OF_BACKENDS = {"backends": backend_tables.tables}  # of docs/backends.md
-EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH | TABLES_OF_BACKENDS
+TABLES_OF_GPUS = {"gpu": table_of_gpu}  # of docs/gpu.md
+EVERY_TABLE = TABLES | MORE_TABLES | TABLES_OF_TORCH | TABLES_OF_BACKENDS | TABLES_OF_GPUS
 
 
 def rendered(document: str) -> str:
@@ -385,7 +365,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="change them")
     arguments = parser.parse_args()
     stale = 0
-    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED, BACKENDS):
+    for path in (README, PERFORMANCE, TORCH_DISTRIBUTED, BACKENDS, GPU):
         old = path.read_text(encoding="utf-8")
         new = rendered(old)
         if arguments.write:

@@ -90,7 +90,7 @@ def test_tests_have_what_the_build_has_left(run, monkeypatch):
     assert status == 0 and 1.0 <= found["build_seconds"] < 20
     left = 101 - found["build_seconds"]
     assert heard["tests"] == pytest.approx(101 - left / 2, abs=1)
-    assert heard["figures"] == pytest.approx(101 - left / 5, abs=1)
+    assert heard["figures"] == pytest.approx(101 - left * (1 - gpu_check.FIGURES_UNTIL), abs=1)
     assert heard["sanitizer"] == pytest.approx(101, abs=1)
 
 

@@ -165,6 +165,9 @@ def test_figures_are_those_of_the_committed_results():
     torchs = readme.TORCH_DISTRIBUTED.read_text()
     assert set(re.findall(r"<!-- figures: (\w+) -->", torchs)) == set(readme.TABLES_OF_TORCH)
     assert readme.rendered(torchs) == torchs
+    gpus = readme.GPU.read_text()
+    assert set(re.findall(r"<!-- figures: (\w+) -->", gpus)) == set(readme.TABLES_OF_GPUS)
+    assert readme.rendered(gpus) == gpus
 
 
 def test_a_commit_with_changes_is_shown_as_one():

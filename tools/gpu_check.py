@@ -1,13 +1,14 @@
 """Build, tests and figures on a machine with a GPU, within a given time: what ``make gpu-check``
 runs.
 
-    python tools/gpu_check.py --build --out build/gpu.json --seconds 460
+    python tools/gpu_check.py --build --out build/gpu.json --seconds 580
 
 Such a machine is often there for minutes, and the first thing that hangs must not hide the rest. So
 every file of tests has a process of its own, with a limit for each test; whatever hangs or crashes
 is named, with the end of what it printed, and the file goes on behind it. First comes the build;
-then the simple tests, alone; then those that start many processes, side by side; then the figures;
-then compute-sanitizer with the time that is left. What was found is in the file at any moment.
+then the simplest tests, alone; then those with one process, side by side; then those that start
+many, one file after the other; then the figures; then compute-sanitizer with the time that is
+left. What was found is in the file at any moment.
 
 Exit status: 0 when all that this machine has room for was run and is right; 1 when something
 failed, hung, had no time or could not be run for want of a package; 2 when only targets were
@@ -33,26 +34,27 @@ from tools import gpu_machine  # noqa: E402
 from tools.gpu_machine import SANITIZER, SANITIZER_TOOLS  # noqa: E402
 from tools.gpu_tests import File, run_side_by_side, run_until  # noqa: E402
 
-# (files, until which part of the time behind the build). Those of one row run side by side.
+# (files, until which part of the time behind the build). Those of one row run side by side; of the
+# last four the ranks are processes, which would take turns on the GPU with those of another file.
 STAGES: list[tuple[list[str], float]] = [
-    (["tests/cuda/test_first.py"], 0.12),
-    (["tests/test_cuda_probe.py"], 0.16),
-    (["tests/cuda/test_kernels.py"], 0.25),
-    (["tests/cuda/test_nccl.py"], 0.32),
-    (["tests/cuda/test_device_trace.py"], 0.36),
-    (["tests/cuda/test_cupy.py"], 0.38),
+    (["tests/cuda/test_first.py"], 0.08),
     (
         [
-            "tests/cuda/test_mapped.py",
-            "tests/cuda/test_data_parallel.py",
-            "tests/cuda/test_torch_backend.py",
-            "tests/cuda/test_features.py",
+            "tests/test_cuda_probe.py",
+            "tests/cuda/test_kernels.py",
+            "tests/cuda/test_nccl.py",
+            "tests/cuda/test_device_trace.py",
+            "tests/cuda/test_cupy.py",
         ],
-        0.6,
+        0.17,
     ),
+    (["tests/cuda/test_mapped.py"], 0.34),
+    (["tests/cuda/test_data_parallel.py"], 0.41),
+    (["tests/cuda/test_features.py"], 0.5),
+    (["tests/cuda/test_torch_backend.py"], 0.61),
 ]
 STAGE_SECONDS = 30  # at least, whatever those before have taken: libraries alone take ten
-FIGURES_UNTIL = 0.8
+FIGURES_UNTIL = 0.86
 FIGURES_UNTIL_ALONE = 0.97  # where there is no compute-sanitizer
 LAST = "tests/cuda/test_sanitizer.py"
 LEAST_SECONDS = 20  # of figures, and of each tool of compute-sanitizer
@@ -199,7 +201,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu.json")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu-tests", help="of logs")
-    parser.add_argument("--seconds", type=float, default=460, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=580, help="for all of it")
     parser.add_argument("--build", action="store_true", help="compile first, for this GPU")
     parser.add_argument("--files", nargs="*", help="only these files of tests, and no figures")
     options = parser.parse_args()

@@ -23,6 +23,7 @@ from dpcore import _C
 from dpcore.communicators.nccl import nccl_library
 from dpcore.compare.records import run_facts
 from dpcore.files import write_whole
+from tools.gpu_machine import driver_release
 
 Row = dict[str, Any]
 Told = Callable[[list[Row], dict[str, str]], None]
@@ -56,6 +57,7 @@ def facts() -> dict[str, Any]:
     return {
         **run_facts({"": {"torch": torch.__version__}}, {}),
         "gpu": properties.name,
+        "driver_release": driver_release(),
         "gpu_memory": properties.total_memory,
         "cuda_probe": _C.cuda_probe(),
         "torch": torch.__version__,

@@ -29,7 +29,7 @@ from dpcore.communicators.checks import (
     lengths_of,
     refuse,
 )
-from dpcore.communicators.cupy_numbers import BYTES, numbers_of, packed, size_of, unpacked
+from dpcore.communicators.cupy_numbers import BYTES, meet, numbers_of, packed, size_of
 from dpcore.communicators.cupy_streams import CupyWork, TorchStreams
 from dpcore.communicators.protocol import Capabilities, Collectives, Operator
 from dpcore.communicators.words import OtherNames, operator_name
@@ -56,7 +56,7 @@ class CupyCommunicator(OtherNames):
         self.rank, self.world_size = control.rank, control.world_size
         identity = bytearray(packed(nccl.get_unique_id()) if self.rank == 0 else bytes(128))
         control.broadcast(identity, 0)
-        self._comm = _meet(nccl, self.world_size, bytes(identity), self.rank)
+        self._comm = meet(nccl, self.world_size, bytes(identity), self.rank)
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -376,14 +376,6 @@ class CupyCommunicator(OtherNames):
 
     def __repr__(self) -> str:
         return f"<CupyCommunicator rank {self.rank} of {self.world_size} on {self.device}>"
-
-
-def _meet(nccl: Any, world_size: int, identity: bytes, rank: int) -> Any:
-    """NCCL's communicator as CuPy holds it. Since 14.0 the 128 bytes are bytes for CuPy as well."""
-    try:
-        return nccl.NcclCommunicator(world_size, identity, rank)
-    except TypeError:
-        return nccl.NcclCommunicator(world_size, unpacked(identity), rank)
 
 
 def start_cupy(control: Communicator, device: torch.device) -> CupyCommunicator:

@@ -1,4 +1,4 @@
-"""What NCCL's numbers mean, for CuPy, which takes them as they are."""
+"""What NCCL's numbers mean, for CuPy, which takes them as they are; and how ranks meet there."""
 
 from __future__ import annotations
 
@@ -45,5 +45,10 @@ def packed(identity: Sequence[int]) -> bytes:
     return bytes(number % 256 for number in identity)
 
 
-def unpacked(identity: bytes | bytearray) -> tuple[int, ...]:
-    return tuple(number - 256 if number > 127 else number for number in identity)
+def meet(nccl: Any, world_size: int, identity: bytes, rank: int) -> Any:
+    """NCCL's communicator as CuPy holds it. Since 14.0 it takes the bytes as they are."""
+    try:
+        return nccl.NcclCommunicator(world_size, identity, rank)
+    except TypeError:
+        signed = tuple(number - 256 if number > 127 else number for number in identity)
+        return nccl.NcclCommunicator(world_size, signed, rank)

@@ -2,6 +2,7 @@
 
 from benchmarks import links, readme
 from benchmarks.harness.backend_tables import tables
+from benchmarks.harness.gpu_table import table_of_gpu
 
 
 def record(day="2026-11-22", commit="a" * 12, **more):
@@ -77,3 +78,37 @@ def test_links_keeps_every_round_and_changes_the_order():
     assert called != ["ours", "raw"] * 3
     found = links.row("filling", "1gbit", 8, [0.1, 0.2, 0.3], [0.1, 0.1, 0.1])
     assert (found.ratio, found.here_ms, found.here_rounds_s) == (0.5, 200.0, [0.1, 0.2, 0.3])
+
+
+def test_of_a_gpu_the_newest_rows_of_each_section_are_shown():
+    machine = {"gpu": "GPU", "driver_release": "5.1", "torch_cuda": "13.0", "torch": "2.11"}
+    machine["nccl"] = {"version": "2.28"}
+
+    def run(commit, *rows):
+        return record(commit=commit, results=list(rows), **machine)
+
+    def reduced(of_copy, inputs=8):
+        row = {"what": "reduction", "dtype": "float32", "inputs": inputs, "bytes_per_s": 4e9}
+        return row | {"section": "reduction float32", "of_copy": of_copy}
+
+    def stepped(contender, seconds, **more):
+        return {
+            "what": "step",
+            "section": "step",
+            "contender": contender,
+            "seconds": seconds,
+        } | more
+
+    copy = {"what": "copy", "section": "copy", "bytes_per_s": 8e9, "of_copy": 1.0}
+    ours = stepped("dpcore", 2e-3, of_torch=0.5, target_of_torch=0.95, model="400-tensors")
+    peers = [stepped("alone", 1e-3), stepped("torch", 5e-3), stepped("torch, views", 4e-3)]
+    old = run("b" * 12, copy, reduced(0.25), ours, *peers)
+    said = table_of_gpu([old, run("c" * 12, copy, reduced(0.5), reduced(0.125, inputs=2))])
+    assert "| 4 GB/s | a copy: 8 GB/s | 0.50 |  |" in said
+    assert "0.25" not in said and "0.12" not in said
+    assert (
+        "| 2.00 ms | torch DDP over NCCL: 4.00 ms (without either 1.00 ms) | 0.50 | ≤ 0.95 |"
+        in said
+    )
+    assert "one GPU (driver 5.1, CUDA 13.0, NCCL 2.28, torch 2.11), commit cccccccccc on" in said
+    assert "bbbbbbbbbb on 2026-11-22" in said
