@@ -105,10 +105,10 @@ def measured(
         add(f"reduction {dtype}", partial(_reductions, dtype))
     for elements, kind in ((4096, "float32"), (65536, "float32"), (65536, "bfloat16")):
         add(f"flatten {elements} {kind}", partial(flattening, 1000, elements, kind))
-    for mode, meeting in WAYS:
+    for way in WAYS:
         for world in (2, 4):
-            name = f"all_reduce {mode} {meeting} {world}"
-            add(name, partial(all_reduce, mode, meeting, world))
+            name = " ".join(["all_reduce", *(word for word in way if word != "each"), str(world)])
+            add(name, partial(all_reduce, *way, world))
     for name in ("400-tensors", "gpt2-124m-bf16"):
         add(f"shared step {name}", partial(shared_steps, name, MODELS[name]))
     for name, make in MODELS.items():

@@ -23,12 +23,19 @@ SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
 SHARED_STEPS = 3
 # Ranks come out of a barrier at different moments: many operations, so that this does not count.
 IN_A_ROW = 10
-# Kernels that wait for each other run side by side only in one process.
-WAYS = (("threads", "stream"), ("threads", "fused"), ("processes", "stream"))
+# Kernels that wait for each other run side by side only in one process. The last way has the
+# program's stream wait once for all operations in a row, instead of for each: a stream that waits
+# for an event may keep the GPU from the other process (docs/decisions/0044).
+WAYS = (
+    ("threads", "stream", "each"),
+    ("threads", "fused", "each"),
+    ("processes", "stream", "each"),
+    ("processes", "stream", "last"),
+)
 SETTINGS: dict[str, Any] = {"timeout": 20.0, "algorithm": "auto", "deterministic": False}
 
 
-def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
+def all_reduce_seconds(control: Any, meeting: str, awaited: str) -> list[float]:
     """Of each round on this rank, by events in its stream."""
     from dpcore.communicators.device import on_device
 
@@ -44,7 +51,10 @@ def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(IN_A_ROW):
-                comm.all_reduce(x, "mean", algorithm="two_shot")
+                work = comm.all_reduce(x, "mean", algorithm="two_shot", async_op=True)
+                if awaited == "each":
+                    work.wait()
+            work.wait()
             end.record()
             end.synchronize()
             seconds.append(begin.elapsed_time(end) * 1e-3 / IN_A_ROW)
@@ -55,16 +65,18 @@ def all_reduce_seconds(control: Any, meeting: str) -> list[float]:
     return seconds[2:]
 
 
-def all_reduce(mode: str, meeting: str, world: int) -> list[dict[str, Any]]:
+def all_reduce(mode: str, meeting: str, awaited: str, world: int) -> list[dict[str, Any]]:
     """Two-shot push: every rank reads and writes as many bytes as the buffer has."""
     before = os.environ.copy()
     try:
-        of_ranks = dpcore.spawn(all_reduce_seconds, world, meeting, mode=mode, timeout=60.0)
+        arguments = (meeting, awaited)
+        of_ranks = dpcore.spawn(all_reduce_seconds, world, *arguments, mode=mode, timeout=60.0)
     finally:
         os.environ.clear()
         os.environ.update(before)
     rounds = of_slowest_rank(of_ranks)
-    row = {"what": "all_reduce", "mode": mode, "meeting": meeting, "world": world}
+    row = {"what": "all_reduce", "mode": mode, "meeting": meeting, "awaited": awaited}
+    row["world"] = world
     row["bytes_per_s"] = 2 * world * REDUCED_BYTES / statistics.median(rounds)
     # Kernels that wait are small, for a GPU each: where ranks share one nobody takes them.
     if mode == "threads" and meeting == "stream":

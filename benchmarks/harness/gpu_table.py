@@ -8,6 +8,7 @@ from benchmarks.harness.figures import place_of, time_text
 
 _ARRAYS = 8  # of reductions, those of so many: others are the same within a percent
 _WAYS = {"stream": "streams wait", "fused": "kernels wait"}
+_AWAITED = {"each": "", "last": ", one of ten waited for"}
 _MODELS = {
     "gpt2-124m-bf16": "GPT-2, 124 M parameters in bfloat16",
     "resnet50-bf16": "ResNet-50 in bfloat16",
@@ -52,7 +53,7 @@ def _of_a_copy(row: dict[str, Any], copy: dict[str, Any]) -> str:
     }
     if row["what"] not in titles or row.get("inputs", _ARRAYS) != _ARRAYS:
         return ""
-    way = _WAYS.get(row.get("meeting", ""))
+    way = _WAYS.get(row.get("meeting", ""), "") + _AWAITED[row.get("awaited", "each")]
     target = f"≥ {row['target_of_copy']:.2f}" if "target_of_copy" in row else ""
     rates = [f"{each['bytes_per_s'] * 1e-9:.0f} GB/s" for each in (row, copy)]
     return (
