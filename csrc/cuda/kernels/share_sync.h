@@ -3,9 +3,10 @@
 //
 // Two policies. StreamOrder: the stream has waited for the others before the kernel begins and
 // tells them behind it; the kernel only looks whether the communicator was given up, and then
-// touches nothing. It never waits, so ranks can take turns on one GPU. InKernelBarrier: the kernel
-// itself waits, for GPUs of their own: each block of it has a barrier with the blocks of the same
-// index on all ranks, before it works and behind it, and there is nothing else on the way.
+// touches nothing. It waits for no other kernel, so ranks can take turns on one GPU.
+// InKernelBarrier: the kernel itself waits, for GPUs of their own: each block of it has a barrier
+// with the blocks of the same index on all ranks, before it works and behind it, and there is
+// nothing else on the way.
 //
 // A barrier. Every rank has a signal pad in the memory of its device. To arrive, a block writes its
 // number of this barrier on the pads of all others (release, for the whole system: what its kernel
