@@ -12,15 +12,23 @@ namespace {
 // torchfrtrace stops at the name of a backend that it does not know; torch 2.11's knows none of
 // the CPU.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
-constexpr const char* kNameOnCpu = "nccl:";
+constexpr bool kIsNcclOnCpu = true;
 #else
-constexpr const char* kNameOnCpu = "gloo:";
+constexpr bool kIsNcclOnCpu = false;
 #endif
 
 // Its names for what NCCL makes of parts of different sizes. Under all_gather and reduce_scatter it
 // would take them for a mistake.
 constexpr const char* kUnevenGather = "_broadcast_oop";
 constexpr const char* kUnevenScatter = "_reduce_oop";
+constexpr const char* kBarrierOfNccl = "all_reduce_barrier";
+
+std::string name_for_analysis(const std::string& name, bool on_device) {
+  if (!on_device && !kIsNcclOnCpu) {
+    return "gloo:" + name;
+  }
+  return "nccl:" + (name == "barrier" ? kBarrierOfNccl : name);
+}
 
 void check_one_device(const std::vector<at::Tensor>& tensors, const at::Device& device,
                       const char* title) {
@@ -56,8 +64,9 @@ TorchWork::What TorchBackend::announce(const Call& call, const std::string& name
   entry.message = messages_;
   entry.operation = is_message ? ++messages_ : ++collectives_;
   (is_message ? entry.message : entry.collective) = entry.operation;
-  entry.name = (devices_.takes(call.device) ? "nccl:" : kNameOnCpu) +
-               (call.uneven ? (call.lists_outputs ? kUnevenGather : kUnevenScatter) : name);
+  entry.name =
+      name_for_analysis(call.uneven ? (call.lists_outputs ? kUnevenGather : kUnevenScatter) : name,
+                        devices_.takes(call.device));
   entry.timeout_ms = static_cast<int64_t>(seconds(call.timeout) * 1e3);
   entry.is_message = is_message;
   const auto world = static_cast<size_t>(getSize());
