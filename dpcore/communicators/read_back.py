@@ -8,16 +8,16 @@ import torch
 
 
 def numbers_in(result: torch.Tensor, group: Any) -> list[Any]:
-    """``result.tolist()``, of an operation of ``group``.
+    """``result.tolist()``, where ``result`` is that of an operation of ``group``.
 
-    For a GPU's memory, its stream is waited for before. A copy to ordinary memory would wait as
-    well, but within the driver, which then lets no other thread of the process allocate: ranks that
-    are threads would wait for each other. And an operation that has failed leaves anything, so the
-    next call raises why.
+    On a GPU its stream is waited for before. A copy to ordinary memory would wait as well, but
+    within the driver, which then lets no other thread of the process allocate: ranks that are
+    threads would wait for each other. What a failed operation has left is not read: the failure is
+    raised.
     """
     if result.is_cuda:
         torch.cuda.current_stream(result.device).synchronize()
         native = getattr(group, "_native", None)
         if native is not None and native.failed:
-            group.barrier()
+            group.barrier()  # raises it
     return result.tolist()

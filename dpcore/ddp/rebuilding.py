@@ -56,10 +56,10 @@ def rebuild(model: Wrapped) -> None:
     count = len(model._parameters_by_number)
     arrived = list(reducer.arrival_order)
     is_complete = len(arrived) == count  # else this rank had no inputs any more
-    own = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
+    sent = torch.tensor(arrived if is_complete else range(count)[::-1], device=model.device)
     with torch.profiler.record_function(profiled_as(model, "broadcast") or "order of buckets"):
-        model._model_group.broadcast(own, 0)
-    order = numbers_in(own, model.group)
+        model._model_group.broadcast(sent, 0)
+    order = numbers_in(sent, model.group)
     caps: list[int] = []
     if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
