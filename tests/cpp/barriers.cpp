@@ -1,6 +1,6 @@
 // Kernels with a barrier (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with
 // several blocks of several workers, reduce into each other's memory round after round, with random
-// delays. Numbers begin shortly before 2^32.
+// delays. Numbers begin shortly before 2^32. After each round comes a kernel that waits for nobody.
 //
 //   barriers WORLD SEED ROUNDS all     every round has the right sum on every rank
 //   barriers WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
@@ -94,7 +94,39 @@ void nap(std::mt19937& dice) {
   }
 }
 
-// The kernel of one rank, from its launch until all its blocks have ended.
+// A kernel from its launch until all its blocks have ended.
+template <class Policy>
+void run_blocks(const DeviceReduction& job, const ShareSync& sync, unsigned seed) {
+  std::array<BlockState, kBlocks> states;
+  std::vector<std::thread> workers;
+  for (int index = 0; index < kBlocks; ++index) {
+    for (int thread = 0; thread < kWorkers; ++thread) {
+      workers.emplace_back([&, index, thread, dice = std::mt19937(seed + index)]() mutable {
+        if (thread == 0) {
+          nap(dice);
+        }
+        ThreadsBlock block(states[static_cast<size_t>(index)], index, thread);
+        element::run_share<Sums, Policy>(job.shares, sync, block);
+      });
+    }
+  }
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
+}
+
+// One that doubles what a rank has, and waits for nobody.
+void run_in_order(Rank& own, unsigned seed) {
+  const void* twice[] = {own.data.data(), own.data.data()};
+  void* out = own.data.data();
+  ShareSync sync;
+  sync.given_up = &own.page.given_up.value;
+  sync.answer = &own.pad.answer;
+  const DeviceReduction job = reduce_job({DType::i32, ReduceOp::sum}, twice, {&out, 1}, kElements);
+  run_blocks<element::StreamOrder>(job, sync, seed);
+}
+
+// One that waits for those of the other ranks.
 void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   const int n = static_cast<int>(world.ranks.size());
   // Each rank owns an equal share of everybody's data, the last one the rest too.
@@ -120,22 +152,7 @@ void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   sync.blocks = kBlocks;
   sync.enters = sync.leaves = true;
   const DeviceReduction job = reduce_job({DType::i32, ReduceOp::sum}, in, out, count);
-  std::array<BlockState, kBlocks> states;
-  std::vector<std::thread> workers;
-  for (int index = 0; index < kBlocks; ++index) {
-    for (int thread = 0; thread < kWorkers; ++thread) {
-      workers.emplace_back([&, index, thread, dice = std::mt19937(seed + index)]() mutable {
-        if (thread == 0) {
-          nap(dice);
-        }
-        ThreadsBlock block(states[static_cast<size_t>(index)], index, thread);
-        element::run_share<Sums, element::InKernelBarrier>(job.shares, sync, block);
-      });
-    }
-  }
-  for (std::thread& worker : workers) {
-    worker.join();
-  }
+  run_blocks<element::InKernelBarrier>(job, sync, seed);
 }
 
 void fill(Rank& rank, int value) { std::fill(rank.data.begin(), rank.data.end(), value); }
@@ -154,7 +171,10 @@ void run_rank(World& world, int rank, unsigned seed, int rounds, const std::stri
     fill(own, round + rank);
     nap(dice);
     run_kernel(world, rank, static_cast<unsigned>(dice()), kLongPatience);
-    check(own, n * round + n * (n - 1) / 2);
+    const int sum = n * round + n * (n - 1) / 2;
+    check(own, sum);
+    run_in_order(own, static_cast<unsigned>(dice()));
+    check(own, 2 * sum);
   }
   CHECK(own.page.late.value == 0);
   if (end == "all" || rank == n - 1) {
@@ -182,6 +202,8 @@ void run_rank(World& world, int rank, unsigned seed, int rounds, const std::stri
     CHECK(LatePeer::block(own.page.late.value) < kBlocks);
   }
   run_kernel(world, rank, 0, kLongPatience);  // whatever follows does nothing, at once
+  check(own, -1);
+  run_in_order(own, 0);
   check(own, -1);
 }
 
