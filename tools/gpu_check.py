@@ -46,12 +46,12 @@ STAGES: list[tuple[list[str], float]] = [
             "tests/cuda/test_device_trace.py",
             "tests/cuda/test_cupy.py",
         ],
-        0.17,
+        0.21,
     ),
-    (["tests/cuda/test_mapped.py"], 0.34),
-    (["tests/cuda/test_data_parallel.py"], 0.41),
-    (["tests/cuda/test_features.py"], 0.5),
-    (["tests/cuda/test_torch_backend.py"], 0.61),
+    (["tests/cuda/test_mapped.py"], 0.41),
+    (["tests/cuda/test_data_parallel.py"], 0.47),
+    (["tests/cuda/test_features.py"], 0.55),
+    (["tests/cuda/test_torch_backend.py"], 0.65),
 ]
 STAGE_SECONDS = 30  # at least, whatever those before have taken: libraries alone take ten
 FIGURES_UNTIL = 0.86

@@ -68,13 +68,13 @@ def _of_torch(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     seconds = {other["contender"]: other["seconds"] for other in rows}
     alone = seconds.get("alone")
     best = min((name for name in seconds if name.startswith("torch")), key=seconds.__getitem__)
-    title = f"a step of {_MODELS[row['model']]}, " + (
-        "two processes on the GPU" if row["what"] == "shared step" else "one rank over NCCL"
+    is_shared = row["what"] == "shared step"
+    ranks, library = (
+        ("two processes on the GPU", "Gloo") if is_shared else ("one rank over NCCL", "NCCL")
     )
-    peer = "torch DDP over Gloo" if row["what"] == "shared step" else "torch DDP over NCCL"
-    beside = f"{peer}: {time_text(seconds[best])}"
+    beside = f"torch DDP over {library}: {time_text(seconds[best])}"
     beside += f" (without either {time_text(alone)})" if alone else ""
-    target = f"≤ {row['target_of_torch']:.2f}"
     return (
-        f"| {title} | {time_text(row['seconds'])} | {beside} | {row['of_torch']:.2f} | {target} |"
+        f"| a step of {_MODELS[row['model']]}, {ranks} | {time_text(row['seconds'])} | {beside}"
+        f" | {row['of_torch']:.2f} | ≤ {row['target_of_torch']:.2f} |"
     )

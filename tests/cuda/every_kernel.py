@@ -14,6 +14,7 @@ import torch
 
 import dpcore
 from dpcore import _C
+from tests.cuda.on_gpu import settle
 from tests.cuda.test_mapped import run_with
 from tests.cuda_host.test_elements import VALID, ordinary
 
@@ -46,7 +47,7 @@ def training(comm):
         step(ddp, comm.device)
     ordinary_memory = torch.ones(COUNT, device=comm.device)
     comm.all_reduce(ordinary_memory, "sum")
-    torch.cuda.current_stream().synchronize()
+    settle()
     return float(ordinary_memory.sum())
 
 

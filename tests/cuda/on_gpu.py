@@ -5,6 +5,13 @@ Views stay views: the whole storage of a tensor goes to the GPU and comes back."
 import torch
 
 
+def settle():
+    """Waits for what this rank has asked for, and not for the device, which another rank of this
+    process may hold up. Before the host reads a result or writes a tensor: what waits within the
+    driver, as a copy to ordinary memory does, lets no other rank of the process allocate."""
+    torch.cuda.current_stream().synchronize()
+
+
 class OnGpu:
     def __init__(self, comm):
         self._comm = comm
@@ -38,9 +45,7 @@ class OnGpu:
         return on_gpu.set_(moved[key][1], value.storage_offset(), value.shape, value.stride())
 
     def _bring_back(self, moved):
-        # A copy to ordinary memory that has to wait does so within the driver, which then lets no
-        # other rank of this process allocate.
-        torch.cuda.current_stream().synchronize()
+        settle()
         # By tensors, whose copies let go of Python's lock: other ranks are threads that need it.
         for on_host, on_gpu in moved.values():
             _bytes_of(on_host).copy_(_bytes_of(on_gpu))

@@ -9,15 +9,11 @@ import torch
 import dpcore
 from dpcore.show.figures import figures_of
 from dpcore.show.reading import read_run
+from tests.cuda.on_gpu import settle
 from tests.cuda.test_mapped import with_device
 from tests.cuda_host import device_traces as bodies
 
 PLACE = "cuda:0"
-
-
-def settle():
-    """For what this rank has asked for: on the device another one, as a thread, may wait for us."""
-    torch.cuda.current_stream().synchronize()
 
 
 BODIES = [

@@ -7,6 +7,7 @@ import torch
 import dpcore
 from dpcore import _C
 from dpcore.communicators.device import on_device
+from tests.cuda.on_gpu import settle
 
 GPUS = max(torch.cuda.device_count(), 1)
 PATIENCE = 8.0
@@ -41,12 +42,6 @@ def start(control, environment):
     torch.ones(2, device=device).unique().tolist()  # pinned memory may wait for the device
     settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
     return on_device(control, "cuda", device, **settings)
-
-
-def settle():
-    """Before a result is read: what waits within the driver, as a copy to ordinary memory does,
-    lets no other rank of this process allocate."""
-    torch.cuda.current_stream().synchronize()
 
 
 def each_step(control, environment):

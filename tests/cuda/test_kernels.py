@@ -43,15 +43,13 @@ def on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor=1):
 @pytest.mark.parametrize(("dtype", "op"), VALID)
 def test_bits_are_those_of_the_processor(dtype, op, values):
     generator = torch.Generator().manual_seed(len(dtype) + len(op))
-    cases = [(count, n, 0) for count in COUNTS[1:] for n in (1, 2, 3)]
-    cases += [(count, 3, 1) for count in (*COUNTS[1:], LARGE + 3)]
-    cases.append((LARGE + 3, 2, 0))
-    for count, n_in, offset in cases:
-        post, divisor = third(dtype, op)
-        pre = [0.7 - 0.3 * i for i in range(n_in)] if op == "premul_sum" else None
-        inputs = [values(dtype, count, generator) for _ in range(n_in)]
-        host, gpu = on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor)
-        assert torch.equal(host, gpu), (count, n_in, offset)
+    for count in (*COUNTS[1:], LARGE + 3):
+        for n_in, offset in ((1, 0), (2, 0), (3, 1), (3, 0)):
+            post, divisor = third(dtype, op)
+            pre = [0.7 - 0.3 * i for i in range(n_in)] if op == "premul_sum" else None
+            inputs = [values(dtype, count, generator) for _ in range(n_in)]
+            host, gpu = on_gpu_and_host(dtype, op, inputs, offset, post, pre, divisor)
+            assert torch.equal(host, gpu), (count, n_in, offset)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -10,7 +10,7 @@ import torch
 import dpcore
 from dpcore.communicators.device import on_device
 from tests.comm import matrix
-from tests.cuda.on_gpu import OnGpu
+from tests.cuda.on_gpu import OnGpu, settle
 from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_nccl import device_cases
 from tests.cuda_host.test_push import assert_same_bits, every_collective, ordinary
@@ -33,8 +33,6 @@ def ways(worlds):
     found = []
     for world in worlds:
         for mode in ("threads", "processes"):
-            if mode == "processes" and world % 2 == 1:
-                continue  # to begin on a GPU takes seconds
             for barrier in ("stream", "fused"):
                 alone = mode == "processes" and barrier == "fused" and world > GPUS
                 reason = f"needs {world} GPUs: kernels of several processes take turns on one"
@@ -70,7 +68,7 @@ def run_with(control, barrier, body, *args):
 def test_every_pair_of_values_gives_what_the_reference_gives(world, mode, barrier):
     cases = device_cases(world)
     if mode == "processes":
-        cases = cases[::10]  # ranks that are processes take turns on a GPU
+        cases = cases[::5]  # ranks that are processes take turns on a GPU
     results = dpcore.spawn(run_with, world, barrier, run_cases, cases, mode=mode, timeout=120.0)
     problems = [problem for _, of_rank in results for problem in of_rank]
     assert not problems, "\n".join(problems[:20])
@@ -104,8 +102,7 @@ def in_ordinary_memory(comm):
 
 
 def settled(tensor):
-    """Before it is written from the host: see tests/cuda/on_gpu.py."""
-    torch.cuda.current_stream().synchronize()
+    settle()
     return tensor
 
 

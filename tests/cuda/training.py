@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from tests.cuda.on_gpu import settle
+
 
 def small_model():
     torch.manual_seed(0)
@@ -24,5 +26,5 @@ def train(module, part, wrap):
         optimizer.zero_grad()
         model(part.cuda()).square().mean().backward()
         optimizer.step()
-    torch.cuda.current_stream().synchronize()
+    settle()
     return torch.cat([p.detach().flatten().cpu() for p in module.parameters()])

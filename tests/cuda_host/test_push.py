@@ -14,6 +14,7 @@ import dpcore
 from dpcore import _C
 from dpcore.communicators.device import DeviceCommunicator
 from dpcore.launch.spawn import run_processes
+from tests.cuda.on_gpu import settle
 from tests.ranks.devices import errors_of, on_devices
 
 SHARED, OWN = "stream", "fused"  # the GPUs, and with them the barrier
@@ -67,8 +68,8 @@ def every_collective(comm, make, count=1001):
             told = given(count, dtype)
             comm.broadcast(told, root)
             results.append(told)
-    if torch.device(device).type == "cuda":  # as tests/cuda/on_gpu.py does
-        torch.cuda.current_stream().synchronize()
+    if torch.device(device).type == "cuda":
+        settle()
     bits = [x.contiguous().view(torch.uint8).cpu().clone() for x in results]
     return bits, comm.stats().get("paths")
 
