@@ -76,7 +76,11 @@ class CallArguments {
   }
   bool flag() { return flag_of(object(), "flag"); }
   static bool flag_of(pybind11::handle value, const char*) {
-    return PyObject_IsTrue(value.ptr()) == 1;
+    const int result = PyObject_IsTrue(value.ptr());
+    if (result < 0) {
+      throw pybind11::error_already_set();
+    }
+    return result == 1;
   }
 
   // None, or what is long for each rank.

@@ -1,4 +1,4 @@
-"""What no rank is needed for in C++: pieces, paths, the stage, TCP's share, processors."""
+"""What no rank is needed for in C++: pieces, paths, the stage, TCP's share, processors, meeting."""
 
 import pytest
 
@@ -17,3 +17,7 @@ def test_how_much_a_connection_carries_at_a_time():
 
 def test_a_thread_leaves_processors():
     programs.run(programs.built("asan/processors"), says="processors: fine")
+
+
+def test_more_connections_than_are_heard_side_by_side():
+    programs.run(programs.built("asan/meeting"), says="meeting: fine")

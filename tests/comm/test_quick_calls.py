@@ -189,3 +189,17 @@ def references(comm):
 def test_no_reference_is_kept():
     ((after, counts),) = dpcore.spawn(references, 1, mode="threads")
     assert after == counts
+
+
+def test_a_flag_that_is_neither_true_nor_false():
+    """Its own error, before the operation has a number: ranks stay in step."""
+
+    def body(comm):
+        x = torch.ones(2)
+        if comm.rank == 0:
+            with pytest.raises(RuntimeError, match="ambiguous"):
+                comm.all_reduce(x, async_op=torch.ones(2))
+        comm.all_reduce(x)
+        return x.tolist()
+
+    assert dpcore.spawn(body, 2, mode="threads") == [[2.0, 2.0]] * 2

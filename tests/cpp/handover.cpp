@@ -6,6 +6,12 @@
 // wakes it, it comes back after a slice of 20 ms. On a busy machine a round may take long all the
 // same, so the shortest of several counts.
 //
+// And does anything go on once its group has failed? The engine gives up all that operations of the
+// group have begun to send, so a step after that would send parts of it once more.
+//
+// And does an operation go on once its group has failed? The engine gives up what was sent in part,
+// so another step would send some of it again.
+//
 //   handover ROUNDS
 #include <unistd.h>
 
@@ -79,6 +85,33 @@ class KeepsLock final : public Alone {  // until the waiting thread sleeps
   bool is_last_look_ = false;
 };
 
+class Fails final : public Alone {
+ public:
+  using Alone::Alone;
+  Progress advance() override { throw Error("on purpose"); }
+};
+
+class SeesFailure final : public Alone {  // if it goes on for too long
+ public:
+  using Alone::Alone;
+  Progress advance() override {
+    has_seen = has_seen || group().failed();
+    return Progress::blocked;
+  }
+  bool has_seen = false;
+};
+
+void nothing_goes_on_after_a_failure(Engine& engine, const std::shared_ptr<Group>& group) {
+  const auto other = std::make_shared<SeesFailure>(group);
+  const auto first = std::make_shared<Fails>(group);
+  first->priority = 1;
+  engine.submit(other, true);
+  engine.submit(first, false);
+  CHECK(engine.wait(*first, INT64_MAX, {}) && engine.wait(*other, INT64_MAX, {}));
+  CHECK(first->status == Operation::failed && other->status == Operation::failed);
+  CHECK(!other->has_seen);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -106,5 +139,6 @@ int main(int count, char** arguments) {
     CHECK(engine.wait(*background, INT64_MAX, {}));
   }
   CHECK(shortest < kHalfASliceNs);
+  nothing_goes_on_after_a_failure(engine, group);
   std::printf("the shortest wait: %.3f ms\n", 1e-6 * static_cast<double>(shortest));
 }

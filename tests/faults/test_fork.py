@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -78,6 +80,57 @@ def test_a_child_cannot_use_the_communicator_and_disturbs_nobody(transport):
         return tensor.unique().tolist()
 
     assert results(body, 2, transport) == [[12.0]] * 2
+
+
+@pytest.mark.patient
+def test_a_child_gets_addresses_only_where_there_is_memory():
+    """A system that counts what might be written (vm.overcommit_memory=2) refuses more."""
+
+    def body(comm):
+        comm.empty(100_000).fill_(1)
+
+        def child():
+            maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+            own = [line for line in maps if "dpcore-arena" in " ".join(line)]
+            assert [access for _, access, *_ in own] == ["rw-p"]
+            begin, end = (int(address, 16) for address in own[0][0].split("-"))
+            assert end - begin == comm_bytes
+
+        comm_bytes = comm.stats()["arena"]["bytes"]
+        in_a_child(child)
+
+    results(body)
+
+
+@pytest.mark.patient
+@both_transports
+def test_a_child_lets_go_of_what_it_inherits_while_its_parent_is_at_work(transport):
+    """Whatever lock a thread of the parent holds at the fork stays locked in the child."""
+
+    def body(comm):
+        tensors = [comm.empty(1000) for _ in range(50)]
+        groups = [comm.split(0) for _ in range(5)]
+        stop = threading.Event()
+
+        def take_memory():
+            kept = []  # the arena has to grow, under its lock
+            while not stop.is_set() and len(kept) < 12:
+                kept.append(comm.empty(1 << 24))
+
+        thread = threading.Thread(target=take_memory)
+        thread.start()
+
+        def child():
+            signal.alarm(20)  # a lock would be waited for without end
+            tensors.clear()
+            groups.clear()
+
+        for _ in range(20):
+            in_a_child(child)
+        stop.set()
+        thread.join()
+
+    results(body, transport=transport)
 
 
 @pytest.mark.patient

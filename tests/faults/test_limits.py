@@ -113,6 +113,8 @@ def test_too_few_addresses():
         new.all_reduce(tensor)
         with pytest.raises(dp.Error, match=r"bytes of addresses; set DPCORE_ARENA_MAX=<GiB>"):
             new.empty(2 << 30, dtype=torch.uint8)
+        with pytest.raises(dp.Error, match=r"bytes of addresses"):
+            new.empty((1 << 62) - 1)  # rounded up it would be no byte at all
         new.all_reduce(tensor)
         dp.finalize()
         return tensor.unique().tolist()

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,19 +36,25 @@ std::atomic<uint64_t> forks{0};
 void lock() { table_lock.lock(); }
 void unlock() { table_lock.unlock(); }
 
+// First nothing is there, then what the file has: a system that counts what might be written
+// (vm.overcommit_memory=2) has no room for all the addresses, and perhaps not even for the file. A
+// fault there is better than a child that writes to its parent's memory.
+void make_private(const Mapping& mapping) {
+  constexpr int kInPlace = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
+  mmap(mapping.base, mapping.bytes, PROT_NONE, kInPlace | MAP_ANONYMOUS, -1, 0);
+  struct stat file{};
+  if (mapping.fd != kDropMapping && fstat(mapping.fd, &file) == 0 && file.st_size > 0) {
+    const size_t bytes = std::min(mapping.bytes, static_cast<size_t>(file.st_size));
+    mmap(mapping.base, bytes, PROT_READ | PROT_WRITE, kInPlace, mapping.fd, 0);
+  }
+}
+
 void in_child() {
   for (Mapping& mapping : mappings) {
-    if (mapping.base == nullptr) {
-      continue;
+    if (mapping.base != nullptr) {
+      make_private(mapping);
+      madvise(mapping.base, mapping.bytes, MADV_DONTDUMP);  // as before (arena.cpp)
     }
-    if (mapping.fd == kDropMapping) {
-      mmap(mapping.base, mapping.bytes, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    } else {
-      mmap(mapping.base, mapping.bytes, PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping.fd, 0);
-    }
-    madvise(mapping.base, mapping.bytes, MADV_DONTDUMP);  // as before (arena.cpp)
   }
   // The number stays taken, by something harmless, until the copy of its owner closes it: else
   // the destructor of an inherited object could close what the child opened in its place.

@@ -303,8 +303,8 @@ bool Engine::advance_all() {
 }
 
 Operation::Progress Engine::advance_or_fail(Operation& operation) {
-  try {
-    return operation.advance();
+  try {  // not after a failure: what it has sent half of was given up
+    return operation.group().failed() ? Operation::Progress::blocked : operation.advance();
   } catch (const Mismatch& problem) {
     operation.group().fail(ErrorKind::mismatch, operation.group().rank(), problem.what());
   } catch (const std::exception& problem) {

@@ -16,9 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "comm/base/error.h"
 #include "comm/base/fault.h"
-#include "comm/base/fork_guard.h"
 
 namespace dpcore {
 namespace {
@@ -89,11 +87,14 @@ Arena::~Arena() {
 }
 
 std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > reserve_) {  // before it is rounded up, perhaps around 2^64
+    throw no_addresses(bytes);
+  }
   bytes = round_up(std::max<size_t>(bytes, 1), 64);
   if (bytes >= kPage) {
     alignment = std::max(alignment, kPage);
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
   auto offset = blocks_.allocate(bytes, alignment);
   if (!offset) {
     grow_for(bytes, alignment);
@@ -109,9 +110,7 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
   const size_t new_size =
       round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
   if (new_size > reserve_) {
-    throw Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
-                " bytes asked for with " + std::to_string(old_size) + " in use, but only " +
-                std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
+    throw no_addresses(bytes);
   }
   fault::reach(fault::Point::grow, rank_, 0);
   const int problem = allocate_undisturbed(fd(), old_size, new_size - old_size);
@@ -123,7 +122,16 @@ void Arena::grow_for(size_t bytes, size_t alignment) {
   blocks_.grow(new_size);
 }
 
+Error Arena::no_addresses(size_t bytes) const {
+  return Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
+               " bytes asked for with " + std::to_string(blocks_.size()) + " in use, but only " +
+               std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
+}
+
 void Arena::release(size_t offset) {
+  if (fork_guard::generation() != fork_generation_) {
+    return;  // a copy, in which the lock may be held by a thread that it does not have
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (reuse_) {
     blocks_.free(offset);

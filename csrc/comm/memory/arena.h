@@ -18,6 +18,8 @@
 #include <mutex>
 
 #include "comm/base/descriptor.h"
+#include "comm/base/error.h"
+#include "comm/base/fork_guard.h"
 #include "comm/memory/arena_blocks.h"
 
 namespace dpcore {
@@ -56,12 +58,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
  private:
   Arena() = default;
   void grow_for(size_t bytes, size_t alignment);
+  Error no_addresses(size_t bytes) const;
   void release(size_t offset);
 
   int rank_ = 0;
   Descriptor fd_;
   std::byte* base_ = nullptr;
   size_t reserve_ = 0;
+  const uint64_t fork_generation_ = fork_guard::generation();
   mutable std::mutex mutex_;
   ArenaBlocks blocks_;
   bool reuse_ = true;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "comm/base/descriptor.h"
+#include "comm/base/fork_guard.h"
 #include "comm/base/spin_lock.h"
 #include "comm/network/message.h"
 #include "comm/network/peer.h"
@@ -173,6 +174,7 @@ class Network {
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
   Descriptor epoll_;
   Descriptor wake_event_;
+  const uint64_t fork_generation_ = fork_guard::generation();
   SpinLock groups_lock_;
   std::vector<std::pair<uint64_t, Target*>> groups_;
   std::atomic<bool> groups_closed_{false};  // and what was set aside for them is of no use

@@ -143,7 +143,13 @@ bool ProgramRun::is_turn(const Running& running, const LaneStep& step, size_t se
               other.received[source - at.receives.begin()] == (job.end - job.begin) * element_);
     }
   }
-  return std::none_of(jobs_.begin() + static_cast<ptrdiff_t>(next_job_), jobs_.end(), is_awaited);
+  // Jobs begin in the order of their segments.
+  for (size_t next = next_job_; next < jobs_.size() && jobs_[next].begin <= begin - ago; ++next) {
+    if (is_awaited(jobs_[next])) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool ProgramRun::send_all(Running& running, const LaneStep& step, std::byte* home, size_t bytes) {

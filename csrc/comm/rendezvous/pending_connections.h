@@ -32,7 +32,7 @@ class PendingConnections {
   // that was accepted, if there is one.
   template <class Accept, class ListenTo>
   std::optional<Connection> next(int listener, int wait_ms, Accept accept, ListenTo advance) {
-    std::vector<pollfd> entries{{listener, POLLIN, 0}};
+    std::vector<pollfd> entries{{listener, static_cast<short>(has_room() ? POLLIN : 0), 0}};
     for (const Connection& connection : pending_) {
       entries.push_back({connection.socket.fd(), POLLIN, 0});
     }
@@ -47,9 +47,13 @@ class PendingConnections {
       const bool goes = what == ConnectionState::gone || now_ns() > connection->leaves_at_ns;
       connection = goes ? pending_.erase(connection) : std::next(connection);
     }
-    while (Socket socket = accept()) {
+    while (has_room()) {
+      Socket socket = accept();
+      if (!socket) {
+        break;
+      }
       if (pending_.size() == kMost) {
-        pending_.pop_front();  // the one that has been silent longest
+        pending_.pop_front();
       }
       Connection& connection = pending_.emplace_back();
       connection.socket = std::move(socket);
@@ -59,7 +63,15 @@ class PendingConnections {
   }
 
  private:
+  // The one that has been silent longest makes room, though not before it can have spoken: a
+  // thousand ranks may come at once, and those that nobody has accepted yet wait in the kernel.
+  bool has_room() const {
+    return pending_.size() < kMost ||
+           now_ns() > pending_.front().leaves_at_ns - kPatienceNs + kToSpeakNs;
+  }
+
   static constexpr int64_t kPatienceNs = 5'000'000'000;
+  static constexpr int64_t kToSpeakNs = 500'000'000;
   static constexpr size_t kMost = 256;
   std::list<Connection> pending_;
 };
