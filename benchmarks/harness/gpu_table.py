@@ -8,7 +8,7 @@ from benchmarks.harness.figures import place_of, time_text
 
 _ARRAYS = 8  # of reductions, those of so many: others are the same within a percent
 _WAYS = {"stream": "streams wait", "fused": "kernels wait"}
-_AWAITED = {"each": "", "last": ", one of ten waited for"}
+_AWAITED = {"each": "", "on the host": ", awaited on the host"}
 _MODELS = {
     "gpt2-124m-bf16": "GPT-2, 124 M parameters in bfloat16",
     "resnet50-bf16": "ResNet-50 in bfloat16",

@@ -31,6 +31,9 @@ class CudaDevice final : public Device {
     }
     uuid_ = text;
   }
+  ~CudaDevice() override {
+    at_the_end(*this, [this] { memory_.stop_freeing(); });
+  }
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   std::string uuid() const override { return uuid_; }
@@ -73,7 +76,10 @@ class CudaDevice final : public Device {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return event;
   }
-  void destroy_event(Event event) override { Driver::ignore(cudaEventDestroy(as_event(event))); }
+  // By any thread: without a context it would get one, of any device.
+  void destroy_event(Event event) override {
+    at_the_end(*this, [event] { Driver::ignore(cudaEventDestroy(as_event(event))); });
+  }
   void record(Event event, Stream stream) override {
     check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
   }

@@ -35,7 +35,7 @@ void DeviceTrace::start(size_t capacity) {
   const DeviceGuard here(*device_);
   find_zero();
   capacity_ = std::max<size_t>(capacity, 1);
-  next_ = 0;
+  first_ = next_;
   for (Entry& entry : ring_) {
     entry.span = 0;
   }
@@ -82,7 +82,7 @@ void DeviceTrace::find_zero() {
 // ---- while it records ------------------------------------------------------------------------
 
 DeviceTrace::Entry& DeviceTrace::take(const TraceEvent& what) {
-  const size_t at = static_cast<size_t>(next_++) % capacity_;
+  const size_t at = place_of(++next_);
   if (at >= ring_.size()) {
     ring_.resize(at + 1);
   }
@@ -94,10 +94,10 @@ DeviceTrace::Entry& DeviceTrace::take(const TraceEvent& what) {
 }
 
 DeviceTrace::Entry* DeviceTrace::find(Span span) {
-  if (span == 0) {
-    return nullptr;
+  if (span <= first_) {
+    return nullptr;  // none, or of a trace before this one
   }
-  Entry& entry = ring_[static_cast<size_t>(span - 1) % capacity_];
+  Entry& entry = ring_[place_of(span)];
   return entry.span == span ? &entry : nullptr;  // overwritten otherwise
 }
 
@@ -164,7 +164,8 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
   recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
   const DeviceGuard here(*device_);
-  *dropped = next_ > capacity_ ? next_ - capacity_ : 0;
+  const uint64_t taken = next_ - first_;
+  *dropped = taken > capacity_ ? taken - capacity_ : 0;
   const auto happens = [&](Device::Event event) {
     while (!device_->has_happened(event)) {
       if (gives_up()) {

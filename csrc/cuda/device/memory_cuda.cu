@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "cuda/kernels/driver.cuh"
 
@@ -161,9 +162,9 @@ void CudaMemory::allow_access(unsigned long long address, size_t bytes) {
                 name() + ": cuMemSetAccess to a rank's memory");
 }
 
-CudaMemory::~CudaMemory() {
+void CudaMemory::stop_freeing() {
   if (freeing_ != nullptr) {
-    Driver::ignore(cudaStreamDestroy(freeing_));
+    Driver::ignore(cudaStreamDestroy(std::exchange(freeing_, nullptr)));
   }
 }
 

@@ -21,7 +21,6 @@ namespace dpcore {
 class CudaMemory {
  public:
   explicit CudaMemory(int device) : device_(device) {}
-  ~CudaMemory();
 
   MemorySupport support() const;
   std::byte* allocate(size_t bytes);
@@ -32,6 +31,8 @@ class CudaMemory {
   MemoryHandle share(std::byte* memory);
   std::byte* map(const MemoryHandle& handle);
   void forget(std::byte* memory);
+  // At the end, with the device current.
+  void stop_freeing();
 
  private:
   struct Physical {

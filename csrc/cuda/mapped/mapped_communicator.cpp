@@ -81,11 +81,12 @@ MappedCommunicator::~MappedCommunicator() {
   const bool may_go = !group().failed() && everybody_leaves();
   if (regions_) {
     const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
-    if (!has_passed_ || !owner_may_leave) {
+    const bool graph_may_run = has_captured_ && group().failed();  // nobody has waited for it
+    if (!has_passed_ || !owner_may_leave || graph_may_run) {
       regions_->abandon();
     }
-    at_the_end(*device_, [this] {
-      if (has_passed_) {
+    at_the_end(*device_, [&] {
+      if (has_passed_ && !graph_may_run) {
         regions_->forget_peers();
       }
     });
@@ -94,6 +95,12 @@ MappedCommunicator::~MappedCommunicator() {
     // Whoever is still there, or was stopped and wakes up, may raise flags: never given to anybody
     // else.
     new std::shared_ptr<std::byte>(std::move(own_page_));
+  }
+  if (has_passed_) {
+    at_the_end(*device_, [this] { registered_.reset(); });
+  } else {
+    // What stands in the stream still looks at pages, and to end their registration waits for it.
+    new std::shared_ptr<Registrations>(std::move(registered_));
   }
   watch_.reset();
 }
@@ -309,6 +316,9 @@ void MappedCommunicator::release() {
       }
       std::this_thread::sleep_for(kNap);
     }
+  }
+  if (has_captured_) {
+    device_->settle();  // a graph that was started before this is still at the others' memory
   }
   regions_->forget_peers();
 }

@@ -26,7 +26,6 @@ void NcclCommunicator::begin_call() {
   if (comm_ == nullptr) {
     throw Error(describe() + ": the communicator was aborted");
   }
-  has_captured_ = has_captured_ || capturing_;
 }
 
 void NcclCommunicator::send(const void* data, size_t bytes, int to) {

@@ -76,7 +76,6 @@ class NcclCommunicator final : public StreamCommunicator, private StreamMessages
 
   const nccl::Library& library_;
   std::atomic<nccl::CommPtr> comm_ = nullptr;  // null before it is made, and after stop()
-  std::atomic<bool> has_captured_ = false;     // graphs have recorded calls of it
 };
 
 }  // namespace dpcore

@@ -51,9 +51,14 @@ StreamCommunicator::StreamCommunicator(std::shared_ptr<Communicator> control,
 StreamCommunicator::~StreamCommunicator() {
   let_go_of_kept(true);
   at_the_end(*device_, [this] {
+    if (device_->is_capturing(stream_) || !device_->is_idle(stream_)) {
+      return;  // it never passed: what stands there may still use the memory
+    }
     for (std::byte* memory : scratch_) {
       device_->release_idle(memory);
     }
+  });
+  at_the_end(*device_, [this] {
     device_->destroy_event(entry_);
     device_->destroy_stream(stream_);
   });
@@ -99,6 +104,7 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
                                                  Enqueue enqueue) {
   const Work work = take_work();
   work->captured = capturing_;
+  has_captured_ = has_captured_ || capturing_;
   work->what = what;
   work->message = std::move(message);
   // Messages are between two ranks: they have no number that all agree on.
@@ -245,8 +251,9 @@ bool StreamCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls, in
   while (now_ns() < deadline_ns) {
     meanwhile();
     // Whoever is in a call may still put work there; who comes later is refused.
+    // While a graph is captured the stream can't be asked, but what runs there is in flight.
     if ((calls.owns_lock() || calls.try_lock()) &&
-        (device_->is_capturing(stream_) || device_->is_idle(stream_))) {
+        (device_->is_capturing(stream_) ? watch_->has_all_happened() : device_->is_idle(stream_))) {
       return true;
     }
     std::this_thread::sleep_for(nap);

@@ -121,7 +121,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   Options options_;
   Device::Stream stream_ = nullptr;
   ProgramCache programs_;
-  bool capturing_ = false;  // the call that is being made is recorded into a graph
+  bool capturing_ = false;                 // the call that is being made is recorded into a graph
+  std::atomic<bool> has_captured_{false};  // a graph may run what was recorded, at any time
   std::mutex calls_;
   std::unique_ptr<StreamWatch> watch_;
 

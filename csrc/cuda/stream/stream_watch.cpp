@@ -126,6 +126,11 @@ void StreamWatch::run() {
   }
 }
 
+bool StreamWatch::has_all_happened() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return in_flight_.empty() || device_->has_happened(in_flight_.back()->event);
+}
+
 void StreamWatch::look() {
   const std::lock_guard<std::mutex> one_at_a_time(looking_);
   completed_.clear();

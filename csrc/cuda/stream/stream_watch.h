@@ -93,6 +93,8 @@ class StreamWatch {
   // Says what comes next; throws Mismatch when another rank says otherwise.
   void announce(uint64_t number, const Fingerprint& what, uint64_t bytes);
   void add(std::shared_ptr<StreamWork> work);
+  // Whether the device has done what is in flight, seen or not.
+  bool has_all_happened();
   // Looks now, on the thread of the caller.
   void look();
   void fail(ErrorKind kind, int culprit, const std::string& reason);

@@ -66,6 +66,9 @@ bool ipc_allowed();
 // -1: none. The runtime takes the first device where a thread has chosen none; the driver does not.
 int current_device();
 int current_device_or_first();
+// For what ends things, perhaps on a thread that never chose a device: CUDA would make a context of
+// the first one, which takes hundreds of megabytes there.
+void needs_context(const char* call);
 void make_current(int device);
 
 // Fetched by cudaGetLastError.

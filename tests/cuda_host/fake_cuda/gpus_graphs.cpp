@@ -70,8 +70,11 @@ void capture(const Job& job, int rank, Capturing& capturing) {
   step();  // and calls go on behind it
   comm->device().synchronize(stream);
   CHECK(shared.holds(expected * static_cast<float>(job.world)));
-  CHECK(cudaGraphExecDestroy(runs) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+  // A graph that has just been started: the end of the communicator waits for it.
+  CHECK(cudaGraphLaunch(runs, stream) == cudaSuccess);
   comm->close();
+  CHECK(comm->device().is_idle(stream));
+  CHECK(cudaGraphExecDestroy(runs) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
 }
 
 // Ranks that share a GPU refuse it, and the program goes on.

@@ -101,6 +101,11 @@ int current_device_or_first() {
   return t_device;
 }
 void make_current(int device) { t_device = device; }
+void needs_context(const char* call) {
+  if (t_device < 0) {
+    misuse(std::string(call) + " by a thread without a context");
+  }
+}
 
 cudaError_t answer(cudaError_t error) {
   if (error != cudaSuccess) {

@@ -238,6 +238,7 @@ cudaError_t cudaHostRegister(void* pages, size_t bytes, unsigned flags) {
 }
 cudaError_t cudaHostUnregister(void* pages) {
   FAKE_RUNTIME_CALL("cudaHostUnregister");
+  needs_context("cudaHostUnregister");
   if (!may_disturb()) {
     return answer(cudaErrorStreamCaptureUnsupported);
   }

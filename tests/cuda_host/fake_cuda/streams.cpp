@@ -172,6 +172,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 // Returns at once.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   FAKE_RUNTIME_CALL("cudaStreamDestroy");
+  needs_context("cudaStreamDestroy");
   if (stream == nullptr) {
     return answer(cudaErrorInvalidResourceHandle);
   }
@@ -207,6 +208,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  needs_context("cudaEventDestroy");
   const std::lock_guard<std::mutex> lock(streams().mutex);
   check_event(event);
   streams().events.erase(event);
