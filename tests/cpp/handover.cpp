@@ -6,9 +6,6 @@
 // wakes it, it comes back after a slice of 20 ms. On a busy machine a round may take long all the
 // same, so the shortest of several counts.
 //
-// And does anything go on once its group has failed? The engine gives up all that operations of the
-// group have begun to send, so a step after that would send parts of it once more.
-//
 // And does an operation go on once its group has failed? The engine gives up what was sent in part,
 // so another step would send some of it again.
 //

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "comm/base/fork_guard.h"
 #include "comm/base/thread.h"
 
 namespace dpcore {
@@ -31,8 +30,7 @@ thread_local const void* served_here = nullptr;  // whose thread this is
 
 }  // namespace
 
-CallbackThreads::CallbackThreads()
-    : state_(std::make_shared<State>()), fork_generation_(fork_guard::generation()) {}
+CallbackThreads::CallbackThreads() : state_(std::make_shared<State>()) {}
 
 CallbackThreads::~CallbackThreads() { stop(); }
 
@@ -99,7 +97,7 @@ void CallbackThreads::serve(State& state) {
 }
 
 void CallbackThreads::stop() {
-  if (fork_guard::generation() != fork_generation_) {
+  if (origin_.is_forked_copy()) {
     // The threads live in the parent only: neither joined nor detached, but forgotten. The mutex
     // may have been held when the process was forked.
     (void)new std::shared_ptr<State>(state_);

@@ -11,9 +11,10 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
+
+#include "comm/base/fork_guard.h"
 
 namespace dpcore {
 
@@ -43,7 +44,7 @@ class CallbackThreads {
   static void serve(State& state);
 
   std::shared_ptr<State> state_;
-  uint64_t fork_generation_;
+  fork_guard::Origin origin_;
 };
 
 }  // namespace dpcore

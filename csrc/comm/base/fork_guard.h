@@ -20,6 +20,16 @@ inline constexpr int kDropMapping = -1;
 // How often this process image has been forked, counted along the line of its ancestors.
 uint64_t generation();
 
+// Member of what a forked child may inherit, and then has to leave alone: whoever held a lock of it
+// at the fork is not there to let go.
+class Origin {
+ public:
+  bool is_forked_copy() const { return generation() != made_in_; }
+
+ private:
+  uint64_t made_in_ = generation();
+};
+
 void add_mapping(void* base, size_t bytes, int fd);
 void remove_mapping(void* base);
 void add_descriptor(int fd);

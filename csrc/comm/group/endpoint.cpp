@@ -16,7 +16,6 @@
 #include "comm/base/error.h"
 #include "comm/base/fault.h"
 #include "comm/base/fnv.h"
-#include "comm/base/fork_guard.h"
 #include "comm/base/processors.h"
 
 namespace dpcore {
@@ -36,7 +35,6 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   std::shared_ptr<Endpoint> self(new Endpoint);
   self->job_ = job_of(rendezvous.name);
   self->rank_ = rendezvous.rank;
-  self->fork_generation_ = fork_guard::generation();
   self->shares_process_ = how == RankKind::threads;
   self->oversubscribed_ = rendezvous.world > usable_processors();
   self->arena_ = Arena::create(rendezvous.rank);
@@ -274,6 +272,6 @@ void Endpoint::wake_own_threads() {
   }
 }
 
-bool Endpoint::is_forked_copy() const { return fork_guard::generation() != fork_generation_; }
+bool Endpoint::is_forked_copy() const { return origin_.is_forked_copy(); }
 
 }  // namespace dpcore

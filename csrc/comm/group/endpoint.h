@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comm/base/descriptor.h"
+#include "comm/base/fork_guard.h"
 #include "comm/group/trace.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
@@ -142,7 +143,7 @@ class Endpoint {
   bool shares_process_ = false;
   bool reads_local_peers_ = false;
   CostConstants costs_;
-  uint64_t fork_generation_ = 0;
+  fork_guard::Origin origin_;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<std::byte> header_block_;
   std::shared_ptr<std::byte> control_block_;

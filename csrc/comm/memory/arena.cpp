@@ -129,8 +129,8 @@ Error Arena::no_addresses(size_t bytes) const {
 }
 
 void Arena::release(size_t offset) {
-  if (fork_guard::generation() != fork_generation_) {
-    return;  // a copy, in which the lock may be held by a thread that it does not have
+  if (origin_.is_forked_copy()) {
+    return;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (reuse_) {

@@ -65,7 +65,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Descriptor fd_;
   std::byte* base_ = nullptr;
   size_t reserve_ = 0;
-  const uint64_t fork_generation_ = fork_guard::generation();
+  fork_guard::Origin origin_;
   mutable std::mutex mutex_;
   ArenaBlocks blocks_;
   bool reuse_ = true;

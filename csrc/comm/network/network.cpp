@@ -135,8 +135,8 @@ void Network::add_group(uint64_t group, Target* target) {
 }
 
 void Network::remove_group(uint64_t group) {
-  if (fork_guard::generation() != fork_generation_) {
-    return;  // a copy, in which the lock may be held by a thread that it does not have
+  if (origin_.is_forked_copy()) {
+    return;
   }
   const std::lock_guard<SpinLock> hold(groups_lock_);
   std::erase_if(groups_, [&](const auto& entry) { return entry.first == group; });

@@ -174,7 +174,7 @@ class Network {
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
   Descriptor epoll_;
   Descriptor wake_event_;
-  const uint64_t fork_generation_ = fork_guard::generation();
+  fork_guard::Origin origin_;
   SpinLock groups_lock_;
   std::vector<std::pair<uint64_t, Target*>> groups_;
   std::atomic<bool> groups_closed_{false};  // and what was set aside for them is of no use

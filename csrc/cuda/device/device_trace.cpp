@@ -35,7 +35,7 @@ void DeviceTrace::start(size_t capacity) {
   const DeviceGuard here(*device_);
   find_zero();
   capacity_ = std::max<size_t>(capacity, 1);
-  first_ = next_;
+  last_before_ = last_;
   for (Entry& entry : ring_) {
     entry.span = 0;
   }
@@ -82,19 +82,19 @@ void DeviceTrace::find_zero() {
 // ---- while it records ------------------------------------------------------------------------
 
 DeviceTrace::Entry& DeviceTrace::take(const TraceEvent& what) {
-  const size_t at = place_of(++next_);
+  const size_t at = place_of(++last_);
   if (at >= ring_.size()) {
     ring_.resize(at + 1);
   }
   Entry& entry = ring_[at];
-  entry.span = next_;
+  entry.span = last_;
   entry.what = what;
   entry.is_moment = entry.ended = entry.waited = false;
   return entry;
 }
 
 DeviceTrace::Entry* DeviceTrace::find(Span span) {
-  if (span <= first_) {
+  if (span <= last_before_) {
     return nullptr;  // none, or of a trace before this one
   }
   Entry& entry = ring_[place_of(span)];
@@ -164,7 +164,7 @@ std::vector<TraceEvent> DeviceTrace::stop(uint64_t* dropped,
   recording_.store(false);
   const std::lock_guard<std::mutex> lock(mutex_);
   const DeviceGuard here(*device_);
-  const uint64_t taken = next_ - first_;
+  const uint64_t taken = last_ - last_before_;
   *dropped = taken > capacity_ ? taken - capacity_ : 0;
   const auto happens = [&](Device::Event event) {
     while (!device_->has_happened(event)) {

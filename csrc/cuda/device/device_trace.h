@@ -63,7 +63,9 @@ class DeviceTrace {
   template <class Note>
   void while_recording(Device::Stream stream, Note note);
   void find_zero();
-  size_t place_of(Span span) const { return static_cast<size_t>(span - first_ - 1) % capacity_; }
+  size_t place_of(Span span) const {
+    return static_cast<size_t>(span - last_before_ - 1) % capacity_;
+  }
   Entry& take(const TraceEvent& what);
   Entry* find(Span span);
   void record(Device::Event& event, Device::Stream stream);
@@ -75,8 +77,8 @@ class DeviceTrace {
   std::mutex mutex_;
   std::vector<Entry> ring_;
   size_t capacity_ = 0;
-  Span next_ = 0;   // the last one: their numbers go on from trace to trace
-  Span first_ = 0;  // the last one before this trace
+  Span last_ = 0;  // numbers go on from trace to trace
+  Span last_before_ = 0;
   Device::Event zero_ = nullptr;
   int64_t zero_ns_ = 0;
 };

@@ -82,14 +82,13 @@ MappedCommunicator::~MappedCommunicator() {
   if (regions_) {
     const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
     const bool graph_may_run = has_captured_ && group().failed();  // nobody has waited for it
-    if (!has_passed_ || !owner_may_leave || graph_may_run) {
+    const bool peers_are_in_use = !has_passed_ || graph_may_run;
+    if (peers_are_in_use || !owner_may_leave) {
       regions_->abandon();
     }
-    at_the_end(*device_, [&] {
-      if (has_passed_ && !graph_may_run) {
-        regions_->forget_peers();
-      }
-    });
+    if (!peers_are_in_use) {
+      at_the_end(*device_, [this] { regions_->forget_peers(); });
+    }
   }
   if (!may_go) {
     // Whoever is still there, or was stopped and wakes up, may raise flags: never given to anybody

@@ -104,7 +104,9 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
                                                  Enqueue enqueue) {
   const Work work = take_work();
   work->captured = capturing_;
-  has_captured_ = has_captured_ || capturing_;
+  if (capturing_) {
+    has_captured_.store(true);
+  }
   work->what = what;
   work->message = std::move(message);
   // Messages are between two ranks: they have no number that all agree on.
