@@ -96,8 +96,12 @@ class AcrossSteps:
         self._end.atexit = False
 
     def _model_is_gone(self, reducer: _C.Reducer) -> None:
+        """Up to Python 3.11 garbage is collected wherever something is allocated, also in the
+        middle of a call of torch that holds a lock. A thread that gets Python's lock meanwhile may
+        wait for that one without end, so it is given away only if there is something to wait for.
+        """
         try:
-            if not (reducer.has_failed or self._is_refused):
+            if reducer.is_on_journey and not (reducer.has_failed or self._is_refused):
                 reducer.flush()
         except Error as error:
             if type(error) is not Error:

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,3 +193,16 @@ def test_a_module_without_its_wrapper_has_the_last_step_and_trains_again(schedul
 
     for outcome in run_processes(body, 2, timeout=20):
         assert outcome.error is None
+
+
+@pytest.mark.parametrize("schedule", ACROSS_STEPS)
+def test_the_end_of_a_model_waits_only_for_what_is_in_flight(schedule):
+    """Where garbage is collected, a lock of torch may be held: ranks as threads have waited for it
+    without end, each for the other's."""
+    idle = SimpleNamespace(is_on_journey=False, has_failed=False, stop_listening=lambda: None)
+
+    def body(comm):
+        model, _ = with_optimizer(comm, schedule, layers())
+        model._across._model_is_gone(idle)  # which has no flush()
+
+    dp.spawn(body, 1, mode="threads")
