@@ -65,6 +65,21 @@ def table_of_all_reduce(records: list[dict[str, Any]], world: int = 2) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_many_ranks(records: list[dict[str, Any]]) -> str:
+    """An all-reduce where each rank has a core, beside Gloo and what memory allows."""
+    contenders = ("dpcore arena", "dpcore plain", "Gloo", "x *= 0.5")
+    times = {(r["world"], r["bytes"], r["contender"]): r["median_s"] for r in records}
+    lines = [
+        "| float32 | ranks | dpcore arena | dpcore plain | Gloo | `x *= 0.5` by every rank |",
+        "|---:|---:|" + "---:|" * len(contenders),
+    ]
+    for world, size in dict.fromkeys((world, size) for world, size, _ in times):
+        row = [time_text(times[world, size, name]) for name in contenders]
+        lines.append(f"| {size_text(size)} | {world} | {' | '.join(row)} |")
+    lines += ["", source("many_ranks", records, "../")]
+    return "\n".join(lines) + "\n"
+
+
 def table_of_ddp_step(records: list[dict[str, Any]], world: int = 2) -> str:
     """What data parallel training adds to a step, a row a model."""
     lines = [
@@ -333,6 +348,7 @@ def table_of_local_updates(records: list[dict[str, Any]]) -> str:
 
 TABLES = {"all_reduce": table_of_all_reduce, "ddp_step": table_of_ddp_step}  # of README.md
 MORE_TABLES = {  # of docs/performance.md
+    "many_ranks": table_of_many_ranks,
     "collectives": table_of_collectives,
     "simulated": table_of_simulated,
     "shaped_link": table_of_shaped_link,

@@ -75,14 +75,17 @@ def compare_with_copies(results: list[Row]) -> None:
 
 
 def measured(
-    ends_at: float = float("inf"), told: Told = lambda *_: None
+    ends_at: float = float("inf"), told: Told = lambda *_: None, only: str = ""
 ) -> tuple[list[Row], dict[str, str]]:
     """All rows, and what failed: one that does leaves the others alone, since whoever has a GPU has
-    it for a short time. `told` hears of them after each section; none begins after `ends_at`."""
+    it for a short time. `told` hears of them after each section; none begins after `ends_at`.
+    `only`: what a section's name begins with; the copy, their bound, is always measured."""
     results: list[Row] = []
     failures: dict[str, str] = {}
 
     def add(name: str, make: Callable[[], list[Row]]) -> None:
+        if name != "copy" and not name.startswith(only):
+            return
         begin = time.monotonic()
         if begin > ends_at:
             failures[name] = f"{name}: no time was left"
@@ -137,6 +140,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="the file to write; otherwise standard output")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="about so long")
+    parser.add_argument("--only", default="", help='sections that begin so, as "shared step"')
     options = parser.parse_args()
     ends_at = time.monotonic() + options.seconds
     # Ranks that are threads: their streams must not queue behind each other's waits.
@@ -161,7 +165,7 @@ def main() -> int:
         return text
 
     write([], {})
-    results, failures = measured(ends_at, write)
+    results, failures = measured(ends_at, write, options.only)
     text = write(results, failures)
     if options.out is None:
         print(text)

@@ -24,8 +24,7 @@ SHARED_STEPS = 3
 # Ranks come out of a barrier at different moments: many operations, so that this does not count.
 IN_A_ROW = 10
 # Kernels that wait for each other run side by side only in one process. The last way has the host
-# wait, and no stream of the program: one that waits for an event may keep the GPU from the other
-# process for as long as it waits (docs/decisions/0044).
+# wait, and no stream of the program (docs/decisions/0045).
 WAYS = (
     ("threads", "stream", "each"),
     ("threads", "fused", "each"),
@@ -98,6 +97,7 @@ def steps_of_rank(
     comm = on_device(control.split(0), "cuda", device, **SETTINGS)  # which closes what it is given
     torchs = nn.parallel.DistributedDataParallel
     made = {
+        "alone": make(lambda module: module),
         "dpcore": make(lambda module: dpcore.DataParallel(module, comm=comm)),
         "torch over gloo": make(lambda module: torchs(module, gradient_as_bucket_view=True)),
     }
@@ -116,7 +116,8 @@ def steps_of_rank(
 
 
 def shared_steps(model: str, make: Callable[..., Contender]) -> list[dict[str, Any]]:
-    """Two processes on the GPU: the slowest rank's step, medians over rounds."""
+    """Two processes on the GPU: the slowest rank's step, medians over rounds. Alone: both train,
+    and nothing is sent."""
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
         of_ranks = dpcore.spawn(steps_of_rank, 2, make, folder, timeout=60.0)
     seconds = {name: statistics.median(times) for name, times in of_slowest(of_ranks).items()}
@@ -124,6 +125,7 @@ def shared_steps(model: str, make: Callable[..., Contender]) -> list[dict[str, A
         {"what": "shared step", "model": model, "contender": name, "seconds": value}
         for name, value in seconds.items()
     ]
-    rows[0]["of_torch"] = seconds["dpcore"] / seconds["torch over gloo"]
-    rows[0]["target_of_torch"] = SHARED_TARGET
+    of_dpcore = next(row for row in rows if row["contender"] == "dpcore")
+    of_dpcore["of_torch"] = seconds["dpcore"] / seconds["torch over gloo"]
+    of_dpcore["target_of_torch"] = SHARED_TARGET
     return rows

@@ -37,7 +37,8 @@ def table_of_gpu(runs: list[dict[str, Any]]) -> str:
             f"one {run['gpu']} (driver {run['driver_release']}, CUDA {run['torch_cuda']}, NCCL "
             f"{run['nccl']['version']}, torch {run['torch']})"
         )
-        said = f"{run['commit'][:10]} on {run['date'][:10]}"
+        changed = "+" if "+" in run["commit"] else ""
+        said = f"{run['commit'][:10]}{changed} on {run['date'][:10]}"
         commits.setdefault(machine, {})[said] = None
     text = " and ".join(f"{machine}, commit {', '.join(of)}" for machine, of in commits.items())
     lines += ["", f"Medians on {text}; {place_of('gpu', '../')}"]

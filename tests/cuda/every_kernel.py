@@ -3,9 +3,9 @@
     compute-sanitizer --tool memcheck python -m tests.cuda.every_kernel
 
 Reductions of every type with tails and odd offsets, and unless --reductions is given copies of many
-tensors, and a training of two ranks that are threads. These wait for each other in their streams:
-kernels that wait for each other would wait for ever, since the tools let one run at a time. Prints
-"done" when results were right.
+tensors, and a training of two ranks: threads, or with --processes processes. These wait for each
+other in their streams: kernels that wait for each other would wait for ever, since the tools let
+one run at a time. Prints "done" when results were right.
 """
 
 import sys
@@ -62,7 +62,8 @@ def load_torchs_kernels():
 if __name__ == "__main__":
     reductions()
     if "--reductions" not in sys.argv:
+        mode = "processes" if "--processes" in sys.argv else "threads"
         load_torchs_kernels()
-        sums = dpcore.spawn(run_with, 2, "stream", training, mode="threads", timeout=300.0)
+        sums = dpcore.spawn(run_with, 2, "stream", training, mode=mode, timeout=300.0)
         assert sums == [2.0 * COUNT] * 2, sums
     print("done")

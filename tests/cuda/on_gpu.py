@@ -2,7 +2,29 @@
 
 Views stay views: the whole storage of a tensor goes to the GPU and comes back."""
 
+import os
+
 import torch
+
+from dpcore.communicators.nccl import nccl_library
+
+GPUS = torch.cuda.device_count()
+# A world over NCCL that one GPU is enough for, beside a world of one.
+SHARES_GPU = (
+    os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    and GPUS > 0
+    and tuple(map(int, (nccl_library()["version"] or "0").split("."))) >= (2, 30, 3)
+)
+NEEDS = "GPUs (two ranks share one with NCCL 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1)"
+
+
+def has_room_for(world):
+    """Whether ranks over NCCL find GPUs: one each, or one for two of them."""
+    return world <= GPUS or (world == 2 and SHARES_GPU)
+
+
+def gpu_of(rank):
+    return torch.device("cuda", rank % GPUS)
 
 
 def settle():

@@ -8,8 +8,7 @@ import torch
 import dpcore
 from dpcore.communicators.device import on_device
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
-
-GPUS = torch.cuda.device_count()
+from tests.cuda.on_gpu import GPUS, NEEDS, gpu_of, has_room_for
 
 
 def why_not():
@@ -87,7 +86,8 @@ def test_memory_of_dropped_work_is_not_used_again(comm):
 
 
 def between_ranks(control):
-    device = torch.device("cuda", control.rank)
+    device = gpu_of(control.rank)
+    torch.cuda.set_device(device)
     comm = on_device(control, "cupy", device, timeout=30.0, algorithm="auto", deterministic=False)
     x = torch.full((5,), comm.rank + 1.0, device=device)
     comm.all_reduce(x)
@@ -100,7 +100,7 @@ def between_ranks(control):
     return x.tolist(), own.tolist()
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+@pytest.mark.skipif(not has_room_for(2), reason=f"needs 2 {NEEDS}")
 def test_between_two_ranks():
     results = dpcore.spawn(between_ranks, 2, timeout=60.0)
     assert results == [([3.0] * 5, [3.0]), ([3.0] * 5, [3.0, 3.0])]

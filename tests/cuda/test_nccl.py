@@ -1,24 +1,17 @@
 """backend="nccl" on real GPUs: the CPU's bodies, order among streams, graphs, training."""
 
-import os
+import time
 
 import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.nccl import nccl_library
+from dpcore.communicators.device import on_device
 from tests.comm import matrix
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
-from tests.cuda.on_gpu import OnGpu
+from tests.cuda.on_gpu import NEEDS, OnGpu, gpu_of, has_room_for, settle
 from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_nccl import device_cases
-
-GPUS = torch.cuda.device_count()
-SHARES_GPU = (
-    os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    and GPUS > 0
-    and tuple(map(int, (nccl_library()["version"] or "0").split("."))) >= (2, 30, 3)
-)
 
 
 def assert_right(results):
@@ -30,26 +23,81 @@ def test_every_pair_of_values_in_a_world_of_one(comm):
     assert_right([matrix.run_cases(OnGpu(comm), device_cases(1))])
 
 
-def body_of_rank(control, cases):
+def of_rank(control, body, *args):
     """On the GPU with the rank's number, or all on one."""
-    device = torch.device("cuda", control.rank % GPUS)
+    device = gpu_of(control.rank)
     torch.cuda.set_device(device)
-    from dpcore.communicators.device import on_device
-
     comm = on_device(control, "nccl", device, timeout=30.0, algorithm="auto", deterministic=False)
-    result = matrix.run_cases(OnGpu(comm), cases)
-    comm.close()
-    return result
+    try:
+        return body(comm, *args)
+    finally:
+        comm.close()
+
+
+def cases_of_rank(comm, cases):
+    return matrix.run_cases(OnGpu(comm), cases)
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_every_pair_of_values_between_ranks(world):
-    if world > GPUS and not (world == 2 and SHARES_GPU):
-        pytest.skip(
-            f"needs {world} GPUs (two ranks share one with NCCL 2.30.3 and "
-            "NCCL_MULTI_RANK_GPU_ENABLE=1)"
-        )
-    assert_right(dpcore.spawn(body_of_rank, world, device_cases(world), timeout=120.0))
+    if not has_room_for(world):
+        pytest.skip(f"needs {world} {NEEDS}")
+    cases = device_cases(world)
+    assert_right(dpcore.spawn(of_rank, world, cases_of_rank, cases, timeout=120.0))
+
+
+def train_part(comm):
+    part = inputs().chunk(comm.world_size)[comm.rank]
+    return train(small_model(), part, lambda m: dpcore.DataParallel(m, comm=comm))
+
+
+@pytest.mark.skipif(not has_room_for(2), reason=f"needs 2 {NEEDS}")
+def test_training_with_two_ranks_is_training_in_one_process():
+    alone = train(small_model(), inputs(), lambda module: module)
+    for parameters in dpcore.spawn(of_rank, 2, train_part, timeout=60.0):
+        assert torch.allclose(parameters, alone, rtol=1e-10)
+
+
+def what_a_rank_alone_hears(comm, peer_aborts):
+    """NCCL's kernel waits on the GPU for a peer that never comes."""
+    x = torch.ones(1 << 20, device=comm.device)
+    comm.all_reduce(x)  # connections, memory
+    settle()
+    if comm.rank == 1:
+        time.sleep(1.0)
+        if peer_aborts:
+            comm.abort("enough")
+        else:
+            time.sleep(4.0)
+        return ""
+    with pytest.raises(dpcore.Error) as caught:
+        comm.all_reduce(x, async_op=True, timeout=20.0 if peer_aborts else 2.0).wait(30.0)
+    with pytest.raises(dpcore.Error):
+        comm.all_reduce(x)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.skipif(not has_room_for(2), reason=f"needs 2 {NEEDS}")
+@pytest.mark.parametrize("peer_aborts", [True, False], ids=["gives up", "never comes"])
+def test_what_waits_on_the_gpu_is_aborted(peer_aborts):
+    said, _ = dpcore.spawn(of_rank, 2, what_a_rank_alone_hears, peer_aborts, timeout=60.0)
+    if peer_aborts:
+        assert said.startswith("PeerLost") and "rank 1 gave up: enough" in said
+    else:
+        assert said.startswith("Timeout") and "rank 1 has not called it" in said
+
+
+def test_abort_ends_what_is_in_flight(comm):
+    x = torch.zeros(1 << 20, device="cuda")
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # about 0.1 s
+    work = comm.all_reduce(x, async_op=True)
+    comm.abort("enough")
+    with pytest.raises(dpcore.PeerLost, match="gave up: enough"):
+        work.wait(20.0)
+    with pytest.raises(dpcore.PeerLost, match="gave up: enough"):
+        comm.all_reduce(x)
 
 
 def test_a_call_does_not_wait_and_what_follows_does(comm):

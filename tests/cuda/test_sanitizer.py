@@ -28,7 +28,9 @@ def test_nothing_is_found(tool):
     # written is unwritten then: it sees what was copied to the device.
     command += ["--kernel-name", "kernel_substring=dpcore"]
     command += [sys.executable, "-m", "tests.cuda.every_kernel"]
-    command += {"initcheck": ["--reductions"]}.get(tool, [])
+    # Under memcheck a call for one rank waits until the other rank's stream has passed, if both are
+    # threads of one process.
+    command += {"initcheck": ["--reductions"], "memcheck": ["--processes"]}.get(tool, [])
     # The tool works on each kernel that is loaded: not on all of torch's.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "LAZY"}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

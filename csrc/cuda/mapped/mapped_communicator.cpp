@@ -10,6 +10,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "cuda/stream/done_flag.h"
 
 namespace dpcore {
 namespace {
@@ -96,7 +97,10 @@ MappedCommunicator::~MappedCommunicator() {
     new std::shared_ptr<std::byte>(std::move(own_page_));
   }
   if (has_passed_) {
-    at_the_end(*device_, [this] { registered_.reset(); });
+    at_the_end(*device_, [this] {
+      device_->synchronize(stream_);  // the flag is raised behind the event of the last operation
+      registered_.reset();
+    });
   } else {
     // What stands in the stream still looks at pages, and to end their registration waits for it.
     new std::shared_ptr<Registrations>(std::move(registered_));
@@ -154,13 +158,15 @@ void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
     std::byte* page =
         r == rank() ? own_page_.get() : control_->group().base(r) + offsets[static_cast<size_t>(r)];
     MappedPages mapped = device_->map_host(page, kFlagBytes);
-    {
-      const std::lock_guard<std::mutex> lock(registered_->mutex);
-      registered_->list.push_back(std::move(mapped.registered));
-    }
+    keep_registered(std::move(mapped.registered));
     pages_.pages.push_back(reinterpret_cast<FlagPage*>(page));
     pages_.on_device.push_back(static_cast<FlagPage*>(mapped.on_device));
   }
+}
+
+void MappedCommunicator::keep_registered(std::shared_ptr<void> pages) {
+  const std::lock_guard<std::mutex> lock(registered_->mutex);
+  registered_->list.push_back(std::move(pages));
 }
 
 void MappedCommunicator::open(const std::string& barrier) {
@@ -178,6 +184,11 @@ void MappedCommunicator::open(const std::string& barrier) {
   barrier_ = make_barrier(barrier, pages_, pads);
   mailboxes_ = std::make_unique<Mailboxes>(pages_, own_region_->at);
   pushes_ = std::make_unique<PushCollectives>(pages_, *barrier_, stages);
+  if (!barrier_->can_be_captured() && regions_->kind() != MemoryKind::address) {
+    auto flag = std::make_shared<DoneFlag>(*device_);  // processes take turns on a GPU
+    done_flag_ = flag.get();
+    keep_registered(std::move(flag));
+  }
   is_open_.store(true);
 }
 

@@ -66,6 +66,7 @@ class MappedCommunicator final : public StreamCommunicator {
                      Options options);
   void meet();
   void map_pages(const std::vector<uint64_t>& offsets);
+  void keep_registered(std::shared_ptr<void> pages);
   void open(const std::string& barrier);
   std::string agree_on_barrier();
   bool everybody_leaves();

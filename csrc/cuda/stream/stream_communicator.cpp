@@ -9,6 +9,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "cuda/stream/done_flag.h"
 
 namespace dpcore {
 namespace {
@@ -123,6 +124,9 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
     enqueue();
     trace().end(work->traced, stream_);
     device_->record(work->event, stream_);
+    if (done_flag_ != nullptr) {  // behind the event: whose stream has passed finds it complete
+      work->flag_number = done_flag_->raise(stream_);
+    }
   } catch (const Error& problem) {  // others have started it already, or will
     watch_->fail(
         ErrorKind::other, rank(),
@@ -274,7 +278,11 @@ void StreamCommunicator::order(const Work& work, Device::Stream current) {
   }
   const DeviceGuard here(*device_);
   trace().waits(work->traced, current);
-  device_->wait(current, work->event);
+  if (done_flag_ != nullptr && !device_->is_capturing(current)) {
+    done_flag_->wait(current, work->flag_number);
+  } else {
+    device_->wait(current, work->event);
+  }
 }
 
 void StreamCommunicator::wait(const Work& work, double timeout_s,

@@ -33,6 +33,8 @@
 
 namespace dpcore {
 
+class DoneFlag;
+
 class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicator>,
                            protected StreamWatch::Watched {
  public:
@@ -121,6 +123,7 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   Options options_;
   Device::Stream stream_ = nullptr;
   ProgramCache programs_;
+  DoneFlag* done_flag_ = nullptr;          // the subclass's; null: streams wait for events
   bool capturing_ = false;                 // the call that is being made is recorded into a graph
   std::atomic<bool> has_captured_{false};  // a graph may run what was recorded, at any time
   std::mutex calls_;

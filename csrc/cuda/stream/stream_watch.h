@@ -41,6 +41,7 @@ struct StreamWork {
 
   std::shared_ptr<Device> device;
   Device::Event event = nullptr;  // happens when the device has done it
+  uint32_t flag_number = 0;       // of the communicator's DoneFlag, where it has one
   bool captured = false;          // part of a graph: nobody looks at it
   uint64_t number = 0;
   Fingerprint what;

@@ -88,9 +88,12 @@ inline std::shared_ptr<Communicator> meet(const Job& job, int rank) {
   return Communicator::start(options);
 }
 
+inline StreamCommunicator::Options settings_of(const Job& job) {
+  return {job.timeout_s, "auto", false, nullptr};
+}
+
 inline Comm join(const Job& job, int rank) {
-  return MappedCommunicator::start(meet(job, rank), cuda_device(rank % job.gpus),
-                                   {job.timeout_s, "auto", false, nullptr});
+  return MappedCommunicator::start(meet(job, rank), cuda_device(rank % job.gpus), settings_of(job));
 }
 
 // What a program has: a device that is current, and a stream of its own.

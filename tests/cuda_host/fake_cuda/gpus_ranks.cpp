@@ -1,5 +1,8 @@
 // Ranks as threads and as processes: collectives, messages, groups, traces, and a steady state.
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
@@ -61,8 +64,10 @@ std::string made_between(const std::map<std::string, uint64_t>& before,
 }
 
 // What is there is used again: a call asks the device for nothing and waits for nothing, however
-// late the thread is that looks after works.
-void nothing_is_made_in_a_steady_state(MappedCommunicator& comm, Device::Stream stream) {
+// late the thread is that looks after works. Processes that share a GPU take turns on it: there the
+// program's stream waits for no event, which would keep the turn.
+void nothing_is_made_in_a_steady_state(MappedCommunicator& comm, Device::Stream stream,
+                                       bool waits_by_events) {
   constexpr int kRounds = 100;
   Tensor tensor(comm, 5000);
   tensor.fill(0.0F);
@@ -74,7 +79,10 @@ void nothing_is_made_in_a_steady_state(MappedCommunicator& comm, Device::Stream 
       before = fake_cuda::calls();
     }
   }
-  const std::string made = made_between(before, fake_cuda::calls());
+  const std::map<std::string, uint64_t> after = fake_cuda::calls();
+  const char* const waits = "cudaStreamWaitEvent";  // the communicator's stream for the program's
+  CHECK(after.at(waits) - before.at(waits) == (waits_by_events ? 2 * kRounds : kRounds));
+  const std::string made = made_between(before, after);
   if (!made.empty()) {
     std::fprintf(stderr, "after the first call: %s\n", made.c_str());
   }
@@ -109,6 +117,33 @@ void trace(MappedCommunicator& comm, Device::Stream stream) {
   }
 }
 
+// The program's stream comes to its wait when nothing is left of the communicator.
+void a_stream_that_is_late(Job job, int rank) {
+  job.name += " late";
+  const std::shared_ptr<Device> device = cuda_device(rank % job.gpus);
+  const Program program(*device);
+  const std::shared_ptr<void> page(std::aligned_alloc(kFlagAlignment, kFlagAlignment), std::free);
+  auto* const gate = new (page.get()) uint32_t(0);
+  const MappedPages mapped = device->map_host(gate, kFlagAlignment);
+  Tensor tensor(*device, 10);
+  Tensor copied(*device, 10);
+  tensor.fill(1.0F);
+  Comm comm = MappedCommunicator::start(meet(job, rank), device, settings_of(job));
+  const auto work = all_reduce(*comm, tensor, program.stream());
+  device->wait_flag(program.stream(), static_cast<uint32_t*>(mapped.on_device), 1);
+  comm->order(work, program.stream());
+  device->copy(program.stream(), copied.data(), tensor.data(), 10 * sizeof(float));
+  std::thread opening([gate] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::atomic_ref<uint32_t>(*gate).store(1);
+  });
+  comm->close();
+  comm.reset();
+  opening.join();
+  device->synchronize(program.stream());
+  CHECK(copied.holds(static_cast<float>(job.world)));
+}
+
 void run_rank(const Job& job, int rank, const std::string& barrier, const std::string& memory) {
   CHECK(!fake_cuda::has_context());
   {
@@ -128,7 +163,8 @@ void run_rank(const Job& job, int rank, const std::string& barrier, const std::s
     trace(*comm, program.stream());
     all_have_freed(*comm);
     if (!job.threads) {
-      nothing_is_made_in_a_steady_state(*comm, program.stream());
+      nothing_is_made_in_a_steady_state(*comm, program.stream(),
+                                        description.ends_with("barrier: fused"));
     }
     const auto part = comm->split(rank % 2, rank);
     CHECK(part != nullptr);
@@ -140,6 +176,9 @@ void run_rank(const Job& job, int rank, const std::string& barrier, const std::s
     CHECK(one.holds(static_cast<float>(inner->world())));
     part->close();
     comm->close();
+  }
+  if (!job.threads) {
+    a_stream_that_is_late(job, rank);
   }
   CHECK(!fake_cuda::has_error());
 }
