@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from dpcore import _C
 from dpcore.ddp.nesting import check_inside
+from dpcore.ddp.parameters import kept_parameters
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _CAPS_ACROSS_STEPS = [1 * _MIB]  # the first module of a forward waits for the w
 
 
 def check_parameters(
-    trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module, ignored: Container[str]
+    trained: Sequence[tuple[str, torch.Tensor]], module: nn.Module, ignored: set[str]
 ) -> None:
     """What can be wrapped at all."""
     if not trained:
@@ -33,8 +34,9 @@ def check_parameters(
                 f"DataParallel: {name} has no shape yet; run a forward of the module first, so "
                 "that its lazy layers are made"
             )
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if name not in ignored and tensor.layout == torch.strided and not tensor.is_meta:
+    buffers = [(name, buffer) for name, buffer in module.named_buffers() if name not in ignored]
+    for name, tensor in [*kept_parameters(module, ignored), *buffers]:
+        if tensor.layout == torch.strided and not tensor.is_meta:
             _C.check_memory(tensor, f"DataParallel: {name}")
     check_inside(module, trained)
     kinds = {parameter.device.type for _, parameter in trained}

@@ -118,10 +118,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             module,
         )
         delayed = list(delay_all_reduce_named_params or ())
-        self.parameters_to_ignore = {
-            *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
-            *(name for name, _ in delayed),
-        }
+        self.parameters_to_ignore = parameters.names_to_ignore(module, delayed)
         trained = parameters.trained_parameters(module, self.parameters_to_ignore)
         wanted = [p for _, p in delayed] or [p for _, p in trained]
         arguments.check_parameters(trained or delayed, module, self.parameters_to_ignore)
@@ -130,7 +127,7 @@ class DataParallel(FlushedBefore, TorchSurface):
             broadcast_buffers, forward_sync_buffers
         )
         self._module_parameters = [
-            p for name, p in module.named_parameters() if name not in self.parameters_to_ignore
+            p for _, p in parameters.kept_parameters(module, self.parameters_to_ignore)
         ]
         self.device_ids, self.output_device = arguments.devices(
             device_ids, output_device, self._module_parameters or wanted
@@ -241,7 +238,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         constructor does. New parameters have to be given to the optimizer by the program."""
         self._reducer.wait_for_gradients()
         self._module_parameters = [
-            p for n, p in self.module.named_parameters() if n not in self.parameters_to_ignore
+            p for _, p in parameters.kept_parameters(self.module, self.parameters_to_ignore)
         ]
         trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
         arguments.check_parameters(trained, self.module, self.parameters_to_ignore)

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from dpcore.ddp.parameters import kept_parameters
+
 
 class MixedPrecision:
     """Runs one wrapped module with cast parameters."""
@@ -38,8 +40,8 @@ class MixedPrecision:
             names["_mp_param"] = torch.empty(0, dtype=self.param_dtype, device=parameter.device)
 
     def _own(self) -> Iterable[tuple[str, nn.Parameter]]:
-        for name, parameter in self._module.named_parameters():
-            if name not in self._ignored and parameter.is_floating_point():
+        for name, parameter in kept_parameters(self._module, self._ignored):
+            if parameter.is_floating_point():
                 yield name, parameter
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
+from dpcore.ddp.parameters import kept_parameters
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def check_around(model: Wrapped, outer: Any) -> None:
 
 
 def _reduced_by(wrapper: Any) -> set[int]:
-    ignored = set(wrapper.parameters_to_ignore)
-    return {id(p) for name, p in wrapper.module.named_parameters() if name not in ignored}
+    return {id(p) for _, p in kept_parameters(wrapper.module, wrapper.parameters_to_ignore)}
 
 
 def _common(reduced: set[int], trained: Sequence[tuple[str, torch.Tensor]]) -> list[str]:

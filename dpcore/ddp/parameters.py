@@ -27,14 +27,32 @@ from dpcore.errors import Error
 _NAMES_IN_MESSAGES = 8
 
 
-def trained_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
-    """With their names; those that are in several places once, under the first."""
+def kept_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
+    """All but the ignored ones, with their names. As in torch, a parameter that several modules
+    share is ignored only under all its names; else it comes once, under the first that is not."""
     left_out = set(ignored)
-    return [
-        (name, parameter)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in left_out
-    ]
+    kept: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, part in module.named_modules():
+        for own, parameter in part.named_parameters(prefix, recurse=False):
+            if own not in left_out:
+                kept.setdefault(id(parameter), (own, parameter))
+    return list(kept.values())
+
+
+def trained_parameters(module: nn.Module, ignored: Iterable[str]) -> list[tuple[str, nn.Parameter]]:
+    """Those of ``kept_parameters`` that require a gradient."""
+    return [(name, p) for name, p in kept_parameters(module, ignored) if p.requires_grad]
+
+
+def names_to_ignore(module: nn.Module, delayed: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """What the program ignores, and all names of the delayed parameters."""
+    late = {id(parameter): name for name, parameter in delayed}
+    everything = module.named_parameters(remove_duplicate=False)
+    return {
+        *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
+        *late.values(),
+        *(name for name, parameter in everything if id(parameter) in late),
+    }
 
 
 def comes_sparse(module: nn.Module, parameters: Sequence[torch.Tensor]) -> list[bool]:
@@ -79,8 +97,8 @@ class ParameterWatch:
         self._trained = {id(parameter) for _, parameter in trained}
         self._frozen = [
             parameter
-            for name, parameter in module.named_parameters()
-            if not parameter.requires_grad and name not in ignored
+            for _, parameter in kept_parameters(module, ignored)
+            if not parameter.requires_grad
         ]
         self._modules = weakref.WeakSet(module.modules())
         self._touched = False

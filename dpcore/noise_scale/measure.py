@@ -31,7 +31,7 @@ import torch
 
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.ddp.outputs import tensors_in
-from dpcore.ddp.parameters import comes_sparse
+from dpcore.ddp.parameters import comes_sparse, trained_parameters
 from dpcore.errors import Error, Unsupported
 from dpcore.noise_scale.ratio import ratio_interval
 
@@ -279,9 +279,8 @@ def _check_model(model: Any) -> None:
         )
     sparse = comes_sparse(model.module, model._parameters_by_number)
     if any(sparse):
-        name = [n for n, p in model.module.named_parameters() if p.requires_grad][
-            list(sparse).index(True)
-        ]
+        trained = trained_parameters(model.module, model.parameters_to_ignore)
+        name = trained[list(sparse).index(True)][0]
         raise Unsupported(
             f"gradient_noise_scale: the gradient of {name} is sparse, and in no bucket; make the "
             "layer with sparse=False"

@@ -172,6 +172,48 @@ def test_batched_grad_copy_changes_no_bit():
     dpcore.spawn(body, 2, mode="threads")
 
 
+# ---- parameters that are left out ------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.last = nn.Linear(2, 1, bias=False)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, value)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("as_delayed", (False, True))
+@pytest.mark.parametrize("names", (("first", "second"), ("first",), ("second",)))
+def test_a_tied_parameter_is_left_out_under_all_its_names(names, as_delayed):
+    """Those that are delayed are in no bucket under any of them."""
+
+    def body(comm):
+        module = Tied(1.0 + comm.rank)
+        named = [(f"{name}.weight", module.first.weight) for name in names]
+        delayed = {}
+        if as_delayed:
+            delayed["delay_all_reduce_named_params"] = named
+            delayed["param_to_hook_all_reduce"] = module.first.weight
+        else:
+            ignored = [name for name, _ in named]
+            dpcore.DataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        model = dpcore.DataParallel(module, comm=comm, **delayed)
+        model(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
+        in_buckets = [name for line in model.bucket_report() for name in line.parameters]
+        return len(in_buckets), module.first.weight.grad.sum().item()
+
+    first, second = dpcore.spawn(body, 2, mode="threads")
+    assert first[0] == second[0] == (2 if len(names) == 1 and not as_delayed else 1)
+    is_averaged = as_delayed or len(names) == 1
+    assert (first[1] == second[1]) == is_averaged
+
+
 # ---- saving ----------------------------------------------------------------------------------
 
 

@@ -64,6 +64,6 @@ def restore(model: Wrapped, state: dict[str, Any]) -> None:
     model.logger = Logger()
     model._comm_hooks = []
     model._delayed = None
-    model._module_parameters = [p for n, p in module.named_parameters() if n not in ignored]
+    model._module_parameters = [p for _, p in parameters.kept_parameters(module, ignored)]
     model._join_group(None, None, is_copy=True)
     model._set_up(parameters.trained_parameters(module, ignored))
