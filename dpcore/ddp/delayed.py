@@ -53,6 +53,7 @@ class DelayedGradients:
 
     def after_forward(self, synchronised: bool) -> None:
         """Backward is going to add gradients to the buffer."""
+        self._complete()
         self.synchronised = synchronised
         missing = [p.grad is None for p in self._parameters]
         if any(missing):
@@ -64,7 +65,8 @@ class DelayedGradients:
 
     @torch.no_grad()
     def _send(self, _: torch.Tensor) -> None:
-        if self.synchronised and self._pending is None:
+        if self.synchronised:
+            self._complete()
             # Those that the program has put into memory of its own are averaged there.
             self._elsewhere = [
                 (grad, view)
@@ -79,11 +81,10 @@ class DelayedGradients:
 
     @torch.no_grad()
     def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
+        if self._pending is None:
             return
         too_late = self.flat._version != self._version
-        pending.wait()
+        self._complete()
         for grad, view in self._elsewhere:
             grad.copy_(view)
         self._elsewhere = []
@@ -93,6 +94,12 @@ class DelayedGradients:
                 "the delayed ones had been sent already; choose one that comes later in "
                 "backward: the first layer's"
             )
+
+    def _complete(self) -> None:
+        """Waits for what was sent. An exception in backward leaves that to the next step."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
 
 def _is_over(grad: torch.Tensor, view: torch.Tensor) -> bool:

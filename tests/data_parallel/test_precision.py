@@ -102,6 +102,35 @@ def test_delayed_parameters_are_averaged_in_one_piece(everything):
     dpcore.spawn(body, 2, mode="threads")
 
 
+@pytest.mark.parametrize("forward_again", (True, False))
+def test_delayed_parameters_are_averaged_after_an_exception_in_backward(forward_again):
+    def body(comm):
+        layer = nn.Linear(2, 1)
+        model = dpcore.DataParallel(
+            layer,
+            comm=comm,
+            delay_all_reduce_named_params=list(layer.named_parameters()),
+            param_to_hook_all_reduce=layer.weight,
+        )
+        fails = True
+
+        def check(_):
+            if fails:
+                raise ArithmeticError
+
+        layer.weight.register_post_accumulate_grad_hook(check)  # after that of the moment
+        x = torch.full((1, 2), 1.0 + comm.rank)
+        loss = model(x).sum()
+        with pytest.raises(ArithmeticError):
+            loss.backward(retain_graph=True)
+        fails = False
+        model.zero_grad()
+        (model(x).sum() if forward_again else loss).backward()
+        return layer.weight.grad.tolist()
+
+    assert dpcore.spawn(body, 2, mode="threads") == [[[1.5, 1.5]]] * 2
+
+
 def test_delayed_parameters_need_a_moment():
     def body(comm):
         module = Small()
