@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from dpcore import _C
 from dpcore.communicators.read_back import numbers_in
@@ -82,7 +83,9 @@ def cut_for_the_end(model: Wrapped) -> None:
 
 def _note_caps(model: Wrapped, caps: list[int], why: str) -> None:
     model._first_steps.why["buckets"] = why
-    model._caps, model.bucket_bytes_cap = caps, caps[-1]
+    model._caps = caps
+    # torch.compile splits graphs by it, and refuses less than torch's first bucket.
+    model.bucket_bytes_cap = max(caps[-1], vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"])
 
 
 def _measured_caps(

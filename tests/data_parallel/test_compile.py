@@ -88,6 +88,28 @@ def test_the_first_launch_comes_before_half_of_backward():
             assert before <= parts / 2
 
 
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.drop(self.first(x)))
+
+
+def test_a_graph_is_compiled_again_after_small_buckets_were_chosen():
+    def body(comm):
+        model = dpcore.DataParallel(Dropping())
+        run = torch.compile(model, backend="eager")
+        for _ in range(2):
+            run(torch.ones(1, 4)).sum().backward()
+        assert model._caps[-1] < 2**20
+        model.eval()
+        return run(torch.ones(1, 4)).shape
+
+    assert dpcore.spawn(body, 1, timeout=120) == [(1, 2)]
+
+
 def test_one_graph_for_the_wrapped_model_is_refused():
     """As by torch DDP: what happens around forward is no part of a graph."""
 

@@ -63,7 +63,7 @@ def logging_data(model: Wrapped) -> dict[str, Any]:
         "output_device": -1 if model.output_device is None else model.output_device,
         "is_multi_device_module": int(model.is_multi_device_module),
         "broadcast_buffers": int(model.forward_sync_buffers),
-        "bucket_cap_bytes": model.bucket_bytes_cap,
+        "bucket_cap_bytes": max(model._caps),
         "find_unused_parameters": int(model.find_unused_parameters),
         "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
         "has_sync_bn": int(any(isinstance(m, nn.SyncBatchNorm) for m in model.module.modules())),
