@@ -71,9 +71,11 @@ def rebuild(model: Wrapped) -> None:
 
 def cut_for_the_end(model: Wrapped) -> None:
     """For buckets that leave after backward only: each but the first costs its share in vain. All
-    ranks call it, and know the same. Gradients are laid anew only where that saves something."""
+    ranks call it, and know the same. Gradients are laid anew only where that saves something, and
+    never under a communication hook: it may keep a state for each bucket, as PowerSGD does, and
+    torch cuts buckets once only."""
     cut = model._first_steps.cut
-    if cut is None or model._caps == [LARGEST]:
+    if cut is None or model._caps == [LARGEST] or model._comm_hooks:
         return
     in_vain = (len(model.bucket_report()) - 1) * cut.share
     if in_vain > _SLACK * cut.computing:

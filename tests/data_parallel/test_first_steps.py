@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 import dpcore
 from dpcore.ddp import rebuilding
@@ -170,6 +171,27 @@ def test_buckets_that_leave_after_backward_are_large_if_that_saves_something(
     assert (why["buckets"] == rebuilding.AT_THE_END) == is_one
     monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 1.1)
     assert dpcore.spawn(body, 2, mode="threads")[0][2] == bits
+
+
+def test_a_communication_hook_keeps_the_buckets_of_the_second_step(monkeypatch):
+    speed = rebuilding.Speed(latency=1e-3, share=1e-3, bandwidth=1e8)
+    monkeypatch.setattr(rebuilding, "measured_speed", lambda *_: speed)
+    monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [MIB // 16])
+    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 0.9)
+
+    def body(comm):
+        model = dpcore.DataParallel(deep(), comm=comm)
+        state = PowerSGDState(model.process_group, start_powerSGD_iter=3)
+        model.register_comm_hook(state, powerSGD_hook)
+        counts = []
+        for _ in range(LONG):
+            model.zero_grad()
+            model(torch.randn(6, 96)).square().mean().backward()
+            counts.append(len(model.bucket_report()))
+        return model.schedule, model._first_steps.is_settled, counts[1] > 1, {*counts[1:]}
+
+    (schedule, is_settled, has_several, counts), _ = dpcore.spawn(body, 2, mode="threads")
+    assert (schedule, is_settled, has_several, len(counts)) == (SECOND, True, True, 1)
 
 
 def test_who_names_sequential_and_no_cap_gets_large_buckets():
