@@ -1,10 +1,14 @@
 """torch.compile: graphs are split where buckets end, so that there is something to overlap with."""
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
 
 import dpcore
+from dpcore.ddp.torch_face import dynamo
 from tests.data_parallel.contract import Watching
 
 LAYERS = 6
@@ -108,6 +112,13 @@ def test_a_graph_is_compiled_again_after_small_buckets_were_chosen():
         return run(torch.ones(1, 4)).shape
 
     assert dpcore.spawn(body, 1, timeout=120) == [(1, 2)]
+
+
+def test_an_import_that_another_thread_has_begun(monkeypatch):
+    monkeypatch.setattr(dynamo, "knows_us", False)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    dynamo.introduce()
+    assert not dynamo.knows_us  # the next forward tries again
 
 
 def test_one_graph_for_the_wrapped_model_is_refused():

@@ -20,8 +20,10 @@ knows_us = False
 def introduce() -> None:
     """Before any other function of this package runs in a region that dynamo looks at."""
     global knows_us
-    knows_us = True
-    sys.modules["torch._dynamo"].trace_rules.add("dpcore")
+    rules = getattr(sys.modules["torch._dynamo"], "trace_rules", None)
+    if rules is not None:  # else another thread is importing it right now
+        knows_us = True
+        rules.add("dpcore")
 
 
 def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
