@@ -52,6 +52,24 @@ def at_end_of_this_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+class _Once:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    __del__ = __call__
+
+
+def when_this_backward_is_over(call: Callable[[], None]) -> None:
+    """As ``at_end_of_this_backward``, and also where an exception ends it: autograd lets go of what
+    it would have called."""
+    at_end_of_this_backward(_Once(call))
+
+
 class _Together(torch.autograd.Function):
     """The identity. Backward of one output reaches the parameters behind all of them, those of
     outputs outside the loss with no gradient."""

@@ -1,15 +1,17 @@
 """mixed_precision, delayed parameters, batch normalisation over ranks, buffer hooks."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
+from torch.utils.checkpoint import checkpoint
 
 import dpcore
-from tests.data_parallel.models import Small, batch, part
+from tests.data_parallel.models import Small, batch, part, seeded
 
 
 class Looks(nn.Module):
@@ -68,6 +70,55 @@ def test_gradients_travel_in_the_type_that_was_asked_for():
             found[dtype] = model.module.weight.grad.item()
         assert found[torch.float32] == torch.tensor(1 / 3).item()
         assert found[torch.float16] == torch.tensor(1 / 3).half().item()
+
+    dpcore.spawn(body, 2, mode="threads")
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.scale = nn.Parameter(torch.linspace(1, 2, 4))
+        self.last = nn.Linear(4, 1)
+        self.reentrant = reentrant  # None: no checkpointing
+        self.fails = False
+
+    def run_first(self, x):
+        if self.fails and torch._C._current_graph_task_id() >= 0:
+            raise KeyboardInterrupt
+        return self.first(x) * self.scale
+
+    def forward(self, x):
+        if self.reentrant is None:
+            return self.last(self.run_first(x))
+        return self.last(checkpoint(self.run_first, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", (True, False))
+def test_narrow_forward_under_activation_checkpointing(reentrant):
+    """On GPUs, torch's can do without reentrant; on the CPU it has no mixed precision."""
+    settings = _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+
+    def body(comm):
+        plain = dpcore.DataParallel(
+            seeded(lambda: Checkpointed(None)), comm=comm, mixed_precision=settings
+        )
+        module = seeded(lambda: Checkpointed(reentrant))
+        model = dpcore.DataParallel(module, comm=comm, mixed_precision=settings)
+        wide = [(name, id(p)) for name, p in module.named_parameters()]
+        x = torch.linspace(-1, 1, 4).mul(1 + comm.rank).view(1, 4).requires_grad_()
+        plain(x).sum().backward()
+        for fails in (False, True, False):
+            model.zero_grad()
+            module.fails = fails
+            loss = model(x).sum()
+            with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+                loss.backward(retain_graph=True)
+            assert [(name, id(p)) for name, p in module.named_parameters()] == wide
+        model.zero_grad()
+        loss.backward()
+        for mine, other in zip(module.parameters(), plain.module.parameters(), strict=True):
+            assert torch.equal(mine.grad, other.grad)
 
     dpcore.spawn(body, 2, mode="threads")
 
