@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from dpcore.ddp.parameters import kept_parameters
+from dpcore.ddp.parameters import kept_parameters, trained_parameters
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ def check_around(model: Wrapped, outer: Any) -> None:
     known = names.get("_outer_wrapper")
     if known is not None and known() is outer:
         return
-    trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
-    twice = _common(_reduced_by(outer), trained) if outer is not model else []
+    left_out = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
+    averaged = trained_parameters(model.module, left_out)  # delayed or not
+    twice = _common(_reduced_by(outer), averaged) if outer is not model else []
     if twice:
         raise Unsupported(
             f"DataParallel: a {type(outer).__name__} around this wrapper averages "
