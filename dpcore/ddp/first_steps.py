@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.communicators.protocol import capabilities_of, core_of
+from dpcore.ddp.launch_schedule import keeps_caps
 from dpcore.ddp.rebuilding import Cut, cut_for_the_end
 from dpcore.recorder import facts as trace_facts
 
@@ -102,8 +103,9 @@ class FirstSteps:
     def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
         """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""
         alike = caps_are != "given" and any_layout_adds_alike(group)
-        self.chooses_caps = caps_are == "auto" or (caps_are == "default" and alike)
-        self.adds_in_order = self.chooses_caps and alike
+        may_choose = caps_are == "auto" or (caps_are == "default" and alike)
+        self.chooses_caps = may_choose and keeps_caps(schedule)
+        self.adds_in_order = may_choose and alike
         is_open = schedule == "auto"
         can_try = group.world_size > 1 and capabilities_of(group).on_processors
         self._trial = Trial() if is_open and can_try else None

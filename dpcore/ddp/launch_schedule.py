@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from dpcore.errors import Unsupported
-from dpcore.reference.launches import ACROSS_STEPS, EXACT, SCHEDULES
+from dpcore.reference.launches import ACROSS_STEPS, EXACT, SCHEDULES, caps_of
 
 if TYPE_CHECKING:
     from dpcore.ddp.launch_control import LaunchControl
@@ -113,6 +113,13 @@ def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
     if isinstance(schedule, str):
         return schedule in ACROSS_STEPS
     return "update" in schedule.journey()
+
+
+def keeps_caps(schedule: str | LaunchSchedule) -> bool:
+    """Whether buckets have the sizes that are asked for."""
+    wanted = [1 << 20, 25 << 20]
+    caps = caps_of(schedule, wanted) if isinstance(schedule, str) else schedule.caps(wanted)
+    return list(caps) == wanted
 
 
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:

@@ -218,6 +218,24 @@ def test_who_names_a_schedule_or_a_cap_gets_it_from_the_first_step_on():
     assert dpcore.spawn(body, 2, mode="threads")[0] == (SECOND, int(0.05 * MIB), {}, True)
 
 
+class TwoSizes(dpcore.LaunchSchedule):
+    def caps(self, wanted):
+        return [MIB // 16, MIB // 8]
+
+    def bucket_ready(self, control, bucket):
+        control.launch(bucket)
+
+
+@pytest.mark.parametrize("schedule", ("flat", "per_parameter", TwoSizes()))
+@pytest.mark.parametrize("asked", ({}, {"bucket_cap_mb": "auto"}))
+def test_a_schedule_with_sizes_of_its_own_measures_none(schedule, asked):
+    def body(comm):
+        model = trained(comm, steps=3, schedule=schedule, **asked)
+        return model.stats()["chosen"], model._reducer.has_rebuilt
+
+    assert dpcore.spawn(body, 2, mode="threads") == [({}, True)] * 2
+
+
 def test_a_rank_without_inputs_takes_part_in_the_choice():
     def body(comm):
         model = dpcore.DataParallel(deep(), comm=comm)
