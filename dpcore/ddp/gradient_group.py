@@ -62,6 +62,13 @@ def torch_group_of(comm: Any, process_group: Any) -> Any:
     return dist.distributed_c10d._get_default_group() if same else None
 
 
+def is_default(process_group: Any) -> bool:
+    """Whether ``choose_group`` would choose it unasked."""
+    if process_group is None:
+        return True
+    return session.opened() is None and process_group is dist.group.WORLD
+
+
 def _adapted(comm: Any) -> GradientGroup:
     if isinstance(comm, dist.ProcessGroup):
         return TorchGroup(comm)

@@ -263,6 +263,19 @@ def test_copies_average_too():
     dpcore.spawn(body, 2)
 
 
+def test_the_default_group_may_be_named():
+    def body():
+        module = nn.Linear(2, 1)
+        again = saved_by_pickle(dpcore.DataParallel(module, process_group=dist.group.WORLD))
+        again(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        other = dpcore.DataParallel(module, process_group=dist.new_group([0, 1]))
+        with pytest.raises(RuntimeError, match="uses the default group"):
+            pickle.dumps(other)
+        return again.module.weight.grad.tolist()
+
+    assert over_gloo(body, 2) == [[[0.5, 0.5]]] * 2
+
+
 def test_a_model_over_a_group_of_its_own_is_not_saved():
     def body(comm):
         model = dpcore.DataParallel(Small(), comm=comm)

@@ -47,8 +47,8 @@ def state_of(model: Wrapped) -> dict[str, Any]:
     if not model._has_default_group:
         model._raise(
             Error(
-                "a wrapped model can be pickled or copied when it uses the default group: a group "
-                "that was passed as process_group= or comm= cannot be found where it is loaded. "
+                "a wrapped model can be pickled or copied when it uses the default group: another "
+                "one, passed as process_group= or comm=, cannot be found where it is loaded. "
                 "Pickle or copy model.module, or its state_dict()"
             )
         )
