@@ -207,6 +207,10 @@ void Reducer::check_complete() {
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
   times_.forward_end_ns = now_ns();
   watch_.goes_on(times_.forward_end_ns);
+  if (iteration_.open && synchronised_ && !synchronised) {
+    only_of_outputs_ = true;  // backward of the forward before may still come
+    return;
+  }
   if (iteration_.open) {
     iteration_.unfinished = 0;  // no backward has followed the last forward
     iteration_.open = false;
@@ -218,6 +222,7 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
   if (!synchronised) {
     return;
   }
+  output_hooks_.watch(outputs);
   reached_.clear();
   if (settings_.find_unused && hooks_) {
     reached_.assign(gradients_.size(), 0);
@@ -233,6 +238,7 @@ void Reducer::open(bool again) {
   ++iteration_.number;
   iteration_.open = true;
   iteration_.again = again;
+  only_of_outputs_ = false;
   graph_task_ = -1;
   iteration_.arrived = 0;
   arrival_.clear();

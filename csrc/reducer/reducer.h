@@ -36,6 +36,7 @@
 #include "reducer/backward/failures.h"
 #include "reducer/backward/gradient_hooks.h"
 #include "reducer/backward/iteration.h"
+#include "reducer/backward/output_hooks.h"
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_times.h"
 #include "reducer/backward/step_trace.h"
@@ -84,7 +85,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   // not reach every parameter.
   void begin_forward();
   // After forward: opens an iteration, or (not synchronised) lets gradients be until the next
-  // one. `outputs` are looked at when unused parameters have to be found.
+  // one. `outputs`: of a synchronised forward, those whose backward averages.
   void end_forward(bool synchronised, const std::vector<at::Tensor>& outputs);
   void forward_of_module_begins(size_t module) { launcher_.forward_of_module_begins(module); }
   // Tells the schedule, and waits for what it leaves in flight even then.
@@ -208,6 +209,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void take(size_t i);  // a gradient that is there, dense or sparse
   void arrive(size_t i);
   void arrive_without_gradient(size_t i);
+  bool is_expected() const;
+  void accumulate(size_t i);
   bool is_last_of_static_graph(size_t i);
   void arrive_as_recorded();
   void find_unused();
@@ -237,8 +240,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   bool rebuilt_ = false;
 
   Iteration iteration_;
-  bool synchronised_ = false;  // whether the last forward was
-  int graph_task_ = -1;        // the run of autograd that will call end_of_backward()
+  bool synchronised_ = false;     // gradients are averaged: as the last forward has it
+  bool only_of_outputs_ = false;  // but one that is not to be has followed the one that is
+  OutputHooks output_hooks_;
+  int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
   std::vector<size_t> arrival_;
   std::vector<int64_t> arrival_ns_;  // of the same, until buckets are rebuilt
   std::vector<uint8_t> reached_;     // by the outputs of forward; empty: all

@@ -17,11 +17,8 @@
 namespace dpcore {
 
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
-  if (!synchronised_) {
-    used_.note_accumulated(i, gradients_[i].parameter.grad().defined());
-    if (watch_.is_watched()) {
-      watch_.goes_on(now_ns());
-    }
+  if (!is_expected()) {
+    accumulate(i);
     return;
   }
   const auto afterwards = c10::make_scope_exit([this] { copier_.set_incoming(nullptr); });
@@ -46,11 +43,29 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
       if (!gradient.is_sparse) {
         copier_.bring_again(i);
       }
+      if (!reached_.empty()) {
+        reached_[i] = 1;  // by a forward before the last one
+      }
       return;
     }
     take(i);
   } catch (...) {
     callbacks_.raise();
+  }
+}
+
+// Gradients of a forward that is to be averaged, rather than of one within no_sync() or of the
+// module by itself. A second backward after a forward is known by the outputs that it goes through.
+bool Reducer::is_expected() const {
+  const bool is_certain = iteration_.open ? !only_of_outputs_ : iteration_.unfinished > 0;
+  return synchronised_ && (is_certain || output_hooks_.has_passed());
+}
+
+// This rank's own, until an average takes it along.
+void Reducer::accumulate(size_t i) {
+  used_.note_accumulated(i, gradients_[i].parameter.grad().defined());
+  if (watch_.is_watched()) {
+    watch_.goes_on(now_ns());
   }
 }
 
@@ -254,7 +269,8 @@ void Reducer::find_unused() {
   for (size_t i = 0; i < reached_.size(); ++i) {
     if (reached_[i] == 0) {
       // Whether others have them was agreed on when the graph was recorded.
-      if (static_graph_ && used_.counts()[i] > 0 && !gradients_[i].parameter.grad().defined()) {
+      if (static_graph_ && used_.counts()[i] > 0 && !gradients_[i].is_sparse &&
+          !gradients_[i].parameter.grad().defined()) {
         undefined_.push_back(i);
       }
       arrive_without_gradient(i);
@@ -307,9 +323,13 @@ bool Reducer::is_last_of_static_graph(size_t i) {
 }
 
 void Reducer::arrive_as_recorded() {
-  iteration_.first_gradient_ns = now_ns();
-  for (const size_t i : static_graph_->finish_recording()) {
-    take(i);
+  const std::vector<StaticGraph::Recorded> recorded = static_graph_->finish_recording();
+  iteration_.first_gradient_ns = recorded.empty() ? now_ns() : recorded.front().ns;
+  for (const StaticGraph::Recorded& last : recorded) {
+    take(last.gradient);
+    if (!rebuilt_) {
+      arrival_ns_.back() = last.ns;
+    }
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {
     if (!static_graph_->is_used(i)) {

@@ -69,7 +69,7 @@ void Reducer::wait_for_gradients() {
 
 bool Reducer::is_averaged(size_t i) const {
   const Gradient& gradient = gradients_.at(i);
-  return !iteration_.open || !synchronised_ || gradient.is_sparse ||
+  return !iteration_.open || !is_expected() || gradient.is_sparse ||
          buckets_[gradient.bucket].state == Bucket::complete;
 }
 

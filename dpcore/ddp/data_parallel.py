@@ -311,12 +311,11 @@ class DataParallel(FlushedBefore, TorchSurface):
     def _expect_gradients(self, output: Any, synchronised: bool) -> Any:
         reducer = self._reducer
         self.require_forward_param_sync = synchronised
-        outputs: list[torch.Tensor] = []
+        outputs = list(tensors_in(output)) if synchronised else []
         if synchronised and self.static_graph:
             if reducer.completed == 0:
                 when_backward_begins(output, reducer.outermost_backward_begins)
         elif synchronised and self.find_unused_parameters:
-            outputs = list(tensors_in(output))
             output = tie_outputs(output, clone=self._ddp_sink_clone)
         reducer.end_forward(synchronised, outputs)
         if self._futures_of_buffers:

@@ -12,11 +12,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/base/clock.h"
+
 namespace dpcore {
 
 class StaticGraph {
  public:
   enum class Arrival : uint8_t { recorded, more_to_come, complete, unexpected };
+
+  struct Recorded {
+    size_t gradient;
+    int64_t ns;
+  };
 
   explicit StaticGraph(size_t gradients) : expected_(gradients), left_(gradients) {}
 
@@ -26,7 +33,7 @@ class StaticGraph {
   Arrival arrives(size_t i) {
     if (recording_) {
       ++expected_[i];
-      order_.push_back(i);
+      order_.push_back({i, now_ns()});
       return Arrival::recorded;
     }
     if (left_[i] == 0) {
@@ -36,14 +43,14 @@ class StaticGraph {
   }
 
   // Ends recording. Gradients by their last arrival.
-  std::vector<size_t> finish_recording() {
+  std::vector<Recorded> finish_recording() {
     recording_ = false;
-    std::vector<size_t> last_first;
+    std::vector<Recorded> last_first;
     std::vector<bool> seen(expected_.size());
-    for (auto i = order_.rbegin(); i != order_.rend(); ++i) {
-      if (!seen[*i]) {
-        seen[*i] = true;
-        last_first.push_back(*i);
+    for (auto recorded = order_.rbegin(); recorded != order_.rend(); ++recorded) {
+      if (!seen[recorded->gradient]) {
+        seen[recorded->gradient] = true;
+        last_first.push_back(*recorded);
       }
     }
     order_ = {};
@@ -63,7 +70,7 @@ class StaticGraph {
   bool recording_ = true;
   std::vector<uint32_t> expected_;
   std::vector<uint32_t> left_;
-  std::vector<size_t> order_;
+  std::vector<Recorded> order_;
 };
 
 }  // namespace dpcore
