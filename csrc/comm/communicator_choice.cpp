@@ -3,6 +3,7 @@
 
 #include "comm/base/error.h"
 #include "comm/base/fnv.h"
+#include "comm/collective/stage_layout.h"
 #include "comm/communicator.h"
 #include "comm/schedule/names.h"
 
@@ -31,6 +32,10 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
     throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
   }
   if (uneven_exchange) {
+    if (static_cast<size_t>(world()) * sizeof(uint64_t) > kAnnouncedBytes) {
+      throw Unsupported("all_to_all with uneven parts is for at most " +
+                        std::to_string(kAnnouncedBytes / sizeof(uint64_t)) + " ranks");
+    }
     if (by_messages) {
       request.program = programs_.of("direct", request.collective, request.root);
     }
