@@ -231,3 +231,15 @@ def test_other_buffers_and_odd_shapes():
         assert parameter.tolist() == [[1.0, 1.0]] * 2
 
     dpcore.spawn(body, 2, mode="threads")
+
+
+def test_more_ranks_than_the_stage_has_room_for_are_told(monkeypatch):
+    monkeypatch.setenv("DPCORE_ARENA_MAX", "1")  # GiB of addresses for each of so many ranks
+
+    def body(comm):
+        sizes = [1] * comm.world_size
+        x = torch.zeros(sum(sizes))
+        with pytest.raises(dpcore.Unsupported, match="uneven parts is for at most 512 ranks"):
+            comm.all_to_all(x.clone(), x, input_sizes=sizes, output_sizes=sizes)
+
+    dpcore.spawn(body, 513, mode="threads", timeout=60.0)
