@@ -4,11 +4,14 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
 import dpcore
-from dpcore.launch import mpi_rendezvous
+from dpcore.launch import fresh_names, mpi_rendezvous
+from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import (
     find_identity,
     is_launched,
@@ -79,6 +82,41 @@ def test_a_restart_meets_under_another_name():
         for count in (0, 1)
     }
     assert len(jobs) == 2
+
+
+# ---- a store of torch ------------------------------------------------------------------------
+
+
+def agreed(store, world, ranks=None, timeout=10.0):
+    """What ``agree`` returns, or its error, for each of these ranks."""
+    with ThreadPoolExecutor(world) as pool:
+        given = [
+            pool.submit(agree, store, rank, world, timeout, f"host {rank}")
+            for rank in (range(world) if ranks is None else ranks)
+        ]
+        return [one.exception() or one.result() for one in given]
+
+
+def test_ranks_that_were_started_again_find_a_store_of_the_ranks_before(monkeypatch):
+    """Of which some had come, a different number of times each."""
+    monkeypatch.setattr(fresh_names, "_GRACE_SECONDS", 0.0)
+    store = dist.HashStore()
+    first = agreed(store, 3)
+    assert first == [first[0]] * 3 and first[0][1] == ["host 0", "host 1", "host 2"]
+    for ranks in ([0], [1], [1, 2], [0, 1], [2], [2]):
+        for said in agreed(store, 3, ranks, timeout=0.05):
+            assert isinstance(said, dpcore.RendezvousError)
+    second = agreed(store, 3)
+    assert second == [second[0]] * 3 and second[0][0] != first[0][0]
+
+
+def test_ranks_that_miss_others_in_a_store_say_which():
+    said = agreed(dist.HashStore(), 4, [0, 2], timeout=0.2)
+    assert str(said[0]) == "rank 0: 2 of 4 ranks came; missing: 1, 3"
+    assert str(said[1]) == f"rank 2: told by {said[0]}"
+    (alone,) = agreed(dist.HashStore(), 2, [1], timeout=0.05)
+    assert isinstance(alone, dpcore.RendezvousError)
+    assert "rank 1: rank 0 did not come to the store" in str(alone)
 
 
 def test_one_argument_of_two():

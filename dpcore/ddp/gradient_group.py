@@ -141,10 +141,11 @@ def _make_own(group: Any, device: torch.device) -> Communicator | None:
 def _native_over(group: Any) -> Communicator | None:
     """None when a rank is on another host. All ranks of the group call it and get the same."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    job, hosts = job_and_hosts(dist.distributed_c10d._world.pg_map[group][1], rank, world_size)
+    store, timeout = dist.distributed_c10d._world.pg_map[group][1], _timeout_of(group)
+    job, hosts = job_and_hosts(store, rank, world_size, timeout.total_seconds())
     if len(set(hosts)) > 1:
         return None
-    return session.connect(job, rank, world_size, timeout=_timeout_of(group).total_seconds())
+    return session.connect(job, rank, world_size, timeout=timeout.total_seconds())
 
 
 def _timeout_of(group: Any) -> timedelta:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
-import uuid
 from typing import Any
 
 from dpcore.communicators.native import Communicator
 from dpcore.launch import session
+from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import Identity
 from dpcore.launch.rendezvous import tcp_options
 from dpcore.launch.stores import TorchStore
 
 
-def job_and_hosts(store: Any, rank: int, world_size: int) -> tuple[str, list[str]]:
+def job_and_hosts(store: Any, rank: int, world_size: int, timeout: float) -> tuple[str, list[str]]:
     """The name of this rendezvous, which no other has, and the host of every rank.
 
     All ranks of the group call it, and none leaves before all have come.
     """
-    # Asked by every rank once per communicator: equal numbers are the same attempt.
-    attempt = store.add(f"dpcore/attempts/{rank}", 1)
-    store.set(f"dpcore/{attempt}/{rank}", f"{_host()}|{uuid.uuid4().hex}")
-    said = [store.get(f"dpcore/{attempt}/{peer}").decode() for peer in range(world_size)]
-    job = f"dpcore/{os.geteuid()}/group-{said[0].partition('|')[2]}"
-    return job, [text.partition("|")[0] for text in said]
+    name, hosts = agree(store, rank, world_size, timeout, _host())
+    return f"dpcore/group-{name}", hosts
 
 
-def meet(store: Any, rank: int, world_size: int, timeout: float) -> Communicator:
-    """Over mapped memory within a host, over TCP between hosts."""
-    job, hosts = job_and_hosts(store, rank, world_size)
+def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Communicator, Any]:
+    """Over mapped memory within a host, over TCP between hosts. Beside the communicator, the part
+    of the store that is this group's alone."""
+    job, hosts = job_and_hosts(store, rank, world_size, timeout)
     identity = Identity(rank, world_size, job)
     with contextlib.ExitStack() as stack:
         transport, tcp = "shm", None
@@ -39,7 +37,11 @@ def meet(store: Any, rank: int, world_size: int, timeout: float) -> Communicator
             tcp = stack.enter_context(
                 tcp_options(identity, job, None, timeout, at=at, shares_memory=True)
             )
-        return session.connect(job, rank, world_size, timeout=timeout, transport=transport, tcp=tcp)
+        communicator = session.connect(
+            job, rank, world_size, timeout=timeout, transport=transport, tcp=tcp
+        )
+    distributed: Any = importlib.import_module("torch.distributed")
+    return communicator, distributed.PrefixStore(job, store)
 
 
 def _host() -> str:

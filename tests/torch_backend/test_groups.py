@@ -158,6 +158,23 @@ def test_the_monitored_barrier_names_who_is_missing_and_breaks_nothing():
     in_group(body, 3)
 
 
+def test_a_monitored_barrier_after_a_restart_waits_for_the_ranks_that_are_there(tmp_path):
+    def body():
+        rank = dist.get_rank()
+        for start in range(2):  # of all ranks, with a store that goes on
+            dist.destroy_process_group()
+            store = dist.FileStore(str(tmp_path / "store"), 4)
+            dist.init_process_group("dpcore", store=store, rank=rank, world_size=2)
+            if start == 0:
+                dist.group.WORLD.monitored_barrier(timedelta(seconds=30))
+            elif rank == 0:
+                with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+                    dist.group.WORLD.monitored_barrier(timedelta(seconds=0.2))
+            dist.barrier()
+
+    in_group(body, 2)
+
+
 def test_abort_ends_the_waits_of_all():
     def body():
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
