@@ -13,6 +13,7 @@ import dpcore
 from dpcore.launch import fresh_names, mpi_rendezvous
 from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import (
+    Identity,
     find_identity,
     is_launched,
     may_span_hosts,
@@ -20,6 +21,7 @@ from dpcore.launch.identity import (
     spans_hosts,
 )
 from dpcore.launch.pmi import Pmi
+from dpcore.launch.rendezvous import rendezvous_store
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 PLAIN = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
@@ -76,12 +78,15 @@ def test_launchers_that_contradict_each_other_are_named():
     assert find_identity(1, 2, environment=PLAIN | OPEN_MPI).rank == 1  # arguments win
 
 
-def test_a_restart_meets_under_another_name():
+@pytest.mark.parametrize(("agents", "names"), [(None, 2), ("1", 2), ("2", 1)])
+def test_a_restart_meets_under_another_name_where_all_ranks_know_its_number(agents, names):
+    """The agents of several hosts do not: one whose ranks were well counts no restart."""
+    started = TORCHRUN if agents is None else TORCHRUN | {"GROUP_WORLD_SIZE": agents}
     jobs = {
-        find_identity(environment=TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": str(count)}).job
+        find_identity(environment=started | {"TORCHELASTIC_RESTART_COUNT": str(count)}).job
         for count in (0, 1)
     }
-    assert len(jobs) == 2
+    assert len(jobs) == names
 
 
 # ---- a store of torch ------------------------------------------------------------------------
@@ -117,6 +122,28 @@ def test_ranks_that_miss_others_in_a_store_say_which():
     (alone,) = agreed(dist.HashStore(), 2, [1], timeout=0.05)
     assert isinstance(alone, dpcore.RendezvousError)
     assert "rank 1: rank 0 did not come to the store" in str(alone)
+
+
+def test_the_store_of_an_agent_does_not_give_the_address_of_the_start_before():
+    agent = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    started = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost"}
+    started["MASTER_PORT"] = str(agent.port)
+
+    def both():
+        with ThreadPoolExecutor(2) as pool:
+            asked = [
+                pool.submit(rendezvous_store, started, Identity(rank, 2, "job"), None, 10.0)
+                for rank in range(2)
+            ]
+            return [one.result() for one in asked]
+
+    before, now = both(), both()
+    with before[0].publish("job/0", "old:1"):
+        assert before[1].read("job/0", time.monotonic() + 10) == "old:1"
+    with pytest.raises(dpcore.RendezvousError, match="did not publish its address"):
+        now[1].read("job/0", time.monotonic())
+    with now[0].publish("job/0", "new:1"):
+        assert now[1].read("job/0", time.monotonic() + 10) == "new:1"
 
 
 def test_one_argument_of_two():

@@ -174,7 +174,10 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
             )
     else:
         parts = [init_method]
-    parts.append(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    # The agents of several hosts count their restarts differently. Ranks that they start meet where
+    # nothing is left of the ranks before: in a store under a fresh name, or at a new port.
+    if env.get("GROUP_WORLD_SIZE", "1") == "1":
+        parts.append(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return f"dpcore/{os.geteuid()}/{digest}"
 

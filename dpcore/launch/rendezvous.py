@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 from dpcore.launch import mpi_rendezvous, pmi, pmix
+from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import Identity, slurm_address, spans_hosts
 from dpcore.launch.stores import FileStore, HostStore, Store, TorchStore
 
@@ -54,10 +55,10 @@ def tcp_options(
         yield None
         return
     timeout = min(timeout, LONGEST_SECONDS)
-    deadline = time.monotonic() + timeout
     interface = env.get("DPCORE_SOCKET_IFNAME", "")
     address = "" if at else known_address(env, init_method, identity)
     store = at or (None if address else rendezvous_store(env, identity, init_method, timeout))
+    deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as published:
         listener = None
         if identity.rank == 0 and store is None:
@@ -157,7 +158,8 @@ def rendezvous_store(
                 f"torch.distributed has {group.get_world_size()} ranks, init() was told of "
                 f"{identity.world_size}; pass init_method= for a communicator of other ranks"
             )
-        return TorchStore(group.distributed_c10d._get_default_store(), "torch.distributed's store")
+        store = group.distributed_c10d._get_default_store()
+        return _fresh(store, "torch.distributed's store", identity, timeout)
     if not _agent_has_store(env) and (line := _launcher_store(env, identity, timeout)):
         return line
     # The agent has the port and serves the store there: every rank is a client of it.
@@ -169,7 +171,14 @@ def rendezvous_store(
         )
     except Exception as error:
         raise RendezvousError(f"no answer from the launcher's store at {host}:{port}") from error
-    return TorchStore(store, f"the launcher's store at {host}:{port}")
+    return _fresh(store, f"the launcher's store at {host}:{port}", identity, timeout)
+
+
+def _fresh(store: Any, name: str, identity: Identity, timeout: float) -> TorchStore:
+    """Without what ranks before a restart have left there."""
+    dist: Any = importlib.import_module("torch.distributed")
+    prefix, _ = agree(store, identity.rank, identity.world_size, timeout)
+    return TorchStore(dist.PrefixStore(f"dpcore/{prefix}", store), name)
 
 
 def _launcher_store(
