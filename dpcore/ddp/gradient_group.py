@@ -111,10 +111,19 @@ def of_process_group(group: Any, device: torch.device) -> GradientGroup:
     if communicator is None or communicator.closed or communicator._native.failed:
         communicator = _make_own(group, device)
         if communicator is None:
-            _say_what_has_no_effect(dist.get_backend(group))
+            _say_what_has_no_effect(backend_of(group, device))
             return TorchGroup(group)
         own[device] = communicator
     return communicator
+
+
+def backend_of(group: Any, device: torch.device) -> str:
+    """What the group uses for tensors on this device: it may have been made without a name, or
+    with one per device."""
+    try:
+        return str(group._get_backend(device).name())
+    except RuntimeError:  # nothing for this device
+        return str(dist.get_backend(group))
 
 
 def _say_what_has_no_effect(backend: str) -> None:
@@ -135,7 +144,7 @@ def _make_own(group: Any, device: torch.device) -> Communicator | None:
     of_group = communicator_of(group)
     if of_group is not None:
         return of_group.split(0)
-    return _native_over(group) if dist.get_backend(group) in ("gloo", "mpi") else None
+    return _native_over(group) if backend_of(group, device) in ("gloo", "mpi") else None
 
 
 def _native_over(group: Any) -> Communicator | None:

@@ -49,6 +49,19 @@ def test_a_gloo_script_that_changes_only_the_import_runs_on_our_core():
         assert sum(path["operations"] for path in stats["all_reduce"].values()) >= 4
 
 
+@pytest.mark.parametrize("named", (None, "cpu:gloo", "cpu:gloo,cuda:gloo"))
+def test_gloo_under_other_names(named):
+    """As torch chooses it without a name, and for a device."""
+
+    def body():
+        assert dist.get_backend() != "gloo"
+        model = dpcore.DataParallel(nn.Linear(2, 1))
+        assert model._profiled_backend == "gloo"  # as torch's profiler calls its operations
+        return model.backend
+
+    assert over_gloo(body, 2, backend=named) == ["native"] * 2
+
+
 def test_a_subgroup_of_gloo():
     def body():
         pairs = [dist.new_group([0, 2]), dist.new_group([1])]

@@ -22,7 +22,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from dpcore.communicators.protocol import GradientGroup
 from dpcore.ddp.buffer_methods import BufferMethods
 from dpcore.ddp.completion import raise_if_incomplete
-from dpcore.ddp.gradient_group import choose_group, is_default, torch_group_of
+from dpcore.ddp.gradient_group import backend_of, choose_group, is_default, torch_group_of
 from dpcore.ddp.model_group import ModelGroup
 from dpcore.ddp.parameters import comes_sparse, ignore_by_name, trained_parameters
 from dpcore.ddp.torch_face.comm_hooks import HookRunner, check_hook, name_of, step_in_backward
@@ -200,7 +200,7 @@ class TorchSurface(BufferMethods):
         self._torch_group = torch_group_of(comm, process_group)
         # Asked once: the program may destroy torch's group while ours goes on.
         group = self._torch_group
-        self._profiled_backend = dist.get_backend(group) if group else "dpcore"
+        self._profiled_backend = backend_of(group, self.device) if group else "dpcore"
         self._has_default_group = comm is None and is_default(process_group)
         self._group_for_torch = None
 
