@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import dpcore
-from dpcore.launch import fresh_names, mpi_rendezvous
+from dpcore.launch import fresh_names, mpi_rendezvous, session
 from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import (
     Identity,
@@ -383,3 +383,40 @@ def test_what_a_rank_cannot_unpickle_is_its_error():
     with pytest.raises(AttributeError, match="of_no_other_process") as raised:
         dpcore.spawn(print, 2, OnlyHere())
     assert "cloudpickle.loads" in str(raised.value.__cause__)
+
+
+class Coded(Exception):
+    """Can be pickled, and not made again: its arguments are others than those of __init__."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+@pytest.mark.parametrize("back", ("error", "result"))
+def test_what_the_caller_cannot_unpickle_is_told_by_its_text(back):
+    def body(comm):
+        if comm.rank == 1 and back == "error":
+            raise Coded(3, "no more data")
+        return OnlyHere() if comm.rank == 1 else None
+
+    with pytest.raises(dpcore.Error, match=f"rank 1: the {back}.*can't be unpickled") as raised:
+        dpcore.spawn(body, 2)
+    cause = str(raised.value.__cause__)
+    assert "(rank 1 of 2)" in cause
+    if back == "error":
+        assert "Coded: no more data" in str(raised.value)
+        assert "in body" in cause and "Coded: no more data" in cause
+
+
+def test_the_error_of_a_rank_is_told_where_finalize_raises_as_well():
+    def body(comm):
+        def check(communicator):
+            raise RuntimeError("of finalize")
+
+        session.call_before_finalize(check)
+        raise ValueError("no more data")
+
+    with pytest.raises(ValueError, match="no more data") as raised:
+        dpcore.spawn(body, 2)
+    assert "in body" in str(raised.value.__cause__)

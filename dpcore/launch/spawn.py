@@ -15,6 +15,7 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -154,9 +155,10 @@ def _call(
     except BaseException as error:
         outcome.failed(error)
         if comm is not None and not comm.closed:
-            with contextlib.suppress(Error):
+            with contextlib.suppress(Exception):  # the error is the more important one
                 comm.abort(f"{type(error).__name__}: {error}")
-        finalize()
+        with contextlib.suppress(Exception):
+            finalize()
 
 
 # ---- processes -------------------------------------------------------------------------------
@@ -246,8 +248,6 @@ def _collect(
 
     A process that is gone is known by its sentinel: workers that it forked may hold its line.
     """
-    import cloudpickle
-
     waiting = dict(lines)
     ends_at = time.monotonic() + deadline if deadline is not None else float("inf")
     while waiting and time.monotonic() < ends_at:
@@ -261,15 +261,29 @@ def _collect(
             try:
                 if not line.poll():
                     raise EOFError
-                report = cloudpickle.loads(line.recv_bytes())
-                outcome.result, outcome.error, outcome.traceback, outcome.failed_at = report
-                outcome.reported = True
+                _take(line.recv_bytes(), outcome)
                 failed = outcome.error is not None
             except EOFError:  # the process is gone
                 outcome.failed_at = time.monotonic()
                 failed = True
             if failed:
                 ends_at = min(ends_at, time.monotonic() + grace)
+
+
+def _take(report: bytes, outcome: Outcome) -> None:
+    """What a rank has sent. The text of its error is good also where the error can't be made."""
+    import cloudpickle
+
+    made, described, outcome.traceback, outcome.failed_at = pickle.loads(report)
+    outcome.reported = True
+    try:
+        outcome.result, outcome.error = cloudpickle.loads(made)
+    except Exception as problem:
+        outcome.traceback = outcome.traceback or traceback.format_exc()
+        outcome.failed_at = min(outcome.failed_at, time.monotonic())
+        outcome.error = Error(
+            f"rank {outcome.rank}: {described} was sent back and can't be unpickled: {problem}"
+        )
 
 
 def _end(processes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
@@ -308,16 +322,18 @@ def _rank_main(
         outcome.failed(error)
     else:
         _call(outcome, fn, args, world_size, rendezvous, {"timeout": timeout, **options})
-    report = (outcome.result, outcome.error, outcome.traceback, outcome.failed_at)
+    described = f"the result, {type(outcome.result)},"
+    if outcome.error is not None:
+        said = "".join(traceback.format_exception_only(outcome.error)).strip()
+        described = f"the error {said}"
     try:
-        line.send_bytes(cloudpickle.dumps(report))
+        made = cloudpickle.dumps((outcome.result, outcome.error))
     except Exception:
-        problem = Error(
-            f"rank {rank}: the {'error' if outcome.error else 'result'} can't be sent back: "
-            f"{outcome.error or type(outcome.result)}"
-        )
-        text = outcome.traceback or traceback.format_exc()
-        line.send_bytes(cloudpickle.dumps((None, problem, text, time.monotonic())))
+        outcome.error = Error(f"rank {rank}: {described} can't be sent back")
+        outcome.traceback = outcome.traceback or traceback.format_exc()
+        outcome.failed_at = min(outcome.failed_at, time.monotonic())
+        made = cloudpickle.dumps((None, outcome.error))
+    line.send_bytes(pickle.dumps((made, described, outcome.traceback, outcome.failed_at)))
     line.close()
     sys.stdout.flush()
     sys.stderr.flush()
