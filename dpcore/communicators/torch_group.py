@@ -8,6 +8,7 @@ refused, and wrong arguments as the contract says (protocol.py). Later errors ar
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,18 +125,20 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
     def split(self, color: int | None, key: int = 0) -> TorchCommunicator | None:
         """See ``Communicator.split``. torch keeps ranks in the order of the whole job."""
         check_groups(color, key)
+        kind = dist.get_backend(self._group)
+        if kind == "mpi":
+            raise Unsupported("a group over MPI takes all ranks of the job: call dist.new_group()")
         entries: list[Any] = [None] * self.world_size
         job_rank = dist.get_global_rank(self._group, self.rank)
-        dist.all_gather_object(entries, (color, key, job_rank), group=self._group)
-        ranks = [rank for other, _, rank in sorted(entries, key=_by_key) if other == color]
+        own = (color, key, job_rank, uuid.uuid4().hex)
+        dist.all_gather_object(entries, own, group=self._group)
         if color is None:
             return None
+        members = [entry for entry in sorted(entries, key=_by_key) if entry[0] == color]
+        ranks = [rank for _, _, rank, _ in members]
         if ranks != sorted(ranks):
             raise Unsupported("a group of torch orders its ranks by their number; leave out key=")
-        kind = dist.get_backend(self._group)
-        return TorchCommunicator(
-            dist.new_group(ranks, backend=kind, use_local_synchronization=True)
-        )
+        return TorchCommunicator(_new_group(members[0][3], ranks, kind))
 
     def stats(self) -> dict[str, Any]:
         """A group of torch counts nothing."""
@@ -186,8 +189,27 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
         return None if op != "mean" else partial(divide_in_place, tensor, self.world_size)
 
 
-def _by_key(entry: tuple[int | None, int, int]) -> tuple[int, int]:
+def _by_key(entry: tuple[int | None, int, int, str]) -> tuple[int, int]:
     return entry[1], entry[2]
+
+
+def _new_group(name: str, ranks: list[int], kind: str) -> Any:
+    """As ``dist.new_group``, without the ranks that are not in it and with a name from us: torch
+    counts the groups of each rank for one, and ranks may have different numbers of them."""
+    inner: Any = dist.distributed_c10d
+    default = inner._get_default_group()
+    group, _ = inner._new_process_group_helper(
+        len(ranks),
+        ranks.index(default.rank()),
+        ranks,
+        dist.Backend(kind),
+        inner._world.pg_map[default][1],
+        name,
+        timeout=inner._get_default_timeout(dist.Backend(kind)),
+        device_id=default.bound_device_id,
+    )
+    inner._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    return group
 
 
 if TYPE_CHECKING:

@@ -79,6 +79,22 @@ def every_method(comm):
 
 
 @pytest.mark.parametrize("backend", ("gloo", "dpcore"))
+def test_ranks_that_were_in_different_numbers_of_groups_split_again(backend):
+    def body():
+        comm = TorchCommunicator()
+        comm.split(0 if comm.rank < 2 else None)
+        pair = comm.split(comm.rank // 2)
+        if comm.rank < 2:
+            pair.split(comm.rank)
+        again = comm.split(0)
+        tensor = torch.ones(1)
+        again.all_reduce(tensor)
+        assert tensor.item() == again.world_size == 4
+
+    in_group(body, 4, backend=backend, timeout=10)
+
+
+@pytest.mark.parametrize("backend", ("gloo", "dpcore"))
 def test_every_method_over_a_group_of_torch(backend):
     def body():
         comm = dpcore.init(backend="torch")
