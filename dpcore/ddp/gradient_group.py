@@ -154,7 +154,10 @@ def _native_over(group: Any) -> Communicator | None:
     job, hosts = job_and_hosts(store, rank, world_size, timeout.total_seconds())
     if len(set(hosts)) > 1:
         return None
-    return session.connect(job, rank, world_size, timeout=timeout.total_seconds())
+    algorithm = session.algorithm_or_variable()
+    return session.connect(
+        job, rank, world_size, timeout=timeout.total_seconds(), algorithm=algorithm
+    )
 
 
 def _timeout_of(group: Any) -> timedelta:

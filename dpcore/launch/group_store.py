@@ -11,7 +11,7 @@ from dpcore.communicators.native import Communicator
 from dpcore.launch import session
 from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import Identity
-from dpcore.launch.rendezvous import tcp_options
+from dpcore.launch.rendezvous import pretended_host, tcp_options
 from dpcore.launch.stores import TorchStore
 
 
@@ -20,7 +20,8 @@ def job_and_hosts(store: Any, rank: int, world_size: int, timeout: float) -> tup
 
     All ranks of the group call it, and none leaves before all have come.
     """
-    name, hosts = agree(store, rank, world_size, timeout, _host())
+    host = f"{_host()} {pretended_host(rank, os.environ)}"
+    name, hosts = agree(store, rank, world_size, timeout, host)
     return f"dpcore/group-{name}", hosts
 
 
@@ -37,8 +38,15 @@ def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Commun
             tcp = stack.enter_context(
                 tcp_options(identity, job, None, timeout, at=at, shares_memory=True)
             )
+        algorithm = session.algorithm_or_variable()
         communicator = session.connect(
-            job, rank, world_size, timeout=timeout, transport=transport, tcp=tcp
+            job,
+            rank,
+            world_size,
+            timeout=timeout,
+            transport=transport,
+            tcp=tcp,
+            algorithm=algorithm,
         )
     distributed: Any = importlib.import_module("torch.distributed")
     return communicator, distributed.PrefixStore(job, store)

@@ -115,8 +115,7 @@ def init(
         return _over_mpi(rank, world_size, timeout, given)
     identity = find_identity(rank, world_size, init_method)
 
-    if algorithm == "auto":
-        algorithm = os.environ.get("DPCORE_ALGORITHM", "auto")
+    algorithm = algorithm_or_variable(algorithm)
     if transport == "auto":
         transport = "shm+tcp" if may_span_hosts(identity.world_size, init_method) else "shm"
     began_ns = time.time_ns()
@@ -155,6 +154,11 @@ def init(
         _announce(communicator, job, began_ns)
     _set_current(communicator, transport == "inproc")
     return communicator
+
+
+def algorithm_or_variable(algorithm: str = "auto") -> str:
+    """What DPCORE_ALGORITHM says, where the program leaves it open."""
+    return os.environ.get("DPCORE_ALGORITHM", "auto") if algorithm == "auto" else algorithm
 
 
 def _over_torch() -> Communicator:

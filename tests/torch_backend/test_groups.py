@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dpcore
-from dpcore.torch_backend import flight_record
+from dpcore.torch_backend import communicator_of, flight_record
 from tests.ranks.groups import error_of, in_group
 
 
@@ -224,6 +224,26 @@ def test_a_model_that_fails_leaves_the_group_to_the_program():
             assert tensor.item() == 2
 
     in_group(body, 2)
+
+
+def test_variables_choose_the_algorithm_and_pretend_hosts(monkeypatch):
+    def body():
+        comm = communicator_of(dist.group.WORLD)
+        if comm is None:
+            comm = dpcore.DataParallel(torch.nn.Linear(2, 1)).group
+        tensor = torch.ones(4)
+        comm.all_reduce(tensor)
+        assert tensor.tolist() == [2.0] * 4
+        if comm.backend != "native":
+            return comm.backend
+        return comm.hosts, comm.explain(1 << 20)["all_reduce"].algorithm
+
+    monkeypatch.setenv("DPCORE_ALGORITHM", "ring")
+    for backend in ("dpcore", "gloo"):
+        assert in_group(body, 2, backend=backend) == [([0, 0], "ring")] * 2
+    monkeypatch.setenv("DPCORE_PRETEND_HOSTS", "a,b")
+    assert in_group(body, 2) == [([0, 1], "ring")] * 2
+    assert in_group(body, 2, backend="gloo") == ["torch gloo"] * 2
 
 
 def test_groups_after_each_other():
