@@ -57,13 +57,12 @@ class Options:
 
 class _Group(NamedTuple):
     communicator: Communicator
-    backend: Any
     options: Options
     timeout: float
 
 
-# By the name of the group. torch keeps the compiled backend alone, not these objects of Python;
-# they go when another group is made, or asked for, after theirs was destroyed.
+# By the name of the group. These go when another group is made, or asked for, after theirs was
+# destroyed. The compiled backend, and the store that it holds, are torch's alone and go with it.
 _groups: dict[str, _Group] = {}
 
 
@@ -97,20 +96,41 @@ def create(options: Any, backend_options: Any) -> Any:
         refusal_of_link(_ON_GPUS),
     )
     _forget_closed()
-    _groups[options.group_id] = _Group(communicator, backend, chosen, timeout)
+    _groups[options.group_id] = _Group(communicator, chosen, timeout)
     return backend
 
 
 def _forget_closed() -> None:
-    for name in [name for name, group in _groups.items() if group.communicator.closed]:
-        del _groups[name]
+    if not _groups:
+        return
+    names = set(_groups_of_torch().values())
+    for name, group in list(_groups.items()):
+        if group.communicator.closed or name not in names:
+            del _groups[name]
+
+
+def _groups_of_torch() -> dict[Any, str]:
+    """All that this process is in, and their names."""
+    import torch.distributed as dist
+
+    names: dict[Any, str] = dist.distributed_c10d._world.pg_names
+    return names
+
+
+def _known(group: Any) -> _Group | None:
+    _forget_closed()
+    known = _groups.get(group.group_name)
+    if known is None:
+        return None
+    # A group of another backend may have the name of one of ours that was aborted.
+    names = [group._get_backend(device).name() for device in group._device_types]
+    return known if "dpcore" in names else None
 
 
 def communicator_of(group: Any) -> Communicator | None:
     """The communicator on the host behind a process group with the backend dpcore; None of
     others."""
-    _forget_closed()
-    known = _groups.get(group.group_name)
+    known = _known(group)
     return None if known is None else known.communicator
 
 
@@ -119,8 +139,7 @@ def device_communicator_over(group: Any, device: Any) -> Communicator | None:
     dpcore, of the kind that the group itself takes; None of other groups. All ranks call it."""
     from dpcore.communicators.device import on_device
 
-    _forget_closed()
-    known = _groups.get(group.group_name)
+    known = _known(group)
     if known is None:
         return None
     options = known.options
@@ -146,8 +165,11 @@ def device_communicator_over(group: Any, device: Any) -> Communicator | None:
 @atexit.register
 def _shut_down() -> None:
     """Callbacks of futures need the interpreter: they end before it does."""
-    for group in list(_groups.values()):
-        group.backend.shutdown()
+    for group in _groups_of_torch() if _groups else ():
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if backend.name() == "dpcore":
+                getattr(backend, "wrapped_pg", backend).shutdown()  # torch may have wrapped it
     _groups.clear()
 
 

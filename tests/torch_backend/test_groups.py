@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import socket
 import time
 from datetime import timedelta
 
@@ -244,6 +245,42 @@ def test_variables_choose_the_algorithm_and_pretend_hosts(monkeypatch):
     monkeypatch.setenv("DPCORE_PRETEND_HOSTS", "a,b")
     assert in_group(body, 2) == [([0, 1], "ring")] * 2
     assert in_group(body, 2, backend="gloo") == ["torch gloo"] * 2
+
+
+def test_a_group_that_was_aborted_is_not_taken_for_one_of_its_name(tmp_path):
+    def body():
+        rank = dist.get_rank()
+        aborted = communicator_of(dist.group.WORLD)
+        dist.barrier()
+        dist.distributed_c10d._abort_process_group()
+        for backend in ("gloo", "dpcore"):
+            store = dist.FileStore(str(tmp_path / backend), 2)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=2)
+            assert communicator_of(dist.group.WORLD) is not aborted
+            assert dpcore.DataParallel(torch.nn.Linear(2, 1)).backend == "native"
+            if backend == "gloo":
+                assert communicator_of(dist.group.WORLD) is None
+                dist.destroy_process_group()
+
+    in_group(body, 2)
+
+
+@pytest.mark.parametrize("debug", ("OFF", "DETAIL"))
+def test_a_group_that_was_destroyed_leaves_its_port(debug):
+    def body():
+        dist.destroy_process_group()
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        dist.init_process_group(
+            "dpcore", init_method=f"tcp://localhost:{port}", rank=0, world_size=1
+        )
+        dist.barrier()
+        assert communicator_of(dist.group.WORLD) is not None
+        dist.destroy_process_group()
+        socket.create_server(("localhost", port)).close()
+        dist.init_process_group("dpcore", store=dist.HashStore(), rank=0, world_size=1)
+
+    in_group(body, 1, debug=debug)
 
 
 def test_groups_after_each_other():
