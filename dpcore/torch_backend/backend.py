@@ -70,7 +70,10 @@ def create(options: Any, backend_options: Any) -> Any:
     """A ``torch.distributed.Backend`` for the group that ``options`` describes."""
     from dpcore import _C
 
-    chosen = Options() if backend_options is None else backend_options
+    chosen = backend_options
+    if chosen is None or isinstance(chosen, _options_of_torch()):
+        # As in "cuda:nccl,cpu:dpcore": torch hands NCCL's options to all backends of a group.
+        chosen = Options()
     if not isinstance(chosen, Options):
         raise Unsupported(
             f"the backend dpcore takes dpcore.torch_backend.Options as pg_options, not "
@@ -113,8 +116,17 @@ def _groups_of_torch() -> dict[Any, str]:
     """All that this process is in, and their names."""
     import torch.distributed as dist
 
-    names: dict[Any, str] = dist.distributed_c10d._world.pg_names
+    inner: Any = dist.distributed_c10d
+    names: dict[Any, str] = inner._world.pg_names
     return names
+
+
+def _options_of_torch() -> type:
+    """What the options of its own backends have in common."""
+    import torch
+
+    common: type = torch._C._distributed_c10d.Backend.Options
+    return common
 
 
 def _known(group: Any) -> _Group | None:

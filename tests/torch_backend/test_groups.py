@@ -105,6 +105,20 @@ def test_the_name_stands_for_one_device_among_others():
     in_group(body, 2, backend="cpu:dpcore,cuda:gloo")
 
 
+def test_options_of_another_backend_in_the_group_are_not_for_us():
+    """torch hands those of NCCL on, given or made: here Gloo's, which it has also without GPUs."""
+
+    def body():
+        group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == 2
+        with pytest.raises(dpcore.Unsupported, match=r"takes dpcore.torch_backend.Options .* dict"):
+            dist.new_group(pg_options={"cuda": "nccl"})
+
+    in_group(body, 2)
+
+
 def test_deadlines_of_groups_and_of_waits():
     def body():
         rank = dist.get_rank()
