@@ -89,6 +89,48 @@ def test_a_restart_meets_under_another_name_where_all_ranks_know_its_number(agen
     assert len(jobs) == names
 
 
+BY_HAND = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def job(environment, init_method=None):
+    return find_identity(0, 4, init_method, environment).job
+
+
+@pytest.mark.parametrize(("tasks", "names"), [(1, 1), (4, 2)])
+def test_steps_of_slurm_have_names_of_their_own_unless_they_start_one_job_together(tasks, names):
+    steps = [
+        BY_HAND | SLURM | {
+            "SLURM_STEP_ID": str(step),
+            "SLURM_STEP_NUM_TASKS": str(tasks),
+            "PMIX_NAMESPACE": f"slurm.pmix.77.{step}",
+        }
+        for step in range(2)
+    ]  # fmt: skip
+    assert len({job(step) for step in steps}) == names
+
+
+@pytest.mark.parametrize(
+    ("environment", "init_method", "names"),
+    [
+        (BY_HAND, None, 1),
+        (BY_HAND, "tcp://10.0.0.1:29500", 1),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, None, 1),
+        ({}, "file:///shared/by/hosts", 1),
+        (BY_HAND | {"MASTER_ADDR": "localhost"}, None, 2),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, None, 2),
+        (BY_HAND, "a name of this host", 2),
+    ],
+)
+def test_the_number_of_the_user_is_in_names_that_mean_one_host(
+    monkeypatch, environment, init_method, names
+):
+    found = set()
+    for user in (1000, 1001):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        found.add(job(environment, init_method))
+    assert len(found) == names
+
+
 # ---- a store of torch ------------------------------------------------------------------------
 
 
@@ -170,9 +212,6 @@ def test_whether_the_job_spans_hosts(environment, expected):
     assert spans_hosts(4, environment) is expected
     if expected is not None:
         assert may_span_hosts(4, "tcp://node0:1", environment) is expected
-
-
-BY_HAND = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,15 @@ def spans_hosts(world_size: int, env: Mapping[str, str]) -> bool | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in env:
             return int(env[name]) < world_size
-    # A step may also be one of several that each start some of the ranks.
-    tasks = env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", world_size))
-    if "SLURM_STEP_ID" in env and int(tasks) == world_size:
+    if _is_one_step(world_size, env):
         return int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1
     return None
+
+
+def _is_one_step(world_size: int, env: Mapping[str, str]) -> bool:
+    """Whether a step of Slurm has all ranks, and is not one of several that start some each."""
+    tasks = env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", world_size))
+    return "SLURM_STEP_ID" in env and int(tasks) == world_size
 
 
 def may_span_hosts(
@@ -159,7 +163,11 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
     """A short name: the same for all ranks of a job, another one for any other job."""
     if init_method is None or init_method == "env://":
         parts = [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
-        ids = ["TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+        ids = ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
+        if _is_one_step(world_size, env):
+            ids.append("SLURM_STEP_ID")
+        if not env.get("PMIX_NAMESPACE", "").startswith("slurm."):  # it has the step in it
+            ids.append("PMIX_NAMESPACE")
         parts += [env.get(name, "") for name in ids]
         if not any(parts):
             if mpi := mpi_rendezvous.connect(rank, world_size):
@@ -179,7 +187,12 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
     if env.get("GROUP_WORLD_SIZE", "1") == "1":
         parts.append(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return f"dpcore/{os.geteuid()}/{digest}"
+    # Users of one host may give the same name. The user of a job on several hosts may have another
+    # number on each, and one of them has the address to itself.
+    is_of_host = not may_span_hosts(world_size, init_method, env)
+    if is_of_host and not (init_method or "").startswith("file://"):
+        return f"dpcore/{os.geteuid()}/{digest}"
+    return f"dpcore/{digest}"
 
 
 class InstanceCounter:
