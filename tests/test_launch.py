@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import dpcore
-from dpcore.launch import fresh_names, mpi_rendezvous, session
+from dpcore.launch import fresh_names, mpi_rendezvous, rendezvous, session
 from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import (
     Identity,
@@ -21,7 +21,7 @@ from dpcore.launch.identity import (
     spans_hosts,
 )
 from dpcore.launch.pmi import Pmi
-from dpcore.launch.rendezvous import rendezvous_store
+from dpcore.launch.rendezvous import rendezvous_store, tcp_options
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 PLAIN = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
@@ -166,10 +166,46 @@ def test_ranks_that_miss_others_in_a_store_say_which():
     assert "rank 1: rank 0 did not come to the store" in str(alone)
 
 
-def test_the_store_of_an_agent_does_not_give_the_address_of_the_start_before():
+def agent_with_store():
+    """The store, and what the ranks of the agent are told."""
     agent = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    started = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost"}
-    started["MASTER_PORT"] = str(agent.port)
+    told = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost"}
+    return agent, told | {"MASTER_PORT": str(agent.port)}
+
+
+@pytest.mark.parametrize("hosts", ("a", "ab"))
+def test_the_loopback_address_of_rank_0_is_refused_on_another_host(monkeypatch, hosts):
+    """Where its name leads to itself, as on Debian."""
+    _agent, started = agent_with_store()
+    of_thread = threading.local()
+    monkeypatch.setattr(rendezvous, "this_host", lambda: of_thread.host)
+    read = threading.Event()
+
+    def meet(rank):
+        of_thread.host = hosts[rank % len(hosts)]
+        with tcp_options(Identity(rank, 2, "job"), "job/0", None, 10.0, started) as options:
+            assert read.wait(10) if rank == 0 else True
+            return options.root
+
+    def join():
+        try:
+            return meet(1)
+        finally:
+            read.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(meet, 0), pool.submit(join)
+    if len(hosts) == 1:
+        assert second.result() == first.result()
+        return
+    with pytest.raises(
+        dpcore.RendezvousError, match=r"another host than rank 0, .* 127\.0\.0\.1 of its own"
+    ):
+        second.result()
+
+
+def test_the_store_of_an_agent_does_not_give_the_address_of_the_start_before():
+    _agent, started = agent_with_store()
 
     def both():
         with ThreadPoolExecutor(2) as pool:

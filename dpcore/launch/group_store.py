@@ -11,7 +11,7 @@ from dpcore.communicators.native import Communicator
 from dpcore.launch import session
 from dpcore.launch.fresh_names import agree
 from dpcore.launch.identity import Identity
-from dpcore.launch.rendezvous import pretended_host, tcp_options
+from dpcore.launch.rendezvous import pretended_host, tcp_options, this_host
 from dpcore.launch.stores import TorchStore
 
 
@@ -20,7 +20,7 @@ def job_and_hosts(store: Any, rank: int, world_size: int, timeout: float) -> tup
 
     All ranks of the group call it, and none leaves before all have come.
     """
-    host = f"{_host()} {pretended_host(rank, os.environ)}"
+    host = f"{this_host()} {pretended_host(rank, os.environ)}"
     name, hosts = agree(store, rank, world_size, timeout, host)
     return f"dpcore/group-{name}", hosts
 
@@ -50,11 +50,3 @@ def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Commun
         )
     distributed: Any = importlib.import_module("torch.distributed")
     return communicator, distributed.PrefixStore(job, store)
-
-
-def _host() -> str:
-    """Equal for two processes exactly when abstract Unix sockets lead from one to the other: the
-    same running kernel and the same network namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        kernel = file.read().strip()
-    return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"

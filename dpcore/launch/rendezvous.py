@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # One stream fills a link, or the processors that serve it; docs/decisions/0020.
 _SOCKETS = 1
+_OTHER_ADDRESS = (
+    "set DPCORE_SOCKET_IFNAME to its network card (ip address lists them), or MASTER_ADDR to an "
+    "address of its host"
+)
 
 
 @contextlib.contextmanager
@@ -68,14 +72,13 @@ def tcp_options(
             spans = at is not None or bool(spans_hosts(identity.world_size, env))
             listener = _reachable_listener(env, spans)
             address = listener.address
-            published.enter_context(store.publish(job, address))
+            published.enter_context(store.publish(job, for_ranks_of(store, address)))
         elif store is not None:
-            address = store.read(job, deadline)
+            address = from_rank_0(store.read(job, deadline))
         if at and _C.is_loopback(address) and not env.get("DPCORE_PRETEND_HOSTS"):
             raise RendezvousError(
                 "the ranks are on several hosts, and rank 0 found only the address "
-                f"{address.rpartition(':')[0]} of its own: set DPCORE_SOCKET_IFNAME to its network "
-                "card (ip address lists them), or MASTER_ADDR to an address of its host"
+                f"{address.rpartition(':')[0]} of its own: {_OTHER_ADDRESS}"
             )
         secret = read_secret(env)
         if not secret and not _C.is_loopback(address):
@@ -115,6 +118,35 @@ def own_address(identity: Identity, env: Mapping[str, str]) -> str:
     """The address of this host at which the other ranks can reach it."""
     listener = _reachable_listener(env, bool(spans_hosts(identity.world_size, env)))
     return listener.address.rpartition(":")[0].strip("[]")
+
+
+def for_ranks_of(store: Store, address: str) -> str:
+    """What rank 0 publishes: an address that is its host's alone says whose it is."""
+    from dpcore import _C
+
+    finds_out_by_itself = isinstance(store, (FileStore, HostStore))
+    if finds_out_by_itself or not _C.is_loopback(address):
+        return address
+    return f"{address}|{this_host()}"
+
+
+def from_rank_0(published: str) -> str:
+    """The address, unless it leads elsewhere from this host."""
+    address, _, host = published.partition("|")
+    if host and host != this_host():
+        raise RendezvousError(
+            "this rank is on another host than rank 0, and rank 0 found only the address "
+            f"{address.rpartition(':')[0]} of its own: {_OTHER_ADDRESS}"
+        )
+    return address
+
+
+def this_host() -> str:
+    """Equal for two processes exactly when abstract Unix sockets lead from one to the other: the
+    same running kernel and the same network namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        kernel = file.read().strip()
+    return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _reachable_listener(env: Mapping[str, str], spans: bool) -> _C.TcpListener:

@@ -19,7 +19,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from dpcore.launch.identity import Identity, InstanceCounter, find_identity, may_span_hosts
-from dpcore.launch.rendezvous import known_address, own_address, rendezvous_store
+from dpcore.launch.rendezvous import (
+    for_ranks_of,
+    from_rank_0,
+    known_address,
+    own_address,
+    rendezvous_store,
+)
 from dpcore.launch.stores import HostStore, Store
 
 _instances = InstanceCounter()
@@ -63,9 +69,9 @@ def _serve(identity: Identity, timeout: timedelta) -> Any:
                 (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
             address = f"{host}:{listener.getsockname()[1]}"
-            published.enter_context(board.publish(key, address))
+            published.enter_context(board.publish(key, for_ranks_of(board, address)))
         elif board is not None:
-            address = board.read(key, deadline)
+            address = from_rank_0(board.read(key, deadline))
         store = _store_at(address, identity, timeout, listener)
         # At a port that all ranks were told, that of an earlier group may go on as this one's.
         return store if board is not None else _prefixed(name, store)
