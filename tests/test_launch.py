@@ -91,10 +91,10 @@ def job(environment, init_method=None):
     return find_identity(0, 4, init_method, environment).job
 
 
-@pytest.mark.parametrize(("tasks", "names"), [(1, 1), (4, 2)])
-def test_steps_of_slurm_have_names_of_their_own_unless_they_start_one_job_together(tasks, names):
+@pytest.mark.parametrize("told, tasks, names", [(BY_HAND, 1, 1), (BY_HAND, 4, 2), ({}, 1, 2)])
+def test_steps_of_slurm_have_names_of_their_own_unless_told_an_address(told, tasks, names):
     steps = [
-        BY_HAND | SLURM | {
+        told | SLURM | {
             "SLURM_STEP_ID": str(step),
             "SLURM_STEP_NUM_TASKS": str(tasks),
             "PMIX_NAMESPACE": f"slurm.pmix.77.{step}",

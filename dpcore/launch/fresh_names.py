@@ -16,7 +16,7 @@ from typing import Any
 from dpcore.communicators.work import LONGEST_SECONDS
 from dpcore.errors import RendezvousError
 
-_LOOK_SECONDS = 0.001
+_LOOK_SECONDS = (0.0005, 0.02)  # while ranks come, and where nobody has come for long
 _GRACE_SECONDS = 1.0  # for rank 0 to say at its own deadline who is missing
 
 
@@ -42,7 +42,9 @@ def _answer(store: Any, world_size: int, deadline: float, host: str) -> tuple[st
     name = uuid.uuid4().hex
     hosts = {0: host}
     answered: dict[int, bytes] = {}
+    pause = _LOOK_SECONDS[0]
     while len(hosts) < world_size and time.monotonic() < deadline:
+        before = len(hosts) + len(answered)
         for rank in set(range(world_size)) - set(hosts):
             asked = store.get(_asks(rank)) if store.check([_asks(rank)]) else None
             # Looked at after the question: a rank that is here may ask for the next meeting.
@@ -51,7 +53,10 @@ def _answer(store: Any, world_size: int, deadline: float, host: str) -> tuple[st
             elif asked is not None and asked != answered.get(rank):
                 store.set(f"dpcore/answers/{asked.decode()}", name)
                 answered[rank] = asked
-        time.sleep(_LOOK_SECONDS)
+        came = len(hosts) + len(answered) > before
+        pause = _LOOK_SECONDS[0] if came else min(2 * pause, _LOOK_SECONDS[1])
+        if len(hosts) < world_size:
+            time.sleep(pause)
     problem = ""
     if len(hosts) < world_size:
         missing = ", ".join(str(rank) for rank in range(world_size) if rank not in hosts)

@@ -164,7 +164,7 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
     if init_method is None or init_method == "env://":
         parts = [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
         ids = ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
-        if _is_one_step(world_size, env):
+        if _is_one_step(world_size, env) or not env.get("MASTER_PORT"):
             ids.append("SLURM_STEP_ID")
         if not env.get("PMIX_NAMESPACE", "").startswith("slurm."):  # it has the step in it
             ids.append("PMIX_NAMESPACE")
