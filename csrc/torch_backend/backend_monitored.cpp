@@ -25,7 +25,9 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) {
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
   const auto deadline = Clock::now() + timeout;
-  const std::string base = "dpcore/monitored/" + std::to_string(++monitored_) + "/";
+  // The store may be older than the group, and torch gives groups the same names after a restart.
+  const std::string job = std::to_string(state_->communicator->endpoint().job());
+  const std::string base = "dpcore/monitored/" + job + "/" + std::to_string(++monitored_) + "/";
   const std::string outcome = base + "outcome";
   const std::string in_time = " in " + std::to_string(timeout.count()) + " ms";
   const auto pause = [&] {

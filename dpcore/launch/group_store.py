@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from typing import Any
 
@@ -25,9 +24,8 @@ def job_and_hosts(store: Any, rank: int, world_size: int, timeout: float) -> tup
     return f"dpcore/group-{name}", hosts
 
 
-def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Communicator, Any]:
-    """Over mapped memory within a host, over TCP between hosts. Beside the communicator, the part
-    of the store that is this group's alone."""
+def meet(store: Any, rank: int, world_size: int, timeout: float) -> Communicator:
+    """Over mapped memory within a host, over TCP between hosts."""
     job, hosts = job_and_hosts(store, rank, world_size, timeout)
     identity = Identity(rank, world_size, job)
     with contextlib.ExitStack() as stack:
@@ -39,7 +37,7 @@ def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Commun
                 tcp_options(identity, job, None, timeout, at=at, shares_memory=True)
             )
         algorithm = session.algorithm_or_variable()
-        communicator = session.connect(
+        return session.connect(
             job,
             rank,
             world_size,
@@ -48,5 +46,3 @@ def meet(store: Any, rank: int, world_size: int, timeout: float) -> tuple[Commun
             tcp=tcp,
             algorithm=algorithm,
         )
-    distributed: Any = importlib.import_module("torch.distributed")
-    return communicator, distributed.PrefixStore(job, store)

@@ -83,11 +83,11 @@ def create(options: Any, backend_options: Any) -> Any:
     # torch's DDP asks a backend for the memory of its buckets only when this says "0".
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout = options.timeout.total_seconds()
-    communicator, store = meet(options.store, options.group_rank, options.group_size, timeout)
+    communicator = meet(options.store, options.group_rank, options.group_size, timeout)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     backend = _C.make_torch_backend(
         communicator._native,
-        store,
+        options.store,
         timeout,
         options.group_id,
         ranks,
