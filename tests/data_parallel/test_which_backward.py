@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dpcore
+from tests.data_parallel.test_features import Branches
 
 
 def wrapped(comm, **options):
@@ -94,24 +95,14 @@ def test_a_second_backward_of_one_forward_is_averaged():
     dpcore.spawn(body, 2, mode="threads")
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Linear(4, 4)
-        self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, x, which):
-        return self.branches[which](self.trunk(x))
-
-
 def test_a_parameter_that_an_earlier_forward_used_is_not_unused():
     def body(comm):
         model = dpcore.DataParallel(Branches(), comm=comm, find_unused_parameters=True)
         x = torch.full((1, 4), comm.rank + 1.0)
         for _ in range(3):
             model.zero_grad()
-            earlier = model(x, which=1 if comm.rank == 0 else 0)
-            last = model(x, which=0)
+            earlier = model(x, which=1 if comm.rank == 0 else 0)["out"][0]
+            last = model(x, which=0)["out"][0]
             (earlier.sum() + last.sum()).backward()
             assert model.module.branches[1].bias.grad.tolist() == [0.5] * 4  # of rank 0 only
 
