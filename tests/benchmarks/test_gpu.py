@@ -111,6 +111,14 @@ def test_a_section_that_fails_leaves_the_others(monkeypatch, capsys):
     assert rows == [] and failures["step 400-tensors"].endswith("no time was left")
 
 
+def test_only_some_sections_beside_the_copy(monkeypatch):
+    monkeypatch.setattr(gpu, "copy_rate", lambda: 4.0)
+    monkeypatch.setattr(gpu, "shared_steps", lambda name, _: [{"what": "shared step"}])
+    rows, failures = gpu.measured(only="shared step")
+    sections = ["copy", "shared step 400-tensors", "shared step gpt2-124m-bf16"]
+    assert [row["section"] for row in rows] == sections and not failures
+
+
 def test_a_step_that_went_another_way_is_a_failure(monkeypatch):
     row = {"what": "step", "of_torch": 0.5, "target_of_torch": 0.95, "wrong": "took 0 launches"}
     for name in ("reduction", "flattening", "all_reduce", "shared_steps"):
