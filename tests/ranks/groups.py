@@ -99,7 +99,7 @@ def _meet_in_process(store, rank, world_size, timeout):
     if rank == 0:
         store.set(f"dpcore/{attempt}", f"test/{id(store)}/{attempt}")
     job = store.get(f"dpcore/{attempt}").decode()
-    return session.connect(job, rank, world_size, timeout=timeout, transport="inproc"), store
+    return session.connect(job, rank, world_size, timeout=timeout, transport="inproc")
 
 
 class _OfThread(MutableMapping):
