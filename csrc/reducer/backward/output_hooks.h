@@ -20,9 +20,8 @@ class OutputHooks {
   bool has_passed() const;
 
  private:
-  using RunNumber = std::atomic<int>;
-
-  std::shared_ptr<RunNumber> last_run_ = std::make_shared<RunNumber>(-1);  // that came through one
+  // The last run that came through one.
+  std::shared_ptr<std::atomic<int>> last_run_ = std::make_shared<std::atomic<int>>(-1);
 };
 
 }  // namespace dpcore
