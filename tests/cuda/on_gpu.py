@@ -23,8 +23,11 @@ def has_room_for(world):
     return world <= GPUS or (world == 2 and SHARES_GPU)
 
 
-def gpu_of(rank):
-    return torch.device("cuda", rank % GPUS)
+def use_gpu_of(rank):
+    """The GPU with the rank's number, or the one that all share; it is current from here on."""
+    device = torch.device("cuda", rank % GPUS)
+    torch.cuda.set_device(device)
+    return device
 
 
 def settle():

@@ -8,7 +8,7 @@ import torch
 import dpcore
 from dpcore.communicators.device import on_device
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
-from tests.cuda.on_gpu import GPUS, NEEDS, gpu_of, has_room_for
+from tests.cuda.on_gpu import GPUS, NEEDS, has_room_for, use_gpu_of
 
 
 def why_not():
@@ -86,8 +86,7 @@ def test_memory_of_dropped_work_is_not_used_again(comm):
 
 
 def between_ranks(control):
-    device = gpu_of(control.rank)
-    torch.cuda.set_device(device)
+    device = use_gpu_of(control.rank)
     comm = on_device(control, "cupy", device, timeout=30.0, algorithm="auto", deterministic=False)
     x = torch.full((5,), comm.rank + 1.0, device=device)
     comm.all_reduce(x)

@@ -7,9 +7,8 @@ import torch
 import dpcore
 from dpcore import _C
 from dpcore.communicators.device import on_device
-from tests.cuda.on_gpu import settle
+from tests.cuda.on_gpu import GPUS, settle, use_gpu_of
 
-GPUS = max(torch.cuda.device_count(), 1)
 PATIENCE = 8.0
 MEMORY = {"threads": ["address", "descriptor"], "processes": ["descriptor", "ipc"]}
 WAYS = [
@@ -37,8 +36,7 @@ def start(control, environment):
     import os
 
     os.environ.update(environment)
-    device = torch.device("cuda", control.rank % GPUS)
-    torch.cuda.set_device(device)
+    device = use_gpu_of(control.rank)
     torch.ones(2, device=device).unique().tolist()  # pinned memory may wait for the device
     settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
     return on_device(control, "cuda", device, **settings)

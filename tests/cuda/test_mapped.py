@@ -10,8 +10,8 @@ import torch
 import dpcore
 from dpcore.communicators.device import on_device
 from tests.comm import matrix
-from tests.cuda.on_gpu import OnGpu, settle
-from tests.cuda.training import inputs, small_model, train
+from tests.cuda.on_gpu import GPUS, OnGpu, settle, use_gpu_of
+from tests.cuda.training import inputs, small_model, train, train_part
 from tests.cuda_host.test_nccl import device_cases
 from tests.cuda_host.test_push import assert_same_bits, every_collective, ordinary
 
@@ -23,7 +23,6 @@ def _as_it_was(monkeypatch):
 
 
 CAPTURING = threading.Lock()
-GPUS = max(torch.cuda.device_count(), 1)
 PATIENCE = 30.0  # of communicators: a test that hangs says where before its own time is over
 
 
@@ -45,8 +44,7 @@ def with_device(control, body, *args, barrier="auto"):
     """Runs the body on the GPU with the rank's number, or all on one. Each rank in a stream of its
     own: in one that threads share, the wait of one rank would stand before the work of another."""
     os.environ["DPCORE_CUDA_SYNC"] = barrier
-    device = torch.device("cuda", control.rank % GPUS)
-    torch.cuda.set_device(device)
+    device = use_gpu_of(control.rank)
     settings = {"timeout": PATIENCE, "algorithm": "auto", "deterministic": False}
     comm = on_device(control, "cuda", device, **settings)
     try:
@@ -145,11 +143,6 @@ def test_captured_into_a_graph_where_kernels_meet():
     together = threading.Barrier(2)
     results = dpcore.spawn(run_with, 2, "fused", captured, together, mode="threads")
     assert results == [[6.0], [6.0]]
-
-
-def train_part(comm):
-    part = inputs().chunk(comm.world_size)[comm.rank]
-    return train(small_model(), part, lambda m: dpcore.DataParallel(m, comm=comm))
 
 
 @pytest.mark.parametrize("world", [2, 4])

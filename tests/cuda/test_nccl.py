@@ -9,8 +9,8 @@ import dpcore
 from dpcore.communicators.device import on_device
 from tests.comm import matrix
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
-from tests.cuda.on_gpu import NEEDS, OnGpu, gpu_of, has_room_for, settle
-from tests.cuda.training import inputs, small_model, train
+from tests.cuda.on_gpu import NEEDS, OnGpu, has_room_for, settle, use_gpu_of
+from tests.cuda.training import inputs, small_model, train, train_part
 from tests.cuda_host.test_nccl import device_cases
 
 
@@ -25,8 +25,7 @@ def test_every_pair_of_values_in_a_world_of_one(comm):
 
 def of_rank(control, body, *args):
     """On the GPU with the rank's number, or all on one."""
-    device = gpu_of(control.rank)
-    torch.cuda.set_device(device)
+    device = use_gpu_of(control.rank)
     comm = on_device(control, "nccl", device, timeout=30.0, algorithm="auto", deterministic=False)
     try:
         return body(comm, *args)
@@ -44,11 +43,6 @@ def test_every_pair_of_values_between_ranks(world):
         pytest.skip(f"needs {world} {NEEDS}")
     cases = device_cases(world)
     assert_right(dpcore.spawn(of_rank, world, cases_of_rank, cases, timeout=120.0))
-
-
-def train_part(comm):
-    part = inputs().chunk(comm.world_size)[comm.rank]
-    return train(small_model(), part, lambda m: dpcore.DataParallel(m, comm=comm))
 
 
 @pytest.mark.skipif(not has_room_for(2), reason=f"needs 2 {NEEDS}")

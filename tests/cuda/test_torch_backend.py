@@ -11,11 +11,10 @@ from torch import nn
 import dpcore
 from dpcore._autoload import register
 from dpcore.torch_backend import Options
+from tests.cuda.on_gpu import GPUS, use_gpu_of
 from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_torch_backend import a_batch
 from tests.torch_backend import test_collectives as cpu
-
-GPUS = torch.cuda.device_count()
 
 
 def rank_main(comm, body, store, backend, options):
@@ -23,8 +22,7 @@ def rank_main(comm, body, store, backend, options):
     rank, world = comm.rank, comm.world_size
     dpcore.finalize()
     register()
-    device = torch.device("cuda", rank % GPUS)
-    torch.cuda.set_device(device)
+    device = use_gpu_of(rank)
     told = {"device_id": device} if options.pop("told_the_device", False) else {}
     dist.init_process_group(
         backend,

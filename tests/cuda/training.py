@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+import dpcore
 from tests.cuda.on_gpu import settle
 
 
@@ -16,6 +17,12 @@ def small_model():
 def inputs():
     with torch.device("cpu"):
         return torch.arange(32.0 * 64).view(32, 64).double() / 2048
+
+
+def train_part(comm):
+    """A rank's part of it, with DataParallel over the communicator."""
+    part = inputs().chunk(comm.world_size)[comm.rank]
+    return train(small_model(), part, lambda module: dpcore.DataParallel(module, comm=comm))
 
 
 def train(module, part, wrap):
