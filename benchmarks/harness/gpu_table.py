@@ -70,9 +70,11 @@ def _of_torch(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     alone = seconds.get("alone")
     best = min((name for name in seconds if name.startswith("torch")), key=seconds.__getitem__)
     is_shared = row["what"] == "shared step"
-    ranks, library = (
-        ("two processes on the GPU", "Gloo") if is_shared else ("one rank over NCCL", "NCCL")
-    )
+    ranks, library = "one rank over NCCL", "NCCL"
+    if is_shared:
+        ranks, library = "two processes on the GPU", "Gloo"
+    elif "group" in row["contender"]:
+        ranks = "one rank over torch's group of NCCL"
     beside = f"torch DDP over {library}: {time_text(seconds[best])}"
     beside += f" (without either {time_text(alone)})" if alone else ""
     return (

@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <span>
 #include <string>
 
 #include "bindings/callbacks/callbacks.h"
@@ -53,7 +54,8 @@ void raise_through_autograd() {
   throw carried;
 }
 
-std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& group, bool ordered) {
+std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& group, bool ordered,
+                                                           std::span<const at::Tensor> parameters) {
   if (py::isinstance<PyCommunicator>(group)) {
     return native_bucket_communicator(group.cast<PyCommunicator&>().core, ordered, check_signals);
   }
@@ -61,7 +63,8 @@ std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& gro
     const auto& comm = group.cast<const PyStreamCommunicator&>();
     return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered);
   }
-  return python_bucket_communicator(group);
+  return python_bucket_communicator(
+      group, parameters.empty() ? at::Device(at::kCPU) : parameters.front().device());
 }
 
 // A method as a callback of the reducer. Weakly held: the method's object owns the reducer.
@@ -92,7 +95,7 @@ std::shared_ptr<Reducer> make_reducer(
       Reducer::Settings{caps, find_unused, grad_is_part, skip_unused, static_graph,
                         std::move(profiled_as), tag, traced_as, std::move(model),
                         std::move(advice)},
-      bucket_communicator_of(group, ordered), launch_schedule_of(schedule),
+      bucket_communicator_of(group, ordered, tensors), launch_schedule_of(schedule),
       Reducer::Callbacks{raise_through_autograd, weak_method(reduce_sparse), weak_method(update)});
 }
 

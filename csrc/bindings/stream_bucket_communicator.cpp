@@ -15,6 +15,7 @@ StreamBucketCommunicator::StreamBucketCommunicator(std::shared_ptr<StreamCommuni
                                                    std::string device_name, bool ordered)
     : communicator_(std::move(communicator)),
       device_name_(std::move(device_name)),
+      copier_(device_name_),
       algorithm_(!ordered                             ? ""
                  : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
                                                       : "two_shot") {}
@@ -65,27 +66,6 @@ void StreamBucketCommunicator::abandon(size_t slot, const at::Tensor& bucket) {
     communicator_->keep(std::move(works_[slot]), std::make_shared<at::Tensor>(bucket));
   }
   works_[slot].reset();
-}
-
-bool StreamBucketCommunicator::copies_together(at::ScalarType gradients,
-                                               at::ScalarType flat) const {
-  return can_copy_parts(dtype_of(gradients, "gradient"), dtype_of(flat, "bucket"));
-}
-
-size_t StreamBucketCommunicator::copy_together(const GradientCopies& copies) {
-  parts_.clear();
-  for (const FlatGradient& gradient : copies.gradients) {
-    parts_.push_back({gradient.address, gradient.flat_bytes, gradient.elements});
-  }
-  fill_part_lists(lists_, parts_, dtype_of(copies.type, "gradient"), copies.flat.mutable_data_ptr(),
-                  dtype_of(copies.flat.scalar_type(), "bucket"), copies.to_flat, copies.factor);
-  Device& device = communicator_->device();
-  const DeviceGuard here(device);
-  const Device::Stream current = current_stream_of(device_name_);
-  for (const PartList& list : lists_) {
-    device.copy_parts(current, list);
-  }
-  return lists_.size();
 }
 
 bool StreamBucketCommunicator::add_moment(const TraceEvent& event) {

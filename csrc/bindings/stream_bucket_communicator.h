@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/device_copier.h"
 #include "bindings/py_stream.h"
 #include "reducer/bucket/bucket_communicator.h"
 
@@ -36,8 +37,12 @@ class StreamBucketCommunicator final : public BucketCommunicator {
   void wait(size_t slot) override;
   bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
-  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override;
-  size_t copy_together(const GradientCopies& copies) override;
+  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override {
+    return DeviceCopier::can_copy(gradients, flat);
+  }
+  size_t copy_together(const GradientCopies& copies) override {
+    return copier_.copy(communicator_->device(), copies);
+  }
   TraceRecorder* trace() override { return &communicator_->host_trace(); }
   bool add_moment(const TraceEvent& event) override;
   uint64_t begin_span(const TraceEvent& event) override;
@@ -48,10 +53,9 @@ class StreamBucketCommunicator final : public BucketCommunicator {
 
   std::shared_ptr<StreamCommunicator> communicator_;
   std::string device_name_;
+  DeviceCopier copier_;
   std::string algorithm_;
   std::vector<StreamCommunicator::Work> works_;
-  std::vector<FlatPart> parts_;  // of one call; both keep their memory
-  std::vector<PartList> lists_;
 };
 
 }  // namespace dpcore

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+import dpcore
+from dpcore.communicators.torch_group import TorchCommunicator
 from tests.cuda_host import gradient_copies as bodies
 from tests.ranks.devices import calls, on_devices
+from tests.ranks.groups import in_group
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -65,3 +68,35 @@ def test_unused_gradients(as_view, narrow):
 @pytest.mark.parametrize("narrow", [None, torch.float16])
 def test_ranks_without_inputs(narrow):
     run(bodies.ranks_without_inputs, 2, narrow)
+
+
+def over_torch(body, *args):
+    """A group of torch whose tensors are on a device: here that of the host, said to be so."""
+    comm = TorchCommunicator()
+    comm._copies_on = "host"
+    body(comm, "cpu", *args)
+
+
+@pytest.mark.parametrize("as_view", [True, False])
+def test_over_a_group_of_torch(as_view):
+    """Of a program that has called init_process_group("nccl"), say."""
+
+    def body():
+        over_torch(bodies.one_launch_per_bucket, as_view)
+        over_torch(bodies.in_a_narrow_type, as_view, torch.bfloat16)
+        over_torch(bodies.two_backwards_of_one_forward, as_view, None)
+        over_torch(bodies.unused_gradients, as_view, torch.bfloat16)
+        over_torch(bodies.more_than_a_launch_can_carry)
+        over_torch(bodies.ranks_without_inputs, None)
+
+    in_group(body, 2, backend="gloo")
+
+
+def test_a_type_that_dpcore_lacks_is_no_reason_to_refuse_a_group_of_torch():
+    def body():
+        comm = TorchCommunicator()
+        comm._copies_on = "host"
+        module = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(4, dtype=torch.complex32))])
+        dpcore.DataParallel(module, comm=comm, init_sync=False)
+
+    in_group(body, 1, backend="gloo")

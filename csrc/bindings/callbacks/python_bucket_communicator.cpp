@@ -8,17 +8,34 @@
 #include <vector>
 
 #include "bindings/callbacks/callbacks.h"
+#include "bindings/device_copier.h"
 #include "bindings/py_work.h"
+#include "comm/base/error.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
 namespace {
 
+// Whose launches copy gradients. Null where no kernel of ours can run: on the CPU, or in a core
+// without the part for GPUs.
+std::shared_ptr<Device> device_for_copies(const py::object& group, at::Device device) {
+  if (py::hasattr(group, "_copies_on")) {
+    return device_named(group.attr("_copies_on").cast<std::string>());
+  }
+  try {
+    return device.is_cuda() ? device_named(device.str()) : nullptr;
+  } catch (const Unsupported&) {
+    return nullptr;
+  }
+}
+
 class PythonBucketCommunicator final : public BucketCommunicator {
  public:
-  explicit PythonBucketCommunicator(py::object group)
+  PythonBucketCommunicator(py::object group, at::Device device)
       : group_(std::move(group)),
+        device_(device_for_copies(group_, device)),
+        copier_(device.str()),
         rank_(group_.attr("rank").cast<int>()),
         world_(group_.attr("world_size").cast<int>()) {
     if (py::hasattr(group_, "_recorder")) {
@@ -62,12 +79,24 @@ class PythonBucketCommunicator final : public BucketCommunicator {
     const py::gil_scoped_acquire gil;
     works_[slot] = {};  // the operation of a group holds its tensors itself
   }
+  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override {
+    try {
+      return device_ != nullptr && DeviceCopier::can_copy(gradients, flat);
+    } catch (const Unsupported&) {  // a type that dpcore does not have, and the group may
+      return false;
+    }
+  }
+  size_t copy_together(const GradientCopies& copies) override {
+    return copier_.copy(*device_, copies);
+  }
   TraceRecorder* trace() override {
     return recorder_ == nullptr ? nullptr : &recorder_->core->endpoint().trace();
   }
 
  private:
   py::object group_;
+  std::shared_ptr<Device> device_;
+  DeviceCopier copier_;
   std::shared_ptr<PyCommunicator> recorder_;
   int rank_;
   int world_;
@@ -98,8 +127,9 @@ class PythonHook final : public BucketHook {
 
 }  // namespace
 
-std::shared_ptr<BucketCommunicator> python_bucket_communicator(py::object group) {
-  return std::make_shared<PythonBucketCommunicator>(std::move(group));
+std::shared_ptr<BucketCommunicator> python_bucket_communicator(py::object group,
+                                                               at::Device device) {
+  return std::make_shared<PythonBucketCommunicator>(std::move(group), device);
 }
 
 std::unique_ptr<BucketHook> python_hook(py::object runner) {

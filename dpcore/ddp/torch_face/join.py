@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook
 
 from dpcore.ddp.module_state import broadcast_values
@@ -31,7 +30,7 @@ class JoinOverGroup(Join):
 
     def _extract_dist_info(self) -> None:
         groups = [joinable.join_process_group for joinable in self._joinables]
-        if not isinstance(groups[0], GroupForTorch) or dist.is_initialized():
+        if not isinstance(groups[0], GroupForTorch):
             super()._extract_dist_info()
             return
         if any(group is not groups[0] for group in groups):
