@@ -360,6 +360,6 @@ def _check(model: Wrapped) -> None:
 
 
 def _refuse(model: Wrapped, what: str) -> NoReturn:
-    raise Unsupported(
-        f"schedule='{model.schedule}' does not work with {what}; use 'bucketed' or 'auto'"
-    )
+    wanted = model._first_steps.schedule  # the reducer, which knows its name, is not there yet
+    name = wanted if isinstance(wanted, str) else type(wanted).__name__
+    raise Unsupported(f"schedule='{name}' does not work with {what}; use 'bucketed' or 'auto'")

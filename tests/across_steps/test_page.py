@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import dpcore
+from tests.across_steps.own_schedules import Priority
 from tests.across_steps.test_equal import SCHEDULES, WHOLE
 from tests.data_parallel.models import seeded
 
@@ -339,6 +341,28 @@ def test_whole_buckets_are_of_journeys_that_gather_parameters():
     def body(comm):
         with pytest.raises(dpcore.Unsupported, match=r"whole_buckets\(\) is for the journey"):
             dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=Wrong())
+
+    in_ranks(body)
+
+
+@pytest.mark.parametrize("schedule", ["zero1", Priority()], ids=["named", "own"])
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"gradient_as_bucket_view": False}, "gradient_as_bucket_view=False"),
+        ({"mixed_precision": _MixedPrecision()}, "mixed_precision="),
+        ({"sparse": True}, "sparse gradients"),
+    ],
+    ids=["views", "precision", "sparse"],
+)
+def test_what_these_schedules_lack_is_named_by_the_constructor(schedule, options, what):
+    options = dict(options)
+    module = nn.Embedding(3, 2, sparse=options.pop("sparse", False))
+    named = schedule if isinstance(schedule, str) else "Priority"
+
+    def body(comm):
+        with pytest.raises(dpcore.Unsupported, match=f"schedule='{named}' does not work with {what}"):
+            dpcore.DataParallel(module, comm=comm, schedule=schedule, **options)
 
     in_ranks(body)
 
