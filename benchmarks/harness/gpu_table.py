@@ -25,12 +25,9 @@ def table_of_gpu(runs: list[dict[str, Any]]) -> str:
             sections[name] = [row for row in run["results"] if row["section"] == name]
             used[name] = run
     lines = ["| | dpcore | beside it | ratio | target |", "|---|---:|---|---:|---:|"]
-    for rows in sections.values():
-        lines += [
-            line
-            for row in rows
-            if (line := _of_a_copy(row, sections["copy"][0]) or _of_torch(row, rows))
-        ]
+    for name, rows in sections.items():
+        copy = next(row for row in used[name]["results"] if row["what"] == "copy")
+        lines += [line for row in rows if (line := _of_a_copy(row, copy) or _of_torch(row, rows))]
     commits: dict[str, dict[str, None]] = {}
     for run in used.values():
         machine = (

@@ -7,12 +7,14 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <span>
 #include <string>
 
+#include "bindings/buckets/stream_bucket_communicator.h"
+#include "bindings/buckets/torch_bucket_communicator.h"
 #include "bindings/callbacks/callbacks.h"
-#include "bindings/stream_bucket_communicator.h"
 #include "comm/base/fnv.h"
 #include "reducer/bucket/bucket_communicator_native.h"
 #include "reducer/plan/bucket_plan.h"
@@ -44,9 +46,9 @@ void raise_through_autograd() {
     problem.restore();
   } catch (const python_error&) {
     throw;  // a hook within a hook: on its way already
-  } catch (const std::exception& problem) {
+  } catch (const std::exception&) {
     if (!set_python_error(std::current_exception())) {
-      PyErr_SetString(PyExc_RuntimeError, problem.what());
+      torch::translate_exception_to_python(std::current_exception());
     }
   }
   python_error carried;
@@ -63,8 +65,12 @@ std::shared_ptr<BucketCommunicator> bucket_communicator_of(const py::object& gro
     const auto& comm = group.cast<const PyStreamCommunicator&>();
     return std::make_shared<StreamBucketCommunicator>(comm.core, comm.device_name, ordered);
   }
-  return python_bucket_communicator(
-      group, parameters.empty() ? at::Device(at::kCPU) : parameters.front().device());
+  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().device();
+  if (py::isinstance<c10d::ProcessGroup>(group)) {
+    return std::make_shared<TorchBucketCommunicator>(
+        group.cast<c10::intrusive_ptr<c10d::ProcessGroup>>(), device);
+  }
+  return python_bucket_communicator(group, device);
 }
 
 // A method as a callback of the reducer. Weakly held: the method's object owns the reducer.

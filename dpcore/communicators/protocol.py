@@ -248,8 +248,11 @@ def capabilities_of(group: object) -> Capabilities:
 
 
 def core_of(group: Any) -> Any:
-    """What the reducer calls: the compiled communicator inside ``group``, else ``group`` itself."""
-    return group._native if capabilities_of(group).core else group
+    """What the reducer calls: the compiled communicator inside ``group``, or a process group of
+    torch, else ``group`` itself."""
+    if capabilities_of(group).core:
+        return group._native
+    return getattr(group, "_compiled", group)
 
 
 if TYPE_CHECKING:

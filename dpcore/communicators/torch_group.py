@@ -163,6 +163,11 @@ class TorchCommunicator(CheckedCalls[TorchWork]):
 
     # ---- how -----------------------------------------------------------------------------------
 
+    @property
+    def _compiled(self) -> Any:
+        """The process group, whose all-reduces a reducer calls without Python."""
+        return self._group
+
     def _flat(self, buffer: Any) -> torch.Tensor:
         return tensor_of(buffer).detach().reshape(-1)
 

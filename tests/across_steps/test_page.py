@@ -358,10 +358,10 @@ def test_whole_buckets_are_of_journeys_that_gather_parameters():
 def test_what_these_schedules_lack_is_named_by_the_constructor(schedule, options, what):
     options = dict(options)
     module = nn.Embedding(3, 2, sparse=options.pop("sparse", False))
-    named = schedule if isinstance(schedule, str) else "Priority"
+    name = schedule if isinstance(schedule, str) else "Priority"
 
     def body(comm):
-        with pytest.raises(dpcore.Unsupported, match=f"schedule='{named}' does not work with {what}"):
+        with pytest.raises(dpcore.Unsupported, match=f"'{name}' does not work with {what}"):
             dpcore.DataParallel(module, comm=comm, schedule=schedule, **options)
 
     in_ranks(body)

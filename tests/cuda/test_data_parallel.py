@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import dpcore
+from dpcore.communicators.torch_group import TorchCommunicator
 from tests.cuda.test_mapped import with_device
 from tests.cuda_host import gradient_copies as bodies
 
@@ -34,10 +36,20 @@ def test_over_nccl_in_a_world_of_one(comm, body, args):
     body(comm, PLACE, *args)
 
 
-def all_bodies(comm):
+def test_over_torchs_group_of_nccl(tmp_path):
+    """What a program has that has called init_process_group("nccl")."""
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("nccl", init_method=store, rank=0, world_size=1)
+    try:
+        all_bodies(TorchCommunicator(), PLACE)
+    finally:
+        dist.destroy_process_group()
+
+
+def all_bodies(comm, place=None):
     for body, args in BODIES:
         try:
-            body(comm, comm.device, *args)
+            body(comm, place or comm.device, *args)
         except Exception as error:
             raise AssertionError(f"rank {comm.rank}: {body.__name__}{args}") from error
 

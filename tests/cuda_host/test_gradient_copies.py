@@ -70,11 +70,11 @@ def test_ranks_without_inputs(narrow):
     run(bodies.ranks_without_inputs, 2, narrow)
 
 
-def over_torch(body, *args):
+class OnDevice(TorchCommunicator):
     """A group of torch whose tensors are on a device: here that of the host, said to be so."""
-    comm = TorchCommunicator()
-    comm._copies_on = "host"
-    body(comm, "cpu", *args)
+
+    _copies_on = "host"
+    _compiled = property(lambda self: self)  # by calls of Python, which alone know such a device
 
 
 @pytest.mark.parametrize("as_view", [True, False])
@@ -82,21 +82,20 @@ def test_over_a_group_of_torch(as_view):
     """Of a program that has called init_process_group("nccl"), say."""
 
     def body():
-        over_torch(bodies.one_launch_per_bucket, as_view)
-        over_torch(bodies.in_a_narrow_type, as_view, torch.bfloat16)
-        over_torch(bodies.two_backwards_of_one_forward, as_view, None)
-        over_torch(bodies.unused_gradients, as_view, torch.bfloat16)
-        over_torch(bodies.more_than_a_launch_can_carry)
-        over_torch(bodies.ranks_without_inputs, None)
+        comm = OnDevice()
+        bodies.one_launch_per_bucket(comm, "cpu", as_view)
+        bodies.in_a_narrow_type(comm, "cpu", as_view, torch.bfloat16)
+        bodies.two_backwards_of_one_forward(comm, "cpu", as_view, None)
+        bodies.unused_gradients(comm, "cpu", as_view, torch.bfloat16)
+        bodies.more_than_a_launch_can_carry(comm, "cpu")
+        bodies.ranks_without_inputs(comm, "cpu", None)
 
     in_group(body, 2, backend="gloo")
 
 
 def test_a_type_that_dpcore_lacks_is_no_reason_to_refuse_a_group_of_torch():
     def body():
-        comm = TorchCommunicator()
-        comm._copies_on = "host"
         module = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(4, dtype=torch.complex32))])
-        dpcore.DataParallel(module, comm=comm, init_sync=False)
+        dpcore.DataParallel(module, comm=OnDevice(), init_sync=False)
 
     in_group(body, 1, backend="gloo")

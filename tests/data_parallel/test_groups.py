@@ -76,7 +76,7 @@ def test_a_subgroup_of_gloo():
 
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential", "per_parameter"))
 def test_the_group_of_torch_itself(schedule):
-    """As `comm=`, a process group is used as it is: the reducer calls into Python."""
+    """As `comm=`, a process group is used as it is."""
 
     def body():
         model = train_as_torch_scripts_do(

@@ -1,41 +1,32 @@
 // The reducer's communicator as calls into Python (the native ones do without the GIL), and the
 // hooks that may replace its all-reduces.
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bindings/buckets/group_buckets.h"
 #include "bindings/callbacks/callbacks.h"
-#include "bindings/device_copier.h"
 #include "bindings/py_work.h"
-#include "comm/base/error.h"
 
 namespace py = pybind11;
 
 namespace dpcore {
 namespace {
 
-// Whose launches copy gradients. Null where no kernel of ours can run: on the CPU, or in a core
-// without the part for GPUs.
-std::shared_ptr<Device> device_for_copies(const py::object& group, at::Device device) {
-  if (py::hasattr(group, "_copies_on")) {
-    return device_named(group.attr("_copies_on").cast<std::string>());
-  }
-  try {
-    return device.is_cuda() ? device_named(device.str()) : nullptr;
-  } catch (const Unsupported&) {
-    return nullptr;
-  }
+// Tests have groups that copy on the device of the host.
+std::shared_ptr<Device> launches_of(const py::object& group, at::Device device) {
+  return py::hasattr(group, "_copies_on")
+             ? device_named(group.attr("_copies_on").cast<std::string>())
+             : launches_on(device);
 }
 
-class PythonBucketCommunicator final : public BucketCommunicator {
+class PythonBucketCommunicator final : public GroupBuckets {
  public:
   PythonBucketCommunicator(py::object group, at::Device device)
-      : group_(std::move(group)),
-        device_(device_for_copies(group_, device)),
-        copier_(device.str()),
+      : GroupBuckets(device, launches_of(group, device)),
+        group_(std::move(group)),
         rank_(group_.attr("rank").cast<int>()),
         world_(group_.attr("world_size").cast<int>()) {
     if (py::hasattr(group_, "_recorder")) {
@@ -51,10 +42,6 @@ class PythonBucketCommunicator final : public BucketCommunicator {
 
   int rank() const override { return rank_; }
   int world() const override { return world_; }
-  at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override {
-    return at::zeros({static_cast<int64_t>(elements)},
-                     at::TensorOptions().dtype(type).device(device));
-  }
   void reserve(size_t slots) override {
     const py::gil_scoped_acquire gil;
     works_.resize(slots);
@@ -79,24 +66,12 @@ class PythonBucketCommunicator final : public BucketCommunicator {
     const py::gil_scoped_acquire gil;
     works_[slot] = {};  // the operation of a group holds its tensors itself
   }
-  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override {
-    try {
-      return device_ != nullptr && DeviceCopier::can_copy(gradients, flat);
-    } catch (const Unsupported&) {  // a type that dpcore does not have, and the group may
-      return false;
-    }
-  }
-  size_t copy_together(const GradientCopies& copies) override {
-    return copier_.copy(*device_, copies);
-  }
   TraceRecorder* trace() override {
     return recorder_ == nullptr ? nullptr : &recorder_->core->endpoint().trace();
   }
 
  private:
   py::object group_;
-  std::shared_ptr<Device> device_;
-  DeviceCopier copier_;
   std::shared_ptr<PyCommunicator> recorder_;
   int rank_;
   int world_;

@@ -1,5 +1,5 @@
 // See stream_bucket_communicator.h.
-#include "bindings/stream_bucket_communicator.h"
+#include "bindings/buckets/stream_bucket_communicator.h"
 
 #include <ATen/ops/zeros.h>
 

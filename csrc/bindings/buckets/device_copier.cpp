@@ -1,5 +1,5 @@
 // See device_copier.h.
-#include "bindings/device_copier.h"
+#include "bindings/buckets/device_copier.h"
 
 #include "bindings/buffer.h"
 #include "tensors/tensor_memory.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/device_copier.h"
+#include "bindings/buckets/device_copier.h"
 #include "bindings/py_stream.h"
 #include "reducer/bucket/bucket_communicator.h"
 

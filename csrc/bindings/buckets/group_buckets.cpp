@@ -1,0 +1,31 @@
+// See group_buckets.h.
+#include "bindings/buckets/group_buckets.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "comm/base/error.h"
+
+namespace dpcore {
+
+at::Tensor GroupBuckets::allocate(size_t elements, at::ScalarType type, at::Device device) {
+  return at::zeros({static_cast<int64_t>(elements)},
+                   at::TensorOptions().dtype(type).device(device));
+}
+
+bool GroupBuckets::copies_together(at::ScalarType gradients, at::ScalarType flat) const {
+  try {
+    return launches_ != nullptr && DeviceCopier::can_copy(gradients, flat);
+  } catch (const Unsupported&) {  // a type that dpcore does not have, and the group may
+    return false;
+  }
+}
+
+std::shared_ptr<Device> launches_on(at::Device device) {
+  try {
+    return device.is_cuda() ? device_named(device.str()) : nullptr;
+  } catch (const Unsupported&) {
+    return nullptr;
+  }
+}
+
+}  // namespace dpcore
