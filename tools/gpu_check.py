@@ -35,7 +35,7 @@ from tools.gpu_machine import SANITIZER, SANITIZER_TOOLS  # noqa: E402
 from tools.gpu_tests import File, run_side_by_side, run_until  # noqa: E402
 
 # (files, until which part of the time behind the build). Those of one row run side by side; of the
-# last four the ranks are processes, which would take turns on the GPU with those of another file.
+# last five the ranks are processes, which would take turns on the GPU with those of another file.
 STAGES: list[tuple[list[str], float]] = [
     (["tests/cuda/test_first.py"], 0.08),
     (
@@ -50,7 +50,8 @@ STAGES: list[tuple[list[str], float]] = [
     ),
     (["tests/cuda/test_mapped.py"], 0.41),
     (["tests/cuda/test_data_parallel.py"], 0.47),
-    (["tests/cuda/test_features.py"], 0.55),
+    (["tests/cuda/test_features.py"], 0.54),
+    (["tests/cuda/test_across_steps.py"], 0.60),
     (["tests/cuda/test_torch_backend.py"], 0.65),
 ]
 STAGE_SECONDS = 30  # at least, whatever those before have taken: libraries alone take ten

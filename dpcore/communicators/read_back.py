@@ -8,7 +8,13 @@ import torch
 
 
 def numbers_in(result: torch.Tensor, group: Any) -> list[Any]:
-    """``result.tolist()``, where ``result`` is that of an operation of ``group``.
+    """``result.tolist()``, where ``result`` is that of an operation of ``group``."""
+    found: list[Any] = on_host(result, group).tolist()
+    return found
+
+
+def on_host(result: torch.Tensor, group: Any) -> torch.Tensor:
+    """The same in memory of the host.
 
     On a GPU its stream is waited for before. A copy to ordinary memory would wait as well, but
     within the driver, which then lets no other thread of the process allocate: ranks that are
@@ -20,4 +26,4 @@ def numbers_in(result: torch.Tensor, group: Any) -> list[Any]:
         native = getattr(group, "_native", None)
         if native is not None and native.failed:
             group.barrier()  # raises it
-    return result.tolist()
+    return result.cpu()

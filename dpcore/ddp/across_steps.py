@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch import nn
 
+from dpcore.communicators.read_back import numbers_in
 from dpcore.ddp.needs import Needs, Uses
 from dpcore.ddp.parameters import comes_sparse
 from dpcore.ddp.wrapped import Wrapped
@@ -212,10 +213,10 @@ class AcrossSteps:
 
     def _learn(self, model: Wrapped, needs: Needs) -> None:
         """All ranks cut buckets alike, though their first forwards may have differed."""
-        order = torch.tensor(needs.order)
+        order = torch.tensor(needs.order, device=model.device)
         model._model_group.broadcast(order, 0)
         reducer = model._reducer
-        reducer.rebuild(order.tolist()[::-1], [])
+        reducer.rebuild(numbers_in(order, model.group)[::-1], [])
         modules = needs.modules
         reducer.set_modules([numbers for _, numbers in modules])
         self._handles += listen(model, [module for module, _ in modules])
@@ -352,7 +353,6 @@ def _check(model: Wrapped) -> None:
         "delay_all_reduce_named_params=": model._delayed is not None,
         "sparse gradients": any(comes_sparse(model.module, model._parameters_by_number)),
         "torch.compile or torch.jit of the module": is_compiled,
-        "parameters on a device": model.device_type != "cpu",
     }
     for what, is_there in refused.items():
         if is_there:

@@ -96,7 +96,8 @@ class DistributedOptimizer(Optimizer):
 
     def full_state_dict(self) -> dict[str, Any]:
         """In torch's format, for any number of ranks, any schedule, and the plain optimizer. All
-        ranks call it and get all of it."""
+        ranks call it and get all of it: under "zero1" on the CPU, as a GPU may have no room for
+        it."""
         return self._steps.full_state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

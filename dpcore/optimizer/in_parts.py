@@ -46,7 +46,7 @@ class GradientInParts(torch.Tensor):
                     is_lent = gradient.is_lent
                     gradient.__class__ = own_class
                     if is_lent:
-                        gradient.data = torch.zeros(gradient.shape, dtype=gradient.dtype)
+                        gradient.data = gradient.new_zeros(gradient.shape)
             return func(*args, **(kwargs or {}))
         if name in _TELLS_NO_NUMBER or (name == "__get__" and not _has_numbers(func.__self__)):
             with torch._C.DisableTorchFunctionSubclass():

@@ -177,7 +177,11 @@ class PartSteps(StepsOfModel):
         for bucket, pieces in enumerate(self._pieces):
             self._give_gradients(bucket, pieces)
             gradients += [p.values.grad for p in pieces if p.values.grad is not None]
-        norms = torch._foreach_norm(gradients, norm_type) if gradients else [torch.zeros(())]
+        norms = (
+            torch._foreach_norm(gradients, norm_type)
+            if gradients
+            else [torch.zeros((), device=self._model.device)]
+        )
         joined = torch.stack([norm.double() for norm in norms])
         total: torch.Tensor = torch.linalg.vector_norm(joined, norm_type)
         if norm_type == float("inf"):
@@ -235,7 +239,7 @@ class PartSteps(StepsOfModel):
         """See ``DistributedOptimizer``."""
         if not self._pieces:
             return dict(self._to_load or self._optimizer.state_dict())
-        return saved.whole(self.state_dict(), self._model._model_group)
+        return saved.whole(self.state_dict(), self._model._model_group, self._model.device)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See ``DistributedOptimizer``. Before the first forward, it is kept until buckets are
@@ -255,4 +259,5 @@ class PartSteps(StepsOfModel):
         for piece, one in zip(pieces, self._saved_pieces(), strict=True):
             state = saved.state_of(state_dict, one)
             if state:
-                self._optimizer.state[piece.values] = saved.converted(state, piece.values.dtype)
+                group = self._optimizer.param_groups[piece.group]
+                self._optimizer.state[piece.values] = saved.converted(state, piece.values, group)

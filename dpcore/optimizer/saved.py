@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from dpcore.communicators.read_back import numbers_in, on_host
 from dpcore.errors import Mismatch, Unsupported
 
 _KEY = "dpcore"
@@ -59,10 +60,12 @@ def part(
     }
 
 
-def whole(own: dict[str, Any], group: Any) -> dict[str, Any]:
-    """All ranks call it, each with its part."""
+def whole(own: dict[str, Any], group: Any, device: torch.device) -> dict[str, Any]:
+    """All ranks call it, each with its part. ``device``: what the group takes tensors of; the state
+    is on the CPU."""
     state: dict[int, dict[str, Any]] = {}
-    for one in _of_all_ranks({"state": own["state"], "pieces": own[_KEY]["pieces"]}, group):
+    sent = {"state": own["state"], "pieces": own[_KEY]["pieces"]}
+    for one in _of_all_ranks(sent, group, device):
         for index, values in one["state"].items():
             begin, end, size, stride = one["pieces"][index]
             target = state.setdefault(index, {})
@@ -86,23 +89,24 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _of_all_ranks(own: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+def _of_all_ranks(own: dict[str, Any], group: Any, device: torch.device) -> list[dict[str, Any]]:
     file = io.BytesIO()
     torch.save(own, file)
     sent = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    lengths = torch.zeros(group.world_size, dtype=torch.int64)
-    group.all_gather(lengths, torch.tensor([sent.numel()]))
-    longest = int(lengths.max())
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    gathered = torch.zeros(group.world_size, dtype=torch.int64, device=device)
+    group.all_gather(gathered, torch.tensor([sent.numel()], device=device))
+    lengths = numbers_in(gathered, group)
+    longest = max(lengths)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: sent.numel()] = sent
-    everything = torch.empty(group.world_size * longest, dtype=torch.uint8)
+    everything = padded.new_empty(group.world_size * longest)
     group.all_gather(everything, padded)
-    parts = []
-    for rank, length in enumerate(lengths.tolist()):
-        begin = rank * longest
-        content = bytes(everything[begin : begin + length].numpy())
-        parts.append(torch.load(io.BytesIO(content), weights_only=True))
-    return parts
+    contents = bytes(on_host(everything, group).numpy())
+    starts = range(0, len(contents), longest)
+    return [
+        torch.load(io.BytesIO(contents[at : at + length]), map_location="cpu", weights_only=True)
+        for at, length in zip(starts, lengths, strict=True)
+    ]
 
 
 def check_loadable(
@@ -188,15 +192,22 @@ def state_of(state_dict: Mapping[str, Any], piece: SavedPiece) -> dict[str, Any]
     return state
 
 
-def converted(state: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """As torch loads it: all but the number of steps in the parameter's type."""
-    is_kept = not dtype.is_floating_point
-    return {
-        key: value
-        if is_kept or key == "step" or not isinstance(value, torch.Tensor)
-        else value.to(dtype)
-        for key, value in state.items()
-    }
+def converted(
+    state: Mapping[str, Any], parameter: torch.Tensor, group: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As torch loads it: all in the parameter's type and on its device, but for the number of
+    steps, which some optimizers count on the CPU."""
+    dtype = parameter.dtype if parameter.dtype.is_floating_point else None
+    counts_there = group.get("capturable") or group.get("fused")
+    found = {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            found[key] = value
+        elif key == "step":
+            found[key] = value.to(parameter.device) if counts_there else value
+        else:
+            found[key] = value.to(parameter.device, dtype)
+    return found
 
 
 def _copied(value: Any) -> Any:

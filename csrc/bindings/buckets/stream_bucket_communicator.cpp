@@ -16,9 +16,7 @@ StreamBucketCommunicator::StreamBucketCommunicator(std::shared_ptr<StreamCommuni
     : communicator_(std::move(communicator)),
       device_name_(std::move(device_name)),
       copier_(device_name_),
-      algorithm_(!ordered                             ? ""
-                 : communicator_->backend() == "nccl" ? "two_shot/moves"  // NCCL's own are not
-                                                      : "two_shot") {}
+      ordered_(ordered) {}
 
 StreamBucketCommunicator::~StreamBucketCommunicator() {
   const WithoutPythonLock unlocked;
@@ -48,10 +46,21 @@ at::Tensor StreamBucketCommunicator::allocate(size_t elements, at::ScalarType ty
                                               at::TensorOptions().dtype(type).device(device)));
 }
 
+// NCCL's own reductions are not ordered.
+std::string StreamBucketCommunicator::algorithm_of(Collective collective) const {
+  if (!ordered_ || collective == Collective::all_gather) {
+    return "";
+  }
+  const std::string name = collective == Collective::all_reduce ? "two_shot" : "direct";
+  return communicator_->backend() == "nccl" ? name + "/moves" : name;
+}
+
+// Operations run one after the other, so `call.after` has run before this one.
 void StreamBucketCommunicator::start(size_t slot, const at::Tensor& bucket,
                                      const BucketCall& call) {
-  works_[slot] = communicator_->submit(request_of(bucket, call, rank(), world()), algorithm_,
-                                       current_stream_of(device_name_));
+  works_[slot] =
+      communicator_->submit(request_of(bucket, call, rank(), world()),
+                            algorithm_of(call.collective), current_stream_of(device_name_));
 }
 
 void StreamBucketCommunicator::wait(size_t slot) {

@@ -31,6 +31,7 @@ class StreamBucketCommunicator final : public BucketCommunicator {
   int world() const override { return communicator_->world(); }
   void check_usable() override { communicator_->check_usable(); }
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
+  bool can_go_in_halves() const override { return true; }
   bool allocates_alone() const override { return false; }
   void reserve(size_t slots) override { works_.resize(slots); }
   void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) override;
@@ -50,11 +51,12 @@ class StreamBucketCommunicator final : public BucketCommunicator {
 
  private:
   std::shared_ptr<std::byte> allocate_shared(size_t bytes);
+  std::string algorithm_of(Collective collective) const;
 
   std::shared_ptr<StreamCommunicator> communicator_;
   std::string device_name_;
   DeviceCopier copier_;
-  std::string algorithm_;
+  bool ordered_;
   std::vector<StreamCommunicator::Work> works_;
 };
 

@@ -70,7 +70,7 @@ void GradientCopier::bring_again(size_t i) {
     return;
   }
   come_to_this_stream(bucket);
-  if (bucket.missing == 0 && !bucket.narrow.defined()) {
+  if (bucket.missing == 0 && !bucket.narrow.defined() && !bucket.kept.defined()) {
     gather(bucket, {&i, 1});
   }
 }
@@ -108,17 +108,22 @@ void GradientCopier::gather(Bucket& bucket, std::span<const size_t> members) {
   }
   copy_together(bucket, target, true, 1);
   for (const size_t i : copied_of_) {
-    at::Tensor& grad = gradients_[i].parameter.mutable_grad();
+    const at::Tensor& grad = gradients_[i].parameter.grad();
     if (!grad.defined()) {
       continue;  // its part is zeros
     }
-    if (!bucket.has_one_stream) {
-      c10::impl::VirtualGuardImpl(grad.device().type())
-          .recordDataPtrOnStream(grad.storage().data_ptr(), *bucket.stream);
-    }
+    keep_until_read(bucket, grad);
     if (!gradients_[i].is_in_place()) {
       settle(gradients_[i]);
     }
+  }
+}
+
+// Its memory is freed into the stream that it was made in, which may be another one.
+void GradientCopier::keep_until_read(const Bucket& bucket, const at::Tensor& grad) {
+  if (!bucket.has_one_stream) {
+    c10::impl::VirtualGuardImpl(grad.device().type())
+        .recordDataPtrOnStream(grad.storage().data_ptr(), *bucket.stream);
   }
 }
 
@@ -144,12 +149,25 @@ void GradientCopier::fill_lent(Bucket& bucket) {
     return;
   }
   const at::NoGradGuard no_grad;
+  copied_.clear();
   for (const size_t i : bucket.gradients) {
     Gradient& gradient = gradients_[i];
-    gradient.collect();
-    ++counts_.alone;
-    if (at::Tensor& grad = gradient.parameter.mutable_grad(); grad.defined()) {
-      grad = tensor_like(gradient.part);
+    if (bucket.together && gradient.has_layout_of_part()) {
+      const at::Tensor& grad = gradient.parameter.grad();
+      warn_of_graph(grad);
+      copied_.push_back({const_cast<void*>(grad.const_data_ptr()),
+                         gradient.first_element * grad.element_size(),
+                         static_cast<uint64_t>(grad.numel())});
+    } else {
+      gradient.collect();
+      ++counts_.alone;
+    }
+  }
+  copy_together(bucket, bucket.flat, true, 1);
+  for (const size_t i : bucket.gradients) {
+    if (at::Tensor& grad = gradients_[i].parameter.mutable_grad(); grad.defined()) {
+      keep_until_read(bucket, grad);
+      grad = tensor_like(gradients_[i].part);
     }
   }
 }

@@ -59,7 +59,7 @@ class GradientCopier {
   void bring_again(size_t i);
   // All gradients of the bucket are there.
   void complete(Bucket& bucket) {
-    if (bucket.together && !bucket.narrow.defined()) {
+    if (bucket.together && !bucket.narrow.defined() && !bucket.kept.defined()) {
       gather(bucket, bucket.gradients);
     }
   }
@@ -86,6 +86,7 @@ class GradientCopier {
  private:
   void come_to_this_stream(Bucket& bucket);
   void gather(Bucket& bucket, std::span<const size_t> members);
+  void keep_until_read(const Bucket& bucket, const at::Tensor& grad);
   void fill_narrow(Bucket& bucket);
   void fill_lent(Bucket& bucket);
   void hand_out_to_own(Bucket& bucket);

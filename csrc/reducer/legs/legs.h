@@ -32,7 +32,7 @@ class Legs {
     if (begins_with_half() && !communicator_->can_go_in_halves()) {
       throw Unsupported(
           "the schedule reduces by reduce_scatter and all_gather, which go over dpcore's own "
-          "communicator on CPUs only; pass comm=dpcore.init(), or schedule='priority', which "
+          "communicators only; pass comm=dpcore.init(), or schedule='priority', which "
           "all-reduces");
     }
   }
