@@ -1,8 +1,10 @@
-"""torch DDP's step over Gloo and over our backend. `python -m benchmarks.cross`
+"""Steps of both wrappers over both stacks. `python -m benchmarks.cross`
 
     alone          no communication, all ranks computing at once: what is subtracted
     torch          torch DDP over Gloo; "torch 100" with buckets of 100 MiB
     torch/dpcore   the same class, model and options over the backend "dpcore"
+    dpcore/gloo    dpcore.DataParallel over torch's group of Gloo, as a script for several hosts
+                   uses it that has changed one import
 
 The figure is the overhead, as in `benchmarks.ddp_step`: a contender's step minus that of `alone`.
 """
@@ -10,9 +12,9 @@ The figure is the overhead, as in `benchmarks.ddp_step`: a contender's step minu
 from __future__ import annotations
 
 from benchmarks.ddp_step import compare
-from dpcore.compare.training.ranks import ALONE, OVER_DPCORE
+from dpcore.compare.training.ranks import ALONE, OVER_DPCORE, OVER_GLOO
 
-CONTENDERS = (ALONE, "torch", OVER_DPCORE, "torch 100", f"{OVER_DPCORE} 100")
+CONTENDERS = (ALONE, "torch", OVER_DPCORE, OVER_GLOO, "torch 100", f"{OVER_DPCORE} 100")
 TARGETS = {"mlp": 0.5, "transformer": 1.0, "many": 1.0}
 
 if __name__ == "__main__":

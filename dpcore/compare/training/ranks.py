@@ -39,6 +39,7 @@ DEFAULT = "dpcore"  # `DataParallel(model)`, nothing else
 TORCH = "torch"
 ALONE = "alone"  # no communication, all ranks computing at once: what is subtracted
 OVER_DPCORE = "torch/dpcore"  # torch DDP, with our backend in the place of Gloo
+OVER_GLOO = "dpcore/gloo"  # DataParallel over torch's group, as it is used between hosts
 STEPS_OF_THE_LADDER = {cls.__name__: cls for cls in LADDER}
 TORCH_OVER_OURS = "torch over ours"  # where Gloo cannot go, as on a paced link
 TRACED = " traced"  # behind a contender's name: the same while a trace records
@@ -74,8 +75,9 @@ def wrapped(name: str, model: torch.nn.Module, comm: Any, **options: Any) -> Any
     kind, cap = kind_and_cap(name)
     if kind == ALONE:
         return model
-    if kind == DEFAULT:
-        return dp.DataParallel(model, comm=comm, **options)
+    if kind in (DEFAULT, OVER_GLOO):
+        group = dist.group.WORLD if kind == OVER_GLOO else comm
+        return dp.DataParallel(model, comm=group, **options)
     if kind in (TORCH, OVER_DPCORE, TORCH_OVER_OURS):
         ddp = torch_ddp(name, model, **options)
         if kind == TORCH_OVER_OURS:
