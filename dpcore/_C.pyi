@@ -127,8 +127,9 @@ def start(
     algorithm: str,
     deterministic: bool,
     costs: Sequence[float],
+    meets_within: float = 0.0,
 ) -> Communicator:
-    """Meets the other ranks under the name of the job."""
+    """Meets the other ranks under the name of the job, within ``timeout`` unless told otherwise."""
 
 def make_torch_backend(
     communicator: Communicator,

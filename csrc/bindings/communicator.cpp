@@ -32,12 +32,14 @@ std::shared_ptr<Communicator> ends_without_lock(std::shared_ptr<Communicator> co
 std::shared_ptr<PyCommunicator> start(const std::string& job, int rank, int world, double timeout,
                                       bool threads, std::shared_ptr<TcpOptions> tcp,
                                       std::shared_ptr<Link> link, const std::string& algorithm,
-                                      bool deterministic, const CostList& costs) {
+                                      bool deterministic, const CostList& costs,
+                                      double meets_within) {
   Options options;
   options.job = job;
   options.rank = rank;
   options.world = world;
   options.timeout_s = timeout;
+  options.meets_within_s = meets_within;
   options.threads = threads;
   options.tcp = std::move(tcp);
   options.link = std::move(link);
@@ -98,7 +100,8 @@ void register_communicator(py::module_& m) {
   m.def("default_costs", [] { return list_of({}); });
   m.def("start", start, py::arg("job"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
         py::arg("threads"), py::arg("tcp").none(true), py::arg("link").none(true),
-        py::arg("algorithm"), py::arg("deterministic"), py::arg("costs"));
+        py::arg("algorithm"), py::arg("deterministic"), py::arg("costs"),
+        py::arg("meets_within") = 0.0);
 }
 
 }  // namespace dpcore

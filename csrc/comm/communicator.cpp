@@ -44,7 +44,8 @@ std::shared_ptr<Communicator> Communicator::start(const Options& options) {
   rendezvous.name = options.job;
   rendezvous.rank = options.rank;
   rendezvous.world = options.world;
-  rendezvous.deadline_ns = now_ns() + to_ns(options.timeout_s);
+  rendezvous.deadline_ns =
+      now_ns() + to_ns(options.meets_within_s > 0 ? options.meets_within_s : options.timeout_s);
   rendezvous.interrupted = options.interrupt;
   rendezvous.costs = options.costs;
   auto endpoint = Endpoint::meet(

@@ -28,6 +28,7 @@ struct Options {
   int rank = 0;
   int world = 1;
   double timeout_s = 30.0;
+  double meets_within_s = 0;        // until all ranks have come; 0: timeout_s
   bool threads = false;             // ranks are threads of this process
   std::shared_ptr<TcpOptions> tcp;  // when given: how ranks that share no memory find each other
   std::shared_ptr<Link> link;       // when given: holds messages back, see link.h

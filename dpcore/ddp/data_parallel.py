@@ -53,7 +53,7 @@ class DataParallel(FlushedBefore, TorchSurface):
     methods and meanings; docs/data_parallel.md lists them, and what differs. Those most used:
 
     ``process_group``   a group of torch, by default that of ``dpcore.init()``, else torch's own.
-                        Instead of Gloo or MPI on one host, dpcore's communicator is used.
+                        Instead of Gloo or MPI, dpcore's communicator is used.
     ``comm``            a ``dpcore.Communicator`` or an mpi4py one, instead.
     ``bucket_cap_mb``   a bucket of gradients closes at this size. By default, chosen after the
                         first step, from when its gradients came and how fast the ranks

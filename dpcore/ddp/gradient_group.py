@@ -22,9 +22,10 @@ from dpcore.communicators.torch_group import TorchCommunicator as TorchGroup
 from dpcore.costs.link import check_no_link
 from dpcore.errors import Error, Unsupported
 from dpcore.launch import session
-from dpcore.launch.group_store import job_and_hosts
+from dpcore.launch.group_store import between, job_and_hosts
 from dpcore.torch_backend.backend import communicator_of, device_communicator_over
 
+_MEETING_SECONDS = 30.0  # between hosts, of ranks that have all come
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # of torch's groups that do not tell theirs
 
 
@@ -102,10 +103,9 @@ _own: weakref.WeakKeyDictionary[Any, dict[torch.device, Communicator]] = weakref
 
 
 def of_process_group(group: Any, device: torch.device) -> GradientGroup:
-    """The ranks of a process group of torch. When they share a host and the gradients are on the
-    CPU, Gloo and MPI are slow: dpcore's own communicator takes their place. Of a group of the
-    backend dpcore it is a part, on GPUs one of the same kind: a model that fails ends that, and not
-    what the program uses."""
+    """The ranks of a process group of torch. Where gradients are on the CPU, Gloo and MPI are slow:
+    dpcore's own communicator takes their place. Of a group of the backend dpcore it is a part, on
+    GPUs one of the same kind: a model that fails ends that, and not what the program uses."""
     own = _own.setdefault(group, {})
     communicator = own.get(device)
     if communicator is None or communicator.closed or communicator._native.failed:
@@ -148,16 +148,43 @@ def _make_own(group: Any, device: torch.device) -> Communicator | None:
 
 
 def _native_over(group: Any) -> Communicator | None:
-    """None when a rank is on another host. All ranks of the group call it and get the same."""
+    """None when hosts can't reach each other. All ranks of the group call it and get the same."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     store, timeout = dist.distributed_c10d._world.pg_map[group][1], _timeout_of(group)
-    job, hosts = job_and_hosts(store, rank, world_size, timeout.total_seconds())
-    if len(set(hosts)) > 1:
-        return None
-    algorithm = session.algorithm_or_variable()
-    return session.connect(
-        job, rank, world_size, timeout=timeout.total_seconds(), algorithm=algorithm
+    seconds = timeout.total_seconds()
+    job, hosts = job_and_hosts(store, rank, world_size, seconds)
+    if len(set(hosts)) == 1:
+        return between(hosts, job, store, rank, world_size, seconds)
+    made, problem = None, "another rank could not"
+    try:
+        made = between(
+            hosts, job, store, rank, world_size, seconds,
+            meets_within=min(seconds, _MEETING_SECONDS), environment=_with_card_of_gloo(),
+        )  # fmt: skip
+    except Error as error:
+        problem = str(error)
+    have_met = torch.tensor(int(made is not None))
+    dist.all_reduce(have_met, dist.ReduceOp.MIN, group=group)
+    if have_met:
+        return made
+    if made is not None:
+        made.close()
+    warnings.warn(
+        "dpcore could not connect the hosts of this process group, so gradients travel over "
+        f"{dist.get_backend(group)}, which is slower: {problem}. With comm= and the group they do "
+        "so without this attempt",
+        RuntimeWarning,
+        stacklevel=7,
     )
+    return None
+
+
+def _with_card_of_gloo() -> dict[str, str]:
+    """Whoever has told Gloo which network card to use need not tell us."""
+    env = dict(os.environ)
+    if card := env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]:
+        env.setdefault("DPCORE_SOCKET_IFNAME", card)
+    return env
 
 
 def _timeout_of(group: Any) -> timedelta:

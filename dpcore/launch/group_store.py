@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from dpcore.communicators.native import Communicator
@@ -27,21 +28,39 @@ def job_and_hosts(store: Any, rank: int, world_size: int, timeout: float) -> tup
 def meet(store: Any, rank: int, world_size: int, timeout: float) -> Communicator:
     """Over mapped memory within a host, over TCP between hosts."""
     job, hosts = job_and_hosts(store, rank, world_size, timeout)
+    return between(hosts, job, store, rank, world_size, timeout)
+
+
+def between(
+    hosts: list[str],
+    job: str,
+    store: Any,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    *,
+    meets_within: float = 0.0,
+    environment: Mapping[str, str] | None = None,
+) -> Communicator:
+    """The same for ranks that know each other's hosts. They have to meet in ``meets_within``
+    seconds, or else in ``timeout``, which is that of operations."""
     identity = Identity(rank, world_size, job)
     with contextlib.ExitStack() as stack:
         transport, tcp = "shm", None
         if len(set(hosts)) > 1:
             transport = "shm+tcp"
             at = TorchStore(store, "the process group's store")
-            tcp = stack.enter_context(
-                tcp_options(identity, job, None, timeout, at=at, shares_memory=True)
+            options = tcp_options(
+                identity, job, None, meets_within or timeout, environment, at=at, shares_memory=True
             )
+            tcp = stack.enter_context(options)
         algorithm = session.algorithm_or_variable()
         return session.connect(
             job,
             rank,
             world_size,
             timeout=timeout,
+            meets_within=meets_within,
             transport=transport,
             tcp=tcp,
             algorithm=algorithm,

@@ -208,6 +208,7 @@ def connect(
     link: str | None = None,
     algorithm: str = "auto",
     deterministic: bool = False,
+    meets_within: float = 0.0,
 ) -> Communicator:
     """A communicator of the ranks that meet under the name ``job``; it becomes nobody's default."""
     from dpcore import _C
@@ -227,6 +228,7 @@ def connect(
         algorithm=algorithm,
         deterministic=deterministic,
         costs=known.as_list(),
+        meets_within=meets_within,
     )
     source = known.source if rank == 0 else "those of rank 0"
     communicator = Communicator(native, source, link or "")
