@@ -3,7 +3,6 @@ where its hosts reach each other."""
 
 import json
 import os
-import textwrap
 
 import pytest
 import torch
@@ -62,9 +61,10 @@ def test_where_one_rank_cannot_all_stay_with_gloo(monkeypatch):
 
 
 SCRIPT = """
-import json, torch, torch.distributed as dist
+import json, os, torch, torch.distributed as dist
 from dpcore import DistributedDataParallel
-dist.init_process_group("gloo")
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=os.environ["WHERE"], rank=rank, world_size=world)
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 model(torch.full((1, 2), 1.0 + dist.get_rank())).sum().backward()
 print(json.dumps([model.backend, model.group.transport, model.module.weight.grad.tolist()]))
@@ -73,23 +73,16 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
-def test_between_two_hosts():
+@pytest.mark.parametrize("where", ["env://", "tcp://10.77.0.1:29500"])
+def test_between_two_hosts(where):
     with hosts(2) as made:
-        started = [
-            made.fork(
-                rank,
-                textwrap.dedent(SCRIPT),
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "MASTER_ADDR": made.address(0),
-                    "MASTER_PORT": "29500",
-                    "GLOO_SOCKET_IFNAME": "eth0",
-                    "DPCORE_SECRET": "between two hosts",
-                },
-            )
-            for rank in range(2)
-        ]
+        told = {"MASTER_ADDR": made.address(0), "MASTER_PORT": "29500"}
+        if where != "env://":
+            assert where.startswith(f"tcp://{made.address(0)}:")
+            told = {}
+        told |= {"GLOO_SOCKET_IFNAME": "eth0", "DPCORE_SECRET": "between two hosts"}
+        told |= {"WORLD_SIZE": "2", "WHERE": where}
+        started = [made.fork(rank, SCRIPT, {"RANK": str(rank), **told}) for rank in range(2)]
         for process in started:
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
