@@ -1,6 +1,7 @@
 // See torch_bucket_communicator.h.
 #include "bindings/buckets/torch_bucket_communicator.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <utility>

@@ -1,5 +1,5 @@
-// The reducer's communicator over a process group of torch, called as C++: Gloo between hosts, NCCL
-// in a program that has called init_process_group("nccl").
+// The reducer's communicator over a process group of torch, called as C++: of NCCL in a program that
+// has called init_process_group("nccl"), of whatever kind where a program passes it as comm=.
 //
 // A mean is NCCL's own; of other groups it is a sum that is divided when it is there.
 //

@@ -11,10 +11,10 @@
 
 namespace dpcore {
 
-// For MPI, CuPy, or whatever is like them. `group`: rank, world_size,
-// all_reduce(tensor, op=..., async_op=True) -> object with wait(). Where it has a `_recorder`, a
-// communicator of the core, events go to that one's recorder. On a GPU, and on the device of the
-// host where tests give the group one (`_copies_on`), the gradients of a bucket are copied at once.
+// For MPI, CuPy, or whatever is like them. `group`: rank, world_size, all_reduce(tensor, op=...,
+// async_op=True) -> object with wait(). Where it has a `_recorder`, a communicator of the core,
+// events go to that one's recorder. On a GPU, and on the device of the host where tests give the
+// group one (`_copies_on`), the gradients of a bucket are copied at once.
 std::shared_ptr<BucketCommunicator> python_bucket_communicator(pybind11::object group,
                                                                at::Device device);
 
