@@ -24,7 +24,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore import _C
-from dpcore.communicators.protocol import capabilities_of, core_of
+from dpcore.communicators.protocol import capabilities_of, check_open, core_of
 from dpcore.ddp import arguments, completion, nesting, parameters
 from dpcore.ddp.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.bucket_report import BucketReport
@@ -258,6 +258,8 @@ class DataParallel(FlushedBefore, TorchSurface):
         reducer = self._reducer
         learning = torch.is_grad_enabled()
         synchronised = learning and self.require_backward_grad_sync
+        if synchronised:
+            check_open(self.group)
         if self._watch.check():
             self._buffers_of_module.find_again()
         if self._across is not None:

@@ -137,3 +137,21 @@ def test_training_over_it_is_exact():
 
     for gradient, backend in in_group(body, 2, backend="gloo"):
         assert gradient == [[3.0] * 4] * 2 and backend == "torch gloo"
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_model_over_one_that_was_closed_does_not_train(end):
+    """The reducer calls the process group itself, which lives on."""
+
+    def body():
+        comm = TorchCommunicator()
+        model = dpcore.DataParallel(torch.nn.Linear(4, 2), comm=comm)
+        for _ in range(3):  # the second agrees on buckets, by a call of its own
+            model(torch.ones(1, 4)).sum().backward()
+        comm.close() if end == "close" else comm.abort("enough")
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        with pytest.raises(dpcore.Error, match="was closed"):
+            model(torch.ones(1, 4)).sum().backward()
+
+    in_group(body, 2, backend="gloo")
