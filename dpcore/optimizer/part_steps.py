@@ -190,7 +190,7 @@ class PartSteps(StepsOfModel):
             total.pow_(norm_type)
             self._model._model_group.all_reduce(total, "sum", async_op=False)
             total.pow_(1 / norm_type)
-        total = total.to(self._parameters[0].dtype)  # as torch's
+        total = total.to(self._parameters[0].dtype.to_real())  # as torch's
         if gradients:
             factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
             torch._foreach_mul_(gradients, factor)

@@ -398,3 +398,23 @@ def test_a_state_by_names_is_loaded(schedule):
                 assert torch.equal(after["state"][number][key], value), (names[number], key)
 
     in_ranks(body)
+
+
+def test_a_norm_of_complex_gradients_is_real():
+    def body(comm):
+        norms = []
+        for schedule in SCHEDULES:
+            module = nn.Linear(4, 4, dtype=torch.complex64)
+            model = dpcore.DataParallel(module, comm=comm, schedule=schedule)
+            plain = torch.optim.Adam(model.parameters())
+            optimizer = dpcore.DistributedOptimizer(plain, model)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.fill_(1)
+            model(torch.ones(2, 4, dtype=torch.complex64)).abs().sum().backward()
+            norms.append(optimizer.clip_grad_norm_(0.5))
+            optimizer.step()
+        assert {norm.dtype for norm in norms} == {torch.float32}
+        torch.testing.assert_close(torch.stack(norms), norms[0].expand(len(norms)))
+
+    in_ranks(body)
