@@ -2,7 +2,9 @@
 //
 // Errors of the core become the Python classes of dpcore.errors, which is plain Python: a
 // program can catch and document them without the compiled module.
+#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "bindings/py_work.h"
 #include "comm/base/error.h"
@@ -32,6 +34,17 @@ void translate(std::exception_ptr problem) {
   }
 }
 
+// Of torch's groups, whose work this module waits for, as torch itself shows them.
+void translate_errors_of_torch(std::exception_ptr problem) {
+  if (problem) {
+    try {
+      std::rethrow_exception(problem);
+    } catch (const c10::Error&) {
+      torch::translate_exception_to_python(problem);
+    }
+  }
+}
+
 }  // namespace
 
 bool set_python_error(const std::exception_ptr& problem) {
@@ -50,6 +63,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled core of dpcore. Use the package dpcore instead of this module.";
   // For all modules: torch's functions raise our errors too, from the backend of torch.distributed.
   py::register_exception_translator(translate);
+  py::register_local_exception_translator(translate_errors_of_torch);
   register_schedule(m);
   register_reduce(m);
   register_cuda_probe(m);

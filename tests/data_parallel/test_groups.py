@@ -1,5 +1,6 @@
 """With whom gradients are averaged: groups of torch, ours in the place of Gloo, any other."""
 
+import subprocess
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from tests.data_parallel.models import (
     train,
     train_alone,
 )
+from tests.ranks import python
 from tests.ranks.groups import in_group
 
 # No communicator of ours by default, and as patient as torch is unless told otherwise.
@@ -154,3 +156,42 @@ def test_ranks_train_alike_in_an_arena_and_out_of_it():
         assert_same_values(inside.module, outside.module)
 
     dpcore.spawn(body, 2, mode="threads")
+
+
+GONE = """
+import os, sys, torch, torch.distributed as dist
+import dpcore
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+module = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+model = dpcore.DataParallel(module, comm=dist.group.WORLD, schedule="priority")
+optimizer = dpcore.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for step in range(4):
+    if rank == 1 and step == 3:
+        os._exit(0)
+    for attempt in range(3 if step == 3 else 1):
+        try:
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            model.flush()
+        except (RuntimeError, dpcore.Error) as error:
+            print(type(error).__name__)
+del model, optimizer
+print("end")
+"""
+
+
+def test_a_wait_for_a_rank_that_is_gone_fails_each_time(tmp_path):
+    """With a schedule whose bucket is awaited again: after an error, and when the model ends."""
+    started = [
+        python.start(
+            "-c", GONE, str(rank), f"file://{tmp_path / 'store'}",
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    out, err = started[0].communicate(timeout=60)
+    started[1].communicate(timeout=60)
+    assert started[0].returncode == 0, err
+    assert len(out.split()) == 4 and out.endswith("end\n"), out

@@ -12,9 +12,10 @@ at::Tensor GroupBuckets::allocate(size_t elements, at::ScalarType type, at::Devi
                    at::TensorOptions().dtype(type).device(device));
 }
 
-bool GroupBuckets::copies_together(at::ScalarType gradients, at::ScalarType flat) const {
+bool GroupBuckets::copies_together(at::ScalarType gradients, at::ScalarType flat,
+                                   at::Device device) const {
   try {
-    return launches_ != nullptr && DeviceCopier::can_copy(gradients, flat);
+    return launches_ != nullptr && device == device_ && DeviceCopier::can_copy(gradients, flat);
   } catch (const Unsupported&) {  // a type that dpcore does not have, and the group may
     return false;
   }

@@ -15,15 +15,18 @@ class GroupBuckets : public BucketCommunicator {
  public:
   // `launches`: null where no kernel of ours can run.
   GroupBuckets(at::Device device, std::shared_ptr<Device> launches)
-      : launches_(std::move(launches)), copier_(device.str()) {}
+      : device_(device), launches_(std::move(launches)), copier_(device.str()) {}
 
   at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) override;
-  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override;
+  // Of a module on several devices, only on the first one.
+  bool copies_together(at::ScalarType gradients, at::ScalarType flat,
+                       at::Device device) const override;
   size_t copy_together(const GradientCopies& copies) override {
     return copier_.copy(*launches_, copies);
   }
 
  private:
+  at::Device device_;
   std::shared_ptr<Device> launches_;
   DeviceCopier copier_;
 };

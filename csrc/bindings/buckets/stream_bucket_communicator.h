@@ -38,7 +38,7 @@ class StreamBucketCommunicator final : public BucketCommunicator {
   void wait(size_t slot) override;
   bool is_done(size_t slot) override;
   void abandon(size_t slot, const at::Tensor& bucket) override;
-  bool copies_together(at::ScalarType gradients, at::ScalarType flat) const override {
+  bool copies_together(at::ScalarType gradients, at::ScalarType flat, at::Device) const override {
     return DeviceCopier::can_copy(gradients, flat);
   }
   size_t copy_together(const GradientCopies& copies) override {

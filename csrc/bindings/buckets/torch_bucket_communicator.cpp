@@ -4,8 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/view_as_real.h>
 
-#include <utility>
-
 #include "comm/base/error.h"
 #include "torch_backend/python_lock.h"
 
@@ -42,20 +40,22 @@ TorchBucketCommunicator::~TorchBucketCommunicator() {
 }
 
 void TorchBucketCommunicator::start(size_t slot, const at::Tensor& bucket, const BucketCall& call) {
+  const bool averages = averages_ && bucket.is_cuda();
   c10d::AllreduceOptions options;
-  options.reduceOp = operator_of(call.op, averages_);
+  options.reduceOp = operator_of(call.op, averages);
   std::vector<at::Tensor> tensors{bucket.is_complex() ? at::view_as_real(bucket) : bucket};
-  const bool divides = call.op == ReduceOp::mean && !averages_;
+  const bool divides = call.op == ReduceOp::mean && !averages;
   operations_[slot] = {group_->allreduce(tensors, options), divides ? bucket : at::Tensor()};
 }
 
 void TorchBucketCommunicator::wait(size_t slot) {
-  const Operation operation = std::exchange(operations_[slot], {});
-  operation.work->wait();
+  Operation& operation = operations_[slot];
+  operation.work->wait();  // one that fails stays, to fail again
   if (operation.to_divide.defined()) {
     const at::NoGradGuard no_grad;
     operation.to_divide.div_(world());
   }
+  operation = {};
 }
 
 }  // namespace dpcore

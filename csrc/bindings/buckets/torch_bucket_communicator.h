@@ -1,5 +1,5 @@
-// The reducer's communicator over a process group of torch, called as C++: of NCCL in a program that
-// has called init_process_group("nccl"), of whatever kind where a program passes it as comm=.
+// The reducer's communicator over a process group of torch, called as C++: of NCCL in a program
+// that has called init_process_group("nccl"), of whatever kind where a program passes it as comm=.
 //
 // A mean is NCCL's own; of other groups it is a sum that is divided when it is there.
 //
@@ -36,7 +36,7 @@ class TorchBucketCommunicator final : public GroupBuckets {
   };
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  bool averages_;  // the group has a mean
+  bool averages_;  // on a GPU the group has a mean
   std::vector<Operation> operations_;
 };
 

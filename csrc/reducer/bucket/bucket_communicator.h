@@ -74,9 +74,10 @@ class BucketCommunicator {
   // Nobody will wait for it any more: keeps the memory until the operation lets go of it.
   virtual void abandon(size_t slot, const at::Tensor& bucket) = 0;
 
-  // Whether gradients of these types are best copied all at once when their bucket is complete, as
-  // on a device, where each copy is a launch; otherwise each as it comes, while it is in the cache.
-  virtual bool copies_together(at::ScalarType, at::ScalarType) const { return false; }
+  // Whether gradients of one type, to a bucket of another on that device, are best copied all at
+  // once when their bucket is complete, as on a device, where each copy is a launch; otherwise each
+  // as it comes, while it is in the cache.
+  virtual bool copies_together(at::ScalarType, at::ScalarType, at::Device) const { return false; }
   // In the stream that torch's work of this thread goes to, without waiting for it. What is read
   // must be kept until then; what is freed into the same stream is. Returns the launches it took.
   virtual size_t copy_together(const GradientCopies&) { return 0; }

@@ -21,7 +21,8 @@ void GradientCopier::prepare(Bucket& bucket) {
     bucket.narrow = communicator_->allocate(static_cast<size_t>(bucket.flat.numel()), *narrow_type_,
                                             bucket.flat.device());
   }
-  bucket.together = communicator_->copies_together(own, bucket.travelling().scalar_type());
+  bucket.together =
+      communicator_->copies_together(own, bucket.travelling().scalar_type(), bucket.flat.device());
   copied_.reserve(std::max(copied_.capacity(), bucket.gradients.size()));
   copied_of_.reserve(std::max(copied_of_.capacity(), bucket.gradients.size()));
 }
@@ -121,7 +122,7 @@ void GradientCopier::gather(Bucket& bucket, std::span<const size_t> members) {
 
 // Its memory is freed into the stream that it was made in, which may be another one.
 void GradientCopier::keep_until_read(const Bucket& bucket, const at::Tensor& grad) {
-  if (!bucket.has_one_stream) {
+  if (!bucket.has_one_stream && grad.layout() == at::kStrided) {
     c10::impl::VirtualGuardImpl(grad.device().type())
         .recordDataPtrOnStream(grad.storage().data_ptr(), *bucket.stream);
   }
