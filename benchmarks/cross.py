@@ -3,8 +3,7 @@
     alone          no communication, all ranks computing at once: what is subtracted
     torch          torch DDP over Gloo; "torch 100" with buckets of 100 MiB
     torch/dpcore   the same class, model and options over the backend "dpcore"
-    dpcore/gloo    dpcore.DataParallel over torch's group of Gloo, as a script for several hosts
-                   uses it that has changed one import
+    dpcore/gloo    dpcore.DataParallel over torch's group of Gloo, given as comm=
 
 The figure is the overhead, as in `benchmarks.ddp_step`: a contender's step minus that of `alone`.
 """

@@ -198,6 +198,10 @@ class CheckedCalls(OtherNames, Generic[Handle]):
 
     # ---- checks ------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Error(f"rank {self.rank}: this communicator was closed; call init() again")
+
     def _call(
         self,
         name: str,
@@ -210,8 +214,7 @@ class CheckedCalls(OtherNames, Generic[Handle]):
         async_op, timeout = options.pop("async_op", False), options.pop("timeout", 0.0)
         refuse(options, self._who, self._instead)
         check_timeout(timeout)
-        if self._closed:
-            raise Error(f"rank {self.rank}: this communicator was closed; call init() again")
+        self._check_open()
         if root is not None:
             check_rank(root, self.world_size, "root")
         if peer is not None:

@@ -55,8 +55,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from dpcore.errors import Error
-
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Unpack
@@ -260,8 +258,8 @@ def core_of(group: Any) -> Any:
 def check_open(group: Any) -> None:
     """Raises what a call of ``group`` would: a reducer that calls a process group of torch does not
     see that the communicator around it was closed."""
-    if hasattr(group, "_compiled") and group.closed:
-        raise Error(f"rank {group.rank}: this communicator was closed; call init() again")
+    if hasattr(group, "_compiled"):
+        group._check_open()
 
 
 if TYPE_CHECKING:

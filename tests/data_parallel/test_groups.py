@@ -64,16 +64,18 @@ def test_gloo_under_other_names(named):
     assert over_gloo(body, 2, backend=named) == ["native"] * 2
 
 
-def test_a_subgroup_of_gloo():
-    def body():
-        pairs = [dist.new_group([0, 2]), dist.new_group([1])]
-        mine = pairs[dist.get_rank() % 2]
-        model = dpcore.DataParallel(nn.Linear(2, 1), process_group=mine)
-        model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
-        assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
-        return model.backend
+def trained_in_subgroups():
+    """Of three ranks, the first and the last are one group."""
+    pairs = [dist.new_group([0, 2]), dist.new_group([1])]
+    mine = pairs[dist.get_rank() % 2]
+    model = dpcore.DataParallel(nn.Linear(2, 1), process_group=mine)
+    model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+    return model.backend, model.group.transport
 
-    assert over_gloo(body, 3) == ["native"] * 3
+
+def test_a_subgroup_of_gloo():
+    assert over_gloo(trained_in_subgroups, 3) == [("native", "shm")] * 3
 
 
 @pytest.mark.parametrize("schedule", ("bucketed", "sequential", "per_parameter"))

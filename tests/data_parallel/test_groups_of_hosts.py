@@ -5,14 +5,16 @@ import json
 import os
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 
 import dpcore
 from dpcore.ddp import gradient_group
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train_alone
-from tests.data_parallel.test_groups import over_gloo, train_as_torch_scripts_do
+from tests.data_parallel.test_groups import (
+    over_gloo,
+    train_as_torch_scripts_do,
+    trained_in_subgroups,
+)
 from tests.faults.hosts import hosts, why_not
 
 
@@ -31,16 +33,8 @@ def test_gradients_go_over_tcp_between_hosts(monkeypatch, world, names):
 
 def test_a_group_of_some_ranks(monkeypatch):
     monkeypatch.setenv("DPCORE_PRETEND_HOSTS", "a,b")  # by the rank in the group
-
-    def body():
-        pairs = [dist.new_group([0, 2]), dist.new_group([1])]
-        mine = pairs[dist.get_rank() % 2]
-        model = dpcore.DataParallel(nn.Linear(2, 1), process_group=mine)
-        model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
-        assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
-        return model.group.transport
-
-    assert over_gloo(body, 3) == ["tcp", "shm", "tcp"]
+    found = over_gloo(trained_in_subgroups, 3)
+    assert found == [("native", "tcp"), ("native", "shm"), ("native", "tcp")]
 
 
 def test_where_one_rank_cannot_all_stay_with_gloo(monkeypatch):
