@@ -2,8 +2,8 @@
 
 What tests/torch_backend/test_parallel.py holds against one process is what
 benchmarks/torch_parallel.py times: the same functions, with other sizes. Every rank draws the whole
-model and the whole batch, alike, and keeps its part. A function of ``STRATEGIES`` is given a
-function that makes a ``DeviceMesh``, and gives a ``Trainer``.
+model and the whole batch, alike, on torch's default device, and keeps its part. A function of
+``STRATEGIES`` is given a function that makes a ``DeviceMesh``, and gives a ``Trainer``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def model_of(sizes: Sizes) -> nn.Sequential:
 
 
 def batch_of(sizes: Sizes, step: int) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(step)
+    chance = torch.Generator(torch.get_default_device()).manual_seed(step)
     shape = sizes.rows, sizes.tokens
     inputs = torch.randn(*shape, sizes.width, generator=chance, dtype=sizes.dtype)
     return inputs, torch.randint(sizes.words, shape, generator=chance)
@@ -96,7 +96,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    """One parameter after the other: torch's fused loops refuse those of several meshes."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
 
 
 def grid_over(backend: str, world: int) -> Grid:
@@ -108,7 +109,8 @@ def grid_over(backend: str, world: int) -> Grid:
         known = math.prod(size for size in axes.values() if size != -1)
         shape = tuple(world // known if size == -1 else size for size in axes.values())
         over = dict.fromkeys(axes, backend)
-        return init_device_mesh("cpu", shape, mesh_dim_names=tuple(axes), backend_override=over)
+        kind = torch.get_default_device().type
+        return init_device_mesh(kind, shape, mesh_dim_names=tuple(axes), backend_override=over)
 
     return grid
 
@@ -225,8 +227,8 @@ def stages_of(
         part = nn.Sequential(OrderedDict(layers[stage * size : (stage + 1) * size]))
         if data is not None:
             each_layer(fully_shard, part, data)
-        group = mesh.get_group("pipeline")
-        made.append(PipelineStage(part, stage, count, torch.device("cpu"), group=group))
+        device, group = torch.get_default_device(), mesh.get_group("pipeline")
+        made.append(PipelineStage(part, stage, count, device, group=group))
     return made
 
 
