@@ -5,7 +5,8 @@ torch DDP over Gloo with its default and other sizes, gradients as views of its 
 PLACE/MODEL/THREADS:
 
     host2/mlp/1              two ranks of this host, each with one thread of torch
-    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself
+    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself; host8/...
+                             has eight, for machines with a core for each
     1gbit/transformer/all    two hosts (network namespaces) with one rank each; the kernel shapes
                              what leaves them. Needs root.
 
@@ -41,11 +42,11 @@ from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job, turns
 
-HOSTS = {"host2": 2, "host4": 4}
+HOSTS = {"host2": 2, "host4": 4, "host8": 8}
 RATES = ("100mbit", "1gbit", "10gbit")
 THREADS = {"1": 1, "all": 0}
 CELLS = tuple("/".join(parts) for parts in product((*HOSTS, *RATES), MODELS, THREADS))
-USUAL = "host*,*bit/transformer/*,*bit/many/1"
+USUAL = "host2,host4,*bit/transformer/*,*bit/many/1"
 MEMORY_SHARE = 0.6  # of what is free, for gradients
 
 

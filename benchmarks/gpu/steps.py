@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 import dpcore
-from benchmarks.gpu.kernels import PLACE, ROUNDS
+from benchmarks.gpu.kernels import PLACE
 from benchmarks.gpu.models import ResNet50
-from dpcore.compare.ratios import in_turn
+from dpcore.compare.ratios import in_turn, paired
 from dpcore.compare.training.models import Language, ManyTensors
 
 STEP_TARGET = 0.95  # of the time of torch's, or less
-STEPS = 20
+STEPS, ROUNDS = 5, 25  # short turns, many of them: what slows the host down slows neighbours, too
 OVER_GROUP = "dpcore over torch's group"
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -84,9 +86,10 @@ def launches_of(model: nn.Module, step: Callable[[], None]) -> dict[str, Any]:
 
 
 def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str, Any]]:
-    """Median seconds of a step for each contender, round by round one after the other. dpcore over
-    NCCL of its own and over torch's group, as after changing one import; torch as it comes and with
-    its gradients as views, of which the faster one counts."""
+    """Median seconds of a step for each contender, round by round one after the other; beside them
+    the seconds in which the host had called everything. dpcore over NCCL of its own and over
+    torch's group, as after changing one import; torch as it comes and with its gradients as views,
+    of which the faster one counts."""
     torchs = nn.parallel.DistributedDataParallel
     world = dist.group.WORLD
     made = {
@@ -96,24 +99,35 @@ def steps(name: str, make: Callable[..., Contender], comm: Any) -> list[dict[str
         "torch": make(torchs),
         "torch, views": make(lambda module: torchs(module, gradient_as_bucket_view=True)),
     }
-    contenders = {contender: step for contender, (_, step) in made.items()}
-    rounds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    rounds: dict[str, list[float]] = {contender: [] for contender in made}
+    of_host: dict[str, list[float]] = {contender: [] for contender in made}
     for number in range(ROUNDS + 1):
-        for contender, step in in_turn(list(contenders.items()), number):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(STEPS):
-                step()
-            end.record()
-            torch.cuda.synchronize()
-            rounds[contender].append(begin.elapsed_time(end) * 1e-3 / STEPS)
-    seconds = {c: statistics.median(times[1:]) for c, times in rounds.items()}
-    best = min(seconds["torch"], seconds["torch, views"])
+        for contender, (_, step) in in_turn(list(made.items()), number):
+            seconds, called = seconds_of(step)
+            rounds[contender].append(seconds)
+            of_host[contender].append(called)
+    seconds_of_each = {c: statistics.median(times[1:]) for c, times in rounds.items()}
+    best = min(("torch", "torch, views"), key=seconds_of_each.__getitem__)
     rows: list[dict[str, Any]] = []
-    for contender, of_it in seconds.items():
+    for contender, of_it in seconds_of_each.items():
         row = {"what": "step", "model": name, "contender": contender, "seconds": of_it}
+        row["host_seconds"] = statistics.median(of_host[contender][1:])
         if isinstance(made[contender][0], dpcore.DataParallel):
-            row |= {"of_torch": of_it / best, "target_of_torch": STEP_TARGET}
-            row |= launches_of(*made[contender])
+            ratio = paired(rounds[contender][1:], rounds[best][1:])
+            row |= {"of_torch": ratio.median, "of_torch_estimate": asdict(ratio)}
+            row |= {"target_of_torch": STEP_TARGET} | launches_of(*made[contender])
         rows.append(row)
     return rows
+
+
+def seconds_of(step: Callable[[], None]) -> tuple[float, float]:
+    """Of one of several steps: on the GPU, and until the host had called it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    called = time.perf_counter() - started
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / STEPS, called / STEPS

@@ -74,7 +74,10 @@ def _of_torch(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         ranks = "one rank over torch's group of NCCL"
     beside = f"torch DDP over {library}: {time_text(seconds[best])}"
     beside += f" (without either {time_text(alone)})" if alone else ""
+    ratio = f"{row['of_torch']:.2f}"
+    if of := row.get("of_torch_estimate"):
+        ratio += f" ({of['low']:.2f} to {of['high']:.2f})"
     return (
         f"| a step of {_MODELS[row['model']]}, {ranks} | {time_text(row['seconds'])} | {beside}"
-        f" | {row['of_torch']:.2f} | ≤ {row['target_of_torch']:.2f} |"
+        f" | {ratio} | ≤ {row['target_of_torch']:.2f} |"
     )

@@ -101,6 +101,7 @@ def test_of_a_gpu_the_newest_rows_of_each_section_are_shown():
 
     copy = {"what": "copy", "section": "copy", "bytes_per_s": 8e9, "of_copy": 1.0}
     ours = stepped("dpcore", 2e-3, of_torch=0.5, target_of_torch=0.95, model="400-tensors")
+    sure = ours | {"of_torch_estimate": {"median": 0.5, "low": 0.375, "high": 0.625}}
     peers = [stepped("alone", 1e-3), stepped("torch", 5e-3), stepped("torch, views", 4e-3)]
     old = run("b" * 12, copy, reduced(0.25), ours, *peers)
     said = table_of_gpu([old, run("c" * 12, copy, reduced(0.5), reduced(0.125, inputs=2))])
@@ -110,5 +111,7 @@ def test_of_a_gpu_the_newest_rows_of_each_section_are_shown():
         "| 2.00 ms | torch DDP over NCCL: 4.00 ms (without either 1.00 ms) | 0.50 | ≤ 0.95 |"
         in said
     )
+    said_sure = table_of_gpu([run("b" * 12, copy, sure, *peers)])
+    assert "| 0.50 (0.38 to 0.62) | ≤ 0.95 |" in said_sure
     assert "one GPU (driver 5.1, CUDA 13.0, NCCL 2.28, torch 2.11), commit cccccccccc on" in said
     assert "bbbbbbbbbb on 2026-11-22" in said
