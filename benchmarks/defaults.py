@@ -5,8 +5,8 @@ torch DDP over Gloo with its default and other sizes, gradients as views of its 
 PLACE/MODEL/THREADS:
 
     host2/mlp/1              two ranks of this host, each with one thread of torch
-    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself; host8/...
-                             has eight, for machines with a core for each
+    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself
+    host8/many/1             eight, for machines with a core for each
     1gbit/transformer/all    two hosts (network namespaces) with one rank each; the kernel shapes
                              what leaves them. Needs root.
 

@@ -156,18 +156,11 @@ def test_every_command_is_of_a_tested_kind():
     assert [c for c in commands() if c.startswith("pip")] == ["pip install --no-build-isolation ."]
 
 
-def test_figures_are_those_of_the_committed_results():
-    assert set(re.findall(r"<!-- figures: (\w+) -->", TEXT)) == set(readme.TABLES)
-    assert readme.rendered(TEXT) == TEXT
-    performance = readme.PERFORMANCE.read_text()
-    assert set(re.findall(r"<!-- figures: (\w+) -->", performance)) == set(readme.MORE_TABLES)
-    assert readme.rendered(performance) == performance
-    torchs = readme.TORCH_DISTRIBUTED.read_text()
-    assert set(re.findall(r"<!-- figures: (\w+) -->", torchs)) == set(readme.TABLES_OF_TORCH)
-    assert readme.rendered(torchs) == torchs
-    gpus = readme.GPU.read_text()
-    assert set(re.findall(r"<!-- figures: (\w+) -->", gpus)) == set(readme.TABLES_OF_GPUS)
-    assert readme.rendered(gpus) == gpus
+@pytest.mark.parametrize("name", readme.DOCUMENTS)
+def test_figures_are_those_of_the_committed_results(name):
+    text = (readme.ROOT / name).read_text()
+    assert set(re.findall(r"<!-- figures: (\w+) -->", text)) == set(readme.DOCUMENTS[name])
+    assert readme.rendered(name, text) == text
 
 
 def test_a_commit_with_changes_is_shown_as_one():

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks import defaults, readme
-from benchmarks.harness import beside_default
+from benchmarks import defaults
+from benchmarks.harness import beside_default, step_tables
 from dpcore.compare.ratios import in_turn, paired, turns
 from tests.faults.hosts import why_not
 
@@ -79,7 +79,7 @@ def test_targets_and_the_table():
         "commit": "abc",
         "load": 1,
     }
-    markdown = readme.table_of_defaults([facts | one for one in lines])
+    markdown = step_tables.table_of_defaults([facts | one for one in lines])
     assert "| host2/many/1 | 10.0 ms | 0.97 (1.03) | – | 1.02 (**1.04**) |" in markdown
     assert "| 0.95 (**1.00**) | 1.15 (1.20) torch 1 |" in markdown
     again = [*lines, line("dpcore bucketed 1", 0.9, 1.0)]  # measured once more

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks import local_updates, readme
+from benchmarks import local_updates
+from benchmarks.harness import step_tables
 
 
 def test_a_short_run(tmp_path, monkeypatch):
@@ -29,7 +30,7 @@ def test_a_short_run(tmp_path, monkeypatch):
     assert sent["LocalSGD 8"] == sent["DiLoCo 8"] == pytest.approx(parameters, rel=0.1)
     # A quarter of the bytes, of three of four fragments, and of the last one what has left by then.
     assert parameters / 4 * 3 / 4 * 0.9 < sent["DiLoCo 8 streamed"] < parameters / 4 * 1.1
-    table = readme.table_of_local_updates(list(records.values()))
+    table = step_tables.table_of_local_updates(list(records.values()))
     assert all(f"| {name} | " in table for name in records)
 
 

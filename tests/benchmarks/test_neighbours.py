@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import neighbours as benchmark
-from benchmarks import readme
+from benchmarks.harness import step_tables
 from benchmarks.harness.neighbours import Neighbours, neighbours
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -76,7 +76,7 @@ def test_ratios():
     assert "takes 2.00 times as long" in text
     facts = {"machine": {"cores": 2, "cpu": "any"}, "date": "2026-11-23", "commit": "abc"}
     row = "| FSDP2 | 1000.0 ms | 3000.0 ms | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |"
-    assert row in readme.table_of_neighbours([facts | line for line in lines])
+    assert row in step_tables.table_of_neighbours([facts | line for line in lines])
 
 
 @pytest.mark.hurried  # with busy loops of its own

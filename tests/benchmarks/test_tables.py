@@ -1,6 +1,7 @@
 """The tables of documents name the runs that they show, and hold where something is missing."""
 
-from benchmarks import links, readme
+from benchmarks import links
+from benchmarks.harness import collective_tables, step_tables
 from benchmarks.harness.backend_tables import tables
 from benchmarks.harness.gpu_table import table_of_gpu
 
@@ -18,15 +19,15 @@ def incast(link, algorithm, **more):
 def test_rows_of_two_runs_name_both():
     old = [incast("1gbit", "auto", load=9.0), incast("100mbit", "auto", load=2.0)]
     new = incast("1gbit", "auto", commit="b" * 12)
-    said = readme.table_of_incast([*old, new])
+    said = collective_tables.table_of_incast([*old, new])
     assert "shaped 100mbit on 2 cores of an CPU (2026-11-22, commit aaaaaaaaaa)" in said
     assert "shaped 1gbit on 2 cores of an CPU (2026-11-22, commit bbbbbbbbbb)" in said
     assert "up to 2." in said  # the load of 9 was in a run that is not shown
-    assert "Medians of one run on 2 cores" in readme.table_of_incast([new])
+    assert "Medians of one run on 2 cores" in collective_tables.table_of_incast([new])
 
 
 def test_an_algorithm_that_was_left_out_has_a_dash():
-    said = readme.table_of_incast([incast("1gbit", "auto"), incast("100mbit", "ring")])
+    said = collective_tables.table_of_incast([incast("1gbit", "auto"), incast("100mbit", "ring")])
     assert "| 1.500 | – |" in said
     assert "| – | 1.500 |" in said
 
@@ -39,7 +40,7 @@ def across(contender, **more):
 def test_a_column_shows_the_run_of_its_oracle_only():
     records = [across("torch 1", commit="b" * 12), across("dpcore oracle"), across("torch 4")]
     records.append(across("torch 4", commit="c" * 12))
-    said = readme.table_of_across_steps(records)
+    said = step_tables.table_of_across_steps(records)
     assert "torch 1" not in said
     assert "| torch 4 | 200.0 ms (2.00) | 1.00 |" in said
     assert said.count("commit") == 1
@@ -49,22 +50,22 @@ def test_contenders_that_failed_or_are_absent_have_a_dash():
     shaped = {"step_s": 0.1, "of_bound": 1.0, "bound_s": 0.1}
     records = [record(rate=rate, contender="alone", **shaped) for rate in ("1gbit", "10gbit")]
     records.append(record(rate="1gbit", contender="torch", **shaped))
-    assert "| torch | 100 ms (1.00) | – |" in readme.table_of_shaped_link(records)
+    assert "| torch | 100 ms (1.00) | – |" in step_tables.table_of_shaped_link(records)
     cell = {"world": 2, "bytes": 8, "collective": "all_reduce", "role": "ours"}
     failed = record(contender="dpcore plain", missing="it died", rounds_s=[], **cell)
-    assert "| all_reduce | 2 | – |" in readme.table_of_collectives([failed])
+    assert "| all_reduce | 2 | – |" in collective_tables.table_of_collectives([failed])
     gloo = record(contender="Gloo", median_s=1.0, rounds_s=[1.0], **cell)
     assert "| 8 B | – | **1000.0 ms**" in tables([failed, gloo])
     links_ = [
         record(settings={"link": "lo"}, contender="a", **{**cell, "bytes": 8}, median_s=1.0),
         record(settings={"link": "lo"}, contender="b", **{**cell, "bytes": 64}, median_s=1.0),
     ]
-    assert "| lo | 8 B | 1000.0 ms | – |" in readme.table_of_network(links_)
+    assert "| lo | 8 B | 1000.0 ms | – |" in collective_tables.table_of_network(links_)
     peaks = [
         record(model=model, contender=who, peak_bytes=1 << 20)
         for model, who in (("mlp", "a"), ("mlp", "b"), ("many", "a"))
     ]
-    assert "| 1.0 | – |" in readme.table_of_memory(peaks)
+    assert "| 1.0 | – |" in step_tables.table_of_memory(peaks)
 
 
 def test_links_keeps_every_round_and_changes_the_order():

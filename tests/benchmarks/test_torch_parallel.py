@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks import readme
 from benchmarks import torch_parallel as benchmark
+from benchmarks.harness import strategies_table
 from benchmarks.harness.torch_strategies import OVERLAPPING
 
 
@@ -25,11 +25,11 @@ def test_records_and_tables():
     lines[0]["of_gloo"]["high"] = 1.1
     assert "0.50 (0.50-1.10)*" in benchmark.table(lines)
     facts = {"machine": {"cores": 2, "cpu": "any"}, "date": "2026-11-23", "commit": "abc"}
-    table = readme.table_of_torch_parallel([facts | line for line in lines])
+    table = strategies_table.table_of_torch_parallel([facts | line for line in lines])
     assert "| 1F1B | 4000.0 ms | 8000.0 ms | 0.50 (0.50 to 1.10) |" in table
     assert f"| {OVERLAPPING} | 2000.0 ms | refuses it | |" in table
     of_both = [facts | line | {"world": world} for line in lines for world in (4, 2)]
-    two, four = readme.table_of_torch_parallel(of_both).split("\n\n| |")
+    two, four = strategies_table.table_of_torch_parallel(of_both).split("\n\n| |")
     assert "of 2 ranks" in two and "of 4 ranks" in four
     assert two.count("| 1F1B |") == four.count("| 1F1B |") == 1
 
