@@ -288,7 +288,7 @@ class Communicator:
     ) -> Work | None:
         """The collectives with a part per rank; one list of sizes stands for both."""
 
-    def barrier(self, timeout: float, asynchronous: bool, /) -> Work | None:
+    def barrier(self, *, timeout: float = 0.0, async_op: bool = False) -> Work | None:
         """Completes when every rank has entered it."""
 
     def message(
@@ -670,7 +670,7 @@ def _choose_barrier(uuids: Sequence[str], wish: str) -> str:
 def quick_method(
     function: _Function,
     target: str,
-    first: str | bool,
+    first: str | bool | None,
     names: tuple[str, ...],
     positional: int,
     operators: tuple[str, ...],

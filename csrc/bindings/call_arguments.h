@@ -111,6 +111,16 @@ class CallArguments {
   PyObject* const* end_;
 };
 
+// Names in a program's text are interned, and so are these: the same name is the same object.
+template <size_t count>
+std::array<PyObject*, count> interned(const std::array<const char*, count>& texts) {
+  std::array<PyObject*, count> names{};
+  for (size_t i = 0; i < count; ++i) {
+    names[i] = PyUnicode_InternFromString(texts[i]);
+  }
+  return names;
+}
+
 // The options of collectives and messages, by name; one that was not given has a null handle.
 class KeywordArguments {
  public:
@@ -149,15 +159,8 @@ class KeywordArguments {
       "op",       "factor",  "root",   "input_sizes", "output_sizes", "algorithm",
       "priority", "timeout", "layout", "async_op",    "tag"};
 
-  // Names in a program's text are interned, and so are these: the same name is the same object.
   static size_t index_of(PyObject* name) {
-    static const std::array<PyObject*, kNames> known = [] {
-      std::array<PyObject*, kNames> interned{};
-      for (size_t i = 0; i < kNames; ++i) {
-        interned[i] = PyUnicode_InternFromString(kTexts[i]);
-      }
-      return interned;
-    }();
+    static const auto known = interned(kTexts);
     for (size_t i = 0; i < kNames; ++i) {
       if (known[i] == name) {
         return i;

@@ -6,6 +6,8 @@
 // again would cost a good part of what the operation takes.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,15 @@ constexpr size_t kShortBytes = 16384;
 constexpr int kLooksWithGil = 32;
 
 using Option = KeywordArguments;
+
+Collective collective_of(py::handle name) {
+  static const auto known =
+      interned(std::array{"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
+                          "gather", "scatter", "all_to_all", "barrier"});
+  const auto found = std::find(known.begin(), known.end(), name.ptr());
+  return found != known.end() ? static_cast<Collective>(found - known.begin())
+                              : parse_collective(CallArguments::text_of(name, "collective"));
+}
 
 // What all collectives share.
 template <class Comm>
@@ -187,7 +198,7 @@ Request in_place(Collective collective, const Buffer& buffer) {
 template <class Comm>
 py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
                  const KeywordArguments& options) {
-  const Collective collective = parse_collective(arguments.text("collective"));
+  const Collective collective = collective_of(arguments.object());
   Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
   Request request = in_place(collective, buffer);
   read_reduction(request, options, comm.core->world());
@@ -201,7 +212,7 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
   const auto world = static_cast<size_t>(comm.core->world());
   const auto rank = static_cast<size_t>(comm.core->rank());
   Request request;
-  const Collective kind = request.collective = parse_collective(arguments.text("collective"));
+  const Collective kind = request.collective = collective_of(arguments.object());
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
   read_reduction(request, options, comm.core->world());
@@ -273,11 +284,9 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
                  out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 
-py::object barrier(PyCommunicator& comm, py::handle self, CallArguments& arguments) {
-  Call call;
-  call.timeout = CallArguments::timeout_of(arguments.object(), "timeout");
-  call.asynchronous = arguments.flag();
-  return perform(comm, self, Request{}, call, {}, {});
+py::object barrier(PyCommunicator& comm, py::handle self, CallArguments&,
+                   const KeywordArguments& options) {
+  return perform(comm, self, Request{}, call_of(comm, options), {}, {});
 }
 
 py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments,

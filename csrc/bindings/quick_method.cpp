@@ -30,11 +30,13 @@ struct QuickMethod {
   PyObject* dict;         // __wrapped__, __doc__ and what else functools.update_wrapper copies
   PyObject* function;     // for all other calls
   PyObject* target;       // the name of the core's method
-  PyObject* first;        // its first argument: which collective
+  PyObject* first;        // its first argument: which collective; or none
   PyObject* names;        // of the leading parameters
   PyObject* operators;    // the core's words; others are the function's to translate
   Py_ssize_t positional;  // the core takes so many by position and the rest by name
   std::array<PyObject*, kMostNames + 1> options;  // for each number of names: those by name
+  PyTypeObject* core;                             // of the communicator that was called last,
+  PyObject* core_method;                          // and what its type has by the name `target`
 };
 
 PyObject* op_name() {
@@ -80,12 +82,32 @@ std::optional<Py_ssize_t> plain_arguments(const QuickMethod& method, PyObject* c
   return count + named;
 }
 
+// The method of this instance's type, where that is one of C; it is looked for where the type is
+// another one than last time.
+PyObject* core_method_of(QuickMethod& method, PyObject* native) {
+  PyTypeObject* type = Py_TYPE(native);
+  if (type == method.core) [[likely]] {
+    return method.core_method;
+  }
+  PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), method.target);
+  if (found == nullptr || Py_TYPE(found) != &PyMethodDescr_Type) {
+    PyErr_Clear();
+    Py_XDECREF(found);
+    return nullptr;
+  }
+  Py_INCREF(type);
+  Py_XSETREF(method.core, type);
+  Py_XSETREF(method.core_method, found);
+  return found;
+}
+
 PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
                             PyObject* keywords) {
-  const QuickMethod& method = *reinterpret_cast<QuickMethod*>(self);
+  QuickMethod& method = *reinterpret_cast<QuickMethod*>(self);
   const Py_ssize_t count = PyVectorcall_NARGS(flags) - 1;  // without the instance
   std::array<PyObject*, kMostNames + 2> stack;             // instance, first, values
-  PyObject** values = stack.data() + 2;
+  const size_t leading = method.first == Py_None ? 1 : 2;
+  PyObject** values = stack.data() + leading;
   std::optional<Py_ssize_t> given;
   if (count >= 0) {
     given = plain_arguments(method, args + 1, count, keywords, values);
@@ -98,10 +120,15 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
     return nullptr;
   }
   stack[0] = native;
-  stack[1] = method.first;
-  PyObject* result = PyObject_VectorcallMethod(
-      method.target, stack.data(), 2 + static_cast<size_t>(method.positional),
-      method.options[static_cast<size_t>(*given - method.positional)]);
+  if (leading > 1) {
+    stack[1] = method.first;
+  }
+  const size_t positional = leading + static_cast<size_t>(method.positional);
+  PyObject* options = method.options[static_cast<size_t>(*given - method.positional)];
+  PyObject* core = core_method_of(method, native);
+  PyObject* result =
+      core != nullptr ? PyObject_Vectorcall(core, stack.data(), positional, options)
+                      : PyObject_VectorcallMethod(method.target, stack.data(), positional, options);
   Py_DECREF(native);
   return result;
 }
@@ -120,8 +147,9 @@ PyObject* name_of_method(PyObject* self, PyObject*) {
 void forget(PyObject* self) {
   PyObject_ClearWeakRefs(self);
   auto& method = *reinterpret_cast<QuickMethod*>(self);
-  for (PyObject* each : {method.dict, method.function, method.target, method.first, method.names,
-                         method.operators}) {
+  for (PyObject* each :
+       {method.dict, method.function, method.target, method.first, method.names, method.operators,
+        reinterpret_cast<PyObject*>(method.core), method.core_method}) {
     Py_XDECREF(each);
   }
   for (PyObject* each : method.options) {

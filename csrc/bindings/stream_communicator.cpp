@@ -191,7 +191,7 @@ void register_stream_communicator(py::module_& m) {
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
-      .def("barrier", barrier)
+      .def("barrier", barrier, arg("timeout") = 0.0, arg("async_op") = false)
       .def("message", message, arg("sends"), arg("tensor"), arg("peer"), arg("tag") = 0,
            arg("timeout") = 0.0, arg("async_op") = false)
       .def("messages", messages)

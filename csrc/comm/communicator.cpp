@@ -107,7 +107,7 @@ void Communicator::check_usable() const {
 }
 
 template <class T>
-std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool) {
+T& Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool) {
   // From the one that was found last, around; the two pools share the index to begin at.
   size_t at = pool_at_ < pool.size() ? pool_at_ : 0;
   for (size_t i = 0; i < pool.size(); ++i) {
@@ -115,22 +115,22 @@ std::shared_ptr<T> Communicator::from_pool(std::vector<std::shared_ptr<T>>& pool
     if (candidate.use_count() == 1 &&
         candidate->status.load(std::memory_order_acquire) != Operation::pending) {
       pool_at_ = at;
-      return candidate;
+      return *candidate;
     }
     at = at + 1 < pool.size() ? at + 1 : 0;
   }
   pool.push_back(std::make_shared<T>());
-  return pool.back();
+  return *pool.back();
 }
 
-int64_t Communicator::set_deadline(Operation& operation, double timeout_s) const {
+void Communicator::make_pending(Operation& operation, double timeout_s) const {
   operation.timeout_s = timeout_s > 0 ? timeout_s : options_.timeout_s;
   const int64_t patience = to_ns(operation.timeout_s);
   operation.deadline_ns = now_roughly_ns() + patience;
   if (Network* network = endpoint().network()) {
     network->bear_silence(patience);
   }
-  return operation.deadline_ns;
+  operation.status.store(Operation::pending, std::memory_order_relaxed);
 }
 
 std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule) {
@@ -142,57 +142,54 @@ void Communicator::check(const Request& request) const {
   check_operator(request);
 }
 
-std::shared_ptr<CollectiveOperation> Communicator::prepare(Request&& request,
-                                                           const std::string& algorithm) {
-  const double timeout = request.timeout_s;
+CollectiveOperation& Communicator::prepare(Request&& request, const std::string& algorithm) {
   choose_algorithm(request, algorithm);
-  auto operation = from_pool(pool_);
-  operation->prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
-  set_deadline(*operation, timeout);
+  CollectiveOperation& operation = from_pool(pool_);
+  operation.prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
+  make_pending(operation, operation.asked_timeout_s());
   ++next_number_;
   return operation;
 }
 
-Work Communicator::begin(Request request, const std::string& algorithm, int looks) {
+Work Communicator::begin(Request&& request, const std::string& algorithm, int looks) {
   check(request);
   Engine& engine = context_->engine();
-  std::shared_ptr<CollectiveOperation> operation;
-  bool runs_inline = false;
+  Operation* operation = nullptr;
   {
     const std::lock_guard<SpinLock> lock(submission_);
-    operation = prepare(std::move(request), algorithm);
-    runs_inline = engine.try_begin_inline();
-    if (!runs_inline) {
-      engine.submit(operation, false);
+    operation = &prepare(std::move(request), algorithm);
+    if (!engine.try_begin_inline()) {
+      Work work = operation->shared_from_this();
+      engine.submit(work, false);
+      return work;
     }
   }
-  if (!runs_inline || !engine.run_inline(operation, looks)) {
-    return operation;
-  }
-  if (operation->status.load(std::memory_order_relaxed) == Operation::failed) {
+  Work pending;
+  if (engine.run_inline(*operation, looks, pending) == Operation::failed) {
     group_->raise_failure();
   }
-  return nullptr;
+  return pending;
 }
 
-void Communicator::run(Request request, const std::string& algorithm,
+void Communicator::run(Request&& request, const std::string& algorithm,
                        const Engine::Interrupt& interrupt) {
   if (const Work pending = begin(std::move(request), algorithm, Engine::kLooksBeforeSleep)) {
     wait(*pending, 0, interrupt);
   }
 }
 
-Work Communicator::submit(Request request, const std::string& algorithm, bool background,
+Work Communicator::submit(Request&& request, const std::string& algorithm, bool background,
                           Work after) {
   check(request);
   if (background) {
     context_->engine().be_ready_for_background();
   }
   const std::lock_guard<SpinLock> lock(submission_);
-  auto operation = prepare(std::move(request), algorithm);
-  operation->follow(std::move(after));
-  context_->engine().submit(operation, background);
-  return operation;
+  CollectiveOperation& operation = prepare(std::move(request), algorithm);
+  operation.follow(std::move(after));
+  Work work = operation.shared_from_this();
+  context_->engine().submit(work, background);
+  return work;
 }
 
 void Communicator::check_message(const MessageCall& call) const {
@@ -204,10 +201,10 @@ void Communicator::check_message(const MessageCall& call) const {
   }
 }
 
-std::shared_ptr<MessageOperation> Communicator::prepare_message(const MessageCall& call) {
-  auto operation = from_pool(message_pool_);
-  operation->prepare(shared_, call);
-  set_deadline(*operation, call.timeout_s);
+MessageOperation& Communicator::prepare_message(const MessageCall& call) {
+  MessageOperation& operation = from_pool(message_pool_);
+  operation.prepare(shared_, call);
+  make_pending(operation, call.timeout_s);
   return operation;
 }
 
@@ -215,20 +212,20 @@ Work Communicator::submit_message(const MessageCall& call) {
   check_message(call);
   context_->engine().be_ready_for_background();
   const std::lock_guard<SpinLock> lock(submission_);
-  auto operation = prepare_message(call);
-  context_->engine().submit(operation, true);
-  return operation;
+  Work work = prepare_message(call).shared_from_this();
+  context_->engine().submit(work, true);
+  return work;
 }
 
 void Communicator::run_message(const MessageCall& call, const Engine::Interrupt& interrupt) {
   check_message(call);
-  std::shared_ptr<MessageOperation> operation;
+  Work work;
   {
     const std::lock_guard<SpinLock> lock(submission_);
-    operation = prepare_message(call);
-    context_->engine().submit(operation, false);
+    work = prepare_message(call).shared_from_this();
+    context_->engine().submit(work, false);
   }
-  wait(*operation, 0, interrupt);
+  wait(*work, 0, interrupt);
 }
 
 void Communicator::wait(Operation& operation, double timeout_s,

@@ -93,7 +93,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   SharedState& shared() const { return *shared_; }
 
   // `algorithm` empty: the communicator's own. Validates before anything is submitted.
-  void run(Request request, const std::string& algorithm, const Engine::Interrupt& interrupt);
+  void run(Request&& request, const std::string& algorithm, const Engine::Interrupt& interrupt);
   // What every rank says of itself: a value of plain memory.
   template <class Value>
   std::vector<Value> hear_all(const Value& own, const Engine::Interrupt& interrupt) {
@@ -108,11 +108,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   // The same as run(), but returns the operation to be waited for when it is not complete after so
   // many looks, and null when it is.
-  Work begin(Request request, const std::string& algorithm, int looks);
+  Work begin(Request&& request, const std::string& algorithm, int looks);
   // Throws before the operation has a number, or not at all. Not in `background`: only waits drive
   // it, so somebody must wait for it on every rank. `after`: one of this communicator's that makes
   // what this one sends; they follow each other without anybody's wait.
-  Work submit(Request request, const std::string& algorithm, bool background = true,
+  Work submit(Request&& request, const std::string& algorithm, bool background = true,
               Work after = nullptr);
   // The same for a schedule made by the user.
   std::shared_ptr<const Program> program_of(const Schedule& schedule);
@@ -150,15 +150,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Where data has to travel as messages.
   bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }
   void check(const Request& request) const;
-  // Both under the submission lock.
-  std::shared_ptr<CollectiveOperation> prepare(Request&& request, const std::string& algorithm);
-  std::shared_ptr<MessageOperation> prepare_message(const MessageCall& call);
+  // Both under the submission lock. The operation is the pool's, and nobody takes it out of there
+  // again before it is complete.
+  CollectiveOperation& prepare(Request&& request, const std::string& algorithm);
+  MessageOperation& prepare_message(const MessageCall& call);
   void check_message(const MessageCall& call) const;
   template <class T>
-  std::shared_ptr<T> from_pool(std::vector<std::shared_ptr<T>>& pool);
-  int64_t set_deadline(Operation& operation, double timeout_s) const;
+  T& from_pool(std::vector<std::shared_ptr<T>>& pool);
+  void make_pending(Operation& operation, double timeout_s) const;
 
   Options options_;
+  const bool is_open_ = options_.algorithm == "auto";  // which algorithm runs
   std::shared_ptr<Context> context_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<SharedState> shared_;

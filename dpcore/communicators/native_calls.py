@@ -388,9 +388,10 @@ class NativeCalls(OtherNames):
     def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
     @overload
     def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
+    @quick("barrier")
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
-        native = self._native.barrier(timeout, async_op)
+        native = self._native.barrier(timeout=timeout, async_op=async_op)
         return None if native is None else Work(native, [])
 
     monitored_barrier = barrier

@@ -12,9 +12,9 @@ from dpcore.communicators.checks import OPERATORS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def quick(target: str, first: str | bool) -> Callable[[Function], Function]:
+def quick(target: str, first: str | bool | None = None) -> Callable[[Function], Function]:
     """A plain call goes straight to the core's method ``target``, with ``first`` as its first
-    argument; every other call is left to the function."""
+    argument, where there is one; every other call is left to the function."""
 
     def quicker(function: Function) -> Function:
         text = cast("FunctionType", function)

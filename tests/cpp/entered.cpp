@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -88,7 +89,7 @@ void run_rank(Options options, size_t bytes, int calls, std::barrier<>& together
     if (is_late && options.rank == 1) {
       std::this_thread::sleep_for(kLate);
     }
-    comm->run(request, "auto", nullptr);
+    comm->run(std::move(request), "auto", nullptr);
     together.arrive_and_wait();
     if (options.rank == 0) {
       __atomic_store_n(&is_recording, false, __ATOMIC_RELEASE);

@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -155,7 +156,7 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
       std::copy(one->input.begin(), one->input.end(), one->result);
       request.input = request.output;
     }
-    one->work = comm->submit(request, algorithm);
+    one->work = comm->submit(std::move(request), algorithm);
     if (asynchronous) {
       pending.push_back(std::move(one));
     } else {
@@ -168,8 +169,7 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
     }
     if (round % 40 == 17) {
       const auto part = comm->split(rank % 2, rank, nullptr);
-      Request barrier;
-      part->run(barrier, "", nullptr);
+      part->run(Request{}, "", nullptr);
       part->close();
     }
     if (round % 10 == 3 && world > 1) {
@@ -204,7 +204,7 @@ void run_rank(int rank, int world, unsigned seed, int rounds, std::shared_ptr<Tc
       failed = true;
     } else if (world > 1) {
       for (int i = 0; i < 100; ++i) {
-        comm->run(last, "", nullptr);
+        comm->run(Request(last), "", nullptr);
       }
     } else {
       failed = true;

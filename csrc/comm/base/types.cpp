@@ -1,4 +1,4 @@
-// Names, sizes and validity of element types, operators and collectives.
+// Names and validity of element types, operators and collectives.
 #include "comm/base/types.h"
 
 #include <array>
@@ -12,23 +12,22 @@ namespace {
 struct DTypeInfo {
   std::string_view name;
   std::string_view short_name;
-  size_t size;
 };
 
 // In the order of the enum.
 constexpr std::array<DTypeInfo, kDTypeCount> kDTypes{{
-    {"float64", "f64", 8},
-    {"float32", "f32", 4},
-    {"float16", "f16", 2},
-    {"bfloat16", "bf16", 2},
-    {"int64", "i64", 8},
-    {"int32", "i32", 4},
-    {"int16", "i16", 2},
-    {"int8", "i8", 1},
-    {"uint8", "u8", 1},
-    {"bool", "boolean", 1},
-    {"complex64", "c64", 8},
-    {"complex128", "c128", 16},
+    {"float64", "f64"},
+    {"float32", "f32"},
+    {"float16", "f16"},
+    {"bfloat16", "bf16"},
+    {"int64", "i64"},
+    {"int32", "i32"},
+    {"int16", "i16"},
+    {"int8", "i8"},
+    {"uint8", "u8"},
+    {"bool", "boolean"},
+    {"complex64", "c64"},
+    {"complex128", "c128"},
 }};
 
 constexpr std::array<std::string_view, kReduceOpCount> kReduceOps{
@@ -55,8 +54,6 @@ Enum parse(std::string_view what, std::string_view name, int count) {
 }
 
 }  // namespace
-
-size_t size_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
 
 std::string_view name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
@@ -85,25 +82,6 @@ DType parse_dtype(std::string_view name) {
 
 Collective parse_collective(std::string_view name) {
   return parse<Collective>("collective", name, kCollectiveCount);
-}
-
-bool has_root(Collective kind) {
-  return kind == Collective::broadcast || kind == Collective::reduce ||
-         kind == Collective::gather || kind == Collective::scatter;
-}
-
-bool comes_from_root(Collective kind) {
-  return kind == Collective::broadcast || kind == Collective::scatter;
-}
-
-bool reduces(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
-         kind == Collective::reduce;
-}
-
-bool is_on_whole(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::broadcast ||
-         kind == Collective::reduce;
 }
 
 bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }

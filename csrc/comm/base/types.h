@@ -4,6 +4,7 @@
 // below it) knows torch, CUDA, threads or the network.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -29,7 +30,11 @@ enum class Collective : uint8_t {
 };
 inline constexpr int kCollectiveCount = 9;
 
-size_t size_of(DType dtype);
+// Inline, with what is asked of collectives below, as a small operation asks it many times.
+constexpr size_t size_of(DType dtype) {
+  constexpr std::array<uint8_t, kDTypeCount> kSizes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
+  return kSizes[static_cast<size_t>(dtype)];
+}
 std::string_view name_of(DType dtype);
 std::string_view name_of(ReduceOp op);
 std::string_view name_of(Collective kind);
@@ -40,14 +45,25 @@ DType parse_dtype(std::string_view name);
 Collective parse_collective(std::string_view name);
 
 // Whether one rank of it is special: of broadcast, reduce, gather and scatter.
-bool has_root(Collective kind);
+constexpr bool has_root(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::reduce ||
+         kind == Collective::gather || kind == Collective::scatter;
+}
 // Whether all that others get is the root's: broadcast and scatter.
-bool comes_from_root(Collective kind);
+constexpr bool comes_from_root(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::scatter;
+}
 // Whether it adds up what ranks bring: all_reduce, reduce and reduce_scatter.
-bool reduces(Collective kind);
+constexpr bool reduces(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+         kind == Collective::reduce;
+}
 // Whether all ranks have all of one buffer: all_reduce, broadcast and reduce. Of the others each
 // has a part.
-bool is_on_whole(Collective kind);
+constexpr bool is_on_whole(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::broadcast ||
+         kind == Collective::reduce;
+}
 
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
 // no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as

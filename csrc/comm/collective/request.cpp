@@ -7,17 +7,6 @@
 
 namespace dpcore {
 
-Fingerprint fingerprint_of(const Request& request) {
-  return {static_cast<uint8_t>(request.collective),
-          static_cast<uint8_t>(request.dtype),
-          static_cast<uint8_t>(request.op),
-          static_cast<uint8_t>(request.force),
-          request.root,
-          request.count,
-          request.layout,
-          request.algorithm};
-}
-
 void check_operator(const Request& request) {
   if (!is_valid(request.op, request.dtype)) {
     throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +

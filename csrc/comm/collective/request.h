@@ -37,7 +37,16 @@ struct Request {
 };
 
 // What of it all ranks must agree on.
-Fingerprint fingerprint_of(const Request& request);
+inline Fingerprint fingerprint_of(const Request& request) {
+  return {static_cast<uint8_t>(request.collective),
+          static_cast<uint8_t>(request.dtype),
+          static_cast<uint8_t>(request.op),
+          static_cast<uint8_t>(request.force),
+          request.root,
+          request.count,
+          request.layout,
+          request.algorithm};
+}
 // Throws Unsupported when its operator has no meaning for its elements.
 void check_operator(const Request& request);
 // Throws Unsupported when a rank can't send to `peer` or receive from it.

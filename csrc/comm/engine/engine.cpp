@@ -98,9 +98,9 @@ bool Engine::try_begin_inline() {
   return false;
 }
 
-bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) {
+Operation::Status Engine::run_inline(Operation& running, int looks,
+                                     std::shared_ptr<Operation>& pending) {
   ProgressLock lock(*this, ProgressLock::Taken{});
-  Operation& running = *operation;
   running.begun_ns = 0;
   running.blocked_since_ns = 0;
   running.in_background = false;
@@ -108,14 +108,14 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
   if (++inline_runs_ % kRunsPerNote == 0) {
     endpoint_->note_processor();
   }
-  running.status.store(Operation::pending, std::memory_order_relaxed);
   for (int rounds = 0; rounds < looks && !is_progress_lock_wanted();) {
     const Operation::Progress progress = advance_or_fail(running);
     const bool failed = running.group().failed();
     if (failed || progress == Operation::Progress::finished) {
+      const auto status = failed ? Operation::failed : Operation::done;
       running.retire();
-      running.status.store(failed ? Operation::failed : Operation::done, std::memory_order_release);
-      return true;
+      running.status.store(status, std::memory_order_release);
+      return status;
     }
     if (progress == Operation::Progress::blocked) {
       if (endpoint_->oversubscribed() || is_looking_in_vain(++rounds)) {
@@ -124,10 +124,11 @@ bool Engine::run_inline(const std::shared_ptr<Operation>& operation, int looks) 
       pause_between_looks();
     }
   }
-  running.self = operation;
+  pending = running.shared_from_this();
+  running.self = pending;
   count_in_flight(running);
-  active_.push_back(operation);
-  return false;
+  active_.push_back(pending);
+  return Operation::pending;
 }
 
 // ---- waiting ---------------------------------------------------------------------------------
@@ -379,22 +380,6 @@ void Engine::complete(size_t index, Operation::Status status) {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     endpoint_->wake_own_threads();
   }
-}
-
-bool Engine::relieve_all() {
-  bool changed = false;
-  for (const auto& operation : active_) {
-    changed |= operation->relieve();
-  }
-  return changed;
-}
-
-int64_t Engine::next_event_ns() const {
-  int64_t next = INT64_MAX;
-  for (const auto& operation : active_) {
-    next = std::min(next, operation->next_event_ns());
-  }
-  return next;
 }
 
 }  // namespace dpcore

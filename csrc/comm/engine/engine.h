@@ -67,10 +67,11 @@ class Engine {
   void submit(std::shared_ptr<Operation> operation, bool background);
   // The short way for a synchronous operation while nothing else is in flight: without a list, a
   // queue or a count. try_begin_inline() takes the progress lock, or says that this is not the
-  // moment; run_inline() gives it back. True: the operation is complete. False: it is in flight, as
-  // after submit(), since it did not come to an end within so many looks, or others want the lock.
+  // moment; run_inline() gives it back. Done or failed: the operation is complete, and the pool's
+  // again. Pending: it is in flight, as after submit(), and `pending` holds it, since it did not
+  // come to an end within so many looks, or others want the lock.
   bool try_begin_inline();
-  bool run_inline(const std::shared_ptr<Operation>& operation, int looks);
+  Operation::Status run_inline(Operation& running, int looks, std::shared_ptr<Operation>& pending);
   // Returns true when the operation is complete (also when it failed), false at the deadline.
   bool wait(Operation& operation, int64_t deadline_ns, const Interrupt& interrupt);
   // Until nothing of the group is in flight any more, or the deadline is over.

@@ -144,4 +144,20 @@ void Engine::drain(const Group& group, int64_t deadline_ns, const Interrupt& int
   leave_rest_to_progress_thread();
 }
 
+bool Engine::relieve_all() {
+  bool changed = false;
+  for (const auto& operation : active_) {
+    changed |= operation->relieve();
+  }
+  return changed;
+}
+
+int64_t Engine::next_event_ns() const {
+  int64_t next = INT64_MAX;
+  for (const auto& operation : active_) {
+    next = std::min(next, operation->next_event_ns());
+  }
+  return next;
+}
+
 }  // namespace dpcore

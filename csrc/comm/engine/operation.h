@@ -18,7 +18,7 @@
 
 namespace dpcore {
 
-class Operation {
+class Operation : public std::enable_shared_from_this<Operation> {
  public:
   enum class Progress { blocked, advanced, finished };
   enum Status : uint32_t { idle, pending, done, failed };

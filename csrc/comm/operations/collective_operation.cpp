@@ -203,7 +203,7 @@ void CollectiveOperation::show_buffers(OperationSlot& slot) {
 
 void CollectiveOperation::post() {
   OperationSlot& slot = run_.own_slot();
-  if (!run_.is_small) {  // a small one goes by the slot or the stage anyway
+  if (!ends_at_entry_) {  // a small one goes by the slot or the stage anyway
     show_buffers(slot);
   }
   slot.fingerprint = fingerprint_;
@@ -261,8 +261,10 @@ void CollectiveOperation::finish_at_entry() {
     if (run_.consumes()) {
       consume_stage(run_, 0, run_.stage_quota());
     }
+    run_.count_staged_traffic();
+  } else {
+    run_.count_traffic(0, 0);
   }
-  run_.count_staged_traffic();
   run_.finish(false);
   ring_at_entry();
 }
