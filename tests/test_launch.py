@@ -8,7 +8,7 @@ import time
 import pytest
 
 import dpcore
-from dpcore.launch import mpi_rendezvous, session
+from dpcore.launch import mpi_rendezvous
 from dpcore.launch.identity import (
     find_identity,
     is_launched,
@@ -324,76 +324,3 @@ def test_a_rendezvous_through_mpi_names_what_went_wrong():
 
 def test_without_an_mpi_of_our_ranks_it_is_not_used():
     assert mpi_rendezvous.connect(0, 2) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [((print, "2"), "world_size: expected an integer, not '2'"), ((3, 2), "a function .*, not 3")],
-)
-def test_spawn_says_what_it_was_not_given(arguments, said):
-    with pytest.raises(TypeError, match=f"spawn: .*{said}"):
-        dpcore.spawn(*arguments)
-
-
-def test_ranks_have_the_environment_of_the_moment(monkeypatch):
-    """And not the one in which the fork server began."""
-
-    def seen(comm):
-        return os.environ.get("OF_THE_MOMENT")
-
-    for value in (None, "one", "two", None):
-        if value is None:
-            monkeypatch.delenv("OF_THE_MOMENT", raising=False)
-        else:
-            monkeypatch.setenv("OF_THE_MOMENT", value)
-        assert dpcore.spawn(seen, 2) == [value] * 2
-
-
-class OnlyHere:
-    """Can be pickled, and can't be made again from that."""
-
-    def __reduce__(self):
-        return getattr, (os, "of_no_other_process")
-
-
-def test_what_a_rank_cannot_unpickle_is_its_error():
-    with pytest.raises(AttributeError, match="of_no_other_process") as raised:
-        dpcore.spawn(print, 2, OnlyHere())
-    assert "cloudpickle.loads" in str(raised.value.__cause__)
-
-
-class Coded(Exception):
-    """Can be pickled, and not made again: its arguments are others than those of __init__."""
-
-    def __init__(self, code, text):
-        super().__init__(text)
-        self.code = code
-
-
-@pytest.mark.parametrize("back", ("error", "result"))
-def test_what_the_caller_cannot_unpickle_is_told_by_its_text(back):
-    def body(comm):
-        if comm.rank == 1 and back == "error":
-            raise Coded(3, "no more data")
-        return OnlyHere() if comm.rank == 1 else None
-
-    with pytest.raises(dpcore.Error, match=f"rank 1: the {back}.*can't be unpickled") as raised:
-        dpcore.spawn(body, 2)
-    cause = str(raised.value.__cause__)
-    assert "(rank 1 of 2)" in cause
-    if back == "error":
-        assert "Coded: no more data" in str(raised.value)
-        assert "in body" in cause and "Coded: no more data" in cause
-
-
-def test_the_error_of_a_rank_is_told_where_finalize_raises_as_well():
-    def body(comm):
-        def check(communicator):
-            raise RuntimeError("of finalize")
-
-        session.call_before_finalize(check)
-        raise ValueError("no more data")
-
-    with pytest.raises(ValueError, match="no more data") as raised:
-        dpcore.spawn(body, 2)
-    assert "in body" in str(raised.value.__cause__)

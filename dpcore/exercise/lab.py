@@ -70,7 +70,8 @@ class Lab:
         return found
 
     def _run(self, body: str, world: int, args: Sequence[Any], link: str, alone: bool) -> list[Any]:
-        from dpcore.launch.spawn import PRELOAD, run_processes
+        from dpcore.launch.fork_server import PRELOAD
+        from dpcore.launch.spawn import run_processes
 
         PRELOAD.extend(name for name in _IN_ADVANCE if name not in PRELOAD)
         options = {"link": link} if link else {}

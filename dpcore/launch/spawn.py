@@ -18,25 +18,19 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
-import types
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dpcore._core_choice import NoCore, without_torch
 from dpcore.communicators.checks import check_integer
 from dpcore.errors import Error, PeerLost, Unsupported
-
-# What the fork server imports once for all ranks. Tests add to it what their ranks import.
-PRELOAD = ["dpcore.launch.spawn", "torch", "cloudpickle"]
-PRELOAD += ["dpcore.launch.session", "dpcore.communicators.native"]
+from dpcore.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
 
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
 _EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
@@ -220,27 +214,6 @@ def run_processes(
     return outcomes
 
 
-def start_fork_server() -> None:
-    """Starts the fork server such that no file is left when everything is killed.
-
-    Its socket lies in a directory of its own, which is removed at once: the open handle of the
-    socket leads there as well.
-    """
-    server: Any = vars(forkserver)["_forkserver"]
-    settings: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
-    if getattr(server, "_forkserver_pid", None) is not None:
-        return
-    usual_place = settings.get("tempdir")
-    with tempfile.TemporaryDirectory(prefix="dpcore-") as directory:
-        settings["tempdir"] = directory
-        try:
-            server.ensure_running()
-            handle = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
-            server._forkserver_address = f"/proc/self/fd/{handle}"
-        finally:
-            settings["tempdir"] = usual_place
-
-
 def _collect(
     lines: Mapping[Connection, tuple[Outcome, Any]], deadline: float | None, grace: float
 ) -> None:
@@ -363,14 +336,3 @@ def _end_with_launcher() -> None:
     fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     if wait([sentinel], timeout=0):
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def unimportable_main() -> Iterator[None]:
-    """Keeps multiprocessing from running the caller's script again in every rank."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dpcore.errors import Error
-from dpcore.launch.spawn import PRELOAD, start_fork_server, unimportable_main
+from dpcore.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
 from dpcore.notebook import on_rank
 from dpcore.notebook.messages import Abort, Cell, Done, Meet, Problem, Pull
 

@@ -1,0 +1,102 @@
+"""dp.spawn: what ranks are given, what they import, and how their errors come back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpcore
+from dpcore.launch import session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((print, "2"), "world_size: expected an integer, not '2'"), ((3, 2), "a function .*, not 3")],
+)
+def test_spawn_says_what_it_was_not_given(arguments, said):
+    with pytest.raises(TypeError, match=f"spawn: .*{said}"):
+        dpcore.spawn(*arguments)
+
+
+def test_ranks_have_the_environment_of_the_moment(monkeypatch):
+    """And not the one in which the fork server began."""
+
+    def seen(comm):
+        return os.environ.get("OF_THE_MOMENT")
+
+    for value in (None, "one", "two", None):
+        if value is None:
+            monkeypatch.delenv("OF_THE_MOMENT", raising=False)
+        else:
+            monkeypatch.setenv("OF_THE_MOMENT", value)
+        assert dpcore.spawn(seen, 2) == [value] * 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 begins where it stands")
+def test_ranks_import_what_the_program_does_and_not_what_lies_beside_it(tmp_path):
+    """Python's fork server begins to look in the current directory."""
+    for name in ("dpcore", "random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from where it stands')")
+    code = "import dpcore\n\ndef where(comm):\n    return dpcore.__file__\n\n"
+    code += "assert dpcore.spawn(where, 2) == [dpcore.__file__] * 2"
+    program = tmp_path / "elsewhere" / "program.py"
+    program.parent.mkdir()
+    program.write_text(code)
+    root = str(Path(dpcore.__file__).parents[1])
+    out = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+
+
+class OnlyHere:
+    """Can be pickled, and can't be made again from that."""
+
+    def __reduce__(self):
+        return getattr, (os, "of_no_other_process")
+
+
+def test_what_a_rank_cannot_unpickle_is_its_error():
+    with pytest.raises(AttributeError, match="of_no_other_process") as raised:
+        dpcore.spawn(print, 2, OnlyHere())
+    assert "cloudpickle.loads" in str(raised.value.__cause__)
+
+
+class Coded(Exception):
+    """Can be pickled, and not made again: its arguments are others than those of __init__."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+@pytest.mark.parametrize("back", ("error", "result"))
+def test_what_the_caller_cannot_unpickle_is_told_by_its_text(back):
+    def body(comm):
+        if comm.rank == 1 and back == "error":
+            raise Coded(3, "no more data")
+        return OnlyHere() if comm.rank == 1 else None
+
+    with pytest.raises(dpcore.Error, match=f"rank 1: the {back}.*can't be unpickled") as raised:
+        dpcore.spawn(body, 2)
+    cause = str(raised.value.__cause__)
+    assert "(rank 1 of 2)" in cause
+    if back == "error":
+        assert "Coded: no more data" in str(raised.value)
+        assert "in body" in cause and "Coded: no more data" in cause
+
+
+def test_the_error_of_a_rank_is_told_where_finalize_raises_as_well():
+    def body(comm):
+        def check(communicator):
+            raise RuntimeError("of finalize")
+
+        session.call_before_finalize(check)
+        raise ValueError("no more data")
+
+    with pytest.raises(ValueError, match="no more data") as raised:
+        dpcore.spawn(body, 2)
+    assert "in body" in str(raised.value.__cause__)
