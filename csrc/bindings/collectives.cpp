@@ -44,9 +44,13 @@ constexpr int kLooksWithGil = 32;
 using Option = KeywordArguments;
 
 Collective collective_of(py::handle name) {
-  static const auto known =
-      interned(std::array{"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                          "gather", "scatter", "all_to_all", "barrier"});
+  static const auto known = [] {
+    std::array<const char*, kCollectiveCount> texts{};
+    for (size_t i = 0; i < texts.size(); ++i) {
+      texts[i] = name_of(static_cast<Collective>(i)).data();
+    }
+    return interned(texts);
+  }();
   const auto found = std::find(known.begin(), known.end(), name.ptr());
   return found != known.end() ? static_cast<Collective>(found - known.begin())
                               : parse_collective(CallArguments::text_of(name, "collective"));

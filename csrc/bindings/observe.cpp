@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
@@ -90,7 +89,7 @@ double latency_loop(PyCommunicator& comm, size_t bytes, int iterations) {
   request.count = bytes / sizeof(float);
   const int64_t begin = now_ns();
   for (int i = 0; i < iterations; ++i) {
-    comm.core->run(std::move(request), "", nullptr);
+    comm.core->run(Request(request), "", nullptr);
   }
   return static_cast<double>(now_ns() - begin) * 1e-9 / iterations;
 }

@@ -9,6 +9,7 @@
 // Under the thread sanitizer: what two streams touch without a flag between them is a race here as
 // it would be on a GPU.
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -68,16 +69,23 @@ Pending start(StreamCommunicator& comm, std::mt19937& dice, size_t elements,
 // The host goes on, and the stream stands still until the last rank has come: that is what a trace
 // has to say of it, and of which operation.
 void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
-  constexpr auto kLate = std::chrono::milliseconds(200);
+  constexpr auto kLate = std::chrono::milliseconds(200);  // from when the others have come
   constexpr int64_t kSurelyWaitedNs = 20'000'000;
+  static std::atomic<int> others_that_came{0};
   const DeviceGuard here(comm.device());
   const Device::Stream stream = comm.device().make_stream();
   comm.trace().start(8);
   if (comm.rank() == 0) {
+    while (others_that_came < comm.world() - 1) {
+      std::this_thread::yield();
+    }
     std::this_thread::sleep_for(kLate);
   }
   const Pending pending = start(comm, dice, 1000, true, stream);
   comm.order(pending.work, stream);
+  if (comm.rank() > 0) {
+    ++others_that_came;
+  }
   comm.device().synchronize(stream);
   check(pending);
   uint64_t dropped = 0;

@@ -203,7 +203,7 @@ void CollectiveOperation::show_buffers(OperationSlot& slot) {
 
 void CollectiveOperation::post() {
   OperationSlot& slot = run_.own_slot();
-  if (!ends_at_entry_) {  // a small one goes by the slot or the stage anyway
+  if (!ends_at_entry_) {  // what is over then goes by the slot or the stage
     show_buffers(slot);
   }
   slot.fingerprint = fingerprint_;
