@@ -30,7 +30,6 @@ class CallArguments {
     }
     return *next_++;
   }
-  std::string_view text(const char* name) { return text_of(object(), name); }
   static std::string_view text_of(pybind11::handle value, const char* name) {
     Py_ssize_t size = 0;
     const char* data =

@@ -144,9 +144,10 @@ void Communicator::check(const Request& request) const {
 
 CollectiveOperation& Communicator::prepare(Request&& request, const std::string& algorithm) {
   choose_algorithm(request, algorithm);
+  const double timeout = request.timeout_s;
   CollectiveOperation& operation = from_pool(pool_);
   operation.prepare(shared_, std::move(request), next_number_, &context_->engine().in_flight());
-  make_pending(operation, operation.asked_timeout_s());
+  make_pending(operation, timeout);
   ++next_number_;
   return operation;
 }

@@ -49,10 +49,10 @@ void Communicator::choose_algorithm(Request& request, const std::string& name) {
   if (request.collective == Collective::barrier) {
     return;
   }
-  const bool is_open = name.empty() && is_open_;  // as most calls: no name is looked at
-  const AskedAlgorithm asked =
-      is_open ? AskedAlgorithm() : resolve_algorithm(request.collective, name, options_.algorithm);
-  if (is_open || asked.is_open()) {
+  const AskedAlgorithm asked =  // most calls name none, and then no name is looked at
+      name.empty() && is_open_ ? AskedAlgorithm()
+                               : resolve_algorithm(request.collective, name, options_.algorithm);
+  if (asked.is_open()) {
     // A small operation over TCP needs no messages, unless a link is to hold them back.
     const bool has_remote = group_->remote() != nullptr;
     if (by_messages && (options_.link || !is_small(request, world(), has_remote))) {

@@ -17,7 +17,6 @@ class CollectiveOperation final : public Operation {
  public:
   void prepare(const std::shared_ptr<SharedState>& shared, Request&& request, uint64_t number,
                const std::atomic<uint32_t>* in_flight);
-  double asked_timeout_s() const { return run_.request.timeout_s; }
   // Before submission. `earlier` has the smaller number, so ranks never wait in a circle.
   void follow(std::shared_ptr<const Operation> earlier) { run_.earlier = std::move(earlier); }
 

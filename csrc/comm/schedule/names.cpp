@@ -28,7 +28,7 @@ AskedAlgorithm resolve_algorithm(Collective collective, const std::string& asked
   const bool is_own = asked.empty();
   AskedAlgorithm algorithm = parse(is_own ? fallback : asked);
   if (is_own && !algorithm.is_open() && !is_algorithm_of(collective, algorithm.name)) {
-    return {std::string(kAuto), false};
+    return {};
   }
   return algorithm;
 }

@@ -13,8 +13,8 @@ namespace dpcore {
 inline constexpr std::string_view kLiteral = "/moves";
 
 struct AskedAlgorithm {
-  std::string name;      // without the suffix; "auto" leaves the choice to the communicator
-  bool literal = false;  // whether the suffix was there
+  std::string name = "auto";  // without the suffix; this leaves the choice to the communicator
+  bool literal = false;       // whether the suffix was there
   bool is_open() const { return name == "auto" && !literal; }
 };
 
