@@ -5,7 +5,8 @@ torch DDP over Gloo with its default and other sizes, gradients as views of its 
 PLACE/MODEL/THREADS:
 
     host2/mlp/1              two ranks of this host, each with one thread of torch
-    host4/gpt2/all           four ranks, each with as many threads as torch takes by itself
+    host4/gpt2/all           four ranks without OMP_NUM_THREADS: torch DDP has as many threads in
+                             each as torch takes by itself, dpcore what dp.init() leaves of them
     host8/many/1             eight, for machines with a core for each
     1gbit/transformer/all    two hosts (network namespaces) with one rank each; the kernel shapes
                              what leaves them. Needs root.
@@ -124,7 +125,7 @@ def records(cell: Cell, result: dict[str, Any], steps: int) -> Iterator[dict[str
     for name, times in taken.items():
         line = {
             "cell": cell.name, "world": cell.world, "model": cell.model,
-            "threads": result["threads"], "contender": name, "steps": steps,
+            "threads": result["threads"][name], "contender": name, "steps": steps,
             "step_s": statistics.median(times), "rounds_s": times,
         }  # fmt: skip
         if result["raw"][0]:

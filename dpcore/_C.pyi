@@ -328,6 +328,10 @@ class Communicator:
         """By rank: equal numbers for ranks that share memory."""
 
     @property
+    def sharers(self) -> int:
+        """How many ranks may run on the processors that this one may use, itself among them."""
+
+    @property
     def costs(self) -> list[float]:
         """The constants of the cost model that the ranks agreed on, in the order of start()."""
 

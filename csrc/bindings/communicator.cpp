@@ -64,6 +64,8 @@ void register_communicator(py::module_& m) {
                              [](const PyCommunicator& c) { return c.core->group().transport(); })
       .def_property_readonly("hosts",
                              [](const PyCommunicator& c) { return c.core->group().hosts(); })
+      .def_property_readonly("sharers",
+                             [](PyCommunicator& c) { return c.core->group().endpoint().sharers(); })
       .def("empty",
            [](PyCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {
              comm.core->check_usable();

@@ -148,6 +148,11 @@ class Communicator(NativeCalls):
         """By rank: equal numbers for ranks that share memory."""
         return self._native.hosts
 
+    @property
+    def _sharers(self) -> int:
+        """How many ranks may run on the processors of this one, itself among them."""
+        return self._native.sharers
+
     def _latency_loop(self, nbytes: int, iterations: int) -> float:
         """Seconds per all-reduce in the arena, measured without Python in between."""
         return self._native.latency_loop(nbytes, iterations)

@@ -20,6 +20,7 @@ from dpcore.errors import Error, Unsupported
 from dpcore.launch import whereabouts
 from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
 from dpcore.launch.rendezvous import advised, tcp_options
+from dpcore.launch.threads import share_processors, sharers_among, usable_processors
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -48,7 +49,8 @@ def init(
     deterministic: bool = False,
     device: Any = None,
 ) -> Communicator:
-    """Meets the other ranks and returns the communicator of all of them.
+    """Meets the other ranks and returns the communicator of all of them. Torch gets this rank's
+    share of the processors, unless OMP_NUM_THREADS says how many threads it has.
 
     ``backend``   "native": tensors on the CPU, dpcore's own core. "torch" uses the default group of
                   torch.distributed as it is, and leaves the arguments below aside; the result
@@ -139,6 +141,8 @@ def init(
             algorithm=algorithm if backend == "native" else "auto",
             deterministic=deterministic and backend == "native",
         )
+    if transport != "inproc":
+        share_processors(communicator._sharers)
     if backend != "native":
         from dpcore.communicators.device import on_device
 
@@ -190,6 +194,8 @@ def _over_mpi(
             )
     began_ns = time.time_ns()
     communicator: Any = start_mpi(rank, world_size, timeout)  # has its methods, though it is none
+    of_ranks = communicator._heard(usable_processors())
+    share_processors(sharers_among(of_ranks, communicator.rank))
     _all.add(communicator)
     _tell_peers_about_uncaught_errors()
     _announce(communicator, communicator.job, began_ns)

@@ -31,6 +31,7 @@ from dpcore._core_choice import NoCore, without_torch
 from dpcore.communicators.checks import check_integer
 from dpcore.errors import Error, PeerLost, Unsupported
 from dpcore.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
+from dpcore.launch.threads import heed_environment
 
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
 _EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
@@ -287,7 +288,7 @@ def _rank_main(
 ) -> None:
     import cloudpickle
 
-    begin_rank(environment, world_size)
+    begin_rank(environment)
     outcome = Outcome(rank)
     try:
         fn, args, timeout, options = cloudpickle.loads(payload)
@@ -312,17 +313,15 @@ def _rank_main(
     sys.stderr.flush()
 
 
-def begin_rank(environment: Mapping[str, str], world_size: int) -> None:
-    """A process that will be a rank: the caller's environment instead of the fork server's, its
-    share of the processors, and an end when the launcher ends."""
-    import torch
-
+def begin_rank(environment: Mapping[str, str]) -> None:
+    """A process that will be a rank: the caller's environment instead of the fork server's, and an
+    end when the launcher ends."""
     gc.freeze()  # of what all ranks share, a collection would copy every page
     _end_with_launcher()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    heed_environment()
 
 
 def _end_with_launcher() -> None:

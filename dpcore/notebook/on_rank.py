@@ -39,7 +39,7 @@ def main(
     """What the process runs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # Ctrl-C comes from the notebook, once
-    begin_rank(environment, world_size)
+    begin_rank(environment)
     OneRank(pipe, rank, world_size, options).serve()
 
 

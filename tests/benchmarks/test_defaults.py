@@ -15,7 +15,8 @@ CELL = defaults.Cell("host2", "many", "1")
 
 def result(seconds, steps=2):
     return {
-        "seconds": seconds, "raw": [[], []], "steps": steps, "threads": 1,
+        "seconds": seconds, "raw": [[], []], "steps": steps,
+        "threads": {"dpcore": 1, "torch": 2},
         "choices": {
             "dpcore": [{"schedule": "bucketed", "bucket_bytes": [8], "said": at} for at in "ab"],
             "torch": [None, None],

@@ -10,9 +10,9 @@
 namespace dpcore {
 namespace {
 
-bool get_allowed(cpu_set_t& allowed) {
+bool get_allowed(cpu_set_t& allowed, pid_t process = 0) {
   CPU_ZERO(&allowed);
-  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  return sched_getaffinity(process, sizeof(allowed), &allowed) == 0;
 }
 
 // All processors where the kernel tells of no nodes. A list is "0-3,8-11".
@@ -46,6 +46,17 @@ cpu_set_t processors_of_this_node() {
 int usable_processors() {
   cpu_set_t allowed;
   return get_allowed(allowed) ? CPU_COUNT(&allowed) : 1;
+}
+
+bool may_meet(pid_t other) {
+  cpu_set_t mine;
+  cpu_set_t theirs;
+  if (!get_allowed(mine) || !get_allowed(theirs, other)) {
+    return true;
+  }
+  cpu_set_t both;
+  CPU_AND(&both, &mine, &theirs);
+  return CPU_COUNT(&both) > 0;
 }
 
 bool leave_processors(const cpu_set_t& taken) {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <sched.h>
+#include <sys/types.h>
 
 namespace dpcore {
 
 int usable_processors();
+
+// Whether another process of this host may run on one of them. True where the kernel does not tell.
+bool may_meet(pid_t other);
 
 // Moves the calling thread to a processor of its NUMA node that is none of `taken`. Where it may
 // run stays as it is, so the kernel may move it on. False where there is no such processor.

@@ -36,7 +36,6 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   self->job_ = job_of(rendezvous.name);
   self->rank_ = rendezvous.rank;
   self->shares_process_ = how == RankKind::threads;
-  self->oversubscribed_ = rendezvous.world > usable_processors();
   self->arena_ = Arena::create(rendezvous.rank);
   self->header_block_ = self->arena_->allocate(sizeof(ArenaHeader), 64);
   if (self->header_block_.get() != self->arena_->base()) {
@@ -66,7 +65,11 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   } else {
     present = how == RankKind::threads ? meet_inproc(rendezvous, self->arena_)
                                        : meet_unix(rendezvous, *self->arena_);
+    for (int r = 0; r < rendezvous.world; ++r) {
+      self->count_if_sharer(r, present[r].process);
+    }
   }
+  self->oversubscribed_ = self->sharers_ > usable_processors();
   self->costs_ = rendezvous.world == 1 ? rendezvous.costs : present[0].costs;
   if (self->peers_.empty()) {
     self->peers_ = std::vector<Peer>(rendezvous.world);
@@ -98,6 +101,12 @@ bool Endpoint::try_to_read_local_peers() {
   return true;
 }
 
+void Endpoint::count_if_sharer(int r, int32_t process) {
+  if (r != rank_ && (shares_process_ || may_meet(process))) {
+    ++sharers_;
+  }
+}
+
 void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
                        std::vector<LocalPeer>& present) {
   Descriptor wake_event = Network::make_wake_event();
@@ -110,7 +119,6 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
   };
   present.resize(peers.size());
   peers_ = std::vector<Peer>(peers.size());
-  int on_this_machine = 0;
   bool needs_network = false;
   for (size_t r = 0; r < peers.size(); ++r) {
     present[r] = std::move(peers[r].memory);
@@ -119,9 +127,10 @@ void Endpoint::connect(RankKind how, const Rendezvous& rendezvous, const TcpOpti
     peers_[r].host = peers[r].host;
     needs_network |= peers[r].is_remote();
     // Ranks that do not share memory here may share processors all the same.
-    on_this_machine += machine_of(peers[r].address) == machine_of(peers[rank_].address) ? 1 : 0;
+    if (machine_of(peers[r].address) == machine_of(peers[rank_].address)) {
+      count_if_sharer(static_cast<int>(r), peers[r].process);
+    }
   }
-  oversubscribed_ = on_this_machine > usable_processors();
   if (needs_network) {
     std::vector<TcpPeer> connected(std::make_move_iterator(peers.begin()),
                                    std::make_move_iterator(peers.end()));

@@ -63,7 +63,9 @@ class Endpoint {
   TraceRecorder& trace() { return trace_; }
   Doorbell& bell() { return *peers_[rank_].bell; }
   bool shares_process() const { return shares_process_; }  // ranks are threads
-  // More ranks on this host than processors that they may use: never spin.
+  // How many ranks, this one among them, may run on the processors that this one may use.
+  int sharers() const { return sharers_; }
+  // More than there are processors: never spin.
   bool oversubscribed() const { return oversubscribed_; }
 
   // Whether this rank may read the ordinary memory of all its local peers, and how.
@@ -121,6 +123,7 @@ class Endpoint {
   Endpoint() = default;
   bool leaves_peers();
   void take_in(int r, LocalPeer& present);
+  void count_if_sharer(int r, int32_t process);
   bool try_to_read_local_peers();
   void connect(RankKind how, const Rendezvous& rendezvous, const TcpOptions& tcp,
                std::vector<LocalPeer>& present);
@@ -139,6 +142,7 @@ class Endpoint {
 
   uint64_t job_ = 0;
   int rank_ = 0;
+  int sharers_ = 1;
   bool oversubscribed_ = false;
   bool shares_process_ = false;
   bool reads_local_peers_ = false;

@@ -55,7 +55,7 @@ class MpiCommunicator(MpiCalls):
             raise Unsupported("an intercommunicator has no ranks in common; pass its Merge()")
         own, for_words = (duplicate(given, timeout) for _ in range(2))
         self._begin(MPI, own, Engine(MPI, for_words), timeout, "", range(own.Get_size()))
-        self.job = self._named()
+        self.job = self._heard(uuid.uuid4().bytes)[0].hex()  # no other communicator has it
 
     def _begin(
         self,
@@ -77,13 +77,14 @@ class MpiCommunicator(MpiCalls):
         self._closed = False
         engine.enter(self)
 
-    def _named(self) -> str:
-        """A name that no other communicator has, in any job."""
-        name = torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)
-        self.broadcast(name)
+    def _heard(self, said: bytes) -> list[bytes]:
+        """What all ranks say, before the first call of the program."""
+        mine = torch.tensor(list(said), dtype=torch.uint8)
+        everyones = mine.new_empty(self.world_size, len(said))
+        self.all_gather(everyones, mine)
         self._counts.clear()
         self.calls = 0
-        return bytes(name.tolist()).hex()
+        return [bytes(of_rank) for of_rank in everyones.tolist()]
 
     @property
     def _native(self) -> Recorder:  # what a trace starts and stops

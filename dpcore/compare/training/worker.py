@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from dpcore.compare.ratios import in_turn, turns
 from dpcore.compare.training.bare import Bare, LastGradient, on_gradient
 from dpcore.compare.training.making import Made, Stepping, made
 from dpcore.compare.training.ranks import (
+    TORCH,
     TORCH_OVER_OURS,
     goes_across_steps,
     steps_in,
@@ -59,7 +60,8 @@ class Job:
     folder: str  # of the traces; "": none are made
     world: int = 2
     seconds: float = 0.0  # where given: as many steps in a round as the first contender makes in it
-    threads: int = 1  # of torch; 0: as many as torch takes by itself
+    threads: int = 1  # of torch; 0: what it has by itself, and with dpcore what init() leaves it
+    threads_of_ddp: int = 0  # torch's DDP where that is another number
     sequences: int = 8
     init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
     raw_port: int = 0  # measures what the network carries, where given
@@ -104,6 +106,7 @@ class Contender:
             self._trace = TorchTrace(self.model, comm)
         else:
             self.model = wrapped(name, module, comm, **options)
+        self.threads = (job.threads_of_ddp if name.startswith(TORCH) else 0) or job.threads
         self._optimizer: torch.optim.Optimizer
         self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
         if goes_across_steps(name):
@@ -155,6 +158,7 @@ class Contender:
 
     def step(self, recorded: bool = False) -> float:
         """Forward, backward and optimizer; the loss."""
+        torch.set_num_threads(self.threads)
         self._optimizer.zero_grad()
         if recorded and self._trace is not None:
             loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
@@ -194,14 +198,15 @@ class Contender:
 
 
 def run(job: Job) -> dict[str, Any]:
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    by_itself = torch.get_num_threads()
     device = device_of(job, int(os.environ["RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if has_own_gpus(job) else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
     comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
+    if not job.threads:
+        job = replace(job, threads=torch.get_num_threads(), threads_of_ddp=by_itself)
     result = measured(job, comm, device)
     report(comm, {"result": result})
     gc.collect()  # models that refer to themselves: torch DDP holds the group, which has to go
@@ -272,7 +277,7 @@ def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
         "unused": first.unused,
         "choices": choices,
         "steps": steps,
-        "threads": torch.get_num_threads(),
+        "threads": {one.name: one.threads for one in contenders if isinstance(one, Contender)},
     }
 
 
