@@ -4,10 +4,15 @@ exchange   two processes send each other so many bytes over TCP on the loopback 
            looks for the other's until they are there: an all-reduce of two ranks does no less
 together   so many processes raise a number in shared memory, and each gives its processor away
            until it has seen the others': an operation that all ranks compare before it begins
-message    one process copies 1 MiB into cells of shared memory, another one out of them
-number     the same two do what "together" does, in turns with the messages; shown for the fastest
-           and the slowest tenth of the messages. Where it is slow with them, for seconds, the way
-           between the two processors has become longer
+after the root   the same, but they look only at the first one's: a broadcast or a scatter
+to the partner   the same, in pairs, there and back: a message
+reading    two processes read half a MiB of each other's memory and copy half a MiB of their own:
+           an all_gather of ordinary memory
+message    one process copies 32 KiB, or 1 MiB, into cells of shared memory, another one out of
+           them: also a broadcast of ordinary memory
+number     the same two do what "together" does, in turns with the messages of 1 MiB; shown for the
+           fastest and the slowest tenth of the messages. Where it is slow with them, for seconds,
+           the way between the two processors has become longer
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from dpcore.compare.records import keep, run_facts
 
 _PR_SET_PDEATHSIG = 1
 Start = Callable[[int], Callable[[], None]]  # of a rank: what it does again and again
+Watched = Callable[[int, int], dict[int, int]]  # of a rank and a world: see numbers()
 
 
 def exchange(size: int) -> Start:
@@ -53,22 +59,39 @@ def exchange(size: int) -> Start:
     return line_of
 
 
-def together(world: int) -> Start:
+def numbers(world: int, watched: Watched) -> Start:
+    """A rank's step: to wait until those whom it watches are far enough, and to raise its own
+    number. It looks again and again, and gives its processor away in between."""
     shared = memoryview(mmap.mmap(-1, 64 * world)).cast("Q")
 
     def member(rank: int) -> Callable[[], None]:
         mine = 8 * rank
-        others = [8 * r for r in range(world) if r != rank]
+        others = [(8 * other, behind) for other, behind in watched(rank, world).items()]
 
         def step() -> None:
-            number = shared[mine] = shared[mine] + 1
-            for other in others:
-                while shared[other] < number:
+            number = shared[mine] + 1
+            for other, behind in others:
+                while shared[other] < number - behind:
                     os.sched_yield()
+            shared[mine] = number
 
         return step
 
     return member
+
+
+def all_others(rank: int, world: int) -> dict[int, int]:
+    return {other: 1 for other in range(world) if other != rank}
+
+
+def partner(rank: int, world: int) -> dict[int, int]:
+    """There and back: the odd ones answer."""
+    return {rank ^ 1: 1 - rank % 2}
+
+
+def root(rank: int, world: int) -> dict[int, int]:
+    """Everybody waits for rank 0, which is at most 64 steps ahead."""
+    return {0: 0} if rank else dict.fromkeys(range(1, world), 64)
 
 
 def messages(size: int) -> Start:
@@ -100,6 +123,36 @@ def messages(size: int) -> Start:
                 numbers[taken] = number + 1
 
         return receive if rank else send
+
+    return member
+
+
+def reading(size: int) -> Start:
+    """Each has half of so many bytes, and ends with a copy of all: the kernel copies the other's
+    half out of its memory, which nobody writes to."""
+    half = size // 2
+    shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # by rank: its number, process, address
+    vector = ctypes.c_size_t * 2  # an address and a length
+    read = ctypes.CDLL(None).process_vm_readv
+
+    def member(rank: int) -> Callable[[], None]:
+        own, whole = bytearray(half), bytearray(size)
+        given = ctypes.addressof(ctypes.c_char.from_buffer(own))
+        taken = ctypes.addressof(ctypes.c_char.from_buffer(whole)) + (1 - rank) * half
+        mine, other = 64 * rank, 64 * (1 - rank)
+        shared[mine + 1], shared[mine + 2] = os.getpid(), given
+        begin = rank * half
+        here = vector(taken, half)
+
+        def step() -> None:
+            number = shared[mine] = shared[mine] + 1
+            while shared[other] < number:
+                pass
+            there = vector(shared[other + 2], half)
+            assert read(shared[other + 1], here, 1, there, 1, 0) == half
+            whole[begin : begin + half] = own
+
+        return step
 
     return member
 
@@ -147,10 +200,23 @@ def main() -> None:
     for size in (8, 64, 512, 1024, 4096, 32768):
         (times,) = microseconds(2, [exchange(size)], rounds, 3000)
         lines.append({"what": f"exchange of {size} B", "median": statistics.median(times)})
-    for world in (2, 3, 4):
-        (times,) = microseconds(world, [together(world)], rounds, 3000)
-        lines.append({"what": f"together, {world} ranks", "median": statistics.median(times)})
-    both = microseconds(2, [messages(1 << 20), together(2)], 100 * rounds, 20)
+    for what, watched, world, divisor in (
+        ("together, 2 ranks", all_others, 2, 1),
+        ("together, 3 ranks", all_others, 3, 1),
+        ("together, 4 ranks", all_others, 4, 1),
+        ("after the root, 4 ranks", root, 4, 1),
+        ("to the partner, 2 ranks", partner, 2, 2),
+        ("to the partner, 4 ranks", partner, 4, 2),
+    ):
+        (times,) = microseconds(world, [numbers(world, watched)], rounds, 3000)
+        lines.append({"what": what, "median": statistics.median(times) / divisor})
+    for what, start in (
+        ("message of 32 KiB", messages(32 << 10)),
+        ("reading, 1 MiB", reading(1 << 20)),
+    ):
+        (times,) = microseconds(2, [start], rounds, 300)
+        lines.append({"what": what, "median": statistics.median(times)})
+    both = microseconds(2, [messages(1 << 20), numbers(2, all_others)], 100 * rounds, 20)
     by_message = zip(*sorted(zip(*both, strict=True)), strict=True)
     for what, times in zip(("message of 1 MiB", "number"), by_message, strict=True):
         lines.append({"what": what, **tenths(times)})

@@ -712,8 +712,11 @@ def _copy_parts(
     """Copies tensors (address, byte in the flat buffer, elements) as a GPU would, but on the host, or
     on a device ("cuda:0"); returns how many launches it takes."""
 
-def _copy_bytes(dst: int, src: int, n: int, takes_over: bool = False) -> None:
-    """Copies n bytes between two addresses."""
+def _copy_bytes(dst: int, src: int, n: int, way: str = "") -> None:
+    """Copies n bytes between two addresses, "to peers", "from a peer" or "taking over"."""
+
+def _bypasses_caches() -> bool:
+    """Whether data for other ranks is written past the caches."""
 
 def simd_level() -> str:
     """The instruction set of the reduction kernels: avx512, avx2 or portable."""

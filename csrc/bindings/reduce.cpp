@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -86,10 +87,13 @@ size_t copy_parts(const std::vector<Part>& parts, const std::string& part_type, 
   return launches.size();
 }
 
-void copy_addresses(uintptr_t dst, uintptr_t src, size_t n, bool takes_over) {
-  void* to = reinterpret_cast<void*>(dst);
-  const void* from = reinterpret_cast<const void*>(src);
-  takes_over ? copy_taking_over(to, from, n) : copy_bytes(to, from, n);
+void copy_addresses(uintptr_t dst, uintptr_t src, size_t n, const std::string& way) {
+  const std::map<std::string, void (*)(void*, const void*, size_t)> ways = {
+      {"", copy_bytes},
+      {"to peers", copy_to_peers},
+      {"from a peer", copy_from_peer},
+      {"taking over", copy_taking_over}};
+  ways.at(way)(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), n);
 }
 
 }  // namespace
@@ -101,11 +105,12 @@ void register_reduce(py::module_& m) {
         arg("count"), arg("post") = 1.0, arg("pre") = py::none(), arg("takes_over") = false,
         arg("workers") = 0, arg("device") = "", arg("divisor") = 1, without_gil,
         "Reduces `count` elements at the addresses `inputs` into `outputs`.");
-  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("takes_over") = false,
+  m.def("_copy_bytes", &copy_addresses, arg("dst"), arg("src"), arg("n"), arg("way") = "",
         without_gil, "Copies n bytes between two addresses.");
   m.def("_copy_parts", &copy_parts, arg("parts"), arg("part_type"), arg("flat"), arg("flat_type"),
         arg("to_flat"), arg("factor") = 1.0, arg("workers") = 1, arg("device") = "", without_gil,
         "Copies tensors into flat memory or back; the number of launches it would take.");
+  m.def("_bypasses_caches", &bypasses_caches, "Whether data for other ranks does.");
   m.def("simd_level", &simd_level,
         "The instruction set of the reduction kernels: avx512, avx2 or portable.");
 }

@@ -202,7 +202,7 @@ def simulated(collective, sent, rank, world):
         case "all_to_all":
             return np.concatenate([chunk(data) for data in sent])
         case "send_recv":
-            return sent[rank ^ 1]
+            return sent[rank & ~1]  # there, and back
     raise AssertionError(collective)
 
 

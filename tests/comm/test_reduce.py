@@ -383,13 +383,12 @@ def test_factors_of_integers_and_empty_lists_raise():
 
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 4096, 700_003, 9_000_001])
-@pytest.mark.parametrize("how", ["plain", "takes_over"])
-def test_copy_bytes(how, n):
-    hint = {} if how == "plain" else {how: True}
+@pytest.mark.parametrize("way", ["", "to peers", "from a peer", "taking over"])
+def test_copy_bytes(way, n):
     generator = torch.Generator().manual_seed(4)
     source = torch.randint(0, 256, (n + 100,), generator=generator).to(torch.uint8)
     for to, start in ((0, 0), (1, 0), (0, 3), (17, 5)):
         target = torch.zeros(n + 100, dtype=torch.uint8)
-        _C._copy_bytes(target.data_ptr() + to, source.data_ptr() + start, n, **hint)
+        _C._copy_bytes(target.data_ptr() + to, source.data_ptr() + start, n, way)
         assert torch.equal(target[to : to + n], source[start : start + n])
         assert not target[:to].any() and not target[to + n :].any()

@@ -56,8 +56,22 @@ def corpus_digest():
     return digest.hexdigest()
 
 
-def run_at(level):
-    environment = {**os.environ, "DPCORE_SIMD": level}
+def check_copies_past_the_caches():
+    """To any place of a line, as much as ends at any place of one."""
+    source = np.random.default_rng(6).integers(0, 256, 70_000, dtype=np.uint8)
+    target = np.empty(70_000, dtype=np.uint8)
+    first = -target.ctypes.data % 64
+    for to in range(64):
+        for n in (8192 + to, 8255, 8319, 65_536):
+            target[:] = 0
+            begin = first + to
+            _C._copy_bytes(target.ctypes.data + begin, source.ctypes.data + n % 7, n, "to peers")
+            assert (target[begin : begin + n] == source[n % 7 : n % 7 + n]).all()
+            assert not target[:begin].any() and not target[begin + n :].any()
+
+
+def run_at(level, bypass="1"):
+    environment = {**os.environ, "DPCORE_SIMD": level, "DPCORE_BYPASS_CACHES": bypass}
     return python.run(__file__, env=environment, capture_output=True, text=True)
 
 
@@ -76,7 +90,11 @@ def test_unknown_level_is_an_error_that_lists_the_known():
     done = run_at("mmx")
     assert done.returncode != 0
     assert "avx512, avx2 or portable" in done.stderr
+    done = run_at("avx2", bypass="always")
+    assert done.returncode != 0
+    assert "DPCORE_BYPASS_CACHES=always: use 0 or 1" in done.stderr
 
 
 if __name__ == "__main__":
+    check_copies_past_the_caches()
     print(_C.simd_level(), corpus_digest())

@@ -2,6 +2,7 @@
 #include "comm/collective/path_choice.h"
 
 #include "comm/collective/pieces.h"
+#include "comm/reduce/reduce.h"
 
 namespace dpcore {
 namespace {
@@ -58,8 +59,10 @@ bool is_faster_read(Collective collective, size_t bytes, int world) {
     case Collective::all_to_all:
       return piece >= size_t{256} << 10;
     case Collective::all_gather:
-    case Collective::broadcast:
       return world == 2 && piece >= size_t{64} << 10 && piece <= size_t{1} << 20;
+    case Collective::broadcast:
+      return world == 2 && piece >= size_t{64} << 10 && piece <= size_t{1} << 20 &&
+             !bypasses_caches();
     default:
       return false;
   }

@@ -53,7 +53,7 @@ void MessageOperation::leave_queue(int r) {
 
 size_t MessageOperation::pull_from(int r) {
   auto take = [this](const std::byte* from, size_t offset, size_t bytes) {
-    copy_bytes(data_ + offset, from, bytes);
+    copy_from_peer(data_ + offset, from, bytes);
   };
   return shared_->transport().pull(r, message_, done_, Sink(take, data_));
 }

@@ -54,18 +54,18 @@ void fill_stage(PathRun& run, size_t chunk, size_t quota) {
             ? run.request.root
             : (run.me() + 1) % run.world();
     const Piece piece = run.outgoing(reader);
-    copy_bytes(run.stage_buffer(run.me(), chunk, 0, quota),
-               run.request.input + (piece.mine + chunk * quota) * run.element,
-               in_chunk(piece.elements, chunk, quota) * run.element);
+    copy_to_peers(run.stage_buffer(run.me(), chunk, 0, quota),
+                  run.request.input + (piece.mine + chunk * quota) * run.element,
+                  in_chunk(piece.elements, chunk, quota) * run.element);
     return;
   }
   for (int to = 0; to < run.world(); ++to) {
     const Piece piece = run.outgoing(to);
     const size_t count = in_chunk(piece.elements, chunk, quota);
     if (to != run.me() && count > 0) {
-      copy_bytes(run.stage_buffer(run.me(), chunk, to, quota),
-                 run.request.input + (piece.mine + chunk * quota) * run.element,
-                 count * run.element);
+      copy_to_peers(run.stage_buffer(run.me(), chunk, to, quota),
+                    run.request.input + (piece.mine + chunk * quota) * run.element,
+                    count * run.element);
     }
   }
 }
@@ -90,8 +90,8 @@ void consume_stage(PathRun& run, size_t chunk, size_t quota) {
     const Piece piece = run.incoming(from);
     const size_t count = in_chunk(piece.elements, chunk, quota);
     if (count > 0) {
-      copy_bytes(run.request.output + (piece.mine + chunk * quota) * run.element,
-                 run.stage_buffer(from, chunk, run.me(), quota), count * run.element);
+      copy_from_peer(run.request.output + (piece.mine + chunk * quota) * run.element,
+                     run.stage_buffer(from, chunk, run.me(), quota), count * run.element);
     }
   }
 }

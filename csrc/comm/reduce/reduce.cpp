@@ -16,6 +16,23 @@ namespace {
 // What ranks hand to each other through their caches: from a few pages to a chunk of a stage.
 constexpr size_t kCacheCopyFrom = 2048;
 constexpr size_t kCacheCopyTo = 256 << 10;
+// Less stays in the first-level caches, four buffers in turns.
+constexpr size_t kPastCachesFrom = 8192;
+
+// Whether memory for others is written past the caches. On AMD a line that another processor has
+// read is slow to write again, once it has left the first-level caches (decision 49).
+bool choose_way_to_peers() {
+  const char* forced = std::getenv("DPCORE_BYPASS_CACHES");
+  const std::string_view wanted = forced == nullptr ? "" : forced;
+  if (!wanted.empty() && wanted != "0" && wanted != "1") {
+    throw Unsupported("DPCORE_BYPASS_CACHES=" + std::string(wanted) + ": use 0 or 1");
+  }
+#if defined(DPCORE_X86_KERNELS)
+  return wanted.empty() ? __builtin_cpu_is("amd") != 0 : wanted == "1";
+#else
+  return wanted == "1";
+#endif
+}
 
 const KernelTable& choose_kernels() {
   const char* forced = std::getenv("DPCORE_SIMD");
@@ -57,6 +74,7 @@ Entry lower(const KernelTable& kernels, DType dtype, ReduceOp op) {
 
 struct Dispatch {
   const KernelTable& kernels = choose_kernels();
+  const bool bypasses = choose_way_to_peers();
   Entry entries[kDTypeCount][kReduceOpCount];
 
   Dispatch() {
@@ -186,6 +204,24 @@ void copy_bytes(void* dst, const void* src, size_t n) {
     dispatch().kernels.copy_between_caches(dst, src, n);
   } else {
     std::memcpy(dst, src, n);
+  }
+}
+
+bool bypasses_caches() { return dispatch().bypasses; }
+
+void copy_to_peers(void* dst, const void* src, size_t n) {
+  if (n >= kPastCachesFrom && bypasses_caches()) {
+    dispatch().kernels.copy_past_caches(dst, src, n);
+  } else {
+    copy_bytes(dst, src, n);
+  }
+}
+
+void copy_from_peer(void* dst, const void* src, size_t n) {
+  if (n >= kPastCachesFrom && bypasses_caches()) {
+    std::memcpy(dst, src, n);
+  } else {
+    copy_bytes(dst, src, n);
   }
 }
 

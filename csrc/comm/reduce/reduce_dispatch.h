@@ -37,6 +37,7 @@ struct KernelTable {
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];
   void (*copy_between_caches)(void* dst, const void* src, size_t n);
   void (*copy_taking_over)(void* dst, const void* src, size_t n);
+  void (*copy_past_caches)(void* dst, const void* src, size_t n);
 };
 
 const KernelTable& portable_kernels();

@@ -290,8 +290,24 @@ void copy_between_caches(void* dst, const void* src, size_t n) {
   __builtin_memcpy(to + at, from + at, n - at);
 }
 
+// Into lines that another rank has read, and is going to read again.
+void copy_past_caches(void* dst, const void* src, size_t n) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  size_t at = std::min(n, -reinterpret_cast<uintptr_t>(to) % kLineBytes);
+  __builtin_memcpy(to, from, at);
+  for (; n - at >= kLineBytes; at += kLineBytes) {
+    for (size_t v = 0; v < kLineBytes; v += kVectorBytes) {
+      store_past_caches(to + at + v, load_vector<Vec<uint8_t>>(from + at + v));
+    }
+  }
+  __builtin_memcpy(to + at, from + at, n - at);
+  fence_past_caches();
+}
+
 constexpr KernelTable make_table() {
   KernelTable table{};
+  table.copy_past_caches = copy_past_caches;
   table.copy_between_caches = copy_between_caches<false>;
   table.copy_taking_over = copy_between_caches<true>;
   const auto set = [&table](DType dtype, ReduceOp op, ReduceKernel kernel) {

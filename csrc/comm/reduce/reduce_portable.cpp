@@ -2,6 +2,7 @@
 #include "comm/base/prefetch.h"
 #include "comm/reduce/reduce_dispatch.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 

@@ -68,7 +68,7 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
     cell.due_ns = message.due_ns;
     cell.offset = from;
     cell.bytes = std::min(kCellBytes, total - from);
-    copy_bytes(cell.data, data + from, cell.bytes);
+    copy_to_peers(cell.data, data + from, cell.bytes);
     from += cell.bytes;
     box.written.store(++written, std::memory_order_release);
   }

@@ -64,6 +64,6 @@ class GlooBackend(CollectiveBackend):
                 return dist.barrier
             case "send_recv":
                 return pingpong(
-                    self.rank, self.world, partial(dist.send, send), partial(dist.recv, receive)
+                    self.rank, self.world, partial(dist.send, send), partial(dist.recv, send)
                 )
         raise UnsupportedError(collective)

@@ -77,9 +77,7 @@ def layout(collective: str, elements: int, rank: int, world: int) -> Layout:
             )
             return Layout(elements, elements, (own_all,), columns)
         case "send_recv":
-            partner = pingpong_partner(rank, world)
-            heard = () if partner is None else (_of_rank(partner, 0, elements),)
-            return Layout(elements, elements, (own_all,), heard)
+            return Layout(elements, None, (own_all,), (_of_rank(rank & ~1, 0, elements),))
         case "barrier":
             return Layout(None, None, (), ())
     raise ValueError(f"unknown collective {collective!r}")

@@ -71,6 +71,6 @@ class MpiBackend(CollectiveBackend):
                 return self.barrier
             case "send_recv":
                 return pingpong(
-                    self.rank, self.world, partial(comm.Send, send), partial(comm.Recv, receive)
+                    self.rank, self.world, partial(comm.Send, send), partial(comm.Recv, send)
                 )
         raise UnsupportedError(collective)

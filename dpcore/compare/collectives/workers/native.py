@@ -99,7 +99,7 @@ class DpcoreBackend(CollectiveBackend):
                 return partial(comm.barrier)
             case "send_recv":
                 return pingpong(
-                    self.rank, self.world, partial(comm.send, send), partial(comm.recv, receive)
+                    self.rank, self.world, partial(comm.send, send), partial(comm.recv, send)
                 )
         raise UnsupportedError(collective)
 
