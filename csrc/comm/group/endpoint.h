@@ -89,6 +89,11 @@ class Endpoint {
   // it can't come while this thread looks for it. Where they met there again and again, this
   // thread leaves for another one. Under the progress lock.
   bool is_on_processor_of_peer();
+  // Whether ranks take turns on processors, and local rank r was last on that of this thread.
+  bool takes_turns_with(int r) {
+    return oversubscribed_ &&
+           note_processor() == peers_[r].bell->processor.load(std::memory_order_relaxed);
+  }
   // Wakes this process's own threads, wherever they sleep.
   void wake_own_threads();
 
