@@ -48,24 +48,26 @@ void copy_other_slices(PathRun& run, size_t chunk, size_t quota, bool into_stage
 }  // namespace
 
 void fill_stage(PathRun& run, size_t chunk, size_t quota) {
+  const auto copy_for = [&](int reader, const Piece& piece, bool has_others) {
+    // Whoever runs on this processor next finds the data in its caches.
+    const bool is_beside = !has_others && !run.is_small &&
+                           run.group->endpoint().takes_turns_with(run.group->member(reader));
+    const auto copy = is_beside ? copy_bytes : copy_to_peers;
+    copy(run.stage_buffer(run.me(), chunk, reader, quota),
+         run.request.input + (piece.mine + chunk * quota) * run.element,
+         in_chunk(piece.elements, chunk, quota) * run.element);
+  };
   if (run.same_piece_for_all()) {
-    const int reader =
-        run.request.collective == Collective::reduce || run.request.collective == Collective::gather
-            ? run.request.root
-            : (run.me() + 1) % run.world();
-    const Piece piece = run.outgoing(reader);
-    copy_to_peers(run.stage_buffer(run.me(), chunk, 0, quota),
-                  run.request.input + (piece.mine + chunk * quota) * run.element,
-                  in_chunk(piece.elements, chunk, quota) * run.element);
+    const bool is_for_root = run.request.collective == Collective::reduce ||
+                             run.request.collective == Collective::gather;
+    const int reader = is_for_root ? run.request.root : (run.me() + 1) % run.world();
+    copy_for(reader, run.outgoing(reader), !is_for_root && run.world() > 2);
     return;
   }
   for (int to = 0; to < run.world(); ++to) {
     const Piece piece = run.outgoing(to);
-    const size_t count = in_chunk(piece.elements, chunk, quota);
-    if (to != run.me() && count > 0) {
-      copy_to_peers(run.stage_buffer(run.me(), chunk, to, quota),
-                    run.request.input + (piece.mine + chunk * quota) * run.element,
-                    count * run.element);
+    if (to != run.me() && in_chunk(piece.elements, chunk, quota) > 0) {
+      copy_for(to, piece, false);
     }
   }
 }
