@@ -47,8 +47,9 @@ def table_of_many_ranks(records: list[dict[str, Any]]) -> str:
 
 
 def table_of_collectives(records: list[dict[str, Any]]) -> str:
-    said = "Medians of the rounds of a run, and of three runs"
-    return speed_of_the_best(records, source("collectives", records, "../", said))
+    what = "Medians of the rounds of a run, and of three runs"
+    said = source("collectives", records, "../", what, lambda r: f"{r['world']} ranks")
+    return speed_of_the_best(records, said)
 
 
 def table_of_many_ranks_collectives(records: list[dict[str, Any]]) -> str:
