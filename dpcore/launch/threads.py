@@ -48,7 +48,8 @@ def heed_environment() -> None:
 def usable_processors() -> bytes:
     """Those of this process, and of which host."""
     host = hashlib.blake2b(this_host().encode(), digest_size=_HOST_BYTES).digest()
-    mask = sum(1 << processor for processor in os.sched_getaffinity(0))
+    told = (one for one in os.sched_getaffinity(0) if one < 8 * _MASK_BYTES)
+    mask = sum(1 << processor for processor in told)
     return host + mask.to_bytes(_MASK_BYTES, "little")
 
 

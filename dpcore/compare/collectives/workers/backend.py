@@ -31,7 +31,7 @@ def pingpong(
     rank: int, world: int, send: Callable[[int], object], receive: Callable[[int], object]
 ) -> Operation:
     """There and back between the ranks of a pair; both get the other one's number. What goes back
-    is what has come: nobody reads bytes that have lain in his caches since the message before."""
+    is what has come, so no receiver has the bytes in its caches from the message before."""
     partner = pingpong_partner(rank, world)
     if partner is None:
         return lambda: None
