@@ -31,7 +31,7 @@ def test_ranks_divide_the_processors(undecided):
         assert torch.get_num_threads() == share
 
 
-def test_nobody_is_given_more_than_he_had(undecided):
+def test_no_rank_is_given_more_than_it_had(undecided):
     torch.set_num_threads(3)
     threads.share_processors(2)
     assert torch.get_num_threads() == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from typing import Any
 
 from benchmarks.harness.figures import source, time_text
@@ -61,21 +62,20 @@ def speed_of_the_best(records: list[dict[str, Any]], said: str) -> str:
     rows = sorted(
         dict.fromkeys((r["collective"], r["world"]) for r in records), key=lambda row: row[1]
     )
-    ratios: dict[tuple[str, int, int, str], list[float]] = {}
-    for r in records:
-        if r["role"] == "ours":
-            of_runs = ratios.setdefault(
-                (r["collective"], r["world"], column_of(r), r["contender"]), []
-            )
-            of_runs += [r["peer_ratio"]] if r.get("peer_ratio") else []
-    sizes = sorted({size for _, _, size, _ in ratios})
+    ours = [r for r in records if r["role"] == "ours"]
+    sizes = sorted(set(map(column_of, ours)))
+    of_runs = defaultdict(list)
+    for r in ours:
+        if r.get("peer_ratio"):
+            cell = r["collective"], r["world"], column_of(r), r["contender"]
+            of_runs[cell].append(r["peer_ratio"])
     lines = ["| | ranks | " + " | ".join(size_text(size) for size in sizes) + " |"]
     lines += ["|---|---:|" + "---:|" * len(sizes)]
     for collective, world in rows:
         cells = []
         for size in sizes:
-            pair = [ratios.get((collective, world, size, name)) for name in CONTENDERS[:2]]
-            texts = [f"{statistics.median(of_runs):.2f}" for of_runs in pair if of_runs]
+            pair = [of_runs[collective, world, size, name] for name in CONTENDERS[:2]]
+            texts = [f"{statistics.median(ratios):.2f}" for ratios in pair if ratios]
             cells.append(" / ".join(texts) or "–")
         lines.append(f"| {collective} | {world} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", said]) + "\n"

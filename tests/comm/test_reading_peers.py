@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import dpcore
-from dpcore import _C
 from tests.comm.test_fused_equals_moves import run, run_and_measure
 
 COLLECTIVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
@@ -27,8 +26,6 @@ READ, STAGE = "direct/read", "direct/stage"
 def shortest(collective, world):
     """Bytes of a piece from which on it is read; None where the stage is always faster."""
     if collective == "gather" or (collective in ("broadcast", "all_gather") and world > 2):
-        return None
-    if collective == "broadcast" and _C._bypasses_caches():
         return None
     return 256 << 10 if collective == "all_to_all" else 64 << 10
 
@@ -47,6 +44,12 @@ def refusing(comm, refused, name):
     if rank in refused:
         os.environ["DPCORE_READ_PEERS"] = "0"
     return dpcore.init(rank=rank, world_size=world, init_method=name)
+
+
+@pytest.fixture(autouse=True)
+def written_through_the_caches(monkeypatch):
+    """As on processors on which all of these are read."""
+    monkeypatch.setenv("DPCORE_BYPASS_CACHES", "0")
 
 
 def spawn(body, world, *arguments):
@@ -71,7 +74,7 @@ def test_the_same_bytes_arrive_with_and_without_reading(world, refused):
 
 def test_each_byte_is_read_once_and_none_is_written():
     def body(comm):
-        for collective in ("all_gather", "scatter", "all_to_all"):
+        for collective in ("broadcast", "all_gather", "scatter", "all_to_all"):
             cost = dpcore.schedule_cost(
                 dpcore.schedule("direct", collective, comm.world_size, comm.world_size - 1),
                 SIZES[-1],
@@ -79,6 +82,19 @@ def test_each_byte_is_read_once_and_none_is_written():
             )
             expected = (READ, cost["received_bytes"][comm.rank], 0)
             assert run_and_measure(comm, collective, "auto", torch.float32, SIZES[-1]) == expected
+
+    spawn(body, 2)
+
+
+def test_a_stage_past_the_caches_is_faster_for_a_broadcast(monkeypatch):
+    monkeypatch.setenv("DPCORE_BYPASS_CACHES", "1")
+
+    def body(comm):
+        taken = {
+            collective: run_and_measure(comm, collective, "auto", torch.float32, SIZES[-1])[0]
+            for collective in COLLECTIVES
+        }
+        assert {name for name, path in taken.items() if path == STAGE} == {"broadcast", "gather"}
 
     spawn(body, 2)
 

@@ -58,11 +58,13 @@ bool is_faster_read(Collective collective, size_t bytes, int world) {
       return piece >= size_t{64} << 10;
     case Collective::all_to_all:
       return piece >= size_t{256} << 10;
+    case Collective::broadcast:
+      if (bypasses_caches()) {  // then its stage is faster
+        return false;
+      }
+      [[fallthrough]];
     case Collective::all_gather:
       return world == 2 && piece >= size_t{64} << 10 && piece <= size_t{1} << 20;
-    case Collective::broadcast:
-      return world == 2 && piece >= size_t{64} << 10 && piece <= size_t{1} << 20 &&
-             !bypasses_caches();
     default:
       return false;
   }

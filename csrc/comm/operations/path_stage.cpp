@@ -48,9 +48,10 @@ void copy_other_slices(PathRun& run, size_t chunk, size_t quota, bool into_stage
 }  // namespace
 
 void fill_stage(PathRun& run, size_t chunk, size_t quota) {
-  const auto copy_for = [&](int reader, const Piece& piece, bool has_others) {
+  const auto copy_for = [&](int reader, bool is_only_one) {
+    const Piece piece = run.outgoing(reader);
     // Whoever runs on this processor next finds the data in its caches.
-    const bool is_beside = !has_others && !run.is_small &&
+    const bool is_beside = is_only_one && !run.is_small &&
                            run.group->endpoint().takes_turns_with(run.group->member(reader));
     const auto copy = is_beside ? copy_bytes : copy_to_peers;
     copy(run.stage_buffer(run.me(), chunk, reader, quota),
@@ -58,16 +59,14 @@ void fill_stage(PathRun& run, size_t chunk, size_t quota) {
          in_chunk(piece.elements, chunk, quota) * run.element);
   };
   if (run.same_piece_for_all()) {
-    const bool is_for_root = run.request.collective == Collective::reduce ||
-                             run.request.collective == Collective::gather;
-    const int reader = is_for_root ? run.request.root : (run.me() + 1) % run.world();
-    copy_for(reader, run.outgoing(reader), !is_for_root && run.world() > 2);
+    const bool is_for_root = run.has_root() && !comes_from_root(run.request.collective);
+    copy_for(is_for_root ? run.request.root : (run.me() + 1) % run.world(),
+             is_for_root || run.world() == 2);
     return;
   }
   for (int to = 0; to < run.world(); ++to) {
-    const Piece piece = run.outgoing(to);
-    if (to != run.me() && in_chunk(piece.elements, chunk, quota) > 0) {
-      copy_for(to, piece, false);
+    if (to != run.me()) {
+      copy_for(to, true);
     }
   }
 }

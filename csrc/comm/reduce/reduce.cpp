@@ -28,10 +28,11 @@ bool choose_way_to_peers() {
     throw Unsupported("DPCORE_BYPASS_CACHES=" + std::string(wanted) + ": use 0 or 1");
   }
 #if defined(DPCORE_X86_KERNELS)
-  return wanted.empty() ? __builtin_cpu_is("amd") != 0 : wanted == "1";
-#else
-  return wanted == "1";
+  if (wanted.empty()) {
+    return __builtin_cpu_is("amd") != 0;
+  }
 #endif
+  return wanted == "1";
 }
 
 const KernelTable& choose_kernels() {
