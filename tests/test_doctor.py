@@ -179,7 +179,7 @@ def without_memfd(patch):
         (doctor_checks.interfaces, without_network, "missing", "ip addr"),
         (doctor_checks.descriptors, without_descriptors, "missing", "ulimit -n 4096"),
         (doctor_checks.processors, without_processors, "missing", "docker run --cpus 2"),
-        (doctor_checks.memory, without_addresses, "missing", "DPCORE_ARENA_MAX=<GiB>"),
+        (doctor_checks.memory, without_addresses, "missing", "ulimit -v unlimited"),
         (doctor_checks.kernel, without_memfd, "trouble", "docker run --security-opt"),
         (doctor_checks.torch_build, without_torch, "trouble", "pip install torch"),
     ],

@@ -85,8 +85,7 @@ def memory() -> Finding:
     if space != resource.RLIM_INFINITY:
         return Finding(
             "memory", "missing", f"{text}; addresses are limited to {space / _GIB:.0f} GiB",
-            "arenas reserve far more addresses than they use: ulimit -v unlimited, or "
-            "DPCORE_ARENA_MAX=<GiB>",
+            "a rank maps its own arena and those of its local peers: ulimit -v unlimited",
         )  # fmt: skip
     return Finding("memory", "ok", text, details={"total": total, "available": free})
 

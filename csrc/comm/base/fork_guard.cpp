@@ -23,6 +23,7 @@ struct Mapping {
   void* base = nullptr;
   size_t bytes = 0;
   int fd = kDropMapping;
+  size_t offset = 0;
 };
 
 constexpr size_t kMaxMappings = 8192;
@@ -43,9 +44,11 @@ void make_private(const Mapping& mapping) {
   constexpr int kInPlace = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
   mmap(mapping.base, mapping.bytes, PROT_NONE, kInPlace | MAP_ANONYMOUS, -1, 0);
   struct stat file{};
-  if (mapping.fd != kDropMapping && fstat(mapping.fd, &file) == 0 && file.st_size > 0) {
-    const size_t bytes = std::min(mapping.bytes, static_cast<size_t>(file.st_size));
-    mmap(mapping.base, bytes, PROT_READ | PROT_WRITE, kInPlace, mapping.fd, 0);
+  const bool has_file = mapping.fd != kDropMapping && fstat(mapping.fd, &file) == 0;
+  if (has_file && static_cast<size_t>(file.st_size) > mapping.offset) {
+    const size_t bytes = std::min(mapping.bytes, file.st_size - mapping.offset);
+    mmap(mapping.base, bytes, PROT_READ | PROT_WRITE, kInPlace, mapping.fd,
+         static_cast<off_t>(mapping.offset));
   }
 }
 
@@ -81,12 +84,12 @@ void install_once() {
 
 uint64_t generation() { return forks.load(std::memory_order_relaxed); }
 
-void add_mapping(void* base, size_t bytes, int fd) {
+void add_mapping(void* base, size_t bytes, int fd, size_t offset) {
   install_once();
   const std::lock_guard<SpinLock> lock(table_lock);
   for (Mapping& mapping : mappings) {
     if (mapping.base == nullptr) {
-      mapping = {base, bytes, fd};
+      mapping = {base, bytes, fd, offset};
       return;
     }
   }

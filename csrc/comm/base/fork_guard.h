@@ -30,7 +30,8 @@ class Origin {
   uint64_t made_in_ = generation();
 };
 
-void add_mapping(void* base, size_t bytes, int fd);
+// `offset`: of the mapping in the file that it shows.
+void add_mapping(void* base, size_t bytes, int fd, size_t offset = 0);
 void remove_mapping(void* base);
 void add_descriptor(int fd);
 // Closes a descriptor that was added. In a forked child it is an empty one by then.

@@ -37,23 +37,18 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   self->rank_ = rendezvous.rank;
   self->shares_process_ = how == RankKind::threads;
   self->arena_ = Arena::create(rendezvous.rank);
-  self->header_block_ = self->arena_->allocate(sizeof(ArenaHeader), 64);
-  if (self->header_block_.get() != self->arena_->base()) {
-    throw Error("internal: the arena's header is not at its start");
-  }
   self->control_block_ = self->arena_->allocate(control_bytes, 64);
   prepare_control(self->control_block_.get());
 
-  auto* header = reinterpret_cast<ArenaHeader*>(self->header_block_.get());
-  header->magic = kControlMagic;
-  header->version = kLayoutVersion;
-  header->header_bytes = sizeof(ArenaHeader);
-  header->process = getpid();
-  header->root_control_offset =
-      static_cast<uint64_t>(self->control_block_.get() - self->arena_->base());
-  header->address = reinterpret_cast<uint64_t>(header);
-  if (getrandom(&header->token, sizeof(header->token), 0) != sizeof(header->token)) {
-    header->token = 0;  // then nobody reads this rank's memory
+  ArenaHeader& header = self->arena_->header();
+  header.magic = kControlMagic;
+  header.version = kLayoutVersion;
+  header.header_bytes = sizeof(ArenaHeader);
+  header.process = getpid();
+  header.root_control_offset = self->arena_->offset_of(self->control_block_.get(), control_bytes);
+  header.address = reinterpret_cast<uint64_t>(&header);
+  if (getrandom(&header.token, sizeof(header.token), 0) != sizeof(header.token)) {
+    header.token = 0;  // then nobody reads this rank's memory
   }
 
   fault::reach(fault::Point::init, rendezvous.rank, 0);
@@ -91,7 +86,7 @@ bool Endpoint::try_to_read_local_peers() {
     if (r == rank_ || is_remote(r)) {
       continue;
     }
-    const auto& header = *reinterpret_cast<const ArenaHeader*>(peers_[r].base);
+    const ArenaHeader& header = peers_[r].view->header();
     peers_[r].readable = {process_of(r), header.address + offsetof(ArenaHeader, token),
                           header.token};
     if (!can_read(peers_[r].readable)) {
@@ -149,20 +144,16 @@ void Endpoint::take_in(int r, LocalPeer& present) {
     peer.view = ArenaView::of(present.local);
   } else if (present.memfd) {
     peer.pidfd = std::move(present.pidfd);
-    peer.view = ArenaView::map(std::move(present.memfd), present.reserve);
+    peer.view = ArenaView::map(std::exchange(present.memfd, {}), present.first_bytes);
   } else {  // remote
     peer.bell = &bell_of_remote_;
     return;
   }
-  peer.base = peer.view->base();
-  peer.bell = &reinterpret_cast<ArenaHeader*>(peer.base)->bell;
+  peer.bell = &peer.view->header().bell;
 }
 
 uint64_t Endpoint::root_control_offset_of(int r) const {
-  if (is_remote(r)) {
-    return 0;
-  }
-  return reinterpret_cast<const ArenaHeader*>(peers_[r].base)->root_control_offset;
+  return is_remote(r) ? 0 : peers_[r].view->header().root_control_offset;
 }
 
 void Endpoint::look_for_deaths() {

@@ -98,7 +98,7 @@ class Endpoint {
   void wake_own_threads();
 
   // Of a rank that shares memory with this one.
-  std::byte* base_of(int r) const { return peers_[r].base; }
+  const ArenaView& arena_of(int r) const { return *peers_[r].view; }
   // Wakes r; remote ranks are woken by frames. What r is to find is published, and
   // Doorbell::fence_before_look() was called.
   void ring_if_asleep(int r) const {
@@ -135,7 +135,6 @@ class Endpoint {
 
   struct Peer {
     std::shared_ptr<ArenaView> view;
-    std::byte* base = nullptr;
     Doorbell* bell = nullptr;
     Descriptor pidfd;
     Descriptor wake_event;
@@ -154,7 +153,6 @@ class Endpoint {
   CostConstants costs_;
   fork_guard::Origin origin_;
   std::shared_ptr<Arena> arena_;
-  std::shared_ptr<std::byte> header_block_;
   std::shared_ptr<std::byte> control_block_;
   std::vector<Peer> peers_;
   std::unique_ptr<Network> network_;

@@ -36,13 +36,13 @@ Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int r
       own_block_(std::move(own_block)),
       remote_(std::move(remote)) {
   for (size_t r = 0; r < members_.size(); ++r) {
-    if (is_remote(static_cast<int>(r))) {
-      bases_.push_back(remote_->base(static_cast<int>(r)));
-      controls_.push_back(reinterpret_cast<ControlBlock*>(bases_.back()));
+    const auto member = static_cast<int>(r);
+    arenas_.push_back(is_remote(member) ? nullptr : &endpoint_->arena_of(members_[r]));
+    const uint64_t offset = is_remote(member) ? 0 : offsets[r];
+    controls_.push_back(reinterpret_cast<ControlBlock*>(at(member, offset)));
+    if (is_remote(member)) {
       continue;
     }
-    bases_.push_back(endpoint_->base_of(members_[r]));
-    controls_.push_back(reinterpret_cast<ControlBlock*>(bases_[r] + offsets[r]));
     const ControlBlock& control = *controls_.back();
     if (control.magic != kControlMagic || control.version != kLayoutVersion ||
         control.rank != static_cast<int>(r) || control.world != world()) {

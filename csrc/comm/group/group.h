@@ -58,7 +58,11 @@ class Group {
 
   ControlBlock& control(int r) const { return *controls_[r]; }
   ControlBlock& mine() const { return *controls_[rank_]; }
-  std::byte* base(int r) const { return bases_[r]; }
+  // In r's arena, or in what is kept here of a remote member.
+  std::byte* at(int r, uint64_t offset) const {
+    const ArenaView* arena = arenas_[r];
+    return arena != nullptr ? arena->at(offset) : remote_->base(r) + offset;
+  }
   OperationSlot& slot(int r, uint64_t number) const { return controls_[r]->slot(number); }
   // Offsets of r's mailboxes towards each peer, in r's arena; 0 = not made yet.
   std::atomic<uint64_t>* mailboxes(int r) const {
@@ -140,7 +144,7 @@ class Group {
   std::vector<int> members_;
   int rank_;
   std::vector<ControlBlock*> controls_;
-  std::vector<std::byte*> bases_;
+  std::vector<const ArenaView*> arenas_;  // the endpoint's; of remote members nullptr
   std::shared_ptr<std::byte> own_block_;
   std::unique_ptr<RemoteMembers> remote_;
   std::atomic<bool> failed_{false};

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "comm/base/fault.h"
@@ -24,6 +23,8 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kGrowthStep = size_t{1} << 20;
+constexpr size_t kFirstSegment = size_t{64} << 20;
+constexpr size_t kMost = size_t{1} << 46;  // half of what a process can address
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -35,42 +36,57 @@ size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * 
 constexpr size_t kAlike = size_t{1} << 28;
 constexpr size_t kApart = size_t{2} << 20;
 
-void* map_apart(int fd, size_t reserve) {
+// Addresses for `bytes` at a place that is apart, with a page before them.
+std::byte* room_apart(size_t bytes) {
   static std::atomic<size_t> mappings{0};
-  const size_t all = reserve + kAlike;
+  const size_t all = kPage + bytes + kAlike;
   void* room = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
-    return MAP_FAILED;
+    return nullptr;
   }
   auto* begin = static_cast<std::byte*>(room);
   const size_t place = mappings.fetch_add(1, std::memory_order_relaxed) * kApart;
-  const size_t skipped = (place - reinterpret_cast<uintptr_t>(begin)) % kAlike;
-  void* at = mmap(begin + skipped, reserve, PROT_READ | PROT_WRITE,
-                  MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
-  if (at == MAP_FAILED) {
-    munmap(room, all);
-    return at;
-  }
+  const size_t skipped = (place - reinterpret_cast<uintptr_t>(begin + kPage)) % kAlike;
   if (skipped > 0) {
     munmap(begin, skipped);
   }
   if (skipped < kAlike) {
-    munmap(begin + skipped + reserve, kAlike - skipped);
+    munmap(begin + skipped + kPage + bytes, kAlike - skipped);
   }
+  return begin + skipped + kPage;
+}
+
+// Maps `bytes` of an arena's file: by its descriptor from the beginning, or what follows a mapping
+// that ends at `before`. The kernel makes a second mapping of the last page there, which may be
+// longer than the first; the page itself is not needed twice.
+std::byte* map_apart(int fd, std::byte* before, size_t bytes) {
+  std::byte* at = room_apart(bytes);
+  void* mapped = MAP_FAILED;
+  if (at != nullptr) {
+    mapped =
+        before == nullptr
+            ? mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0)
+            : mremap(before - kPage, 0, kPage + bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at - kPage);
+  }
+  if (mapped == MAP_FAILED) {
+    const int problem = errno;
+    if (at != nullptr) {
+      munmap(at - kPage, kPage + bytes);
+    }
+    throw Error("arena: cannot map " + std::to_string(bytes >> 20) + " MiB of addresses (" +
+                std::strerror(problem) +
+                "); raise the limit on address space (ulimit -v), or use smaller buffers");
+  }
+  munmap(at - kPage, kPage);
+  // For a core dump the kernel looks at every page, also where there is none. That takes minutes,
+  // and until it is done the process is not gone and its peers wait.
+  madvise(at, bytes, MADV_DONTDUMP);
   return at;
 }
 
-std::byte* map_shared(int fd, size_t reserve) {
-  void* at = map_apart(fd, reserve);
-  if (at == MAP_FAILED) {
-    throw Error("arena: cannot map " + std::to_string(reserve >> 30) + " GiB of addresses (" +
-                std::strerror(errno) +
-                "); a limit on address space (ulimit -v) calls for DPCORE_ARENA_MAX=<GiB>");
-  }
-  // For a core dump the kernel looks at every page, also where there is none. That takes minutes,
-  // and until it is done the process is not gone and its peers wait.
-  madvise(at, reserve, MADV_DONTDUMP);
-  return static_cast<std::byte*>(at);
+void unmap(std::byte* base, size_t bytes) {
+  fork_guard::remove_mapping(base);
+  munmap(base, bytes);
 }
 
 // Older kernels give up at any signal that this thread may handle (a child's end, a timer's), so
@@ -89,15 +105,7 @@ int allocate_undisturbed(int fd, size_t from, size_t bytes) {
 
 }  // namespace
 
-size_t Arena::default_reserve() {
-  size_t gib = 256;
-  if (const char* text = std::getenv("DPCORE_ARENA_MAX")) {
-    gib = std::max<size_t>(1, std::strtoull(text, nullptr, 10));
-  }
-  return gib << 30;
-}
-
-std::shared_ptr<Arena> Arena::create(int rank_for_messages, size_t reserve) {
+std::shared_ptr<Arena> Arena::create(int rank_for_messages) {
   std::shared_ptr<Arena> arena(new Arena);
   arena->rank_ = rank_for_messages;
   arena->fd_ = Descriptor(
@@ -107,68 +115,116 @@ std::shared_ptr<Arena> Arena::create(int rank_for_messages, size_t reserve) {
                 "; check `ulimit -n`");
   }
   fcntl(arena->fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
-  arena->base_ = map_shared(arena->fd(), reserve);
-  arena->reserve_ = reserve;
-  fork_guard::add_mapping(arena->base_, reserve, arena->fd());
+  const std::lock_guard<std::mutex> lock(arena->mutex_);
+  arena->add_segment(sizeof(ArenaHeader));
+  Segment& first = arena->segments_[0];
+  arena->grow(first, sizeof(ArenaHeader), 64);
+  first.blocks.allocate(sizeof(ArenaHeader), 64);  // at its beginning, for good
+  arena->show(first);
   return arena;
 }
 
 Arena::~Arena() {
-  if (base_) {
-    fork_guard::remove_mapping(base_);
-    munmap(base_, reserve_);
+  for (uint32_t i = 0; i < count_.load(std::memory_order_relaxed); ++i) {
+    unmap(segments_[i].base, segments_[i].bytes());
   }
+}
+
+std::byte* Arena::at(uint64_t offset) const {
+  uint32_t i = 0;
+  while (offset >= segments_[i].end) {
+    ++i;
+  }
+  return segments_[i].base + (offset - segments_[i].begin);
 }
 
 std::shared_ptr<std::byte> Arena::allocate(size_t bytes, size_t alignment) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (bytes > reserve_) {  // before it is rounded up, perhaps around 2^64
+  if (bytes > kMost) {  // before it is rounded up, perhaps around 2^64
     throw no_addresses(bytes);
   }
   bytes = round_up(std::max<size_t>(bytes, 1), 64);
   if (bytes >= kPage) {
     alignment = std::max(alignment, kPage);
   }
-  auto offset = blocks_.allocate(bytes, alignment);
-  if (!offset) {
-    grow_for(bytes, alignment);
-    offset = blocks_.allocate(bytes, alignment);
+  const uint32_t count = count_.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (const auto offset = segments_[i].blocks.allocate(bytes, alignment)) {
+      return block(i, *offset);
+    }
   }
-  return {base_ + *offset,
-          [self = shared_from_this(), at = *offset](std::byte*) { self->release(at); }};
+  uint32_t i = 0;
+  while (i < count && segments_[i].blocks.size_for(bytes, alignment) > segments_[i].bytes()) {
+    ++i;
+  }
+  if (i == count) {
+    add_segment(bytes);
+  }
+  grow(segments_[i], bytes, alignment);
+  return block(i, segments_[i].blocks.allocate(bytes, alignment).value());
 }
 
-void Arena::grow_for(size_t bytes, size_t alignment) {
-  const size_t old_size = blocks_.size();
-  const size_t shared_step = bytes < kGrowthStep ? old_size + kGrowthStep : 0;
-  const size_t new_size =
-      round_up(std::max(blocks_.size_for(bytes, alignment), shared_step), kPage);
-  if (new_size > reserve_) {
+std::shared_ptr<std::byte> Arena::block(uint32_t segment, size_t offset) {
+  return {segments_[segment].base + offset, [self = shared_from_this(), segment, offset](
+                                                std::byte*) { self->release(segment, offset); }};
+}
+
+// Behind the last one; peers may know of it when there is a first block in it.
+void Arena::add_segment(size_t bytes) {
+  const uint32_t count = count_.load(std::memory_order_relaxed);
+  const size_t begin = count == 0 ? 0 : segments_[count - 1].end;
+  const size_t room = round_up(std::max({bytes, begin, kFirstSegment}), kApart);
+  if (count == kMostSegments || begin + room > kMost) {
     throw no_addresses(bytes);
   }
+  Segment& segment = segments_[count];
+  std::byte* before =
+      count == 0 ? nullptr : segments_[count - 1].base + segments_[count - 1].bytes();
+  segment.base = map_apart(fd(), before, room);
+  segment.begin = begin;
+  segment.end = begin + room;
+  fork_guard::add_mapping(segment.base, room, fd(), begin);
+  count_.store(count + 1, std::memory_order_release);
+  if (count > 0) {
+    show(segment);
+  }
+}
+
+void Arena::show(const Segment& segment) {
+  SegmentTable& table = header().segments;
+  const auto i = static_cast<uint32_t>(&segment - segments_.data());
+  table.ends[i] = segment.end;
+  table.count.store(i + 1, std::memory_order_release);
+}
+
+void Arena::grow(Segment& segment, size_t bytes, size_t alignment) {
+  const size_t old_size = segment.blocks.size();
+  const size_t shared_step = bytes < kGrowthStep ? old_size + kGrowthStep : 0;
+  const size_t wanted = std::max(segment.blocks.size_for(bytes, alignment), shared_step);
+  const size_t new_size = std::min(round_up(wanted, kPage), segment.bytes());
   fault::reach(fault::Point::grow, rank_, 0);
-  const int problem = allocate_undisturbed(fd(), old_size, new_size - old_size);
+  const int problem = allocate_undisturbed(fd(), segment.begin + old_size, new_size - old_size);
   if (problem != 0) {
     throw Error("arena of rank " + std::to_string(rank_) + ": no memory to grow from " +
                 std::to_string(old_size) + " to " + std::to_string(new_size) + " bytes (" +
                 std::strerror(problem) + "); use smaller buffers or raise the memory limit");
   }
-  blocks_.grow(new_size);
+  segment.blocks.grow(new_size);
 }
 
 Error Arena::no_addresses(size_t bytes) const {
   return Error("arena of rank " + std::to_string(rank_) + ": " + std::to_string(bytes) +
-               " bytes asked for with " + std::to_string(blocks_.size()) + " in use, but only " +
-               std::to_string(reserve_) + " bytes of addresses; set DPCORE_ARENA_MAX=<GiB>");
+               " bytes asked for with " + std::to_string(sum_of(&ArenaBlocks::size)) +
+               " in use: more than a process can address");
 }
 
-void Arena::release(size_t offset) {
+void Arena::release(uint32_t segment, size_t offset) {
   if (origin_.is_forked_copy()) {
     return;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (reuse_) {
-    blocks_.free(offset);
+    segments_[segment].blocks.free(offset);
   }
 }
 
@@ -177,37 +233,85 @@ void Arena::stop_reuse() {
   reuse_ = false;
 }
 
+size_t Arena::sum_of(size_t (ArenaBlocks::*what)() const) const {
+  size_t sum = 0;
+  for (uint32_t i = 0; i < count_.load(std::memory_order_relaxed); ++i) {
+    sum += (segments_[i].blocks.*what)();
+  }
+  return sum;
+}
+
 size_t Arena::size() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return blocks_.size();
+  return sum_of(&ArenaBlocks::size);
 }
 
 size_t Arena::used_bytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return blocks_.used_bytes();
+  return sum_of(&ArenaBlocks::used_bytes);
 }
 
-std::shared_ptr<ArenaView> ArenaView::map(Descriptor fd, size_t reserve) {
+std::shared_ptr<ArenaView> ArenaView::map(const Descriptor& fd, size_t first_bytes) {
   std::shared_ptr<ArenaView> view(new ArenaView);
-  view->base_ = map_shared(fd.get(), reserve);
-  view->mapped_ = reserve;
+  view->base_ = map_apart(fd.get(), nullptr, first_bytes);
+  view->first_bytes_ = first_bytes;
   // A forked child never uses a peer's memory: it gets nothing there, not a private copy.
-  fork_guard::add_mapping(view->base_, reserve, fork_guard::kDropMapping);
+  fork_guard::add_mapping(view->base_, first_bytes, fork_guard::kDropMapping);
   return view;
 }
 
 std::shared_ptr<ArenaView> ArenaView::of(std::shared_ptr<Arena> arena) {
   std::shared_ptr<ArenaView> view(new ArenaView);
-  view->base_ = arena->base();
+  view->base_ = arena->at(0);
+  view->first_bytes_ = arena->first_bytes();
   view->local_ = std::move(arena);
   return view;
 }
 
-ArenaView::~ArenaView() {
-  if (mapped_ > 0) {
-    fork_guard::remove_mapping(base_);
-    munmap(base_, mapped_);
+std::byte* ArenaView::at_later_segment(uint64_t offset) const {
+  if (local_) {
+    return local_->at(offset);
   }
+  const SegmentTable& table = header().segments;
+  const uint32_t count = std::min(table.count.load(std::memory_order_acquire), kMostSegments);
+  for (uint32_t i = 1; i < count; ++i) {
+    if (offset < table.ends[i]) {
+      std::byte* base = later_[i].base.load(std::memory_order_acquire);
+      return (base != nullptr ? base : map_up_to(i)) + (offset - table.ends[i - 1]);
+    }
+  }
+  throw Error("arena: offset " + std::to_string(offset) + " of another rank lies in no segment");
+}
+
+// Each mapping is made from the one before.
+std::byte* ArenaView::map_up_to(uint32_t segment) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t* ends = header().segments.ends;
+  std::byte* end = base_ + first_bytes_;
+  for (uint32_t i = 1; i <= segment; ++i) {
+    Mapped& mapped = later_[i];
+    std::byte* base = mapped.base.load(std::memory_order_relaxed);
+    if (base == nullptr) {
+      mapped.bytes = ends[i] - ends[i - 1];
+      base = map_apart(-1, end, mapped.bytes);
+      fork_guard::add_mapping(base, mapped.bytes, fork_guard::kDropMapping);
+      mapped.base.store(base, std::memory_order_release);
+    }
+    end = base + mapped.bytes;
+  }
+  return later_[segment].base.load(std::memory_order_relaxed);
+}
+
+ArenaView::~ArenaView() {
+  if (local_ || base_ == nullptr) {
+    return;
+  }
+  for (const Mapped& mapped : later_) {
+    if (std::byte* base = mapped.base.load(std::memory_order_relaxed)) {
+      unmap(base, mapped.bytes);
+    }
+  }
+  unmap(base_, first_bytes_);
 }
 
 }  // namespace dpcore

@@ -1,10 +1,14 @@
 // Memory of one rank that the other ranks of its host map.
 //
-// An arena is one memfd: no name in /dev/shm, so nothing can be left behind. The owner maps a
-// large range of addresses once and grows the file underneath (ftruncate + fallocate); peers
-// map the same range of the same file once, at the start, and see every later growth without
-// another message (a mapping may reach beyond the end of its file). The file is sealed against
-// shrinking, so no peer can be made to fault by another.
+// An arena is one memfd: no name in /dev/shm, so nothing can be left behind. Its owner and its
+// peers map it in segments. The first has 64 MiB of addresses, of which nothing is memory yet: the
+// owner grows the file underneath (ftruncate + fallocate), and peers see that without another
+// message, since a mapping may reach beyond the end of its file. Where a segment is full, another
+// one follows in the file that doubles the arena, or is as large as the block that needs it. Peers
+// map it when they first meet an offset in it, without asking: a mapping can be made from another
+// one of the same file (mremap). So a process has addresses for a million arenas, and each of them
+// is as large as memory allows. The file is sealed against shrinking, so no peer can be made to
+// fault by another.
 //
 // Who owns what: the owner rank allocates and frees blocks, under a lock of its process that no
 // transfer ever takes. Peers only read and write bytes of blocks that an operation names.
@@ -13,6 +17,8 @@
 // After fork a child keeps its tensors' values but shares nothing (see fork_guard.h).
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -21,15 +27,13 @@
 #include "comm/base/error.h"
 #include "comm/base/fork_guard.h"
 #include "comm/memory/arena_blocks.h"
+#include "comm/memory/control.h"
 
 namespace dpcore {
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  // `reserve` bytes of addresses, of which nothing is memory yet. DPCORE_ARENA_MAX (GiB)
-  // overrides the default of a quarter of a TiB.
-  static std::shared_ptr<Arena> create(int rank_for_messages, size_t reserve = default_reserve());
-  static size_t default_reserve();
+  static std::shared_ptr<Arena> create(int rank_for_messages);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -38,8 +42,10 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // machine has no more memory to give.
   std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment = 64);
 
-  std::byte* base() const { return base_; }
-  size_t reserve() const { return reserve_; }
+  // At offset 0. Its owner fills it in before peers may look.
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(segments_[0].base); }
+  // Addresses of the first segment, which peers map at the start.
+  size_t first_bytes() const { return segments_[0].bytes(); }
   int fd() const { return fd_.get(); }
   size_t size() const;
   size_t used_bytes() const;
@@ -47,48 +53,79 @@ class Arena : public std::enable_shared_from_this<Arena> {
   static constexpr size_t kNowhere = ~size_t{0};
   // The offset of [p, p + bytes) in this arena, or kNowhere.
   size_t offset_of(const void* p, size_t bytes) const {
-    const auto at = static_cast<size_t>(static_cast<const std::byte*>(p) - base_);
-    return at < reserve_ && bytes <= reserve_ - at ? at : kNowhere;
+    for (uint32_t i = 0; i < count_.load(std::memory_order_acquire); ++i) {
+      const Segment& segment = segments_[i];
+      const auto at = static_cast<size_t>(static_cast<const std::byte*>(p) - segment.base);
+      if (at < segment.bytes() && bytes <= segment.bytes() - at) {
+        return segment.begin + at;
+      }
+    }
+    return kNowhere;
   }
+  std::byte* at(uint64_t offset) const;
 
   // After a failed operation a peer that was stopped may still write where it was told to:
   // blocks freed from now on are never handed out again.
   void stop_reuse();
 
  private:
+  struct Segment {
+    std::byte* base = nullptr;
+    size_t begin = 0;  // in the file
+    size_t end = 0;
+    ArenaBlocks blocks;  // by their offset in the segment
+    size_t bytes() const { return end - begin; }
+  };
+
   Arena() = default;
-  void grow_for(size_t bytes, size_t alignment);
+  std::shared_ptr<std::byte> block(uint32_t segment, size_t offset);
+  void grow(Segment& segment, size_t bytes, size_t alignment);
+  void add_segment(size_t bytes);
+  void show(const Segment& segment);
   Error no_addresses(size_t bytes) const;
-  void release(size_t offset);
+  size_t sum_of(size_t (ArenaBlocks::*what)() const) const;
+  void release(uint32_t segment, size_t offset);
 
   int rank_ = 0;
   Descriptor fd_;
-  std::byte* base_ = nullptr;
-  size_t reserve_ = 0;
   fork_guard::Origin origin_;
-  mutable std::mutex mutex_;
-  ArenaBlocks blocks_;
+  mutable std::mutex mutex_;  // guards what is not shown yet, and the blocks
+  std::array<Segment, kMostSegments> segments_;
+  std::atomic<uint32_t> count_{0};
   bool reuse_ = true;
 };
 
 // A peer's arena as seen from here.
 class ArenaView {
  public:
-  // Maps the arena behind a descriptor received from a peer.
-  static std::shared_ptr<ArenaView> map(Descriptor fd, size_t reserve);
+  // Maps the arena behind a descriptor received from a peer, which is not needed afterwards.
+  static std::shared_ptr<ArenaView> map(const Descriptor& fd, size_t first_bytes);
   // The same for a rank that is a thread of this process.
   static std::shared_ptr<ArenaView> of(std::shared_ptr<Arena> arena);
   ~ArenaView();
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
-  std::byte* base() const { return base_; }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  // Any thread.
+  std::byte* at(uint64_t offset) const {
+    return offset < first_bytes_ ? base_ + offset : at_later_segment(offset);
+  }
 
  private:
   ArenaView() = default;
+  std::byte* at_later_segment(uint64_t offset) const;
+  std::byte* map_up_to(uint32_t segment) const;
+
   std::byte* base_ = nullptr;
-  size_t mapped_ = 0;  // 0: borrowed from local_
-  std::shared_ptr<Arena> local_;
+  size_t first_bytes_ = 0;
+  std::shared_ptr<Arena> local_;  // of this process: nothing is mapped here
+  mutable std::mutex mutex_;
+  struct Mapped {
+    size_t bytes = 0;
+    std::atomic<std::byte*> base{nullptr};  // written last
+  };
+  mutable std::array<Mapped, kMostSegments> later_;  // by segment
 };
 
 }  // namespace dpcore

@@ -19,7 +19,7 @@
 namespace dpcore {
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 7;
+inline constexpr uint32_t kLayoutVersion = 8;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -212,6 +212,14 @@ struct alignas(64) MirrorHeader {
   uint64_t stride;
 };
 
+// Where the segments of an arena end, in its file (arena.h). A peer maps a segment when it first
+// meets an offset in it, so `count` is stored before such an offset is told to any peer.
+inline constexpr uint32_t kMostSegments = 48;
+struct SegmentTable {
+  std::atomic<uint32_t> count;
+  uint64_t ends[kMostSegments];
+};
+
 // At offset 0 of every arena.
 struct alignas(64) ArenaHeader {
   uint64_t magic;
@@ -222,6 +230,7 @@ struct alignas(64) ArenaHeader {
   uint64_t address;              // of this header in its owner's process
   uint64_t token;                // random: a peer that finds it there reads the right process
   Doorbell bell;
+  SegmentTable segments;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

@@ -116,9 +116,9 @@ struct PathRun {
   int world() const { return group->world(); }
   OperationSlot& own_slot() const { return group->slot(me(), number); }
   OperationSlot& slot(int r) const { return group->slot(r, number); }
-  const std::byte* input_of(int r) const { return group->base(r) + slot(r).input_offset; }
-  std::byte* output_of(int r) const { return group->base(r) + slot(r).output_offset; }
-  std::byte* stage_of(int r) const { return group->base(r) + slot(r).stage_offset; }
+  const std::byte* input_of(int r) const { return group->at(r, slot(r).input_offset); }
+  std::byte* output_of(int r) const { return group->at(r, slot(r).output_offset); }
+  std::byte* stage_of(int r) const { return group->at(r, slot(r).stage_offset); }
 
   // ---- geometry (comm/collective), as this rank sees it
   Piece outgoing(int to) const { return dpcore::outgoing(request, me(), to); }

@@ -1,6 +1,6 @@
 // Processes of one host meet at rank 0's abstract socket.
 //
-//   rank r -> 0   Hello {magic, version, sizes, world, rank, process, reserve} + descriptors
+//   rank r -> 0   Hello {magic, version, sizes, world, rank, process, first_bytes} + descriptors
 //   rank 0 -> r   Verdict {ok} or {refused, text}
 //   rank 0 -> r   for every rank: Hello + descriptors
 //
@@ -40,7 +40,7 @@ struct Hello {
   int32_t rank = 0;
   int32_t process = 0;
   uint32_t word_order = 0x01020304;
-  uint64_t reserve = 0;
+  uint64_t first_bytes = 0;
   CostConstants costs;
 };
 
@@ -93,7 +93,7 @@ Hello own_hello(const Rendezvous& rendezvous, const Arena& arena) {
   hello.world = rendezvous.world;
   hello.rank = rendezvous.rank;
   hello.process = getpid();
-  hello.reserve = arena.reserve();
+  hello.first_bytes = arena.first_bytes();
   hello.costs = rendezvous.costs;
   return hello;
 }
@@ -154,7 +154,7 @@ LocalPeer local_peer_of(const Hello& hello, std::vector<Descriptor>& handles) {
   LocalPeer rank;
   rank.rank = hello.rank;
   rank.process = hello.process;
-  rank.reserve = hello.reserve;
+  rank.first_bytes = hello.first_bytes;
   rank.costs = hello.costs;
   rank.memfd = std::move(handles[0]);
   rank.pidfd = std::move(handles[1]);
@@ -231,7 +231,7 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
       if (const LocalPeer& peer = present[r]; r != 0) {
         hello.rank = r;
         hello.process = peer.process;
-        hello.reserve = peer.reserve;
+        hello.first_bytes = peer.first_bytes;
         hello.costs = peer.costs;
         handles = handles_of(peer.memfd.get(), peer.pidfd.get(), peer.wake_event.get());
       }

@@ -39,7 +39,7 @@ struct Rendezvous {
 struct LocalPeer {
   int rank = 0;
   int32_t process = 0;
-  uint64_t reserve = 0;
+  uint64_t first_bytes = 0;
   Descriptor memfd;
   Descriptor pidfd;              // empty for ranks of this process
   Descriptor wake_event;         // of a rank that sleeps on a network as well

@@ -48,7 +48,7 @@ MappedTransport::Mailbox* MappedTransport::incoming(int peer) {
   if (incoming_[peer] == nullptr) {
     const uint64_t offset = group_.mailboxes(peer)[group_.rank()].load(std::memory_order_acquire);
     if (offset != 0) {
-      incoming_[peer] = reinterpret_cast<Mailbox*>(group_.base(peer) + offset);
+      incoming_[peer] = reinterpret_cast<Mailbox*>(group_.at(peer, offset));
     }
   }
   return incoming_[peer];

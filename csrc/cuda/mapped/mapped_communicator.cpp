@@ -156,7 +156,7 @@ std::string MappedCommunicator::agree_on_barrier() {
 void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
   for (int r = 0; r < world(); ++r) {
     std::byte* page =
-        r == rank() ? own_page_.get() : control_->group().base(r) + offsets[static_cast<size_t>(r)];
+        r == rank() ? own_page_.get() : control_->group().at(r, offsets[static_cast<size_t>(r)]);
     MappedPages mapped = device_->map_host(page, kFlagBytes);
     keep_registered(std::move(mapped.registered));
     pages_.pages.push_back(reinterpret_cast<FlagPage*>(page));
