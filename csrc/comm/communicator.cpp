@@ -242,12 +242,14 @@ void Communicator::wait(Operation& operation, double timeout_s,
     if (!context_->engine().wait(operation, deadline, interrupt)) {
       group_->fail(ErrorKind::timeout, operation.first_late(),
                    operation.describe() + " was not complete " + in_seconds(timeout_s) +
-                       " after wait() began; " + operation.who_is_late());
+                       " after wait() began; " + operation.who_is_late(),
+                   operation.place_in_group());
     }
   } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
     group_->fail(
         ErrorKind::peer_lost, rank(),
-        "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe());
+        "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe(),
+        operation.place_in_group());
     group_->say_heard();
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
     throw;

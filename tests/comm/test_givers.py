@@ -3,6 +3,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -153,7 +154,8 @@ def test_a_giver_compares_nothing_that_its_peer_has_not_entered():
     operations with much higher numbers come past it."""
 
     def body(comm):
-        long, tiny, given = comm.empty(64 << 20), torch.ones(1), torch.full((100,), 7.0)
+        long, given = comm.empty(64 << 20), torch.full((100,), 7.0)
+        tiny = torch.ones(SLOTS + 14)
         for _ in range(3):
             long.fill_(1.0)
             comm.barrier()
@@ -162,7 +164,8 @@ def test_a_giver_compares_nothing_that_its_peer_has_not_entered():
                 if number == STAGES:  # the stage of the reduction
                     works.append(comm.broadcast(given, root=0, priority=1, async_op=True))
                 else:
-                    works.append(comm.all_reduce(tiny, priority=1, async_op=True))
+                    one = tiny[number : number + 1]
+                    works.append(comm.all_reduce(one, priority=1, async_op=True))
             for work in works:
                 work.wait()
         return given.unique().tolist()
@@ -178,7 +181,8 @@ def test_who_takes_compares_with_the_root_before_it_writes():
             with pytest.raises(dpcore.Mismatch, match=r"root 0.* root 1.*No data was touched"):
                 comm.broadcast(tensor, root=0)
         else:
-            comm.broadcast(torch.ones(4), root=1)
+            with suppress(dpcore.Mismatch):  # of rank 2, if that comes first
+                comm.broadcast(torch.ones(4), root=1)
 
     spawn(body, 3)
     assert tensor.tolist() == [7.0] * 4

@@ -114,3 +114,101 @@ def test_a_rank_that_left_is_lost_although_the_link_is_never_quiet():
         assert isinstance(problem, dp.PeerLost), problem
         assert "finalized and left and is needed for recv of 16 bytes from rank 2" in str(problem)
         assert "train within model.join()" in str(problem)
+
+
+# ---- late ranks ------------------------------------------------------------------------------
+
+SMALL_AND_LARGE = {"small": 4, "staged": 30_000, "large": 1_000_000}
+
+
+@with_and_without_memory
+@pytest.mark.parametrize("count", SMALL_AND_LARGE.values(), ids=SMALL_AND_LARGE)
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "barrier", "gives"])
+def test_a_rank_that_comes_after_the_others_gave_up_does_not_complete_the_operation(
+    run, count, call
+):
+    """It would train one step more than they did. ``gives``: as the root it waits for nobody."""
+    gave_up = threading.Event()
+
+    def operation(comm, x, **options):
+        if call == "barrier":
+            comm.barrier(**options)
+        elif call == "all_reduce":
+            comm.all_reduce(x, **options)
+        else:
+            comm.broadcast(x, 0 if call == "broadcast" else 1, **options)
+
+    def body(comm):
+        x = torch.full((count,), comm.rank + 1.0)
+        if comm.rank == 0 and call == "broadcast" and count == 4:
+            comm.abort("this root has only given, and then fails")
+            gave_up.set()
+            return ""
+        if comm.rank == 0:
+            text = str(caught(lambda: operation(comm, x, timeout=0.3)))
+            gave_up.set()
+            return text
+        assert gave_up.wait(30)
+        text = str(caught(lambda: operation(comm, x)))
+        assert x.unique().tolist() == [2.0]
+        return text
+
+    late = run(body, 2)[1]
+    assert "gave up" in late or "was not complete after 0.3 s" in late, late
+
+
+@with_and_without_memory
+def test_a_rank_that_had_completed_what_the_others_gave_up_says_that_it_is_ahead(run):
+    def body(comm):
+        if comm.rank == 0:
+            return str(caught(lambda: comm.broadcast(torch.ones(5), 1)))
+        comm.broadcast(torch.ones(4), 1)  # it gives, and waits for nobody
+        return str(caught(comm.barrier))
+
+    texts = run(body, 2)
+    assert "one step ahead" not in texts[0]
+    assert "; this rank had completed that operation, so what it computed since" in texts[1], texts
+
+
+# ---- memory of one's own ---------------------------------------------------------------------
+
+
+def unmapped(bytes_):
+    """An array, and a function after which its memory is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, bytes_, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    array = np.ctypeslib.as_array((ctypes.c_uint8 * bytes_).from_address(address))
+    array[:] = 1
+    return array, lambda: libc.munmap(address, bytes_)
+
+
+@pytest.mark.parametrize("direction", ["sends", "receives"])
+def test_memory_of_ones_own_that_is_gone_is_not_another_ranks_death(direction):
+    """Over TCP: the kernel finds it, not the connection."""
+    bytes_ = 64 << 20
+    is_gone = threading.Event()
+
+    def body(comm):
+        sends = (comm.rank == 0) == (direction == "sends")
+        if comm.rank == 1:
+            other = np.ones(bytes_, "u1")
+            if sends:
+                comm.send(other, 0, async_op=True)
+            assert is_gone.wait(30)
+            return str(caught(lambda: comm.barrier() if sends else comm.recv(other, 0)))
+        array, unmap = unmapped(bytes_)
+        if sends:
+            work = comm.send(array, 1, async_op=True)  # more than the kernel's buffers take
+            unmap()
+        else:
+            unmap()
+            work = comm.recv(array, 1, async_op=True)
+        is_gone.set()
+        return str(caught(work.wait))
+
+    own, others = over_tcp(body)
+    assert own.startswith("rank 0: ") and f"the memory that this rank {direction}" in own, own
+    assert others.startswith("rank 1: told by rank 0: ") and "this rank " + direction in others

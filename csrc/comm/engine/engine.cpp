@@ -307,10 +307,12 @@ Operation::Progress Engine::advance_or_fail(Operation& operation) {
   try {  // not after a failure: what it has sent half of was given up
     return operation.group().failed() ? Operation::Progress::blocked : operation.advance();
   } catch (const Mismatch& problem) {
-    operation.group().fail(ErrorKind::mismatch, operation.group().rank(), problem.what());
+    operation.group().fail(ErrorKind::mismatch, operation.group().rank(), problem.what(),
+                           operation.place_in_group());
   } catch (const std::exception& problem) {
     operation.group().fail(ErrorKind::other, operation.group().rank(),
-                           operation.describe() + ": " + problem.what());
+                           operation.describe() + ": " + problem.what(),
+                           operation.place_in_group());
   }
   return Operation::Progress::blocked;
 }

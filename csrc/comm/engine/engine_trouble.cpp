@@ -36,7 +36,8 @@ void fail_for_want_of(int r, const Operation& operation) {
           (in_order ? ". All ranks have to make the same calls; if they have different "
                       "numbers of batches, train within model.join()"
                     : ". Start the job again, or call init() anew with the ranks that "
-                      "remain"));
+                      "remain"),
+      operation.place_in_group());
 }
 
 }  // namespace
@@ -106,7 +107,8 @@ bool Engine::look_for_trouble() {
                      (is_closing ? "when close() had waited as long as a call may take"
                                  : "after " + in_seconds(operation->timeout_s)) +
                      "; " + operation->who_is_late() +
-                     ". Look at what the late rank does, or allow a longer timeout in init()");
+                     ". Look at what the late rank does, or allow a longer timeout in init()",
+                 operation->place_in_group());
     }
   }
   return went_on;

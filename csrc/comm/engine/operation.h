@@ -40,6 +40,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual const char* trace_name() const = 0;
   virtual uint64_t trace_bytes() const = 0;
   virtual uint64_t trace_number() const = 0;
+  // Number + 1 of a collective in its group; 0 of what is none.
+  virtual uint64_t place_in_group() const { return 0; }
   // Notes in the event of its end what it ran; before retire().
   virtual void tell_what_ran(TraceEvent&) const {}
   // Whether rank r, if it is gone, can still be needed.

@@ -154,18 +154,35 @@ void Group::publish(AbortRecord::State state, const Failure& failure, int report
   record.culprit = failure.culprit;
   record.reporter = reporter;
   record.when_ns = failure.when_ns;
+  record.operation = failure.operation;
   std::snprintf(record.reason, sizeof(record.reason), "%s", failure.reason.c_str());
   record.state.store(state, std::memory_order_release);
 }
 
-void Group::fail(ErrorKind kind, int culprit, const std::string& reason, int reporter) {
+// A rank that took the last word of a collective just before the others gave it up has gone on.
+std::string Group::if_completed_here(uint64_t operation, int reporter) const {
+  const bool is_complete =
+      operation != 0 &&
+      slot(rank_, operation - 1).finished.load(std::memory_order_relaxed) >= operation;
+  return reporter == rank_ || !is_complete
+             ? ""
+             : "; this rank had completed that operation, so what it computed since, and its "
+               "model, may be one step ahead of rank " +
+                   std::to_string(reporter) + "'s";
+}
+
+void Group::fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation,
+                 int reporter) {
   {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     if (failed_.load()) {
       return;
     }
     const std::string message = "rank " + std::to_string(rank_) + ": ";
-    failure_ = {kind, culprit, now_ns(), reason, message + in_words_of(reporter, reason)};
+    failure_ = {
+        kind,     culprit,
+        now_ns(), operation,
+        reason,   message + in_words_of(reporter, reason) + if_completed_here(operation, reporter)};
     endpoint_->arena().stop_reuse();
     publish(AbortRecord::why_it_failed, failure_, reporter);
     failed_.store(true, std::memory_order_release);
@@ -187,15 +204,15 @@ bool Group::adopt_failure_of_peer() {
   const AbortRecord* first = nullptr;
   for (int r = 0; r < world(); ++r) {
     const AbortRecord& record = control(r).abort;
-    if (r != rank_ && record.state.load(std::memory_order_acquire) == AbortRecord::why_it_failed &&
-        (first == nullptr || record.when_ns < first->when_ns)) {
+    if (r != rank_ && has_failed(r) && (first == nullptr || record.when_ns < first->when_ns)) {
       first = &record;
     }
   }
   if (first == nullptr) {
     return false;
   }
-  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason_in(*first), first->reporter);
+  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason_in(*first), first->operation,
+       first->reporter);
   return true;
 }
 

@@ -23,8 +23,9 @@ struct Failure {
   ErrorKind kind = ErrorKind::none;
   int culprit = -1;  // rank in this communicator, -1 when no single rank is to blame
   int64_t when_ns = 0;
-  std::string reason;   // the first cause, as the rank that found it put it
-  std::string message;  // what is raised here
+  uint64_t operation = 0;  // number + 1 of the collective that failed, 0: none of them
+  std::string reason;      // the first cause, as the rank that found it put it
+  std::string message;     // what is raised here
 };
 
 class Group {
@@ -98,8 +99,13 @@ class Group {
   [[noreturn]] void raise_failure() const;
   void say_heard() const { heard_.store(true, std::memory_order_relaxed); }
   bool is_unheard() const { return failed() && !heard_.load(std::memory_order_relaxed); }
-  void fail(ErrorKind kind, int culprit, const std::string& reason) {
-    fail(kind, culprit, reason, rank_);
+  // `operation`: number + 1 of the collective that failed, where it was one.
+  void fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation = 0) {
+    fail(kind, culprit, reason, operation, rank_);
+  }
+  // Whether r has published that the group failed there.
+  bool has_failed(int r) const {
+    return control(r).abort.state.load(std::memory_order_acquire) == AbortRecord::why_it_failed;
   }
   // Takes over the earliest failure that a peer has published. True when there was one.
   bool adopt_failure_of_peer();
@@ -134,7 +140,9 @@ class Group {
   std::atomic<int64_t> closes_at_ns{INT64_MAX};
 
  private:
-  void fail(ErrorKind kind, int culprit, const std::string& reason, int reporter);
+  void fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation,
+            int reporter);
+  std::string if_completed_here(uint64_t operation, int reporter) const;
   void publish(AbortRecord::State state, const Failure& failure, int reporter) const;
   std::string message_of(int r) const;
   std::string name() const;

@@ -121,6 +121,7 @@ FailedBody body_of(const AbortRecord& record) {
   body.culprit = record.culprit;
   body.reporter = record.reporter;
   body.age_ns = now_ns() - record.when_ns;
+  body.operation = record.operation;
   std::memcpy(body.reason, record.reason, sizeof(body.reason));
   return body;
 }
@@ -248,6 +249,7 @@ void RemoteMembers::take_abort(int r, AbortRecord::State state, const std::byte*
   record.culprit = checked(body.culprit);
   record.reporter = checked(body.reporter) < 0 ? r : body.reporter;
   record.when_ns = now_ns() - body.age_ns;
+  record.operation = body.operation;
   std::memcpy(record.reason, body.reason, sizeof(record.reason));
   record.reason[sizeof(record.reason) - 1] = '\0';
   record.state.store(state, std::memory_order_release);

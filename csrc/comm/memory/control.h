@@ -89,6 +89,7 @@ struct AbortRecord {
   int32_t culprit;   // rank in the communicator, -1 unknown
   int32_t reporter;  // the rank that found it; `reason` is in its words
   int64_t when_ns;
+  uint64_t operation;  // number + 1 of the collective that failed, 0: none of them
   char reason[kReasonBytes];
 };
 

@@ -58,6 +58,7 @@ struct FailedBody {
   int32_t reporter = -1;
   uint32_t unused = 0;
   int64_t age_ns = 0;  // clocks of two hosts have nothing in common
+  uint64_t operation = 0;
   char reason[kReasonBytes] = {};
 };
 

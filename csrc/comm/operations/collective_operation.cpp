@@ -148,6 +148,9 @@ Operation::Progress CollectiveOperation::advance() {
         finish_at_entry();
         return Progress::finished;
       }
+      if (adopt_if_given_up()) {
+        return Progress::blocked;
+      }
       phase_ = Phase::all_entered;
       if (run_.earlier) {
         run_.await_earlier();
@@ -252,8 +255,24 @@ void CollectiveOperation::start_body() {
   body_ = body_of(run_);
 }
 
+// A rank that comes after the others have given up finds all that they had put there. It must not
+// complete the operation alone and be a step ahead. One that failed later, after it had completed
+// this operation, does not keep the others from completing it as well.
+bool CollectiveOperation::adopt_if_given_up() {
+  for (int r = 0; r < run_.world(); ++r) {
+    if (group_->has_failed(r) &&
+        run_.slot(r).finished.load(std::memory_order_acquire) <= run_.number) {
+      return group_->adopt_failure_of_peer();
+    }
+  }
+  return false;
+}
+
 // Everything was there when the last rank posted: no coroutine, no second wait.
 void CollectiveOperation::finish_at_entry() {
+  if (adopt_if_given_up()) {
+    return;
+  }
   run_.path = run_.is_small ? Path::stage : Path::barrier;
   fault::reach(fault::Point::middle, run_.me(), run_.number);
   if (run_.is_small) {

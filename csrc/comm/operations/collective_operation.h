@@ -26,6 +26,7 @@ class CollectiveOperation final : public Operation {
   const char* trace_name() const override;
   uint64_t trace_bytes() const override { return run_.bytes; }
   uint64_t trace_number() const override { return run_.number; }
+  uint64_t place_in_group() const override { return run_.number + 1; }
   void tell_what_ran(TraceEvent& event) const override;
   bool needs(int r) const override;
   std::string who_is_late() const override;
@@ -46,6 +47,7 @@ class CollectiveOperation final : public Operation {
   void check_fingerprints(uint64_t number) const;
   void check_fingerprint_of(int r, uint64_t number) const;
   void check_what_is_over(bool wherever_possible) const;
+  bool adopt_if_given_up();
   void start_body();
   void finish_at_entry();
   void ring_at_entry();
