@@ -1,9 +1,12 @@
 """Whose words an error is in, where a late rank is, and what became of a group beside this one."""
 
+import ctypes
 import functools
+import mmap
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 

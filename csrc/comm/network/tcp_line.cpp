@@ -9,7 +9,19 @@
 #include <cerrno>
 #include <cstring>
 
+#include "comm/base/error.h"
+
 namespace dpcore {
+namespace {
+
+// The kernel says EFAULT. Nothing is wrong with the connection, nor with the rank at its other end.
+[[noreturn]] void raise_gone(const char* what) {
+  throw Error(std::string("the memory that this rank ") + what +
+              " was freed, unmapped or resized while the operation was in flight; keep it as it is "
+              "until wait() returns");
+}
+
+}  // namespace
 
 void TcpLine::share(size_t unsent, size_t most) {
   flow_.share(unsent, most);
@@ -34,20 +46,36 @@ bool TcpLine::is_sending(uint64_t group, const MessageTag& tag) const {
 size_t TcpLine::start(const FrameHeader& header, const std::byte* payload) {
   outgoing_ = header;
   header_sent_ = payload_sent_ = 0;
+  is_payload_gone_ = false;
   const size_t taken = send_some(payload, header.bytes);
   is_sending_ = header_sent_ > 0 && payload_sent_ < header.bytes;
+  check_payload();
   return taken;
 }
 
 size_t TcpLine::resume(const std::byte* rest) {
   const size_t taken = send_some(rest, outgoing_.bytes - payload_sent_);
   is_sending_ = payload_sent_ < outgoing_.bytes;
+  check_payload();
   return taken;
 }
 
+void TcpLine::check_payload() const {
+  if (is_payload_gone_) {
+    raise_gone("sends");
+  }
+}
+
 void TcpLine::detach() {
-  if (detached_.empty()) {
-    detached_.assign(rest_, rest_ + (outgoing_.bytes - payload_sent_));
+  const size_t left = outgoing_.bytes - payload_sent_;
+  if (!detached_.empty()) {
+    return;
+  }
+  if (is_payload_gone_) {
+    detached_.assign(left, std::byte{0});
+    is_payload_gone_ = false;
+  } else {
+    detached_.assign(rest_, rest_ + left);
   }
 }
 
@@ -63,7 +91,7 @@ void TcpLine::flush() {
 
 size_t TcpLine::send_some(const std::byte* payload, size_t bytes) {
   size_t taken = 0;
-  while (writable && problem_.empty() && taken < bytes) {
+  while (writable && problem_.empty() && !is_payload_gone_ && taken < bytes) {
     iovec pieces[2] = {
         {reinterpret_cast<std::byte*>(&outgoing_) + header_sent_, sizeof(outgoing_) - header_sent_},
         {const_cast<std::byte*>(payload) + taken, bytes - taken}};
@@ -74,6 +102,8 @@ size_t TcpLine::send_some(const std::byte* payload, size_t bytes) {
     if (sent < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         writable = false;
+      } else if (errno == EFAULT) {
+        is_payload_gone_ = true;
       } else if (errno != EINTR) {
         problem_ = std::strerror(errno);
       }
@@ -98,6 +128,9 @@ ptrdiff_t TcpLine::read(std::byte* to, size_t bytes) {
     }
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       break;
+    }
+    if (received < 0 && errno == EFAULT) {
+      raise_gone("receives into");
     }
     if (received == 0 || errno != EINTR) {
       problem_ = received == 0 ? "closed by the other side" : std::strerror(errno);

@@ -41,7 +41,8 @@ class TcpLine {
   bool is_sending(uint64_t group, const MessageTag& tag) const;
   bool is_sending(uint64_t group) const { return is_sending_ && outgoing_.group == group; }
   // Both return how many bytes of the payload the kernel took; start() nothing at all or a frame
-  // that is_sending() until it is complete.
+  // that is_sending() until it is complete. They throw Error where the payload is no memory of this
+  // process any more; receive() does so for the place that the sink names.
   size_t start(const FrameHeader& header, const std::byte* payload);
   size_t resume(const std::byte* rest);
   // The caller gives up: copies the rest of the frame, which flush() will send.
@@ -70,6 +71,7 @@ class TcpLine {
   static constexpr size_t kWholeElements = 64;  // a multiple of every element's size
 
   size_t send_some(const std::byte* payload, size_t bytes);
+  void check_payload() const;
   ptrdiff_t read(std::byte* to, size_t bytes);
   void end_of_incoming();
 
@@ -79,6 +81,7 @@ class TcpLine {
   std::string problem_;
   FrameHeader outgoing_;
   bool is_sending_ = false;
+  bool is_payload_gone_ = false;  // the caller's memory: the rest goes as zeros
   size_t header_sent_ = 0;
   size_t payload_sent_ = 0;
   const std::byte* rest_ = nullptr;  // of the payload
