@@ -38,12 +38,16 @@ void check_device(const at::Tensor& tensor, const char* role, std::string_view d
                                                std::string(device_name) + "')"));
 }
 
+c10::Storage storage_of(void* what) {
+  return c10::Storage(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(what)));
+}
+
+void let_go_of_storage(void* what) { storage_of(what); }
+
 Hold hold_of(const at::Tensor& tensor) {
   c10::Storage storage = tensor.storage();
-  return {storage.unsafeReleaseStorageImpl(), {[](void* what) {
-            c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(
-                static_cast<c10::StorageImpl*>(what)));
-          }}};
+  return {storage.unsafeReleaseStorageImpl(), {let_go_of_storage}};
 }
 
 Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view device_name) {
@@ -163,6 +167,14 @@ void announce_use(py::handle tensor) {
 }
 
 }  // namespace
+
+Hold with_fixed_size(Hold hold) {
+  if (!hold || hold.get_deleter().call != let_go_of_storage) {
+    return hold;
+  }
+  return {new FixedStorage(storage_of(hold.release())),
+          {[](void* what) { delete static_cast<FixedStorage*>(what); }}};
+}
 
 Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view device_name) {
   if (THPVariable_Check(object.ptr())) {

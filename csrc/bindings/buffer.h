@@ -32,11 +32,14 @@ struct Buffer {
   pybind11::handle object;  // that it was made of; borrowed
 };
 
+// From here on torch does not resize the storage that is held, if it is one.
+Hold with_fixed_size(Hold hold);
+
 // What an asynchronous operation keeps of a buffer until it is complete.
 struct HeldBuffer {
   explicit HeldBuffer(Buffer&& buffer)
       : object(pybind11::reinterpret_borrow<pybind11::object>(buffer.object)),
-        hold(std::move(buffer.hold)) {}
+        hold(with_fixed_size(std::move(buffer.hold))) {}
   pybind11::object object;
   Hold hold;
 };

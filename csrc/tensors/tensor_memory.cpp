@@ -8,7 +8,9 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "comm/base/error.h"
@@ -165,6 +167,49 @@ at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRe
       at::detail::make_tensor<at::TensorImpl>(std::move(storage), whole.key_set(), whole.dtype());
   part.unsafeGetTensorImpl()->set_sizes_and_strides(shape, strides);
   return part;
+}
+
+namespace {
+
+struct Fixed {  // how often, by storage; never destroyed, since works may go after it would
+  std::mutex mutex;
+  std::unordered_map<c10::StorageImpl*, size_t> counts;
+};
+Fixed& fixed() {
+  static auto* const all = new Fixed;
+  return *all;
+}
+
+}  // namespace
+
+FixedStorage::FixedStorage(c10::Storage storage) : storage_(std::move(storage)) {
+  c10::StorageImpl* impl = storage_.unsafeGetStorageImpl();
+  if (!impl->device().is_cpu()) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(fixed().mutex);
+  const auto found = fixed().counts.find(impl);
+  if (found != fixed().counts.end()) {
+    ++found->second;
+    is_fixed_ = true;
+  } else if (impl->resizable()) {
+    impl->set_resizable(false);
+    fixed().counts.emplace(impl, 1);
+    is_fixed_ = true;
+  }
+}
+
+FixedStorage::~FixedStorage() {
+  if (!is_fixed_) {
+    return;
+  }
+  c10::StorageImpl* impl = storage_.unsafeGetStorageImpl();
+  const std::lock_guard<std::mutex> lock(fixed().mutex);
+  const auto found = fixed().counts.find(impl);
+  if (--found->second == 0) {
+    impl->set_resizable(true);
+    fixed().counts.erase(found);
+  }
 }
 
 at::Tensor tensor_like(const at::Tensor& tensor) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "comm/base/types.h"
 
@@ -34,6 +35,22 @@ at::Tensor tensor_over(std::shared_ptr<std::byte> owner, at::IntArrayRef shape, 
 // saved, resized and replaced without its neighbours. Keeps the memory of `whole`.
 at::Tensor part_of(const at::Tensor& whole, size_t first_element, at::IntArrayRef shape,
                    at::IntArrayRef strides);
+
+// Keeps a storage, and while one of these keeps it, torch refuses to resize it: an operation in
+// flight knows its address. What could be resized before can be again afterwards. Storages of
+// devices, whose memory is given back in the order of a stream, are only kept.
+class FixedStorage {
+ public:
+  explicit FixedStorage(c10::Storage storage);
+  ~FixedStorage();
+  FixedStorage(FixedStorage&& other) noexcept
+      : storage_(std::move(other.storage_)), is_fixed_(std::exchange(other.is_fixed_, false)) {}
+  FixedStorage& operator=(FixedStorage&&) = delete;
+
+ private:
+  c10::Storage storage_;
+  bool is_fixed_ = false;
+};
 
 // Another tensor over the same storage, without history.
 at::Tensor tensor_like(const at::Tensor& tensor);

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <iterator>
 #include <string>
 
 #include "comm/base/error.h"
@@ -175,7 +176,7 @@ std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
 
 void Staging::take(Staging&& other) {
   kept_.insert(kept_.end(), other.kept_.begin(), other.kept_.end());
-  memory_.insert(memory_.end(), other.memory_.begin(), other.memory_.end());
+  std::move(other.memory_.begin(), other.memory_.end(), std::back_inserter(memory_));
   copies_.insert(copies_.end(), other.copies_.begin(), other.copies_.end());
   other.kept_.clear();
   other.memory_.clear();

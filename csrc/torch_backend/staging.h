@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
 
@@ -39,7 +40,7 @@ class Staging {
   // Its memory too, which `tensor.data = other` would let go of.
   void keep(const at::Tensor& tensor) {
     kept_.push_back(tensor);
-    memory_.push_back(tensor.storage());
+    memory_.emplace_back(tensor.storage());
   }
   // What another one keeps and copies, from here on too.
   void take(Staging&& other);
@@ -62,7 +63,7 @@ class Staging {
   std::shared_ptr<Communicator> communicator_;
   at::Device device_{at::kCPU};
   std::vector<at::Tensor> kept_;
-  std::vector<c10::Storage> memory_;  // of those
+  std::vector<FixedStorage> memory_;  // of those
   std::vector<Copy> copies_;
 };
 
