@@ -139,7 +139,7 @@ def in_group(group):
     return found
 
 
-def all_gone(group, within=3.0):
+def all_gone(group, within=30.0):
     deadline = time.monotonic() + within
     while in_group(group) and time.monotonic() < deadline:
         time.sleep(0.02)
