@@ -83,27 +83,12 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
   }
   options_.interrupt = nullptr;
   options_.tcp = nullptr;
+  show_memory_in_use();
 }
 
-Communicator::~Communicator() { close(); }
-
-void Communicator::check_not_forked() const {
-  if (endpoint().is_forked_copy()) {
-    throw Error("rank " + std::to_string(rank()) +
-                ": this process was forked after init(); a communicator belongs to the process "
-                "that made it. Call init() in the child, or start it with spawn");
-  }
-}
-
-void Communicator::check_usable() const {
-  check_not_forked();
-  if (closed_.load(std::memory_order_relaxed)) {
-    throw Error("rank " + std::to_string(rank()) +
-                ": this communicator was finalized; call init() for a new one");
-  }
-  if (group_->failed()) {
-    group_->raise_failure();
-  }
+Communicator::~Communicator() {
+  close();
+  hide_memory_in_use();
 }
 
 template <class T>
@@ -137,11 +122,6 @@ std::shared_ptr<const Program> Communicator::program_of(const Schedule& schedule
   return compile(schedule, rank());
 }
 
-void Communicator::check(const Request& request) const {
-  check_usable();
-  check_operator(request);
-}
-
 CollectiveOperation& Communicator::prepare(Request&& request, const std::string& algorithm) {
   choose_algorithm(request, algorithm);
   const double timeout = request.timeout_s;
@@ -158,6 +138,9 @@ Work Communicator::begin(Request&& request, const std::string& algorithm, int lo
   Operation* operation = nullptr;
   {
     const std::lock_guard<SpinLock> lock(submission_);
+    if (engine.in_flight().load(std::memory_order_relaxed) != 0) {
+      check_not_in_use(memory_use(request, rank(), world()));
+    }
     operation = &prepare(std::move(request), algorithm);
     if (!engine.try_begin_inline()) {
       Work work = operation->shared_from_this();
@@ -186,6 +169,9 @@ Work Communicator::submit(Request&& request, const std::string& algorithm, bool 
     context_->engine().be_ready_for_background();
   }
   const std::lock_guard<SpinLock> lock(submission_);
+  if (!after && context_->engine().in_flight().load(std::memory_order_relaxed) != 0) {
+    check_not_in_use(memory_use(request, rank(), world()));
+  }
   CollectiveOperation& operation = prepare(std::move(request), algorithm);
   operation.follow(std::move(after));
   Work work = operation.shared_from_this();
@@ -193,16 +179,10 @@ Work Communicator::submit(Request&& request, const std::string& algorithm, bool 
   return work;
 }
 
-void Communicator::check_message(const MessageCall& call) const {
-  check_usable();
-  if (call.peer == MessageOperation::kAnyRank && call.bytes == 0) {
-    throw Unsupported("rank " + std::to_string(rank()) +
-                      ": a message without elements does not travel, so it can't be received from "
-                      "any rank; name the rank");
-  }
-}
-
 MessageOperation& Communicator::prepare_message(const MessageCall& call) {
+  if (context_->engine().in_flight().load(std::memory_order_relaxed) != 0) {
+    check_not_in_use(memory_use(call.sends, call.data, call.bytes));
+  }
   MessageOperation& operation = from_pool(message_pool_);
   operation.prepare(shared_, call);
   make_pending(operation, call.timeout_s);

@@ -158,6 +158,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   template <class T>
   T& from_pool(std::vector<std::shared_ptr<T>>& pool);
   void make_pending(Operation& operation, double timeout_s) const;
+  // Throws Unsupported where an operation of this communicator in flight uses the same memory, and
+  // one of the two writes it. Under the submission lock.
+  void check_not_in_use(const MemoryUse& use) const;
+  // The same for all communicators of the process, for DPCORE_CHECK; without that lock. They are
+  // shown to each other from the constructor to the destructor.
+  void check_not_in_use_elsewhere(const MemoryUse& use) const;
+  void show_memory_in_use();
+  void hide_memory_in_use();
 
   Options options_;
   const bool is_open_ = options_.algorithm == "auto";  // which algorithm runs

@@ -51,7 +51,8 @@ def measure(comm: Communicator, one: int, other: int, seconds: float) -> list[fl
     """Seconds of a step, a message and a byte between two ranks; all others wait."""
     import numpy as np
 
-    small = np.zeros(_SMALL, dtype=np.uint8)
+    messages = np.zeros((_BURST, _SMALL), dtype=np.uint8)
+    small = messages[0]
     large = np.zeros(_LARGE, dtype=np.uint8)
     peer = {one: other, other: one}.get(comm.rank)
 
@@ -64,7 +65,7 @@ def measure(comm: Communicator, one: int, other: int, seconds: float) -> list[fl
     def burst() -> None:
         assert peer is not None
         way = comm.send if comm.rank == one else comm.recv
-        works = [way(small, peer, tag=i, async_op=True) for i in range(_BURST)]
+        works = [way(messages[i], peer, tag=i, async_op=True) for i in range(_BURST)]
         for work in works:
             assert work is not None
             work.wait()

@@ -155,22 +155,25 @@ def test_operations_that_overtake_leave_the_stage_of_a_slow_one_alone(mode):
     of the same stage may be of a kind that needs none, and be over long before the first user."""
 
     def body(comm):
-        world, mapped = comm.world_size, comm.empty(30_000).fill_(1.0)
+        world, mapped = comm.world_size, comm.empty(3, 30_000).fill_(1.0)
         for round_ in range(10):
-            works = []
+            works, sent = [], []
             for i in range(24):
                 if i % 8 == 0:
                     tensor = numbers(10 * i + comm.rank, (400_000, 1000, 9000)[(i // 8) % 3])
                     work = comm.all_reduce(tensor, priority=i, async_op=True)
                     works.append((work, tensor, i))
                 elif i % 8 == 4:
-                    comm.broadcast(mapped, i % world, priority=i, async_op=True)
+                    one = mapped[i // 8]
+                    sent.append(comm.broadcast(one, i % world, priority=i, async_op=True))
                 else:
                     comm.barrier(async_op=True)
             for work, tensor, i in reversed(works):
                 work.wait()
                 expected = summed(10 * i, tensor.numel(), range(world))
                 assert torch.equal(tensor, expected), (round_, i)
+            for work in sent:
+                work.wait()
 
     dpcore.spawn(body, 3, **HOW[mode])
 

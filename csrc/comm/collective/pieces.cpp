@@ -73,6 +73,28 @@ bool same_piece_for_all(Collective collective) {
          collective != Collective::all_to_all;
 }
 
+MemoryUse memory_use(const Request& request, int me, int world) {
+  size_t read = 0;
+  size_t written = 0;
+  for (int r = 0; r < world; ++r) {
+    const Piece out = outgoing(request, me, r);
+    const Piece in = incoming(request, me, r);
+    read = std::max(read, out.mine + out.elements);
+    written = std::max(written, in.mine + in.elements);
+  }
+  const size_t element = size_of(request.dtype);
+  return {request.input, read * element, request.output, written * element};
+}
+
+bool MemoryUse::conflicts_with(const MemoryUse& other) const {
+  const auto overlap = [](const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
+    return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+  };
+  return overlap(written, written_bytes, other.written, other.written_bytes) ||
+         overlap(written, written_bytes, other.read, other.read_bytes) ||
+         overlap(read, read_bytes, other.written, other.written_bytes);
+}
+
 size_t staged_elements(const Request& request, int me, int world) {
   size_t largest = 0;
   size_t sum = 0;

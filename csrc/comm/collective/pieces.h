@@ -30,6 +30,18 @@ size_t received_elements(const Request& request, int me, int world);
 // Whether one piece goes from this rank's input to its own output.
 bool keeps_a_piece(const Request& request, int me);
 
+// What of this rank's memory an operation reads and writes while it is in flight.
+struct MemoryUse {
+  const std::byte* read = nullptr;
+  size_t read_bytes = 0;
+  const std::byte* written = nullptr;
+  size_t written_bytes = 0;
+
+  // Whether one of the two writes what the other one uses.
+  bool conflicts_with(const MemoryUse& other) const;
+};
+MemoryUse memory_use(const Request& request, int me, int world);
+
 // Inline, as a small operation asks them all.
 
 // Bytes in the whole buffer, or in all ranks' parts together.

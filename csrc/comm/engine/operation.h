@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/collective/pieces.h"
 #include "comm/group/group.h"
 
 namespace dpcore {
@@ -37,6 +38,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual WaitPoint waiting() const = 0;
   // "operation 7 (all_reduce of ...)", "send of 4096 bytes to rank 1 (tag 3)".
   virtual std::string describe() const = 0;
+  virtual MemoryUse memory_use() const { return {}; }
   virtual const char* trace_name() const = 0;
   virtual uint64_t trace_bytes() const = 0;
   virtual uint64_t trace_number() const = 0;

@@ -184,16 +184,9 @@ void CollectiveOperation::show_buffers(OperationSlot& slot) {
   const auto offset_of = [&](const void* at, size_t bytes) -> uint64_t {
     return at == nullptr || bytes == 0 ? 0 : arena.offset_of(at, bytes);
   };
-  size_t input_bytes = 0;
-  size_t output_bytes = 0;
-  for (int r = 0; r < run_.world(); ++r) {
-    const Piece out = run_.outgoing(r);
-    const Piece in = run_.incoming(r);
-    input_bytes = std::max(input_bytes, (out.mine + out.elements) * run_.element);
-    output_bytes = std::max(output_bytes, (in.mine + in.elements) * run_.element);
-  }
-  slot.input_offset = offset_of(request.input, input_bytes);
-  slot.output_offset = offset_of(request.output, output_bytes);
+  const MemoryUse use = memory_use();
+  slot.input_offset = offset_of(use.read, use.read_bytes);
+  slot.output_offset = offset_of(use.written, use.written_bytes);
   const bool may_be_read = !run_.reduces() && !run_.announces_parts &&
                            is_faster_read(request.collective, run_.bytes, run_.world());
   const bool is_mapped = slot.input_offset != Arena::kNowhere;

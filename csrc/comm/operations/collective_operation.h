@@ -23,6 +23,9 @@ class CollectiveOperation final : public Operation {
   Progress advance() override;
   WaitPoint waiting() const override { return {run_.awaited.name, run_.awaited.next}; }
   std::string describe() const override;
+  MemoryUse memory_use() const override {
+    return dpcore::memory_use(run_.request, run_.me(), run_.world());
+  }
   const char* trace_name() const override;
   uint64_t trace_bytes() const override { return run_.bytes; }
   uint64_t trace_number() const override { return run_.number; }

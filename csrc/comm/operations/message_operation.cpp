@@ -146,7 +146,6 @@ void MessageOperation::retire() {
   if (group_->failed()) {
     shared_->transport().give_up();
   }
-  data_ = nullptr;
 }
 
 }  // namespace dpcore

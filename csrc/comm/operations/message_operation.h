@@ -21,6 +21,10 @@ struct MessageCall {
   double timeout_s = 0;  // 0: the communicator's
 };
 
+inline MemoryUse memory_use(bool sends, const std::byte* data, size_t bytes) {
+  return sends ? MemoryUse{data, bytes, nullptr, 0} : MemoryUse{nullptr, 0, data, bytes};
+}
+
 class MessageOperation final : public Operation {
  public:
   static constexpr int kAnyRank = -1;
@@ -30,6 +34,9 @@ class MessageOperation final : public Operation {
   Progress advance() override;
   WaitPoint waiting() const override;
   std::string describe() const override;
+  MemoryUse memory_use() const override {
+    return dpcore::memory_use(sends_, data_, message_.total);
+  }
   const char* trace_name() const override;
   uint64_t trace_bytes() const override { return message_.total; }
   uint64_t trace_number() const override { return message_.tag.part; }
