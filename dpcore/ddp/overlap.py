@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder.recording import Trace, trace
 
-_LEAST_STEPS = 7  # fewer have no interval of this confidence
 _DOUBT = 0.025  # of each of the two quantities that the interval of the overlap is made of
 
 
@@ -149,10 +149,10 @@ def _checked(model: DataParallel, steps: int) -> Any:
             f"measure_overlap: the schedule '{model.schedule}' leaves out communication, so there "
             "is none to hide; measure a schedule that averages gradients"
         )
-    if steps < _LEAST_STEPS:
+    if steps < (least := least_values(_DOUBT)):
         raise ValueError(
             f"measure_overlap: steps={steps} are too few to say how far the result can be "
-            f"trusted; at least {_LEAST_STEPS} are needed"
+            f"trusted; at least {least} are needed"
         )
     return group
 
@@ -169,15 +169,33 @@ def _interval(cost: Sequence[float], communication: Sequence[float]) -> tuple[fl
 
 def median_interval(values: Sequence[float], doubt: float) -> tuple[float, float]:
     """The median of what values are drawn from lies outside with at most this probability: it is
-    below the k-th smallest one only if fewer than k of the draws fell below it.
+    below the k-th smallest one only if fewer than k of the draws fell below it. Of fewer than
+    ``least_values(doubt)`` values it is the whole range, outside of which the median lies with a
+    greater probability.
 
     >>> median_interval(range(1, 11), 0.05)
     (2, 9)
     """
     ordered = sorted(values)
-    outside, share = 0, 0.5 ** len(ordered)
-    while 2 * share <= doubt:
+    count = len(ordered)
+    # In whole numbers: of the 2^count ways to fall below or above, those with at most ``outside``
+    # values below.
+    at_most = Fraction(doubt) * 2**count
+    outside, ways = 0, 1
+    of_these = ways
+    while 2 * of_these <= at_most:
+        ways = ways * (count - outside) // (outside + 1)
         outside += 1
-        share += math.comb(len(ordered), outside) * 0.5 ** len(ordered)
+        of_these += ways
     at = max(outside - 1, 0)
     return ordered[at], ordered[-1 - at]
+
+
+def least_values(doubt: float) -> int:
+    """How many values an interval of their median takes that is wrong with at most this
+    probability: the range of n values leaves out the median with a probability of 2 / 2^n.
+
+    >>> least_values(0.05)
+    6
+    """
+    return math.ceil(1 - math.log2(doubt))

@@ -17,12 +17,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dpcore.ddp.overlap import median_interval
+from dpcore.ddp.overlap import least_values, median_interval
 from dpcore.show.figures import short
 
-LEAST_STEPS = 7  # fewer say nothing about who is slow
 _SLOWER = 0.1  # by less than this share of the others' time nobody is slow
 _DOUBT = 0.01  # that the median of a rank lies outside its interval
+LEAST_STEPS = least_values(_DOUBT)  # fewer say nothing about who is slow
 _WHERE = {
     "compute": "its forward and backward take",
     "between": "what it does between backward and forward takes",

@@ -230,6 +230,19 @@ def test_the_interval_holds_the_truth_and_runs_agree_within_it():
         assert max(low, other_low) <= min(high, other_high)
 
 
+def test_an_interval_of_so_few_or_so_many_values():
+    """The range of n values leaves out the median of what they are drawn from with a probability of
+    2 / 2^n. With thousands, that is a number which no float has."""
+    for doubt in (0.05, 0.025, 0.01):
+        least = overlap.least_values(doubt)
+        assert 2 / 2**least <= doubt < 2 / 2 ** (least - 1)
+        assert overlap.median_interval(range(least), doubt) == (0, least - 1)
+    assert overlap.median_interval(range(3), 0.05) == (0, 2)
+    low, high = overlap.median_interval(range(3000), 0.05)
+    assert low + high == 2999
+    assert high - low == pytest.approx(2 * 1.96 * 3000**0.5 / 2, rel=0.02)
+
+
 def test_what_overlap_says():
     told = str(overlap.Overlap(41.2, 37.5, 9.6, 1.1, (0.55, 0.68)))
     assert told == (
