@@ -47,6 +47,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import dpcore as dp
+from benchmarks.harness.figures import ends
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
 from benchmarks.harness.torch_strategies import zero_optimizer
@@ -290,14 +291,15 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         f"{one['computing_s'] * 1e3:.1f} ms, {one['bytes'] / 1e6:.1f} MB; first needed "
         f"{one['first_module'] or 'the model'} with {one['first_bytes'] / 1e6:.2f} MB, last "
         f"{one['last_module'] or 'the model'} for {one['last_s'] * 1e3:.1f} ms",
-        f"{'':22}{'step ms':>9}{'of bound':>10}{'of bucketed':>13}{'95%':>15}{'state MB':>10}",
+        f"{'':22}{'step ms':>9}{'of bound':>10}{'of bucketed':>13}"
+        f"{ends(lines):>19}{'state MB':>10}",
     ]
     for line in lines:
         row = f"{line['contender']:22}{line['step_s'] * 1e3:>9.1f}{line['of_bound']:>10.3f}"
         if ratio := line.get("of_bucketed"):
-            row += f"{ratio['median']:>13.3f}{ratio['low']:>8.3f}-{ratio['high']:.3f}"
+            row += f"{ratio['median']:>13.3f}{ratio['low']:>12.3f} - {ratio['high']:.3f}"
         else:
-            row += f"{'':>28}"
+            row += f"{'':>32}"
         text.append(row + f"{line['state_bytes'] / 1e6:>10.1f}")
     return "\n".join(text)
 

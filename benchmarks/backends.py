@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,17 +14,17 @@ from dpcore.compare.collectives.interleave import Measurement
 from dpcore.compare.collectives.session import Run, exit_status, run, start
 from dpcore.compare.collectives.summary import summarise
 from dpcore.compare.collectives.table import microseconds
-from dpcore.ddp.overlap import median_interval
+from dpcore.compare.ratios import Estimate, ends_of, estimate
 
 DESCRIPTION = """\
 The backends that torch has for tensors of the CPU, or could have, side by side in one run: dpcore
 (ordinary tensors, and in its arena), Gloo, Open MPI, MPICH. A table per collective and number of
 ranks, with a row per size and backend: time, algorithm bandwidth, bus bandwidth, each with the
-interval that holds the true median with a confidence of 95%.
+interval that holds the true median with a confidence of 95%, or the range of fewer than 6
+rounds.
 
 UCC takes no part: neither Debian nor PyPI has it, and the wheels of torch are built without it.
 """
-CONFIDENCE_DOUBT = 0.05
 WITHOUT = "UCC: not in Debian 12 or PyPI, and torch's wheels are built without it"
 
 
@@ -56,11 +55,15 @@ def markdown(runs: Sequence[Run]) -> Iterator[str]:
         return of[0].cell.world, of[0].cell.collective
 
     for (world, collective), group in itertools.groupby(runs, kind):
+        runs_of_kind = list(group)
+        rounds = {len(result.rounds) for of in runs_of_kind for result in of if result.rounds}
+        in_brackets = " or ".join(map(ends_of, sorted(rounds)))
         yield f"### {collective}, {world} ranks"
         yield ""
-        yield "| size | backend | time, us | algorithm bandwidth, GB/s | bus bandwidth, GB/s |"
+        rates = "algorithm bandwidth, GB/s | bus bandwidth, GB/s"
+        yield f"| size | backend | time, us ({in_brackets}) | {rates} |"
         yield "|---:|---|---:|---:|---:|"
-        for of_size in group:
+        for of_size in runs_of_kind:
             yield from _rows(of_size)
         yield ""
     yield f"Without {WITHOUT}."
@@ -73,18 +76,16 @@ def _rows(results: Run) -> Iterator[str]:
         if figures is None:
             yield f"| {size_text(result.cell.bytes)} | {name} | n/a: {result.missing} | | |"
             continue
-        low, high = median_interval(result.rounds, CONFIDENCE_DOUBT)
-        time = f"{microseconds(figures.median_s)} ({microseconds(low)} to {microseconds(high)})"
+        of = estimate(result.rounds)
+        time = f"{microseconds(of.median)} ({microseconds(of.low)} to {microseconds(of.high)})"
         time = f"**{time}**" if figures.median_s == min(known) else time
-        rates = [_rates(result, factor, low, high) for factor in (1.0, _bus_factor(result))]
+        rates = [_rates(result, factor, of) for factor in (1.0, _bus_factor(result))]
         yield f"| {size_text(result.cell.bytes)} | {name} | {time} | {rates[0]} | {rates[1]} |"
 
 
-def _rates(result: Measurement, factor: float, low: float, high: float) -> str:
+def _rates(result: Measurement, factor: float, of: Estimate) -> str:
     moved = result.cell.bytes * factor / 1e9
-    return (
-        f"{moved / statistics.median(result.rounds):.3f} ({moved / high:.3f} to {moved / low:.3f})"
-    )
+    return f"{moved / of.median:.3f} ({moved / of.high:.3f} to {moved / of.low:.3f})"
 
 
 def _bus_factor(result: Measurement) -> float:

@@ -14,9 +14,9 @@ PLACE/MODEL/THREADS:
 A step is zero_grad, forward and backward, of the slowest rank. Everybody takes turns in the same
 processes, short ones, and the default has one before and after every other's: the ratio default /
 contender is that of neighbours, since the speed of a machine changes within seconds. Its 95%
-interval is made of order statistics. Contenders whose gradients don't fit in memory together take
-part in several runs, each with the default. The default may settle first; if its layout changes
-later, that is reported.
+interval is made of order statistics; fewer than 6 rounds have a range only. Contenders whose
+gradients don't fit in memory together take part in several runs, each with the default. The default
+may settle first; if its layout changes later, that is reported.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ each are next to each other, since the speed of a virtual machine changes within
     of fair share  loaded over quiet, over what that is for computing alone: what the load costs
                    beyond the machine's share. Target: at most 1.3.
 
-Medians over rounds, of the slowest rank, with 95% intervals.
+Medians over rounds, of the slowest rank, with 95% intervals, or their range if there are fewer than
+6 rounds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks.harness.figures import ends
 from benchmarks.harness.neighbours import neighbours
 from benchmarks.harness.options import script_parser
 from dpcore.commands.sizes import parse_sizes, size_text
@@ -158,7 +160,7 @@ def slowdown(rounds: Times, what: str, who: str) -> list[float]:
 
 
 def shown(ratio: dict[str, float] | None, at_most: float = float("inf")) -> str:
-    """The median and its interval; a star where all of the interval misses the target."""
+    """The median, and in brackets where it lies; a star where all of that misses the target."""
     if ratio is None:
         return ""
     made = Estimate(**ratio)
@@ -180,6 +182,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         )
     share = next(line for line in lines if line["what"] == COMPUTING)["slowdown"]["median"]
     text.append(f"computing alone takes {share:.2f} times as long when loaded; * misses the target")
+    text.append(f"in brackets: {ends(lines)}")
     return "\n".join(text)
 
 

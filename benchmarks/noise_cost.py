@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import in_turn, of_slowest_rank
+from dpcore.compare.ratios import ends_of, estimate, in_turn, of_slowest_rank
 from dpcore.compare.records import ROOT, keep, run_facts
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import WARM_STEPS
-from dpcore.ddp.overlap import median_interval
 
 PLAIN, BOUND = "without", "two reads"
 CONTENDERS = {PLAIN: 0, "every step": 1, "one of ten": 10}
@@ -92,8 +92,7 @@ def costs_of(of_ranks: list[dict[str, dict[str, list[float]]]], model: str) -> d
             (mine - plain) / step
             for mine, plain in zip(processors[name], processors[PLAIN], strict=True)
         ]
-        low, high = median_interval(added, 0.05)
-        costs[name] = {"median": statistics.median(added), "low": low, "high": high}
+        costs[name] = asdict(estimate(added))
     bound = statistics.median(processors[BOUND]) / step
     found = {"model": model, "world": len(of_ranks), "step_s": step, "bound": bound}
     return {**found, "costs": costs, "ranks": of_ranks}
@@ -111,13 +110,13 @@ def main() -> None:
     if options.world < 2:
         made.error("a world of one has one gradient in a step: --world 2 or more")
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})
-    print(f"{'':14}{'step ms':>10}{'':4}{'measured in':14}{'cost':>8}{'95%':>18}")
+    print(f"{'':14}{'step ms':>10}{'':4}{'measured in':14}{'cost':>8}{ends_of(options.rounds):>19}")
     for model in options.models.split(","):
         line = cost(model, options.world, options.rounds)
         for name, of in line["costs"].items():
             print(
                 f"{model:14}{line['step_s'] * 1e3:>10.2f}{'':4}{name:14}{of['median']:>8.2%}"
-                f"{of['low']:>9.2%} to {of['high']:.2%}",
+                f"{of['low']:>10.2%} to {of['high']:.2%}",
                 flush=True,
             )
         print(f"{'':28}{BOUND:14}{line['bound']:>8.2%}", flush=True)

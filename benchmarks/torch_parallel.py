@@ -5,7 +5,8 @@ pipelines, ZeroRedundancyOptimizer, PostLocalSGDOptimizer. The backends "dpcore"
 turns, a few steps each, in the same processes.
 
     of Gloo   the step's time over Gloo's of the same round: the median, and where it lies with a
-              confidence of 95%. Target: at most 1.05, up to the upper end.
+              confidence of 95% (the range, of fewer than 6 rounds). Target: at most 1.05, up to the
+              upper end.
 
 tests/torch_backend/test_parallel.py trains by the same functions and compares with one process.
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.figures import ends
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.torch_strategies import STRATEGIES, Sizes, batch_of, grid_over
 from benchmarks.neighbours import seconds_of, shown
@@ -89,7 +91,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         mark = "*" if line["of_gloo"]["high"] > OF_GLOO_AT_MOST else ""
         row += f"{line[f'{PEER}_s'] * 1e3:>10.2f}{shown(line['of_gloo']):>20}"
         text.append(row.rstrip() + mark)
-    return "\n".join([*text, f"* the upper end is above {OF_GLOO_AT_MOST}"])
+    return "\n".join(
+        [*text, f"in brackets: {ends(lines)}; * the upper end is above {OF_GLOO_AT_MOST}"]
+    )
 
 
 def main() -> int:

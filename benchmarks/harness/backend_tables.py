@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.figures import source, time_text
 from dpcore.commands.sizes import size_text
-from dpcore.ddp.overlap import median_interval
+from dpcore.compare.ratios import Estimate, estimate
 
 NAMES = {  # contenders, and how the heads of columns write them
     "dpcore plain": "dpcore",
@@ -18,7 +18,6 @@ NAMES = {  # contenders, and how the heads of columns write them
     "MPICH": "MPICH",
 }
 OURS = "dpcore plain"
-DOUBT = 0.05
 
 
 def tables(records: list[dict[str, Any]]) -> str:
@@ -44,7 +43,7 @@ def _where_behind(records: list[dict[str, Any]]) -> str:
     for cell, by_name in cells.items():
         ours = by_name[OURS]
         faster = [r for r in by_name.values() if _is_peer(r) and r["median_s"] < ours["median_s"]]
-        if any(_interval(r)[1] < _interval(ours)[0] for r in faster):
+        if any(_is_apart(_estimate(r), _estimate(ours)) for r in faster):
             apart.append(cell)
         elif faster:
             lower.append(cell)
@@ -60,8 +59,13 @@ def _is_peer(record: dict[str, Any]) -> bool:
     return not record["contender"].startswith("dpcore")
 
 
-def _interval(record: dict[str, Any]) -> tuple[float, float]:
-    return median_interval(record["rounds_s"], DOUBT)
+def _estimate(record: dict[str, Any]) -> Estimate:
+    return estimate(record["rounds_s"])
+
+
+def _is_apart(lower: Estimate, higher: Estimate) -> bool:
+    """Ranges of few rounds tell nothing apart."""
+    return None not in (lower.confidence, higher.confidence) and lower.high < higher.low
 
 
 def _table(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -77,7 +81,7 @@ def _table(records: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(record: dict[str, Any], best: float) -> str:
-    low, high = _interval(record)
+    of = _estimate(record)
     median = time_text(record["median_s"])
     median = f"**{median}**" if record["median_s"] == best else median
-    return f"{median} ({time_text(low)} to {time_text(high)})"
+    return f"{median} ({time_text(of.low)} to {time_text(of.high)})"

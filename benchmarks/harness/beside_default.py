@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.figures import ends
 from dpcore.compare.training.ranks import DEFAULT, TORCH
 
 OURS = (
@@ -29,12 +30,12 @@ def missed(line: dict[str, Any]) -> bool:
 
 
 def details(cell: str, lines: Sequence[dict[str, Any]]) -> str:
-    text = [f"{cell:30}{'step ms':>10}{'default / it':>14}{'95%':>16}"]
+    text = [f"{cell:30}{'step ms':>10}{'default / it':>14}{ends(lines):>19}"]
     for line in lines:
         row = f"  {line['contender']:28}{line['step_s'] * 1e3:>10.2f}"
         if ratio := line.get("ratio"):
             interval = f"{ratio['low']:.3f} - {ratio['high']:.3f}"
-            row += f"{ratio['median']:>14.3f}{interval:>16}{' missed' if missed(line) else ''}"
+            row += f"{ratio['median']:>14.3f}{interval:>19}{' missed' if missed(line) else ''}"
         elif not line["settled"]:
             row += "  not settled: its layout changed after the warm-up"
         text.append(row)
@@ -49,6 +50,10 @@ def newest(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
     return found
 
 
+def used_in(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for cell in newest(lines).values() for line in cell.values()]
+
+
 def best_of_torch(cell: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The one that comes nearest to the default, or is furthest ahead of it."""
     known = [cell[name] for name in OF_TORCH if name in cell]
@@ -60,7 +65,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> str:
     names = [name.removeprefix("dpcore ").replace("bucketed ", "") for name in OURS]
     heads = [name.replace("sequential", "seq").replace("per_parameter", "per p") for name in names]
     text = [
-        f"upper end of the 95% interval of default / contender; * misses the target: at most "
+        f"upper end ({ends(used_in(lines))}) of default / contender; * misses the target: at most "
         f"{OF_OURS_AT_MOST} of ours, below {OF_TORCH_BELOW:g} of torch",
         f"{'cell':24}{'ms':>9}" + "".join(f"{head:>7}" for head in heads)
         + f"{'torch':>8}{'best of torch':>15}",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.compare import records
+from dpcore.compare.ratios import ends_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -21,6 +22,13 @@ def time_text(seconds: float | None) -> str:
 
 def load(name: str) -> list[dict[str, Any]]:
     return records.load(RESULTS / f"{name}.jsonl")
+
+
+def ends(used: Iterable[dict[str, Any]]) -> str:
+    """What is in brackets behind the medians of these records: "95%", or of which range."""
+    rounds = (record["rounds_s"] for record in used)
+    counts = [len(next(iter(r.values())) if isinstance(r, dict) else r) for r in rounds]
+    return " or ".join(dict.fromkeys(map(ends_of, counts)))
 
 
 def source(

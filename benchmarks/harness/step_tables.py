@@ -12,8 +12,9 @@ from benchmarks.harness.beside_default import (
     best_of_torch,
     missed,
     newest,
+    used_in,
 )
-from benchmarks.harness.figures import run_of, source, time_text
+from benchmarks.harness.figures import ends, run_of, source, time_text
 from benchmarks.noise_cost import costs_of
 from dpcore.costs.link import parse_speed
 
@@ -174,8 +175,8 @@ def beside_the_default(records: list[dict[str, Any]], file: str) -> str:
         best = best_of_torch(cell)
         texts.append("–" if best is None else f"{ratio_text(best)} {best['contender']}")
         lines.append(f"| {name} | {cell[DEFAULT]['step_s'] * 1e3:.1f} ms | {' | '.join(texts)} |")
-    used = [record for cell in newest(records).values() for record in cell.values()]
-    what = "Intervals of 95%, of runs"
+    used = used_in(records)
+    what = f"In brackets the upper end ({ends(used)}); runs"
     lines += ["", source(file, used, "../", what, lambda r: str(r["cell"]))]
     return "\n".join(lines) + "\n"
 

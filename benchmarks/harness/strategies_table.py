@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness.figures import source, time_text
+from benchmarks.harness.figures import ends, source, time_text
 
 
 def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
@@ -16,7 +16,7 @@ def table_of_torch_parallel(records: list[dict[str, Any]]) -> str:
 
 def _table_of_strategies(records: list[dict[str, Any]]) -> str:
     """Steps over both backends and the ratio with its interval, a row a strategy of torch's."""
-    lines = ["| | dpcore | Gloo | ratio (95%) |", "|---|---:|---:|---:|"]
+    lines = [f"| | dpcore | Gloo | ratio ({ends(records)}) |", "|---|---:|---:|---:|"]
     rows = {record["strategy"]: record for record in records}.values()  # the last of each
     for r in rows:
         row = f"| {r['strategy']} | {time_text(r['dpcore_s'])} |"

@@ -8,7 +8,8 @@
     overlap    1 - (exposed + slowdown) / all-reducing the same gradients with nothing beside it
 
 Each is the median over rounds; a difference or ratio is one of the same round. Intervals are
-made of order statistics, and hold the true median with a confidence of 95%.
+made of order statistics, and hold the true median with a confidence of 95%; fewer than
+``LEAST_ROUNDS`` rounds have a range and no interval.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from statistics import mean
 from typing import Any
 
 from dpcore.compare.plan import Contender, bare_of
-from dpcore.compare.ratios import Estimate, estimate, paired
+from dpcore.compare.ratios import LEAST_ROUNDS, Estimate, estimate, paired
 from dpcore.compare.training.ranks import ALONE
 
-LEAST_ROUNDS = 6  # fewer have no interval of this confidence
 WIDE = 1.0  # an overlap with a wider interval is unknown
+PARTS = ("alone", "slowdown", "exposed")  # of a step, as it is drawn
 MOST_ROUNDS = 1000  # a difference that needs more is none that matters
 
 
@@ -44,6 +45,15 @@ class Figures:
     @property
     def overlap_is_known(self) -> bool:
         return self.overlap.high - self.overlap.low <= WIDE
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """What a step is drawn as: one part after the other, up to its median. Medians of parts do
+        not add up to the median of the whole, so each is drawn as its share of their sum."""
+        parts = {name: max(0.0, getattr(self, name).median) for name in PARTS}
+        parts["alone"] = min(parts["alone"], self.step.median)
+        scale = self.step.median / (sum(parts.values()) or 1.0)
+        return {name: value * scale for name, value in parts.items()}
 
     def record(self) -> dict[str, Any]:
         return asdict(self) | {"overlap_is_known": self.overlap_is_known}
@@ -100,7 +110,7 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
     others = sorted((one for one in figures if one.ratio is not None), key=lambda f: f.step.median)
     if not others:
         return [f"Only {reference.contender} took part, so there is nothing to compare it with."]
-    if len(reference.rounds_ms) < LEAST_ROUNDS:
+    if reference.step.confidence is None:
         return [
             f"{len(reference.rounds_ms)} rounds are too few to conclude anything; {LEAST_ROUNDS} "
             "are the least."
@@ -108,16 +118,11 @@ def verdicts(figures: Sequence[Figures]) -> list[str]:
     return [_verdict(one, reference) for one in others]
 
 
-def conclusive(ratio: Estimate, rounds: int) -> bool:
-    return rounds >= LEAST_ROUNDS and not ratio.low <= 1.0 <= ratio.high
-
-
 def _verdict(one: Figures, reference: Figures) -> str:
     ratio = one.ratio
     assert ratio is not None
-    interval = f"95% between {ratio.low:.3f} and {ratio.high:.3f}"
-    step = f"its step takes {ratio.median:.3f} of {reference.contender}'s ({interval})"
-    if not conclusive(ratio, len(one.rounds_ms)):
+    step = f"its step takes {ratio.median:.3f} of {reference.contender}'s ({ratio.between()})"
+    if not ratio.is_conclusive:
         return (
             f"{one.contender} and {reference.contender} cannot be told apart: {step}, so nothing "
             f"can be concluded from {len(one.rounds_ms)} rounds. {_advice(ratio, one)}"
@@ -133,12 +138,17 @@ def why(one: Figures, reference: Figures) -> str:
     return f"Communication adds {_cost(one)}; with {reference.contender} it adds {_cost(reference)}"
 
 
+def added(cost: Estimate) -> str:
+    """What communication adds to a step, of milliseconds that may be below 0."""
+    return ms(cost.median) if cost.low > 0 else "nothing that can be measured"
+
+
 def _cost(one: Figures) -> str:
     if one.cost.low <= 0:
-        return "nothing that can be measured"
+        return added(one.cost)
     exposed = min(one.exposed.median, one.cost.median)
     slower = one.cost.median - exposed
-    return f"{ms(one.cost.median)} ({ms(exposed)} exposed, {ms(slower)} of slower computing)"
+    return f"{added(one.cost)} ({ms(exposed)} exposed, {ms(slower)} of slower computing)"
 
 
 def ms(value: float) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpcore.compare.figures import Figures, conclusive, verdicts
+from dpcore.compare.figures import Figures, verdicts
 from dpcore.compare.plan import Cell
 from dpcore.compare.ratios import Estimate
 from dpcore.files import write_whole
@@ -26,7 +26,7 @@ COLUMNS = (
     "model", "link", "kind", "world", "contender", "rounds",
     *(f"{name}_ms{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
     *(f"{name}{end}" for name in ("overlap", "ratio") for end in ("", "_low", "_high")),
-    "reference", "conclusive",
+    "reference", "conclusive", "confidence",
 )  # fmt: skip
 
 
@@ -46,9 +46,15 @@ class Outcome:
     def verdicts(self) -> list[str]:
         return verdicts(self.figures)
 
+    @property
+    def ends(self) -> str:
+        """What stands in brackets behind a figure."""
+        ends = self.figures[0].step.ends
+        return f"{ends} interval" if self.figures[0].step.confidence else ends
+
 
 def table(outcome: Outcome, width: int) -> Table:
-    """With 95% intervals, behind the figures or, on a narrow terminal, below them."""
+    """With intervals, behind the figures or, on a narrow terminal, below them."""
     made = Table(box=SIMPLE, pad_edge=False)
     made.add_column("", no_wrap=True)
     heads = ("step ms", "exposed ms", "slowdown ms", "overlap", f"of {outcome.reference}'s step")
@@ -83,13 +89,14 @@ def overlap_text(one: Figures) -> str:
 def ratio_text(one: Figures) -> str:
     if one.ratio is None:
         return "1"
-    mark = "" if conclusive(one.ratio, len(one.rounds_ms)) else " ?"
+    mark = "" if one.ratio.is_conclusive else " ?"
     return f"{one.ratio.median:.3f} ({one.ratio.low:.3f} – {one.ratio.high:.3f}){mark}"
 
 
 def tell(console: Console, outcome: Outcome) -> None:
     console.print(f"\n{outcome.cell.title}", style="bold", soft_wrap=True)
     console.print(table(outcome, console.width))
+    console.print(f"In brackets: {outcome.ends}.", style="dim")
     for sentence in outcome.verdicts:
         console.print(f"* {sentence}", markup=False, soft_wrap=not console.is_terminal)
     for note in outcome.notes:
@@ -132,8 +139,7 @@ def _row(model: str, outcome: Outcome, one: Figures) -> list[Any]:
     cell, ratio = outcome.cell, one.ratio
     row: list[Any] = [model, cell.link or "none", cell.kind, cell.world, one.contender]
     row.append(len(one.rounds_ms))
-    for of in (*(getattr(one, name) for name in QUANTITIES), one.overlap):
-        row += [f"{value:.6g}" for value in (of.median, of.low, of.high)]
-    row += ["", "", ""] if ratio is None else [f"{v:.6g}" for v in vars(ratio).values()]
-    sure = "" if ratio is None else conclusive(ratio, len(one.rounds_ms))
-    return [*row, outcome.reference, sure]
+    for of in (*(getattr(one, name) for name in QUANTITIES), one.overlap, ratio):
+        row += [""] * 3 if of is None else [f"{v:.6g}" for v in (of.median, of.low, of.high)]
+    sure = "" if ratio is None else ratio.is_conclusive
+    return [*row, outcome.reference, sure, one.step.confidence or ""]

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpcore.compare.figures import LEAST_ROUNDS, Figures, conclusive, ms
+from dpcore.compare.figures import Figures, ms
 from dpcore.compare.output import Outcome, interval, number, overlap_text, ratio_text
-from dpcore.compare.ratios import Estimate
+from dpcore.compare.ratios import LEAST_ROUNDS, Estimate
 from dpcore.files import write_whole
 
 _PARTS = (
@@ -80,13 +80,10 @@ def _bars(figures: Sequence[Figures]) -> str:
     widest = max(one.step.high for one in figures)
     rows = []
     for one in figures:
-        parts = {name: max(0.0, getattr(one, name).median) for name, _ in _PARTS}
-        parts["alone"] = min(parts["alone"], one.step.median)
-        whole = sum(parts.values()) or 1.0
-        scale = 100 * one.step.median / whole / widest
         drawn = "".join(
-            f"<b class='{name}' style='width:{value * scale:.3f}%' title='{name} {ms(value)}'></b>"
-            for name, value in parts.items()
+            f"<b class='{name}' style='width:{100 * value / widest:.3f}%' "
+            f"title='{name} {ms(value)}'></b>"
+            for name, value in one.parts_ms.items()
         )
         low, high = (100 * value / widest for value in (one.step.low, one.step.high))
         whisker = f"<u style='left:{low:.3f}%;width:{max(high - low, 0.15):.3f}%'></u>"
@@ -111,8 +108,7 @@ def _ratios(outcome: Outcome) -> str:
         return 100 * (value - least) / (most - least)
 
     def row(one: Figures, ratio: Estimate) -> str:
-        sure = conclusive(ratio, len(one.rounds_ms))
-        kind, mark = ("", "") if sure else ("unsure", " ?")
+        kind, mark = ("", "") if ratio.is_conclusive else ("unsure", " ?")
         width = at(ratio.high) - at(ratio.low)
         return (
             f"<dt>{escape(one.contender)}</dt><dd><span class='line'>"
@@ -125,7 +121,7 @@ def _ratios(outcome: Outcome) -> str:
     rows = "".join(row(*pair) for pair in known)
     reference = escape(outcome.reference)
     return (
-        f"<h3>Step over that of {reference}, with 95% intervals</h3>"
+        f"<h3>Step over that of {reference}, with the {outcome.ends}</h3>"
         f"<p class='hint'>The upright line is {reference}. Left of it is faster; what touches it "
         f"(hollow) proves nothing, nor do fewer than {LEAST_ROUNDS} rounds.</p>"
         f"<dl class='bars ratios'>{rows}</dl>"

@@ -29,20 +29,19 @@ def write_picture(path: Path, model: str, outcomes: Sequence[Outcome]) -> bool:
             names = [one.contender for one in outcome.figures]
             left = [0.0] * len(names)
             for part, colour in _COLOURS.items():
-                values = [max(0.0, getattr(one, part).median) for one in outcome.figures]
-                if part == "alone":
-                    steps = [one.step.median for one in outcome.figures]
-                    values = [min(pair) for pair in zip(values, steps, strict=True)]
+                values = [one.parts_ms[part] for one in outcome.figures]
                 axes.barh(names, values, left=left, color=colour, label=_LABELS[part], height=0.62)
                 left = [at + value for at, value in zip(left, values, strict=True)]
             for at, one in enumerate(outcome.figures):
                 axes.plot([one.step.low, one.step.high], [at, at], color="#1d2129", linewidth=1.5)
-                end = max(one.step.high, left[at])
-                axes.text(end, at, f"  {number(one.step.median)} ms", va="center", fontsize=9)
+                axes.text(
+                    one.step.high, at, f"  {number(one.step.median)} ms", va="center", fontsize=9
+                )
             axes.invert_yaxis()
             axes.set_title(outcome.cell.title, loc="left", fontsize=10)
             axes.set_xlim(0, 1.12 * max(one.step.high for one in outcome.figures))
-        panels[-1].set_xlabel("step, ms: median and 95% interval")
+        ends = " or ".join(dict.fromkeys(outcome.ends for outcome in outcomes))
+        panels[-1].set_xlabel(f"step, ms: median and {ends}")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         figure.suptitle(model, x=0.01, ha="left", fontweight="bold", fontsize=11)

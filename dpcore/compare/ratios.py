@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dpcore.ddp.overlap import median_interval
+from dpcore.ddp.overlap import least_values, median_interval
 
 
 def in_turn(contenders: Sequence[Any], number: int) -> list[Any]:
@@ -30,18 +30,59 @@ def of_slowest_rank(of_ranks: Iterable[Sequence[float]]) -> list[float]:
     return [max(times) for times in zip(*of_ranks, strict=True)]
 
 
+_DOUBT = 0.05
+LEAST_ROUNDS = least_values(_DOUBT)
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A median, and where the true one lies with a confidence of 95% (the whole range below 6
-    values, which are too few)."""
+    """A median of rounds, and where the true one lies with a confidence of 95%. Fewer than
+    ``LEAST_ROUNDS`` rounds cannot say that: ``low`` and ``high`` are then their range, and
+    ``confidence`` is None.
+
+    >>> estimate([3.0, 1.0, 2.0])
+    Estimate(median=2.0, low=1.0, high=3.0, rounds=3, confidence=None)
+    """
 
     median: float
     low: float
     high: float
+    rounds: int
+    confidence: float | None
+
+    @property
+    def ends(self) -> str:
+        """What ``low`` and ``high`` are."""
+        return ends_of(self.rounds)
+
+    def between(self, digits: int = 3) -> str:
+        """Where the median lies, for a reader."""
+        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
+        if self.confidence is None:
+            return f"{self.ends}: {low} to {high}"
+        return f"{self.ends} between {low} and {high}"
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Of a ratio: whether an interval of 95% leaves out 1, so that one of the two is faster."""
+        return self.confidence is not None and not self.low <= 1.0 <= self.high
+
+
+def ends_of(rounds: int) -> str:
+    """What the ends are between which the median of so many rounds lies.
+
+    >>> ends_of(15), ends_of(3)
+    ('95%', 'range of 3 rounds')
+    """
+    if rounds < LEAST_ROUNDS:
+        return f"range of {rounds} round{'' if rounds == 1 else 's'}"
+    return f"{1 - _DOUBT:.0%}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(median(values), *median_interval(values, 0.05))
+    rounds = len(values)
+    confidence = None if rounds < LEAST_ROUNDS else 1 - _DOUBT
+    return Estimate(median(values), *median_interval(values, _DOUBT), rounds, confidence)
 
 
 def paired(ours: Sequence[float], others: Sequence[float]) -> Estimate:

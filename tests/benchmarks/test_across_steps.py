@@ -43,7 +43,9 @@ def test_ratios_are_of_the_same_round():
     assert lines[2]["of_bucketed"]["median"] == pytest.approx(0.75)
     assert lines[2]["of_bound"] == pytest.approx(0.15 / 0.212)
     assert "of_bucketed" not in lines[1]
-    assert "dpcore zero1              150.0     0.708        0.750" in across_steps.table(lines)
+    table = across_steps.table(lines)
+    assert "dpcore zero1              150.0     0.708        0.750" in table
+    assert "range of 3 rounds" in table and "95%" not in table
 
 
 def test_the_modules_that_are_needed_first_and_last():

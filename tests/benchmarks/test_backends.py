@@ -14,6 +14,7 @@ def test_a_row_per_size_and_backend():
     missing = Measurement(cell, peer("mpich"), missing="not installed")
     title, _, head, _, first, second, third, _, last = markdown([[ours, gloo, missing]])
     assert title == "### all_reduce, 4 ranks"
+    assert "| time, us (95%) |" in head
     assert head.count("|") == first.count("|") == second.count("|") == third.count("|") == 6
     # The second and the eighth of nine hold the median between them.
     assert "| 1 MiB | dpcore, in its arena | **1000.0 (900.0 to 1200.0)** | 1.049 " in first
@@ -25,8 +26,18 @@ def test_a_row_per_size_and_backend():
 
 def test_the_middle_of_an_even_number_of_rounds_is_between_two():
     ours = Measurement(Cell("all_reduce", 1 << 20, 2), ARENA, rounds=[1e-3, 3e-3])
-    row = list(markdown([[ours]]))[4]
+    _, _, head, _, row, *_ = markdown([[ours]])
+    assert "| time, us (range of 2 rounds) |" in head
     assert f"| {(1 << 20) / 2e-3 / 1e9:.3f} (" in row
+
+
+def test_ranges_of_few_rounds_tell_no_backends_apart():
+    """The middle of nine: with three rounds no interval is apart from another."""
+    few = [
+        {**record("dpcore plain", 8, [2.0] * 9), "rounds_s": [2.0] * 3},
+        {**record("Gloo", 8, [1.0] * 9), "rounds_s": [1.0] * 3},
+    ]
+    assert "in 0 of 1 cells (none), and in 1 more" in tables(few)
 
 
 def record(contender, size, rounds):

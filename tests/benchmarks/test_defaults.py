@@ -26,7 +26,8 @@ def result(seconds, steps=2):
 
 def line(contender, low, high, cell="host2/many/1"):
     ratio = {"median": (low + high) / 2, "low": low, "high": high}
-    return {"cell": cell, "contender": contender, "step_s": 0.01, "ratio": ratio}
+    line = {"cell": cell, "contender": contender, "step_s": 0.01, "ratio": ratio}
+    return line | {"rounds_s": [0.01] * 6}
 
 
 def test_a_ratio_is_that_of_the_same_round():
@@ -53,7 +54,11 @@ def test_records_of_a_run():
     assert default["settled"]
     assert "ratio" not in default
     assert other["rounds_s"] == pytest.approx([0.4, 0.5])
-    assert other["ratio"] == pytest.approx({"median": 0.65, "low": 0.5, "high": 0.8})
+    assert other["ratio"].pop("confidence") is None  # two rounds have a range only
+    expected = {"median": 0.65, "low": 0.5, "high": 0.8, "rounds": 2}
+    assert other["ratio"] == pytest.approx(expected)
+    assert "range of 2 rounds" in beside_default.details(CELL.name, [default, other])
+    assert "upper end (range of 2 rounds)" in beside_default.summary([default, other])
     assert other["default_s"] == pytest.approx(0.3)
 
 
@@ -67,10 +72,12 @@ def test_a_layout_that_changes_after_the_warm_up_is_reported():
 
 def test_targets_and_the_table():
     default = {"cell": "host2/many/1", "contender": "dpcore", "step_s": 0.01, "settled": True}
+    default |= {"rounds_s": [0.01] * 6}
     lines = [default, line("dpcore sequential", 0.9, 1.03), line("dpcore bucketed 1", 1.0, 1.04)]
     lines += [line("torch", 0.9, 1.0), line("torch 1", 1.1, 1.2), line("torch 4", 0.8, 0.9)]
     assert [beside_default.missed(one) for one in lines] == [False, False, True, True, False, False]
     text = beside_default.summary(lines)
+    assert "upper end (95%)" in text
     assert "1.04*" in text
     assert "1.20 torch 1" in text
     assert text.endswith("2 of the targets missed")

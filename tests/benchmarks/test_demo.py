@@ -86,7 +86,8 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     named = [Path(name) for name in re.findall(r"(?:page|picture|table) ([^\s,]+)", said)]
     assert [path.name for path in named] == ["timeline.html", "timeline.png", "table.txt"]
     assert all(path.stat().st_size > 0 for path in named)
-    assert "In short: neither wins over an emulated link" in " ".join(said.split())
+    assert "In short: 1 round is too few to tell which wins" in " ".join(said.split())
+    assert "95%" not in said and "range of 1 round" in said
     for contender in link.contenders:
         assert contender in named[2].read_text()
         run = read_run(tmp_path / "demo" / "link" / f"{contender.replace(' ', '-')}.json")
@@ -110,7 +111,7 @@ def test_what_goes_on_under_forward_is_compared_with_both(tmp_path):
     won = demo.tell(scene, result, tmp_path, console)
     said = console.export_text()
     assert "then 0.75 of torch DDP's (95% between 0.75 and 0.75) and 0.83 of its own" in said
-    assert "not sure after so few rounds" not in said
+    assert "not tell whether" not in said
     assert won.ratio.median == pytest.approx(0.9)  # the verdict is about the defaults
 
 
@@ -132,8 +133,45 @@ def test_who_wins_by_how_much_and_why():
     lost = verdict("over a link", train_result(120, 105), "torch", "dpcore", 3)
     assert lost.clause.startswith("torch DDP wins over a link, its step 12% shorter since ")
     assert ending([won, lost]) == f"In short: {won.clause}; {lost.clause}."
+    scattered = verdict("here", scattering(0.0), "torch", "dpcore", 3)
+    assert not scattered.winner
+    assert scattered.clause.startswith("neither wins here, where their steps differ by less than")
+
+
+def scattering(gap_ms):
+    """Ten rounds whose ratios lie around that of ``gap_ms``, dpcore's step shorter and longer."""
+    steps = [[100 + gap_ms + 5 * (-1) ** n for n in range(10) for _ in range(3)]] * 2
+    seconds = {"dpcore": steps, "torch": [[100.0] * 30] * 2, "alone": [[98.0] * 30] * 2}
+    return {"seconds": {name: [[ms / 1e3 for ms in r] for r in of] for name, of in seconds.items()}}
+
+
+def test_words_and_interval_of_a_verdict_are_of_one_estimate():
+    """Few rounds have a range, and no winner even if 1 is outside of it."""
     few = verdict("here", train_result(105, 120, rounds=3), "torch", "dpcore", 3)
-    assert few.clause.startswith("neither wins here, where a step scatters")
+    assert few.ratio.high < 1 and not few.winner
+    assert few.clause == "3 rounds are too few to tell which wins here"
+    assert few.said == (
+        "3 rounds are too few to tell which wins here. "
+        "(dpcore's step over torch DDP's: 0.875, range of 3 rounds: 0.875 to 0.875.)"
+    )
+    won = verdict("here", train_result(105, 120), "torch", "dpcore", 3)
+    assert "0.875, 95% between 0.875 and 0.875, 10 rounds.)" in won.said
+    for gap in (-20.0, 0.0, 20.0):
+        one = verdict("here", scattering(gap), "torch", "dpcore", 3)
+        is_apart = not one.ratio.low <= 1 <= one.ratio.high
+        assert bool(one.winner) == is_apart == ("Neither" not in one.said)
+
+
+def test_what_communication_adds_is_never_below_nothing():
+    """A busy machine may make computing alone the slower one."""
+    odd = verdict("here", train_result(20, 105, alone_ms=107), "torch", "dpcore", 3)
+    assert odd.clause == "dpcore wins here, its step 81% shorter"  # neither has costs to name
+    real = verdict("here", train_result(20, 120, alone_ms=107), "torch", "dpcore", 3)
+    assert real.clause.endswith("adds nothing that can be measured to computing instead of 13.0 ms")
+    tied = verdict("here", train_result(107, 107, alone_ms=120), "torch", "dpcore", 3)
+    assert "-" not in tied.clause and "adds nothing that can be measured with dpcore" in tied.clause
+    (why,) = behind(verdict("here", train_result(110, 105, 200), "torch", "dpcore", 3), None, None)
+    assert why.startswith("dpcore's step is longer; `dpcore compare`")
 
 
 def test_no_column_in_which_dpcore_is_behind_goes_without_a_sentence():
@@ -146,6 +184,9 @@ def test_no_column_in_which_dpcore_is_behind_goes_without_a_sentence():
     assert "dpcore's step is longer since" in why
     tied = verdict("here", train_result(120, 105, rounds=3), "torch", "dpcore", 3)
     (why,) = behind(tied, None, None)
+    assert "longer here, and 3 rounds are too few to conclude anything" in why
+    scattered = verdict("here", scattering(1.0), "torch", "dpcore", 3)
+    (why,) = behind(scattered, None, None)
     assert "less than steps scatter" in why
 
 

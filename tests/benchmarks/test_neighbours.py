@@ -74,6 +74,7 @@ def test_ratios():
     text = benchmark.table(lines)
     assert text.count("1.50 (1.50-1.50)*") == 2
     assert "takes 2.00 times as long" in text
+    assert text.endswith("in brackets: range of 3 rounds")
     facts = {"machine": {"cores": 2, "cpu": "any"}, "date": "2026-11-23", "commit": "abc"}
     row = "| FSDP2 | 1000.0 ms | 3000.0 ms | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |"
     assert row in step_tables.table_of_neighbours([facts | line for line in lines])

@@ -18,7 +18,8 @@ def test_records_and_tables():
     refused = {OVERLAPPING: ({"dpcore": ours}, "may hang")}
     lines = list(benchmark.records([slow | refused, fast | refused]))
     assert [line["strategy"] for line in lines] == ["1F1B", OVERLAPPING]
-    assert lines[0]["of_gloo"] == {"median": 0.5, "low": 0.5, "high": 0.5}
+    ratio = {"median": 0.5, "low": 0.5, "high": 0.5, "rounds": 3, "confidence": None}
+    assert lines[0]["of_gloo"] == ratio
     assert lines[0]["dpcore_s"] == 4.0
     text = benchmark.table(lines)
     assert "0.50 (0.50-0.50)\n" in text and "Gloo refuses it: may hang" in text
@@ -26,6 +27,7 @@ def test_records_and_tables():
     assert "0.50 (0.50-1.10)*" in benchmark.table(lines)
     facts = {"machine": {"cores": 2, "cpu": "any"}, "date": "2026-11-23", "commit": "abc"}
     table = strategies_table.table_of_torch_parallel([facts | line for line in lines])
+    assert "| ratio (range of 3 rounds) |" in table
     assert "| 1F1B | 4000.0 ms | 8000.0 ms | 0.50 (0.50 to 1.10) |" in table
     assert f"| {OVERLAPPING} | 2000.0 ms | refuses it | |" in table
     of_both = [facts | line | {"world": world} for line in lines for world in (4, 2)]
@@ -42,6 +44,7 @@ def test_a_small_run(tmp_path, monkeypatch, capsys):
     plain, overlapping = map(json.loads, kept.read_text().splitlines())
     assert plain["of_gloo"]["low"] > 0 and len(plain["rounds_s"]["gloo"]) == 6
     assert overlapping["strategy"] == OVERLAPPING and "hang" in overlapping["refused"]
+    assert plain["of_gloo"]["confidence"] == 0.95
     assert "Gloo refuses it" in capsys.readouterr().out
 
 

@@ -3,9 +3,21 @@
 import html
 import re
 
+import pytest
+from rich.console import Console
+
 from dpcore.compare.figures import figures_of
-from dpcore.compare.output import Outcome, overlap_text, ratio_text, write_csv
+from dpcore.compare.output import (
+    Outcome,
+    number,
+    overlap_text,
+    ratio_text,
+    records,
+    tell,
+    write_csv,
+)
 from dpcore.compare.page import page_text
+from dpcore.compare.picture import write_picture
 from dpcore.compare.plan import Cell, contenders
 from tests.compare.test_figures import TWO, rounds
 
@@ -52,9 +64,49 @@ def test_few_rounds_prove_nothing_wherever_it_is_said(tmp_path):
     few = Outcome(Cell("", "machine", 2), made, [])
     assert "too few to conclude anything" in few.verdicts[0]
     assert ratio_text(made[1]).endswith(" ?")
-    assert "class='unsure'" in page_text("mlp", FACTS, [few])
+    page = page_text("mlp", FACTS, [few])
+    assert "class='unsure'" in page
+    assert "with the range of 5 rounds</h3>" in page
+    console = Console(record=True, width=150)
+    tell(console, few)
+    assert "In brackets: range of 5 rounds." in console.export_text()
     write_csv(tmp_path / "few.csv", "mlp", [few])
-    assert (tmp_path / "few.csv").read_text().splitlines()[-1].endswith(",False")
+    assert (tmp_path / "few.csv").read_text().splitlines()[-1].endswith(",False,")
+    (_, line) = records("mlp", {}, [few])
+    assert line["ratio"]["confidence"] is None and line["ratio"]["rounds"] == 5
+    enough = outcome(lambda n: 99.0 + n % 3)
+    assert "with the 95% interval</h3>" in page_text("mlp", FACTS, [enough])
+    assert records("mlp", {}, [enough])[1]["ratio"]["confidence"] == 0.95
+
+
+def uneven():
+    """The medians of the parts of a step do not add up to that of the whole: what is exposed in
+    one round slows computing down in the next one."""
+    made = rounds(lambda n: 110.0 + n % 3, lambda n: (120.0, 120.0, 150.0)[n % 3])
+    for at, one in enumerate(made):
+        one["tails"]["dpcore"] = [[(0.5 + (20, 0, 40)[at % 3]) / 1e3]] * 2
+    figures = figures_of(TWO, made)
+    parts = (figures[1].alone, figures[1].slowdown, figures[1].exposed)
+    assert abs(sum(part.median for part in parts) - figures[1].step.median) > 1
+    return Outcome(Cell("", "machine", 2), figures, [])
+
+
+def test_bars_end_at_the_median_that_is_written_beside_them(tmp_path, monkeypatch):
+    shown = uneven()
+    medians = [one.step.median for one in shown.figures]
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, _: drawn.append(figure))
+    assert write_picture(tmp_path / "compare.png", "mlp", [shown])
+    (axes,) = drawn[0].axes
+    ends = [bar.get_x() + bar.get_width() for bar in axes.containers[-1]]
+    assert ends == pytest.approx(medians)
+    assert [text.get_text() for text in axes.texts] == [f"  {number(m)} ms" for m in medians]
+    assert axes.get_xlabel() == "step, ms: median and 95% interval"
+    page = page_text("mlp", FACTS, [shown])
+    widest = max(one.step.high for one in shown.figures)
+    bars = re.findall(r"<span class='bar'>(.*?)<u", page)
+    widths = [sum(map(float, re.findall(r"width:([\d.]+)%", bar))) for bar in bars]
+    assert widths == pytest.approx([100 * m / widest for m in medians], abs=0.01)
 
 
 def test_an_overlap_that_nobody_knows_has_no_number():
