@@ -1,11 +1,14 @@
 """dp.spawn: what ranks are given, what they import, and how their errors come back."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import dpcore
 from dpcore.launch import session
@@ -50,6 +53,23 @@ def test_ranks_import_what_the_program_does_and_not_what_lies_beside_it(tmp_path
         env={**os.environ, "PYTHONPATH": root},
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
+
+
+def test_ranks_are_given_a_schedule_of_ones_own():
+    """And give it back: by its moves and the promises that it was made with."""
+    moves = [(0, 1, 0, 0, True), (1, 0, 1, 0, False)]
+    own = dpcore.Schedule("by hand", "all_reduce", 2, 1, moves, ordered=True)
+
+    def reduced(comm, schedule):
+        tensor = torch.full((4,), comm.rank + 1.0)
+        comm.all_reduce(tensor, algorithm=schedule)
+        return tensor.tolist(), schedule
+
+    for result, back in dpcore.spawn(reduced, 2, own):
+        assert result == [3.0] * 4
+        for one in (back, pickle.loads(pickle.dumps(own)), copy.deepcopy(own)):
+            assert repr(one) == repr(own)
+            assert (one.moves, one.root, one.ordered) == (own.moves, own.root, own.ordered)
 
 
 class OnlyHere:

@@ -95,6 +95,17 @@ void register_schedule(py::module_& m) {
       .def_property_readonly("moves", &moves_of)
       .def("__repr__", &repr_of)
       .def(
+          "__reduce__",
+          [](const py::object& self) {
+            const auto& schedule = self.cast<const Schedule&>();
+            return py::make_tuple(
+                py::type::of(self),
+                py::make_tuple(schedule.algorithm, collective_of(schedule), schedule.world,
+                               schedule.chunks, moves_of(schedule), schedule.root,
+                               schedule.ordered));
+          },
+          "For pickle and copy: by what it was made of.")
+      .def(
           "_repr_html_",
           [](const py::object& self) {
             return py::module_::import("dpcore.show.stepper").attr("stepper_of")(self);
