@@ -75,6 +75,8 @@ class AcrossSteps:
         self._is_refused = False  # the optimizer, by an error that the program has seen
         self._forwards = 0
         self._in_forward = False
+        self._modules: list[tuple[nn.Module, list[int]]] = []  # that use parameters, and which
+        self._has_begun: set[int] = set()  # of these, in this forward
         self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
         self._handles: list[RemovableHandle] = []
         me = weakref.ref(self)  # or else the module keeps this, and an old reducer, after the model
@@ -195,6 +197,7 @@ class AcrossSteps:
         model = self._wrapped()
         learns = synchronised and not self._has_learned
         self._in_forward = True
+        self._has_begun.clear()
         try:
             if learns:
                 needs = Needs(model.module, model._parameters_by_number)
@@ -217,21 +220,26 @@ class AcrossSteps:
         model._model_group.broadcast(order, 0)
         reducer = model._reducer
         reducer.rebuild(numbers_in(order, model.group)[::-1], [])
-        modules = needs.modules
-        reducer.set_modules([numbers for _, numbers in modules])
-        self._handles += listen(model, [module for module, _ in modules])
+        self._modules = needs.modules
+        reducer.set_modules([numbers for _, numbers in self._modules])
+        self._handles += listen(model, [module for module, _ in self._modules], self._has_begun.add)
         self._has_learned = True
         self.steps().buckets_are_cut()
 
     def _check_current(self, number: int) -> None:
         model = self._wrapped()
-        if not model._reducer.is_current(number):
-            raise Error(
-                f"rank {model.group.rank}: forward uses {name_of(model, number)} in a module that "
-                f"did not use it in the first forward, and with schedule='{model.schedule}' its "
-                "update is not over; call model.flush() before it, or pass "
-                "schedule='bucketed'"
-            )
+        if model._reducer.is_current(number):
+            return
+        name, schedule = name_of(model, number), model.schedule
+        for module in self._has_begun:  # the schedule has had the forward_begin of these
+            if number in self._modules[module][1]:
+                raise Error(_not_awaited(model, name, module))
+        raise Error(
+            f"rank {model.group.rank}: forward uses {name} in a module that "
+            f"did not use it in the first forward, and with schedule='{schedule}' its "
+            "update is not over; call model.flush() before it, or pass "
+            "schedule='bucketed'"
+        )
 
     def _finish_unless_inside(self) -> None:
         """For what goes by the wrapper: ``model.module(x)``, ``model.module.state_dict()``."""
@@ -259,7 +267,9 @@ class ModuleHook:
         return ModuleHook, ()
 
 
-def listen(model: Wrapped, modules: list[nn.Module]) -> list[RemovableHandle]:
+def listen(
+    model: Wrapped, modules: list[nn.Module], also: Callable[[int], None] = lambda _: None
+) -> list[RemovableHandle]:
     """Tells the reducer when the forward of each module begins, by its number."""
     me = weakref.ref(model)
     handles = []
@@ -267,6 +277,7 @@ def listen(model: Wrapped, modules: list[nn.Module]) -> list[RemovableHandle]:
 
         def begins(number: int = number) -> None:
             if (alive := me()) is not None:
+                also(number)
                 alive._reducer.forward_of_module_begins(number)
 
         handles.append(module.register_forward_pre_hook(ModuleHook(begins), prepend=True))
@@ -323,6 +334,22 @@ def name_of(model: Wrapped, number: int) -> str:
     """A parameter's name in the wrapped module."""
     wanted = model._parameters_by_number[number]
     return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
+
+
+def _not_awaited(model: Wrapped, name: str, module: int) -> str:
+    """For a schedule of the program's own that has left out a wait."""
+    report = enumerate(model.bucket_report())
+    bucket = next(number for number, line in report if name in line.parameters)
+    journey = model._reducer.journey
+    calls = "control.wait(bucket)"
+    if journey[-1] == "update":
+        calls += " and control.update(bucket)"
+    return (
+        f"rank {model.group.rank}: the forward of module {module} uses {name}, and schedule "
+        f"'{model.schedule}' has not waited for its bucket {bucket}, whose journey "
+        f"({', '.join(journey)}) is not over. Let forward_begin call {calls} for the bucket of "
+        "each of control.gradients_of_module(module)"
+    )
 
 
 def _advice(model: Wrapped, is_refreshed: bool) -> str:

@@ -95,6 +95,31 @@ class GathersAsForwardNeeds(Zero1):
         super().forward_begin(control, module)
 
 
+class NeverWaitsInForward(Zero1):
+    """And has no forward_begin at all."""
+
+    forward_begin = dpcore.LaunchSchedule.forward_begin
+
+
+@pytest.mark.parametrize(
+    ("schedule", "calls"),
+    [
+        (LeavesOutAWait, r"control\.wait\(bucket\) and control\.update\(bucket\)"),
+        (NeverWaitsInForward, r"control\.wait\(bucket\)"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_wait_that_is_left_out_is_said_to_be(schedule, calls):
+    """With schedule, module, bucket and the calls; not that the module used something new."""
+    name, legs = schedule.__name__, ", ".join(schedule().journey())
+    said = (
+        rf"rank \d: the forward of module \d uses \S+, and schedule '{name}' has not waited for "
+        rf"its bucket \d, whose journey \({legs}\) is not over\. Let forward_begin call {calls}"
+    )
+    with pytest.raises(dpcore.Error, match=said):
+        compare("plain", schedule=schedule)
+
+
 # ---- around the model, and in the optimizer --------------------------------------------------
 
 
