@@ -30,7 +30,9 @@ class Said:
         self.err = "".join(text for name, text in streams if name == "stderr")
         self.errors = [o for o in outputs if o.output_type == "error"]
         self.trace = "\n".join(line for error in self.errors for line in error.traceback)
-        self.html = [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
+        data = [o.get("data", {}) for o in outputs]
+        self.html = [of["text/html"] for of in data if "text/html" in of]
+        self.text = [of["text/plain"] for of in data if "text/html" in of]
 
 
 class Kernel:
@@ -165,9 +167,14 @@ def test_what_is_drawn(kernel):
     assert said.out == "[0] True\n[1] True\n" or said.out == "[1] True\n[0] True\n"
     (shown,) = kernel.run("%%ranks\nif rank == 0:\n    t.show()").html
     assert shown == page
-    (report,) = kernel.run("%%ranks\nmodel.bucket_report()").html
+    said = kernel.run("%%ranks\nmodel.bucket_report()")
+    (report,) = said.html
     assert "<td>weight, bias</td>" in report or "<td>bias, weight</td>" in report
-    (explained,) = kernel.run("%%ranks\ncomm.explain(1 << 20)").html
+    (text,) = said.text  # for notebooks of text
+    assert text.startswith("[0] schedule ") and "size MiB" in text and "weight" in text
+    said = kernel.run("%%ranks\ncomm.explain(1 << 20)")
+    (explained,) = said.html
+    assert said.text[0].startswith("[0] 1048576 bytes, 2 ranks on 1 host, transport ")
     assert "<th>MB per host</th>" in explained
     assert "all_gather" in explained
     (stepper,) = kernel.run("import dpcore as dp\ndp.schedule('ring', 'all_reduce', 4)").html

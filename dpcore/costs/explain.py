@@ -90,7 +90,8 @@ class Explanation:
         head = str(self).splitlines()[:4]
         return table(columns, rows, head[0]) + paragraphs(head[1:])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """The table: what an interpreter and a notebook of text show."""
         memory, network = self.costs.memory, self.costs.network
         head = [
             f"{self.nbytes} bytes, {len(self.hosts)} ranks on {len(set(self.hosts))} "

@@ -69,7 +69,8 @@ class BucketReport(Sequence[BucketLine]):
             *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """The table: what an interpreter and a notebook of text show."""
         text = [
             *self._head(),
             "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",

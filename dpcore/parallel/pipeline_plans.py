@@ -147,7 +147,7 @@ class PipelinePlan:
         """The most micro-batches, counted at each of its stages, that a rank has activations of."""
         return [pipeline.live(row) for row in self.actions]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return (
             f"{self.name}: {self.stages} stages on {len(self.actions)} ranks, "
             f"{self.microbatches} micro-batches, bubble {self.price().bubble:.1%}, "
