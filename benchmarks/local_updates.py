@@ -134,7 +134,7 @@ def loss_at(curve: list[Point], axis: int, limit: float) -> float:
 
 
 def interval(values: list[float]) -> dict[str, float]:
-    """The mean, and where the true one lies with a confidence of 95%."""
+    """The mean, and where the true one lies with a confidence of 95%. One value can't tell."""
     mean = statistics.mean(values)
     if len(values) < 2:
         return {"mean": mean, "low": mean, "high": mean}
@@ -168,7 +168,12 @@ def summaries(of_seeds: list[dict[str, list[Point]]]) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     text = [
         f"{lines[0]['tokens']} tokens; loss for the same tokens, and within the bytes and seconds "
-        f"of {lines[0]['reference']}; 95% intervals",
+        f"of {lines[0]['reference']}; "
+        + (
+            "95% intervals"
+            if len(lines[0]["curves"]) > 1
+            else "one seed, so there are no intervals"
+        ),
         f"{'':22}{'MB':>8}{'s':>8}" + "".join(f"{n:>22}" for n in ("tokens", "bytes", "seconds")),
     ]
     for line in lines:

@@ -34,13 +34,16 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 class Spread(NamedTuple):
-    """A mean over seeds or repetitions, and its 95% interval."""
+    """A mean over seeds or repetitions, and its 95% interval. One value has none."""
 
     mean: float
     low: float
     high: float
+    count: int
 
     def text(self, digits: int = 1) -> str:
+        if self.count < 2:
+            return f"{self.mean:.{digits}f} (one value)"
         return f"{self.mean:.{digits}f} ± {(self.high - self.low) / 2:.{digits}f}"
 
 
@@ -49,13 +52,24 @@ def spread(values: Sequence[float]) -> Spread:
 
     >>> spread([9.0, 10.0, 11.0]).text()
     '10.0 ± 2.5'
+    >>> spread([9.0]).text()
+    '9.0 (one value)'
     """
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Spread(mean, mean, mean)
-    t = _T[min(len(values) - 2, len(_T) - 1)]
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return Spread(mean, mean - half, mean + half)
+    mean, count = statistics.fmean(values), len(values)
+    if count < 2:
+        return Spread(mean, mean, mean, count)
+    t = _T[min(count - 2, len(_T) - 1)]
+    half = t * statistics.stdev(values) / math.sqrt(count)
+    return Spread(mean, mean - half, mean + half, count)
+
+
+def over(count: int, what: str) -> str:
+    """What is shown of so many values.
+
+    >>> over(5, "seeds"), over(1, "seeds")
+    ('mean and 95% over 5 seeds', 'one value, without an interval')
+    """
+    return f"mean and 95% over {count} {what}" if count > 1 else "one value, without an interval"
 
 
 def options(description: str, name: str) -> argparse.Namespace:

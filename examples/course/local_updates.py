@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from data import Part, accuracy, batches, digits, loss_of, mlp, traffic
-from figures import COLOURS, axes, finish, in_per_cent, options, progress, spread
+from figures import COLOURS, axes, finish, in_per_cent, options, over, progress, spread
 
 import dpcore as dp
 
@@ -126,7 +126,7 @@ def main() -> None:
     said = [
         f"Weights every 5 epochs move {ratio:.0f} times fewer bytes than gradients in each step: "
         f"{alike.text()} % with shards that are alike, {skewed.text()} % with skewed ones.",
-        f"Mean and 95% over {len(seeds)} seeds.",
+        f"{over(len(seeds), 'seeds').capitalize()}.",
     ]
     facts = {
         "results": [

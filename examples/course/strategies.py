@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from data import traffic
-from figures import COLOURS, Spread, axes, finish, options, progress, spread
+from figures import COLOURS, Spread, axes, finish, options, over, progress, spread
 from torch import Tensor, nn
 from transformer import BLOCKS, LENGTH, WIDTH, layers, loss_of, places_of
 
@@ -168,20 +168,21 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
 
 
 def train(made: Made, comm: Any, first: int, steps: int) -> dict[str, Any]:
-    """Some steps, behind one that is not timed. Nothing is in flight at the end of them."""
+    """Some steps, behind one that is not timed. Nothing is in flight before and after them, or
+    bytes of "zero1" and "zero2" would be counted that belong to another step."""
     comm.barrier()
-    begin, before, loss = 0.0, 0, None
+    begin, before, loss = 0.0, sum(map(traffic, made.counted)), None
     for step in range(first, first + steps + 1):
         if step == first + 1:
-            begin, before = time.perf_counter(), sum(map(traffic, made.counted))
+            begin = time.perf_counter()
         made.optimizer.zero_grad()
         loss = made.run(TEXT.batch(step, 0, 1, SEQUENCES))
         made.optimizer.step()
     seconds = (time.perf_counter() - begin) / steps
-    moved = sum(map(traffic, made.counted)) - before
     list(made.model.parameters())  # which finishes what "zero1" and "zero2" have under way
+    moved = sum(map(traffic, made.counted)) - before
     loss = None if loss is None else loss.item()
-    return {"seconds": seconds, "loss": loss, "moved": moved / steps}
+    return {"seconds": seconds, "loss": loss, "moved": moved / (steps + 1)}
 
 
 def held() -> int:
@@ -303,7 +304,7 @@ def main() -> None:
     places = range(len(names))
     ends = [[s.mean - s.low for s in step_ms.values()], [s.high - s.mean for s in step_ms.values()]]
     left.barh(places, [s.mean for s in step_ms.values()], xerr=ends, capsize=3, color=COLOURS[0])
-    left.set(xlabel=f"ms, 95% over {rounds} turns")
+    left.set(xlabel=f"ms, {over(rounds, 'turns')}")
     begin = [0.0] * len(names)
     for number, (what, text) in enumerate(kept.items()):
         widths = [max(0.0, mib[name][what]) for name in names]

@@ -41,6 +41,35 @@ def test_what_a_list_of_moves_sends_is_counted_once(algorithm):
         assert found == ("moves", BYTES)
 
 
+def test_bytes_of_a_step_are_those_of_no_other_step():
+    """All-gathers of "zero1" and "zero2" end under the next forward. Counted between moments at
+    which nothing is in flight, a step of either moves what one of data parallel training does."""
+    pytest.importorskip("matplotlib")
+    strategies = importlib.import_module("strategies")
+
+    def body(comm):
+        found = {}
+        for schedule in ("bucketed", "zero1", "zero2"):
+            made = strategies.data_parallel(comm, 1, schedule)
+            turns = [strategies.train(made, comm, 3 * turn, 2)["moved"] for turn in range(3)]
+            found[schedule] = turns[1:]  # the first one has the broadcast of the model in it
+        return found
+
+    for found in dp.spawn(body, 2, timeout=120):
+        (moved,) = set(found["bucketed"])
+        for schedule in ("zero1", "zero2"):
+            assert found[schedule] == pytest.approx([moved] * 2, rel=1e-3)
+
+
+def test_one_value_has_no_interval():
+    pytest.importorskip("matplotlib")
+    figures = importlib.import_module("figures")
+    assert figures.spread([9.0, 10.0, 11.0]).text() == "10.0 ± 2.5"
+    assert figures.spread([9.0]).text() == "9.0 (one value)"
+    assert figures.over(5, "seeds") == "mean and 95% over 5 seeds"
+    assert "95%" not in figures.over(1, "seeds")
+
+
 def test_a_rate_that_diverges_is_not_chosen(monkeypatch):
     """It ends after ``most`` steps, which are few when another rate needs few."""
     pytest.importorskip("matplotlib")
