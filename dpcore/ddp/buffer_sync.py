@@ -14,7 +14,7 @@ get a ``Mismatch`` that names the buffer.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,14 @@ class _Batch(NamedTuple):
     flat: torch.Tensor
     parts: list[torch.Tensor]
     buffers: list[torch.Tensor]
+
+
+def _getter_of(part: nn.Module) -> Callable[[str], Any]:
+    """Of the module's buffers by their names; None for one that is gone."""
+    buffers: Any = part._buffers
+    if isinstance(buffers, dict):
+        return buffers.get
+    return lambda name: getattr(part, name, None)  # a module of TorchScript
 
 
 class BufferSync:
@@ -65,10 +73,10 @@ class BufferSync:
     def find_again(self) -> None:
         """After modules or buffers were registered."""
         # Where each buffer is looked up, so that one that was replaced is noticed cheaply.
-        self._lookups: list[tuple[dict[str, Any], str, str]] = [
-            (part._buffers, name, full)
+        self._lookups: list[tuple[Callable[[str], Any], str, str]] = [
+            (_getter_of(part), name, full)
             for prefix, part in self._module.named_modules()
-            for name in part._buffers
+            for name in part._buffers.keys()  # noqa: SIM118  (TorchScript's has no iterator)
             if (full := f"{prefix}.{name}" if prefix else name) not in self._ignored
         ]
         self._tensors: list[Any] = []
@@ -83,7 +91,7 @@ class BufferSync:
         return bool(self._sent or self._changes)
 
     def _look(self) -> None:
-        now = [holder.get(name) for holder, name, _ in self._lookups]
+        now = [get(name) for get, name, _ in self._lookups]
         sizes = _C.hash_of_sizes(now)
         if (
             sizes == self._sizes

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dpcore
+from tests.data_parallel.models import seeded
 from tests.data_parallel.test_groups import over_gloo
 
 
@@ -111,6 +112,32 @@ def test_late_buffers_are_those_of_rank_0(kind, has_others):
         assert [set(buffer.tolist()) for buffer in late] == [{1.0}]
 
     dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    (torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 3))),
+    ids=("scripted", "traced"),
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_buffers_of_a_submodule_of_torchscript_are_those_of_rank_0(compiled):
+    """torch: the same."""
+    norms = [compiled(nn.BatchNorm1d(3)) for _ in range(2)]
+
+    def body(comm):
+        module = nn.Sequential(seeded(lambda: nn.Linear(3, 3)), norms[comm.rank], nn.Linear(3, 1))
+        model = dpcore.DataParallel(module, comm=comm)
+        for step in range(3):
+            model(torch.randn(2, 3) * (comm.rank + step)).sum().backward()
+        model._sync_buffers()  # what the beginning of the next forward does
+        return {name: value.tolist() for name, value in model.module.named_buffers()}, [
+            parameter.grad.tolist() for parameter in model.parameters()
+        ]
+
+    first, second = dpcore.spawn(body, 2, mode="threads", timeout=20)
+    assert first == second
+    assert set(first[0]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert first[0]["1.num_batches_tracked"] >= 3 and any(first[0]["1.running_mean"])
 
 
 class OnOneRank(Plain):
