@@ -28,6 +28,7 @@ from dpcore.errors import Mismatch
 _keeping_versions: Any = vars(torch.autograd)["_unsafe_preserve_version_counter"]
 _COMPARED_FORWARDS = 2
 _CHANGES_IN_MESSAGES = 4
+_ABOUT_BUFFERS = ("the buffers of ranks", "the lists of sizes")  # and not about other calls
 _ADVICE = "Make every rank register, replace and resize the same buffers before the same forward"
 
 
@@ -140,6 +141,8 @@ class BufferSync:
             for batch in self._batches:
                 self._send(batch, root)
         except Mismatch as problem:
+            if not any(words in str(problem) for words in _ABOUT_BUFFERS):
+                raise
             what = "changed here: " + ", ".join(changes) if changes else "did not change here"
             raise Mismatch(
                 f"{problem}. Since the forward before, buffers {what}. {_ADVICE}"

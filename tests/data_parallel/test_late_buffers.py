@@ -221,3 +221,24 @@ def test_a_plain_step_compares_nothing():
         assert counts[2:] == counts[2:3] * 4
 
     dpcore.spawn(body, 2, mode="threads", timeout=20)
+
+
+@pytest.mark.parametrize("instead", ("barrier", "all_reduce"))
+def test_a_rank_that_evaluates_alone_is_told_to_call_the_module(instead):
+    """torch: the buffers of rank 0 arrive in what the others receive next, or a hang."""
+
+    def body(comm):
+        model = dpcore.DataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), comm=comm)
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(dpcore.Mismatch) as problem, torch.no_grad():
+            if comm.rank == 0:
+                model.eval()
+                model(torch.ones(2, 3))
+            comm.barrier() if instead == "barrier" else comm.all_reduce(torch.ones(9))
+        return str(problem.value)
+
+    for text in dpcore.spawn(body, 2, mode="threads", timeout=20):
+        assert "broadcast" in text and instead in text
+        assert "to evaluate on one rank alone, call model.module there" in text
+        assert "the lists of sizes" not in text and "register, replace and resize" not in text

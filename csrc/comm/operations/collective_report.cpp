@@ -12,6 +12,11 @@ namespace {
 // A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
 constexpr int64_t kSilenceNs = 200'000'000;
 
+// Only wrapped models broadcast with a layout.
+bool is_of_a_model(const Fingerprint& what) {
+  return what.collective == static_cast<uint8_t>(Collective::broadcast) && what.layout != 0;
+}
+
 }  // namespace
 
 void CollectiveOperation::check_fingerprints(uint64_t number) const {
@@ -29,7 +34,13 @@ void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
   std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
                      std::to_string(run_.me()) + " called " + Group::describe(number, ours) +
                      ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
-  if (theirs.layout != ours.layout) {
+  if (theirs.collective != ours.collective) {
+    if (is_of_a_model(theirs) || is_of_a_model(ours)) {
+      text +=
+          "; a wrapped model broadcasts rank 0's buffers before its forward: to evaluate on one "
+          "rank alone, call model.module there";
+    }
+  } else if (theirs.layout != ours.layout) {
     text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
   }
   if (theirs.algorithm != ours.algorithm) {
