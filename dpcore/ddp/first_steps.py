@@ -112,6 +112,7 @@ class FirstSteps:
         self.schedule = FIRST if is_open else schedule
         self.why: dict[str, str] = {}  # of each choice, for the program's user
         self.cut: Cut | None = None  # by which sizes were chosen
+        self.measured_in_vain = 0  # steps whose measurements were implausible
         self.is_settled = False
 
     def go_on(self, model: Wrapped) -> None:

@@ -7,6 +7,10 @@ the way between the ranks for its share and its bytes, one after the other, once
 ready; the latency counts at the end. Small buckets begin early, large ones pay the share seldom;
 the choice is the largest size that takes at most 1% longer than the best. Where buckets leave after
 backward only, small ones begin nothing early: then they are as large as can be, if that saves 1%.
+
+On a busy machine the small operations may take longer than the large ones. A measurement that makes
+bytes faster than any memory is repeated, at once and then before the next steps. If no measurement
+is plausible, the sizes stay as they are without measuring.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ _MIB = 1 << 20
 LARGEST = int(CAPS_MB[-1] * _MIB)
 AT_THE_END = f"{LARGEST / _MIB:g} MiB each at most: they leave after backward only"
 _LARGE, _FLIGHT = _MIB, 8  # bytes of a large operation at most, small ones in flight
+_FASTEST = 1e12  # bytes per second: no memory is as fast
+_REPEATS = 3  # of a measurement, in as many steps
 _SLACK = 0.01  # of the time until all gradients are averaged
 
 
@@ -64,7 +70,10 @@ def rebuild(model: Wrapped) -> None:
     caps: list[int] = []
     if model._first_steps.chooses_caps:
         came = dict(zip(arrived, reducer.arrival_ns, strict=True)) if is_complete else {}
-        caps, why = _measured_caps(model, order, came)
+        chosen = _measured_caps(model, order, came)
+        if chosen is None:
+            return  # the reducer still wants it before the next forward
+        caps, why = chosen
         _note_caps(model, caps, why)
     reducer.rebuild(order, caps)
 
@@ -92,12 +101,14 @@ def _note_caps(model: Wrapped, caps: list[int], why: str) -> None:
 
 def _measured_caps(
     model: Wrapped, order: list[int], came_ns: dict[int, int]
-) -> tuple[list[int], str]:
-    """The caps, and why these."""
+) -> tuple[list[int], str] | None:
+    """The caps, and why these. None: the next step is to measure once more."""
     if model.device.type != "cpu":
         return list(model._caps), "as without measuring: gradients of a GPU come unseen by the host"
     if model.schedule == "sequential":
         return [LARGEST], AT_THE_END
+    if model.group.world_size == 1:
+        return [LARGEST], "a single rank sends nothing"
     parameters = model._parameters_by_number
     nbytes = [parameter.nbytes for parameter in parameters]
     smallest = int(CAPS_MB[0] * _MIB)
@@ -112,6 +123,14 @@ def _measured_caps(
     sparse = comes_sparse(model.module, parameters)
     types = [parameter.dtype for parameter in parameters]
     speed = measured_speed(model._model_group, min(sum(nbytes), _LARGE))
+    if speed is None:
+        model._first_steps.measured_in_vain += 1
+        if model._first_steps.measured_in_vain < _REPEATS:
+            return None
+        return list(model._caps), (
+            f"as without measuring: in {_REPEATS} steps, small operations took longer than large "
+            "ones, since the machine was busy with something else"
+        )
     model._first_steps.cut = Cut(order, float(ready.max()), speed.share)
     caps = best_caps(
         nbytes,
@@ -127,17 +146,21 @@ def _measured_caps(
     )
 
 
-def measured_speed(group: Any, large_bytes: int = _LARGE) -> Speed:
-    """Of tensors on the CPU. All ranks call it and get the same."""
+def measured_speed(group: Any, large_bytes: int = _LARGE) -> Speed | None:
+    """Of tensors on the CPU; None where no measurement was plausible. All ranks call it and get
+    the same."""
     one = [torch.zeros(1)]
     flight = [torch.zeros(1) for _ in range(_FLIGHT)]
     large = [torch.zeros(large_bytes // 4)]
-    seconds = [_seconds_of(group, tensors) for tensors in (one, flight, large)]
-    agreed = torch.tensor(seconds, dtype=torch.float64)
-    group.all_reduce(agreed, "max", async_op=False)
-    latency, of_flight, of_large = agreed.tolist()
-    bandwidth = large_bytes / max(of_large - latency, 1e-9)
-    return Speed(latency, max(of_flight - latency, 0.0) / (_FLIGHT - 1), bandwidth)
+    for _ in range(_REPEATS):
+        seconds = [_seconds_of(group, tensors) for tensors in (one, flight, large)]
+        agreed = torch.tensor(seconds, dtype=torch.float64)
+        group.all_reduce(agreed, "max", async_op=False)
+        latency, of_flight, of_large = agreed.tolist()
+        if (of_large - latency) * _FASTEST > large_bytes:
+            share = max(of_flight - latency, 0.0) / (_FLIGHT - 1)
+            return Speed(latency, share, large_bytes / (of_large - latency))
+    return None
 
 
 def _seconds_of(group: Any, tensors: Sequence[torch.Tensor]) -> float:

@@ -173,6 +173,45 @@ def test_buckets_that_leave_after_backward_are_large_if_that_saves_something(
     assert dpcore.spawn(body, 2, mode="threads")[0][2] == bits
 
 
+@pytest.mark.parametrize(
+    ("in_vain", "rebuilt_before"), ((0, 1), (1, 1), (3, 2), (8, 3), (9, 3)), ids=str
+)
+def test_implausible_measurements_are_repeated_and_all_ranks_choose_alike(
+    in_vain, rebuilt_before, monkeypatch
+):
+    """The first measurements of rank 1 find that a small operation takes longer than a large one.
+    Three are made before each of three forwards."""
+    measured = []
+
+    def seconds_of(group, tensors):
+        if tensors[0].numel() > 1:
+            return 1e-2
+        if len(tensors) > 1:
+            return 2e-4
+        if group.rank == 1:
+            measured.append(tensors)
+        return 1.0 if group.rank == 1 and len(measured) <= in_vain else 1e-4
+
+    monkeypatch.setattr(rebuilding, "_seconds_of", seconds_of)
+
+    def body(comm):
+        model = dpcore.DataParallel(deep(), comm=comm, schedule="bucketed")
+        rebuilt = []
+        for _ in range(5):
+            model(torch.ones(6, 96)).sum().backward()
+            rebuilt.append(model.bucket_report().rebuilt)
+        return rebuilt.index(True), model._caps, model.stats()["chosen"]["buckets"]
+
+    first, second = dpcore.spawn(body, 2, mode="threads")
+    assert first == second
+    at, _, why = first
+    assert at == rebuilt_before
+    if in_vain == 9:
+        assert "as without measuring: in 3 steps, small operations took longer" in why
+    else:
+        assert "take 100 us, one of many 14.3 us, and bytes 30.1 MB/s" in why
+
+
 def test_a_communication_hook_keeps_the_buckets_of_the_second_step(monkeypatch):
     speed = rebuilding.Speed(latency=1e-3, share=1e-3, bandwidth=1e8)
     monkeypatch.setattr(rebuilding, "measured_speed", lambda *_: speed)

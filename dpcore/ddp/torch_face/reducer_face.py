@@ -89,7 +89,7 @@ class ReducerFace:
         if not model._reducer.wants_rebuild:
             return False
         type(model)._rebuild_buckets(model)
-        return True
+        return not model._reducer.wants_rebuild
 
     def _check_reducer_finalized(self) -> None:
         raise_if_incomplete(self._model)
