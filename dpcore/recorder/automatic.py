@@ -71,6 +71,9 @@ class Automatic(Trace):
         part = trace_file.chrome_trace([self._ended()], world_size, facts)
         try:
             ranks = joining.add(self._target, part, self._run, self._began_ns)
+        except joining.FolderLocked as locked:
+            print(f"{_VARIABLE}: {locked}", file=sys.stderr)
+            return
         except OSError as failure:
             print(f"{_VARIABLE}: the trace could not be written: {failure}", file=sys.stderr)
             return

@@ -3,6 +3,9 @@
 A rank that ends reads what the others have written, adds itself and writes the file anew, under a
 lock on the folder, so that nothing lies beside the file, whenever a rank is killed. What an earlier
 run has left at the path is replaced: it bears another name, or ended before this run began.
+
+Another program may hold a lock on the folder for as long as it likes. A rank waits for it as long
+as for another rank, and then writes a file of its own.
 """
 
 from __future__ import annotations
@@ -14,17 +17,26 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dpcore.files import write_whole
 from dpcore.recorder.file import SAME_CLOCK_NS
+
+_PATIENCE_SECONDS = 30.0
+_PAUSE_SECONDS = 0.02
+
+
+class FolderLocked(OSError):
+    """Another process kept a lock on the folder. Says where the part was written instead."""
 
 
 def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
     """Adds the content of a file with one rank to the file of ``run`` at ``path``. ``began_ns``:
     a time (of the Unix clock) that is before the end of any rank of the run. Returns the ranks
     that the file shows now."""
-    with _alone_in(path.parent):
+    with _alone_in(path.parent) as has_lock:
+        if not has_lock:
+            _write_apart(path, part)
         before = _of_run(path, run, began_ns)
         if before is not None and shown_ranks(before) & shown_ranks(part):
             before = None  # of the same name, and yet another run
@@ -34,18 +46,39 @@ def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
     return shown_ranks(content)
 
 
+def _write_apart(path: Path, part: dict[str, Any]) -> NoReturn:
+    (rank,) = shown_ranks(part)
+    own = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    write_whole(own, json.dumps(part, separators=(",", ":")))
+    raise FolderLocked(
+        f"another process has held a lock (flock) on the folder {path.parent} for "
+        f"{_PATIENCE_SECONDS:g} s, so {path.name} does not show rank {rank}; {own} does"
+    )
+
+
 def shown_ranks(content: dict[str, Any]) -> set[int]:
     return {event["pid"] for event in content["traceEvents"]}
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Whether this process has the lock on the folder meanwhile: it was there in time."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    ends_at = time.monotonic() + _PATIENCE_SECONDS
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        while not (has_lock := _try_to_lock(descriptor)) and time.monotonic() < ends_at:
+            time.sleep(_PAUSE_SECONDS)
+        yield has_lock
     finally:
         os.close(descriptor)
+
+
+def _try_to_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _of_run(path: Path, run: str, began_ns: int) -> dict[str, Any] | None:
