@@ -251,6 +251,14 @@ class Communicator:
     def failed(self) -> bool:
         """Whether an operation failed, after which every call raises."""
 
+    @property
+    def family_failed(self) -> bool:
+        """Whether this communicator failed, or one that was split from the same one."""
+
+    def note_error(self, error: str, /) -> None:
+        """What the peers of this and its sibling communicators hear, if they still need this rank
+        when it leaves. A failure that came before goes first."""
+
     def whole(
         self,
         collective: str,

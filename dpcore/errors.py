@@ -35,6 +35,15 @@ class Unsupported(Error, ValueError):
     """The request has no meaning, or no implementation here. Nothing was sent."""
 
 
+def on_its_way() -> str:
+    """The exception because of which a ``finally`` runs, such as "ValueError: bad batch", or ""."""
+    problem = sys.exc_info()[1]
+    ends_well = isinstance(problem, SystemExit) and not problem.code
+    if problem is None or ends_well or isinstance(problem, (StopIteration, GeneratorExit)):
+        return ""
+    return f"{type(problem).__name__}: {problem}"
+
+
 def raise_unheard(failure: tuple[str, str] | None) -> None:
     """Raises a failure that ends with its communicator: (name of the class, message).
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings/py_work.h"
+#include "comm/group/program_error.h"
 
 namespace dpcore {
 
@@ -16,6 +17,14 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
       .def_property_readonly("world_size", [](const Comm& comm) { return comm.core->world(); })
       .def_property_readonly("closed", [](const Comm& comm) { return comm.core->closed(); })
       .def_property_readonly("failed", [](const Comm& comm) { return comm.core->group().failed(); })
+      .def_property_readonly("family_failed",
+                             [](const Comm& comm) {
+                               return comm.core->group().endpoint().first_failure().has_value();
+                             })
+      .def("note_error",
+           [](const Comm& comm, const std::string& error) {
+             note_program_error(comm.core->group().endpoint(), error);
+           })
       .def("unheard_failure",
            [](const Comm& comm) { return unheard_failure_of(comm.core->group()); })
       .def("abort",

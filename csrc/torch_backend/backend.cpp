@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "comm/base/error.h"
+#include "comm/group/program_error.h"
 #include "tensors/tensor_memory.h"
 #include "torch_backend/python_lock.h"
 
@@ -44,6 +45,27 @@ FlightLog::Ranks ranks_of(const TorchBackend::Options& options, int world) {
   return std::make_shared<const std::vector<uint64_t>>(std::move(ranks));
 }
 
+// What dpcore.errors.on_its_way() says. torch calls shutdown() without Python's lock.
+std::string exception_on_its_way() {
+  const PyGILState_STATE before = PyGILState_Ensure();
+  PyObject* errors = PyImport_ImportModule("dpcore.errors");
+  PyObject* said = errors == nullptr ? nullptr : PyObject_CallMethod(errors, "on_its_way", nullptr);
+  const char* text = said == nullptr ? nullptr : PyUnicode_AsUTF8(said);
+  std::string problem = text == nullptr ? "" : text;
+  Py_XDECREF(said);
+  Py_XDECREF(errors);
+  PyErr_Clear();
+  PyGILState_Release(before);
+  return problem;
+}
+
+void leave(DeviceSide& devices, BackendState& state) {
+  const WithoutPythonLock no_lock;
+  devices.close();
+  state.communicator->close();
+  state.callbacks.stop();
+}
+
 }  // namespace
 
 TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr store,
@@ -60,7 +82,7 @@ TorchBackend::TorchBackend(std::shared_ptr<Communicator> communicator, StorePtr 
   init();
 }
 
-TorchBackend::~TorchBackend() { shutdown(); }
+TorchBackend::~TorchBackend() { leave(devices_, *state_); }
 
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
   if (devices_.takes(options.device())) {
@@ -140,10 +162,10 @@ void TorchBackend::abort() {
 }
 
 void TorchBackend::shutdown() {
-  const WithoutPythonLock no_lock;
-  devices_.close();
-  state_->communicator->close();
-  state_->callbacks.stop();
+  if (const std::string problem = exception_on_its_way(); !problem.empty()) {
+    note_program_error(state_->communicator->endpoint(), problem);
+  }
+  leave(devices_, *state_);
 }
 
 }  // namespace dpcore

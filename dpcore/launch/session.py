@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.costs import constants as costs
 from dpcore.costs.link import check_no_link, link_or_variable, make_link, speeds
-from dpcore.errors import Error, Unsupported
+from dpcore.errors import Error, Unsupported, on_its_way
 from dpcore.launch import whereabouts
 from dpcore.launch.identity import InstanceCounter, find_identity, may_span_hosts
 from dpcore.launch.rendezvous import advised, tcp_options
@@ -282,10 +282,14 @@ def finalize() -> None:
 
     Calling it twice, or without ``init``, does nothing. At the end of the program it is called
     for you. Raises when a wrapped model's last backward has missed parameters, and what
-    ``Communicator.close`` raises.
+    ``Communicator.close`` raises. In a ``finally``, ranks that still need this one hear of the
+    exception that is on its way.
     """
     communicator = _current()
     if communicator is not None:
+        note_error = getattr(_native_of(communicator), "note_error", None)
+        if note_error is not None and (problem := on_its_way()):
+            note_error(problem)
         try:
             for check in _before_finalize:
                 check(communicator)
@@ -330,14 +334,21 @@ def _tell_peers_about_uncaught_errors() -> None:
         _hook_before, sys.excepthook = sys.excepthook, _abort_all
 
 
+def _native_of(communicator: Any) -> Any:
+    return getattr(communicator, "_native", None)  # CuPy's has none
+
+
 def _abort_all(
     kind: type[BaseException], problem: BaseException, where: TracebackType | None
 ) -> None:
-    if not isinstance(problem, Error):
-        for communicator in list(_all):
-            if not communicator.closed:
-                with contextlib.suppress(Error):
-                    communicator.abort(f"{kind.__name__}: {problem}")
+    """A communicator that has failed has told its peers already, and those split from the same one
+    as it tell theirs when they leave. So an ``Error`` ends only the others: it may be one that this
+    rank alone knows of, such as a wrong argument."""
+    for communicator in list(_all):
+        has_failed = getattr(_native_of(communicator), "family_failed", False)
+        if not (communicator.closed or (has_failed and isinstance(problem, Error))):
+            with contextlib.suppress(Error):
+                communicator.abort(f"{kind.__name__}: {problem}")
     assert _hook_before is not None
     _hook_before(kind, problem, where)
 

@@ -88,7 +88,7 @@ def test_a_failure_in_one_group_is_what_its_siblings_hear_of(run):
     assert isinstance(problems[0], dp.Mismatch) and isinstance(problems[1], dp.Mismatch)
     assert isinstance(problems[2], dp.PeerLost)
     text = str(problems[2])
-    assert "finalized and left after an error in another group, and is needed for" in text
+    assert "finalized and left after an error, and is needed for" in text
     assert "Mismatch in the group of ranks 0, 1 of init(): the ranks disagree" in text, text
 
 

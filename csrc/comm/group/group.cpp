@@ -222,8 +222,8 @@ bool Group::adopt_why_it_left(int r, const std::string& missed) {
     return false;
   }
   fail(ErrorKind::peer_lost, record.culprit,
-       "rank " + std::to_string(r) + " finalized and left after an error in another group, and " +
-           missed + ". The error was " + reason_in(record));
+       "rank " + std::to_string(r) + " finalized and left after an error, and " + missed +
+           ". The error was " + reason_in(record));
   return true;
 }
 

@@ -110,10 +110,10 @@ class Group {
   // Takes over the earliest failure that a peer has published. True when there was one.
   bool adopt_failure_of_peer();
   // No operation will follow from here, and no look at a peer's memory. If another group of this
-  // rank has failed, that is told as the reason.
+  // rank has failed, or an error ends its program, that is told as the reason.
   void leave();
-  // Makes the failure of r's other group, because of which it left, the failure of this one. False
-  // when r left for another reason.
+  // Makes the error because of which r left, elsewhere in its program, the failure of this one.
+  // False when r left for another reason.
   bool adopt_why_it_left(int r, const std::string& missed);
   // Every peer has left or died: nobody looks at this rank's blocks any more.
   bool everybody_left() const;

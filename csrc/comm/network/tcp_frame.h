@@ -7,7 +7,7 @@
 //             itself, as a part of its stage (offset)
 //   finished  it no longer accesses its peers' memory for the operation
 //   failed    why it gave up
-//   left      it will call no further operation; why, where another of its groups failed
+//   left      it will call no further operation; why, where an error ended its program
 //   alive     it waits, and is neither stopped nor cut off; for which message, if it is one
 //   where     where its program is, in words
 //   data      bytes [offset, offset + bytes) of a message of `total` bytes

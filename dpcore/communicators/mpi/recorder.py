@@ -43,6 +43,8 @@ class Recorder:
     def failed(self) -> bool:
         return self._engine.failure is not None
 
+    family_failed = failed  # all groups of an engine end with the first that fails
+
     def start_trace(self, capacity: int) -> None:
         self._events, self._count = deque(maxlen=capacity), 0
         self.core.start_trace(capacity)
