@@ -732,5 +732,9 @@ def simd_level() -> str:
 def cuda_probe() -> dict[str, Any]:
     """What of CUDA works here: built, runtime_version, driver_version, devices, problem."""
 
+def longest_wait() -> tuple[float, float]:
+    """Of what this process waits in, the operation that was called first: the seconds since then,
+    and its timeout. Zeros where it waits for nothing."""
+
 def control_layout() -> dict[str, Any]:
     """Where the fields of an arena's black box lie: {struct: {field: (offset, bytes, signed)}}."""

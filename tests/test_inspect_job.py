@@ -13,7 +13,7 @@ import pytest
 
 from dpcore import _C
 from dpcore.__main__ import main
-from dpcore.commands import black_box
+from dpcore.commands import black_box, long_wait
 from dpcore.commands.hang import judge
 from dpcore.commands.inspect import _job_lines
 from dpcore.commands.job import Family, Rank
@@ -103,6 +103,28 @@ def test_messages_that_two_ranks_want_of_each_other():
     assert "rank 0 waits for rank 1 in recv of 4 bytes from rank 1 (tag 0)" in verdict.says[1]
     done = recv(1) | {"seen_seconds_ago": 20.0}  # of a wait that is over
     assert not judge(family(box(1, message=done), box(1))).hangs
+
+
+def test_a_long_wait_is_one_line_of_the_log():
+    of_two = family(box(7, waits=12.0), box(6, line="eval.py:7 in score"))
+    text = long_wait.text_of(of_two, judge(of_two), 1800)
+    assert text == (
+        "dpcore: Rank 1 (on another host) holds up the job: rank 0 waits in operation 6 "
+        "(all_reduce of 8 x float32, sum), for 12.0 s, and it has not called it. Rank 1 is at "
+        "eval.py:7 in score, for 5.0 s. The wait ends with a Timeout after 1800 s (timeout= of "
+        "dpcore.init() or init_process_group())."
+    )
+    assert long_wait.text_of(of_two, judge(of_two), 1e12).endswith("The wait has no deadline.")
+    of_two.world = 3  # nothing is known of the third
+    text = long_wait.text_of(of_two, judge(of_two), 1800)
+    assert "for 12.0 s. Not all ranks can be looked into from here." in text
+
+
+def test_the_first_waiting_rank_of_a_host_speaks():
+    both_wait = family(box(7, waits=4.0), box(7, waits=9.0), box(6))
+    assert long_wait._speaker(both_wait, judge(both_wait)) == 4711
+    other_host = family(box(6), box(7, waits=9.0))
+    assert long_wait._speaker(other_host, judge(other_host)) is None
 
 
 def test_it_stays_one_screen():

@@ -9,7 +9,9 @@
 #include <string>
 #include <type_traits>
 
+#include "comm/base/clock.h"
 #include "comm/base/types.h"
+#include "comm/engine/long_wait.h"
 #include "comm/group/group.h"
 #include "comm/memory/control.h"
 
@@ -90,6 +92,16 @@ py::dict control_layout() {
 }  // namespace
 
 void register_inspect(py::module_& m) {
+  m.def(
+      "longest_wait",
+      [] {
+        const int64_t now = now_ns();
+        const LongWait wait = longest_wait(now);
+        const int64_t so_far = wait.called_ns == 0 ? 0 : now - wait.called_ns;
+        return py::make_tuple(static_cast<double>(so_far) * 1e-9, wait.timeout_s);
+      },
+      "Of what this process waits in, the operation that was called first: the seconds since then, "
+      "and its timeout. Zeros where it waits for nothing.");
   m.def("control_layout", &control_layout,
         "Where the fields of an arena's black box lie: {struct: {field: (offset, bytes, signed)}}, "
         "with the names behind the numbers.");

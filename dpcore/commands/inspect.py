@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpcore.commands.black_box import ranks_of_this_host, read
 from dpcore.commands.hang import Verdict, judge
-from dpcore.commands.job import Family, Rank, families
+from dpcore.commands.job import Family, Rank, beside, families
 from dpcore.commands.operation_text import describe
 from dpcore.errors import Error
 
@@ -64,7 +63,7 @@ def _show_jobs(
     """``asked``: processes whose jobs are meant, instead of all."""
     if not pids and asked is None:
         raise Error(_NOBODY)
-    found, problems = families(pids if asked is None else _beside(asked, pids))
+    found, problems = families(pids if asked is None else beside(asked, pids))
     for pid, problem in problems.items():
         if asked is None or pid in asked:
             print(f"dpcore inspect: {problem}", file=sys.stderr)
@@ -81,19 +80,6 @@ def _show_jobs(
         for line, style in _job_lines(family, verdict):
             console.print(line, style=style or None, markup=False, soft_wrap=True)
     return 0 if judged else 1
-
-
-def _beside(asked: Sequence[int], pids: Sequence[int]) -> list[int]:
-    """The processes that share a host with one that was asked for: its network namespace."""
-    hosts = {_host_of(pid) for pid in asked}
-    return [*asked, *(pid for pid in pids if pid not in asked and _host_of(pid) in hosts)]
-
-
-def _host_of(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    except OSError:
-        return -pid  # nobody else is there
 
 
 def _as_json(family: Family, verdict: Verdict) -> dict[str, Any]:

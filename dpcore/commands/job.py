@@ -6,7 +6,8 @@ other hosts have told them. Ranks that met in one ``init()`` are a family.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ class Family:
         ranks = [str(rank) for _, rank in sorted(self.members[group].items())]
         listed = ", ".join(ranks[:8]) + (", ..." if len(ranks) > 8 else "")
         return f" of group {group & 0xFFFFFFFF} of ranks {listed}"
+
+
+def beside(asked: Sequence[int], pids: Sequence[int]) -> list[int]:
+    """The processes that share a host with one that was asked for: its network namespace."""
+    hosts = {_host_of(pid) for pid in asked}
+    return [*asked, *(pid for pid in pids if pid not in asked and _host_of(pid) in hosts)]
+
+
+def _host_of(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return -pid  # nobody else is there
 
 
 def families(pids: Iterable[int]) -> tuple[list[Family], dict[int, str]]:

@@ -7,12 +7,17 @@ rank's black box, and sends it to ranks of other hosts if the rank has entered n
 files and functions, and line numbers. Nobody notes anything while the process is stopped, or while
 native code keeps Python's lock: that shows as well, as silence.
 
+The same look notices a wait that takes long, long before its deadline, and lets it be explained in
+the log: after 10 seconds, then after 20, 40, ..., and after a wait that was as long as that, only
+one that is twice as long is explained.
+
 The thread begins with the first communicator and sleeps while none is open.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import site
 import sys
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
 
 _BEAT_SECONDS = 1.0
+_LONG_SECONDS = 10.0
 _LONGEST = 230  # bytes; the black box has room for kWhereBytes of csrc/comm/memory/control.h
 _LOADERS = ("torch.utils.data", "torchdata", "webdataset", "datasets.")
 _LIBRARIES = tuple(
@@ -106,6 +112,7 @@ class _Watch:
         self._news = threading.Event()
         self._ends = False
         self._thread: threading.Thread | None = None
+        self._explains_after = _LONG_SECONDS
 
     def add(self, communicator: Communicator) -> None:
         with self._lock:
@@ -124,12 +131,22 @@ class _Watch:
             with self._lock:
                 watched = list(self._watched)
             over = [each for each in watched if not each.look()]
+            self._explain_long_wait()
             with self._lock:
                 self._watched = [each for each in self._watched if each not in over]
                 idle = not self._watched
             del watched, over
             self._news.wait(None if idle else _BEAT_SECONDS)
             self._news.clear()
+
+    def _explain_long_wait(self) -> None:
+        from dpcore import _C
+
+        so_far, timeout = _C.longest_wait()
+        if so_far >= self._explains_after:
+            while self._explains_after <= so_far:
+                self._explains_after *= 2
+            importlib.import_module("dpcore.commands.long_wait").warn(timeout)  # above this layer
 
     def end(self) -> None:
         self._ends = True

@@ -4,6 +4,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/engine/engine.h"
+#include "comm/engine/long_wait.h"
 
 namespace dpcore {
 
@@ -90,6 +91,8 @@ bool Engine::look_for_trouble() {
   const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
     operation->show_wait(last_look_ns_);
+    note_wait({operation->deadline_ns - to_ns(operation->timeout_s), operation->timeout_s},
+              last_look_ns_);
   }
   for (const auto& operation : active_) {
     Group& group = operation->group();
@@ -102,13 +105,15 @@ bool Engine::look_for_trouble() {
     }
     const bool is_closing = last_look_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
     if (!group.failed() && (is_closing || last_look_ns_ >= operation->deadline_ns)) {
-      group.fail(ErrorKind::timeout, operation->first_late(),
-                 operation->describe() + " was not complete " +
-                     (is_closing ? "when close() had waited as long as a call may take"
-                                 : "after " + in_seconds(operation->timeout_s)) +
-                     "; " + operation->who_is_late() +
-                     ". Look at what the late rank does, or allow a longer timeout in init()",
-                 operation->place_in_group());
+      group.fail(
+          ErrorKind::timeout, operation->first_late(),
+          operation->describe() + " was not complete " +
+              (is_closing ? "when close() had waited as long as a call may take"
+                          : "after " + in_seconds(operation->timeout_s)) +
+              "; " + operation->who_is_late() +
+              ". Look at what the late rank does, or allow more time: timeout= of dpcore.init() or "
+              "init_process_group()",
+          operation->place_in_group());
     }
   }
   return went_on;
