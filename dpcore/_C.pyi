@@ -232,6 +232,10 @@ def hmac_sha256(key: str | bytes, message: str | bytes) -> bytes:
 def is_loopback(address: str) -> bool:
     """Whether host:port can be reached from this host only."""
 
+def knows_users_at(address: str) -> bool:
+    """Whether the kernel says which user a process is of that connects from this host to
+    host:port, an address of this host."""
+
 class Communicator:
     """A group of ranks."""
 

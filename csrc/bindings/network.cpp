@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/base/sha256.h"
 #include "comm/network/tcp_socket.h"
+#include "comm/network/tcp_user.h"
 #include "comm/rendezvous/meet_tcp.h"
 #include "comm/transport/link.h"
 
@@ -49,6 +51,17 @@ Listener listen_towards(const std::string& address, const std::string& interface
                               ? TcpAddress::towards(TcpAddress::resolve(address).front())
                               : TcpAddress::of_interface(interface);
   return std::make_shared<TcpSocket>(TcpSocket::listen_at(here.with_port(0)));
+}
+
+// Tried out with a connection to this process.
+bool knows_users_at(const std::string& address) {
+  constexpr int64_t kPatienceNs = 1'000'000'000;
+  TcpSocket listener = TcpSocket::listen_at(TcpAddress::resolve(address).front().with_port(0));
+  std::string problem;
+  const TcpSocket here =
+      TcpSocket::connect_to(listener.local_address(), now_ns() + kPatienceNs, nullptr, &problem);
+  const TcpSocket there = listener.accept();
+  return there && user_of_peer(there).has_value();
 }
 
 py::bytes hmac(const std::string& key, const std::string& message) {
@@ -112,6 +125,7 @@ void register_network(py::module_& m) {
       "is_loopback",
       [](const std::string& address) { return TcpAddress::resolve(address).front().is_loopback(); },
       py::arg("address"));
+  m.def("knows_users_at", knows_users_at, py::arg("address"));
 }
 
 }  // namespace dpcore

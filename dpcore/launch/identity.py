@@ -188,9 +188,11 @@ def _job_name(env: Mapping[str, str], init_method: str | None, rank: int, world_
         parts.append(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     # Users of one host may give the same name. The user of a job on several hosts may have another
-    # number on each, and one of them has the address to itself.
+    # number on each, and one of them has the address to itself. Where there is a secret, it says
+    # which ranks belong together.
     is_of_host = not may_span_hosts(world_size, init_method, env)
-    if is_of_host and not (init_method or "").startswith("file://"):
+    has_secret = bool(env.get("DPCORE_SECRET") or env.get("DPCORE_SECRET_FILE"))
+    if is_of_host and not has_secret and not (init_method or "").startswith("file://"):
         return f"dpcore/{os.geteuid()}/{digest}"
     return f"dpcore/{digest}"
 

@@ -82,7 +82,9 @@ def tcp_options(
             )
         secret = read_secret(env)
         if not secret and not _C.is_loopback(address):
-            _warn_once(address)
+            _warn_once(address, "on that network")
+        elif not secret and not _C.knows_users_at(address):
+            _warn_once(address, "on this host")
         sockets = _number(env, "DPCORE_TCP_SOCKETS", _SOCKETS)
         host = pretended_host(identity.rank, env)
         yield _C.TcpOptions(address, listener, interface, secret, sockets, shares_memory, host)
@@ -260,12 +262,12 @@ def read_secret(env: Mapping[str, str]) -> str:
 _warned = False
 
 
-def _warn_once(address: str) -> None:
+def _warn_once(address: str, where: str) -> None:
     global _warned
     if not _warned:
         _warned = True
         warnings.warn(
-            f"dpcore meets at {address} without a secret: everybody on that network is trusted. "
+            f"dpcore meets at {address} without a secret: everybody {where} is trusted. "
             "Set DPCORE_SECRET to the same random text on all ranks, or DPCORE_SECRET_FILE to a "
             "file of mode 0600 that holds it",
             RuntimeWarning,

@@ -371,7 +371,7 @@ def test_a_network_without_a_secret_is_worth_one_warning(monkeypatch):
 
     monkeypatch.setattr(rendezvous, "_warned", False)
     with pytest.warns(RuntimeWarning, match=r"10\.1\.2\.3:5 without a secret"):
-        rendezvous._warn_once("10.1.2.3:5")
+        rendezvous._warn_once("10.1.2.3:5", "on that network")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rendezvous._warn_once("10.1.2.3:5")
+        rendezvous._warn_once("10.1.2.3:5", "on that network")

@@ -8,6 +8,7 @@
 
 #include "comm/base/error.h"
 #include "comm/memory/control.h"
+#include "comm/network/tcp_user.h"
 
 namespace dpcore {
 namespace {
@@ -68,6 +69,19 @@ bool say(TcpSocket& to, const Message& message) {
   }
 }
 
+// Says so where the job has no secret and the other end belongs to another user of this host.
+std::string problem_of_user(const TcpSocket& other, const Credentials& own,
+                            const std::string& whose) {
+  const auto user = own.secret.empty() ? user_of_peer(other) : std::nullopt;
+  if (!user || *user == geteuid()) {
+    return "";
+  }
+  return whose + " belongs to user " + std::to_string(*user) + ", and rank " +
+         std::to_string(own.rank) + " to user " + std::to_string(geteuid()) +
+         "; if both are of this job, set DPCORE_SECRET (or DPCORE_SECRET_FILE) to the same on all "
+         "ranks";
+}
+
 template <size_t Size>
 std::string text_in(const char (&from)[Size]) {
   return std::string(from, strnlen(from, Size));
@@ -109,6 +123,11 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
     throw RendezvousError(who + "somebody listens as " + server + " at " +
                           to.peer_address().text() + " but did not answer before the deadline; " +
                           "is it stopped, or is the port taken by another program?");
+  }
+  const std::string stranger =
+      problem_of_user(to, own, "what listens as " + server + " at " + to.peer_address().text());
+  if (!stranger.empty()) {
+    throw RendezvousError(who + stranger);
   }
   if (challenge.magic != kGreetingMagic) {
     throw RendezvousError(who + "what listens at " + server + " is not a rank of dpcore; choose " +
@@ -206,7 +225,11 @@ std::string HandshakeServer::problem_of(const Greeting& greeting) const {
 }
 
 ConnectionState HandshakeServer::answer_greeting(TcpSocket& socket, Handshake& handshake) {
-  const std::string problem = problem_of(handshake.greeting);
+  std::string problem = problem_of_user(
+      socket, own_, "what says to be rank " + std::to_string(handshake.greeting.rank));
+  if (problem.empty()) {
+    problem = problem_of(handshake.greeting);
+  }
   Challenge challenge;
   if (problem.empty()) {
     handshake.challenge = challenge.nonce = random_digest();

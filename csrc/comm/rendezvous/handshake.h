@@ -9,7 +9,9 @@
 // A proof is HMAC-SHA256 with the job's secret over a label for the side, the greeting and the
 // server's nonce: it holds for this job, restart, rank, purpose and connection only, so nothing
 // that was overheard can be used again, and neither side's proof passes for the other's. Without
-// a secret (an empty key) the exchange still keeps other jobs and other programs out.
+// a secret (an empty key) the exchange still keeps other jobs and other programs out, and both
+// sides refuse a process of another user where the kernel knows whose it is: on the same host. With
+// a secret, whoever knows it may come.
 //
 // The server hears many connections at once, each with a buffer of fixed size and five seconds to
 // say all this (pending_connections.h). Strangers and port scanners cost the ranks that belong here
