@@ -8,6 +8,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
+#include "comm/operations/last_calls.h"
 #include "comm/schedule/names.h"
 
 namespace dpcore {
@@ -337,6 +338,15 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
     group_->say_heard();
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
   }
+  Network* network = endpoint().network();
+  const auto take_in = [this] { context_->engine().take_in_unexpected(); };
+  if (!shared_->unchecked().empty() && !group_->failed()) {
+    if (group_->remote() != nullptr) {  // each of two ranks has sent its entry before it looks
+      network->settle(now_ns() + kClosePatienceNs, take_in);
+      take_in();
+    }
+    compare_last_calls(*shared_);
+  }
   if (others_wait) {
     // At the end of a program: threads that came out of a wait must be back with their callers
     // before the interpreter goes (it ends threads that ask for its lock, and C++ aborts).
@@ -346,8 +356,6 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
   if (auto own = group_->take_own_block()) {
     blocks.push_back(std::move(own));
   }
-  Network* network = endpoint().network();
-  const auto take_in = [this] { context_->engine().take_in_unexpected(); };
   if (group_->remote() != nullptr) {
     group_->remote()->give_up();  // what still comes for this group is thrown away
   }

@@ -149,6 +149,81 @@ def test_two_roots_that_never_wait_find_out_as_many_operations_later_as_there_ar
         dpcore.spawn(body, 2, **HOW[mode])
 
 
+def give(comm, collective, root):
+    part, whole = torch.ones(4), torch.ones(4 * comm.world_size)
+    is_root = comm.rank == root
+    if collective == "gather":
+        comm.gather(whole if is_root else None, part, root)
+    elif collective == "scatter":
+        comm.scatter(part, whole if is_root else None, root)
+    else:
+        getattr(comm, collective)(part, root)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("collective", ["broadcast", "scatter", "reduce", "gather"])
+def test_two_givers_in_the_last_call_find_out_when_they_close(collective, mode):
+    """Each of two ranks only gives, so neither has waited for the other."""
+
+    def body(comm):
+        comm.barrier()
+        from_root = collective in ("broadcast", "scatter")
+        give(comm, collective, comm.rank if from_root else 1 - comm.rank)
+
+    with pytest.raises(
+        dpcore.Mismatch, match=rf"operation 1: (?=.*{collective}.* root 0)(?=.* root 1).*done with"
+    ):
+        dpcore.spawn(body, 2, **HOW[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_took_in_the_last_call_compares_with_the_others_when_it_closes(mode):
+    """Ranks 0 and 1 agree with each other, ranks 2 and 3 too."""
+
+    def body(comm):
+        comm.broadcast(torch.ones(4), root=[0, 0, 3, 3][comm.rank])
+
+    with pytest.raises(dpcore.Mismatch, match=r"operation 0: (?=.*root 0)(?=.*root 3)"):
+        dpcore.spawn(body, 4, **HOW[mode])
+
+
+def test_a_rank_that_left_without_the_last_call_is_named():
+    left = threading.Event()
+
+    def body(comm):
+        if comm.rank == 1:
+            comm.close()
+            left.set()
+            return
+        comm.broadcast(torch.ones(4))
+        assert left.wait(20)
+        said = r"rank 1 finalized and left without operation 0 \(broadcast .* which rank 0 called"
+        with pytest.raises(dpcore.Mismatch, match=said):
+            comm.close()
+
+    spawn(body, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_giver_may_leave_before_anybody_has_taken(mode, tmp_path):
+    def body(comm, folder):
+        tensor = torch.full((4,), 1.0 + comm.rank)
+        if comm.rank == 0:
+            comm.broadcast(tensor)
+            comm.close()
+            (folder / "left").touch()
+            return None
+        until = time.monotonic() + 20
+        while not (folder / "left").exists():
+            assert time.monotonic() < until, "the giver waits for those who take"
+            time.sleep(0.001)
+        comm.broadcast(tensor)
+        comm.close()
+        return tensor.unique().tolist()
+
+    assert dpcore.spawn(body, 3, tmp_path, **HOW[mode]) == [None, [1.0], [1.0]]
+
+
 def test_a_giver_compares_nothing_that_its_peer_has_not_entered():
     """The broadcast is held back on rank 1, whose stage is taken by a long reduction, while urgent
     operations with much higher numbers come past it."""
@@ -183,6 +258,7 @@ def test_who_takes_compares_with_the_root_before_it_writes():
         else:
             with suppress(dpcore.Mismatch):  # of rank 2, if that comes first
                 comm.broadcast(torch.ones(4), root=1)
+                comm.close()
 
     spawn(body, 3)
     assert tensor.tolist() == [7.0] * 4

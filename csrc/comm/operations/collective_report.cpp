@@ -1,21 +1,17 @@
-// What a collective says about itself: the comparison of fingerprints, its name in messages and
+// What a collective says about itself: when it compares its fingerprint, its name in messages and
 // traces, and who keeps it waiting.
 #include <vector>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
 #include "comm/operations/collective_operation.h"
+#include "comm/operations/last_calls.h"
 
 namespace dpcore {
 namespace {
 
 // A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
 constexpr int64_t kSilenceNs = 200'000'000;
-
-// Only wrapped models broadcast with a layout.
-bool is_of_a_model(const Fingerprint& what) {
-  return what.collective == static_cast<uint8_t>(Collective::broadcast) && what.layout != 0;
-}
 
 }  // namespace
 
@@ -26,31 +22,7 @@ void CollectiveOperation::check_fingerprints(uint64_t number) const {
 }
 
 void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
-  const Fingerprint& ours = group_->slot(run_.me(), number).fingerprint;
-  const Fingerprint& theirs = group_->slot(r, number).fingerprint;
-  if (theirs == ours) {
-    return;
-  }
-  std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
-                     std::to_string(run_.me()) + " called " + Group::describe(number, ours) +
-                     ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
-  if (theirs.collective != ours.collective) {
-    if (is_of_a_model(theirs) || is_of_a_model(ours)) {
-      text +=
-          "; a wrapped model broadcasts rank 0's buffers before its forward: to evaluate on one "
-          "rank alone, call model.module there";
-    }
-  } else if (theirs.layout != ours.layout) {
-    text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
-  }
-  if (theirs.algorithm != ours.algorithm) {
-    text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
-  }
-  text +=
-      number == run_.number ? ". No data was touched; " : ". This rank was done with it by then; ";
-  throw Mismatch(text +
-                 "make every rank call the same operations in the same order with the same "
-                 "arguments");
+  check_same_call(*group_, r, number, number != run_.number);
 }
 
 // Whoever only gives does not wait for those who take: they compare with the giver's slot before
@@ -71,7 +43,7 @@ void CollectiveOperation::check_what_is_over(bool wherever_possible) const {
     if (!have_all_entered && wherever_possible) {
       have_all_entered = true;
       for (int r = 0; r < run_.world() && have_all_entered; ++r) {
-        have_all_entered = group_->slot(r, number).posted.load(std::memory_order_acquire) > number;
+        have_all_entered = has_entered(*group_, r, number);
       }
     }
     if (have_all_entered) {
