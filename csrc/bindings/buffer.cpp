@@ -50,7 +50,23 @@ Hold hold_of(const at::Tensor& tensor) {
   return {storage.unsafeReleaseStorageImpl(), {let_go_of_storage}};
 }
 
-Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_view device_name) {
+// Elements that are only moved and have no arithmetic here travel as integers of their size.
+DType moved_dtype_of(at::ScalarType type, const char* role) {
+  switch (type) {
+    case at::kUInt16:
+      return DType::i16;
+    case at::kUInt32:
+    case at::kComplexHalf:
+      return DType::i32;
+    case at::kUInt64:
+      return DType::i64;
+    default:
+      return at::isFloat8Type(type) ? DType::u8 : dtype_of(type, role);
+  }
+}
+
+Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, Elements elements,
+                        std::string_view device_name) {
   check_device(tensor, role, device_name);
   check_layout(tensor, role);
   check_memory(tensor, role);
@@ -66,16 +82,24 @@ Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, std::string_
   }
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()),
           static_cast<size_t>(tensor.numel()),
-          dtype_of(tensor.scalar_type(), role),
+          elements == Elements::reduced ? dtype_of(tensor.scalar_type(), role)
+                                        : moved_dtype_of(tensor.scalar_type(), role),
           hold_of(tensor),
           {}};
 }
 
-DType dtype_of_format(const std::string& format, size_t item, const char* role) {
+// As its owner calls it, where that has a name for it.
+std::string name_of_elements(py::handle object, const std::string& format) {
+  return py::hasattr(object, "dtype") ? std::string(py::str(object.attr("dtype")))
+                                      : "format '" + format + "'";
+}
+
+DType dtype_of_format(py::handle object, const std::string& format, size_t item, const char* role,
+                      Elements elements) {
   const char* code = format.c_str();
   if ((*code == '>' || *code == '!') && item > 1) {
-    throw Unsupported(std::string(role) + ": arrays of format '" + format +
-                      "' are not supported: their bytes are swapped (big-endian). Pass "
+    throw Unsupported(std::string(role) + ": arrays of " + name_of_elements(object, format) +
+                      " are not supported: their bytes are swapped (big-endian). Pass "
                       "array.astype(array.dtype.newbyteorder('='))");
   }
   if (*code == '@' || *code == '=' || *code == '<') {
@@ -97,12 +121,22 @@ DType dtype_of_format(const std::string& format, size_t item, const char* role) 
   if (kind == "B" || kind == "c") {
     return DType::u8;
   }
-  if (kind == "b" || kind == "h" || kind == "i" || kind == "l" || kind == "q") {
+  const bool is_unsigned = kind == "H" || kind == "I" || kind == "L" || kind == "Q";
+  if (is_unsigned && elements == Elements::reduced) {
+    throw Unsupported(std::string(role) + ": arrays of " + name_of_elements(object, format) +
+                      " can be moved (broadcast, all_gather, send, ...), but there is no "
+                      "arithmetic for them; pass " +
+                      (item < 8 ? "array.astype('int64')"
+                                : "array.view('int64'), which is right for a sum, and for all "
+                                  "else below 2**63"));
+  }
+  if (is_unsigned || kind == "b" || kind == "h" || kind == "i" || kind == "l" || kind == "q") {
     return item == 1 ? DType::i8 : item == 2 ? DType::i16 : item == 4 ? DType::i32 : DType::i64;
   }
   const bool is_text = !kind.empty() && (kind.back() == 'w' || kind.back() == 's');
   throw Unsupported(std::string(role) + ": arrays of " +
-                    (is_text ? "text" : "format '" + format + "'") + " are not supported");
+                    (is_text ? "text" : name_of_elements(object, format)) + " are not supported" +
+                    (kind == "O" ? ": they hold Python objects" : ""));
 }
 
 Hold export_of(py::handle object, const char* role, Access access) {
@@ -111,9 +145,16 @@ Hold export_of(py::handle object, const char* role, Access access) {
       PyBUF_FORMAT | PyBUF_ND | PyBUF_STRIDES | (access == Access::write ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
     PyErr_Clear();
-    throw Unsupported(std::string(role) + ": the " + Py_TYPE(object.ptr())->tp_name +
-                      (access == Access::write ? " can't be written to; pass a writable array"
-                                               : " can't be read as a buffer"));
+    std::string problem = std::string(role) + ": the " + Py_TYPE(object.ptr())->tp_name;
+    if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_FULL_RO) == 0) {
+      PyBuffer_Release(view.get());
+      throw Unsupported(problem + " can't be written to; pass a writable array");
+    }
+    const std::string reason = py::str(py::error_already_set().value());
+    problem += " can't be read as a buffer (" + reason + ")";
+    const bool is_array = py::hasattr(object, "dtype") && py::hasattr(object, "astype");
+    throw Unsupported(problem +
+                      (is_array ? "; pass numbers, such as array.view('int64') of times" : ""));
   }
   return {view.release(), {[](void* what) {
             const std::unique_ptr<Py_buffer> held(static_cast<Py_buffer*>(what));
@@ -138,7 +179,7 @@ void check_order(const Py_buffer& view, const char* role) {
                     "numpy.ascontiguousarray(...)");
 }
 
-Buffer buffer_of_array(py::handle object, const char* role, Access access) {
+Buffer buffer_of_array(py::handle object, const char* role, Access access, Elements elements) {
   Hold hold = export_of(object, role, access);
   const auto& view = *static_cast<const Py_buffer*>(hold.get());
   check_order(view, role);
@@ -146,7 +187,8 @@ Buffer buffer_of_array(py::handle object, const char* role, Access access) {
   Buffer buffer;
   buffer.data = static_cast<std::byte*>(view.buf);
   buffer.elements = item > 0 ? static_cast<size_t>(view.len) / item : 0;
-  buffer.dtype = dtype_of_format(view.format != nullptr ? view.format : "B", item, role);
+  buffer.dtype =
+      dtype_of_format(object, view.format != nullptr ? view.format : "B", item, role, elements);
   buffer.hold = std::move(hold);
   return buffer;
 }
@@ -176,15 +218,16 @@ Hold with_fixed_size(Hold hold) {
           {[](void* what) { delete static_cast<FixedStorage*>(what); }}};
 }
 
-Buffer buffer_of(py::handle object, const char* role, Access access, std::string_view device_name) {
+Buffer buffer_of(py::handle object, const char* role, Access access, Elements elements,
+                 std::string_view device_name) {
   if (THPVariable_Check(object.ptr())) {
     announce_use(object);
-    Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, device_name);
+    Buffer buffer = buffer_of_tensor(THPVariable_Unpack(object.ptr()), role, elements, device_name);
     buffer.object = object;
     return buffer;
   }
   if (device_name == kCpu && PyObject_CheckBuffer(object.ptr())) {
-    Buffer buffer = buffer_of_array(object, role, access);
+    Buffer buffer = buffer_of_array(object, role, access, elements);
     buffer.object = object;
     return buffer;
   }
@@ -212,7 +255,7 @@ py::object empty_tensor(const std::vector<int64_t>& shape, py::handle torch_dtyp
 
 size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype) {
   const at::ScalarType type = scalar_type_of(torch_dtype);
-  dtype_of(type, "dtype");
+  moved_dtype_of(type, "dtype");
   size_t bytes = at::elementSize(type);
   for (const int64_t extent : shape) {
     if (extent < 0) {

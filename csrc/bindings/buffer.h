@@ -54,9 +54,11 @@ std::vector<HeldBuffer> held(Buffers&&... buffers) {
 }
 
 enum class Access { read, write };
+// What happens to the elements: types without arithmetic can be moved as integers of their size.
+enum class Elements { moved, reduced };
 
 // `role` ("input", "output") stands in messages. `device_name`: where the tensor has to be.
-Buffer buffer_of(pybind11::handle object, const char* role, Access access,
+Buffer buffer_of(pybind11::handle object, const char* role, Access access, Elements elements,
                  std::string_view device_name = "cpu");
 
 // The native handle of the stream that torch's work of this thread goes to; null on the CPU, where

@@ -188,6 +188,10 @@ void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t 
                                  "larger one"));
 }
 
+Elements elements_of(Collective kind) {
+  return reduces(kind) ? Elements::reduced : Elements::moved;
+}
+
 // Of one buffer of one shape everywhere.
 Request in_place(Collective collective, const Buffer& buffer) {
   Request request;
@@ -203,7 +207,7 @@ template <class Comm>
 py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
                  const KeywordArguments& options) {
   const Collective collective = collective_of(arguments.object());
-  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write);
+  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write, elements_of(collective));
   Request request = in_place(collective, buffer);
   read_reduction(request, options, comm.core->world());
   return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
@@ -230,12 +234,12 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
   std::optional<Buffer> in;
   std::optional<Buffer> out;
   if (!input.is_none() || kind != Collective::scatter) {
-    in = comm.buffer(input, "input", Access::read);
+    in = comm.buffer(input, "input", Access::read, elements_of(kind));
     request.input = in->data;
     request.dtype = in->dtype;
   }
   if (!output.is_none() || kind != Collective::gather) {
-    out = comm.buffer(output, "output", Access::write);
+    out = comm.buffer(output, "output", Access::write, elements_of(kind));
     request.output = out->data;
     request.dtype = out->dtype;
   }
@@ -307,7 +311,8 @@ py::object message(PyCommunicator& comm, py::handle self, CallArguments& argumen
   options.read(Option::timeout, call.timeout_s, CallArguments::timeout_of);
   options.read(Option::async_op, asynchronous, CallArguments::flag_of);
   comm.let_go_of_completed();
-  Buffer buffer = buffer_of(object, "tensor", call.sends ? Access::read : Access::write);
+  Buffer buffer =
+      buffer_of(object, "tensor", call.sends ? Access::read : Access::write, Elements::moved);
   call.dtype = buffer.dtype;
   call.data = buffer.data;
   call.bytes = buffer.elements * size_of(buffer.dtype);

@@ -36,8 +36,8 @@ struct HeldCommunicator {
   std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
   std::string device_name = "cpu";  // of its tensors, as torch writes it: "cuda:0", "cpu"
 
-  Buffer buffer(pybind11::handle object, const char* role, Access access) const {
-    return buffer_of(object, role, access, device_name);
+  Buffer buffer(pybind11::handle object, const char* role, Access access, Elements elements) const {
+    return buffer_of(object, role, access, elements, device_name);
   }
 
   // Operations in flight whose handle is gone.

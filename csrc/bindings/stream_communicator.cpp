@@ -73,7 +73,8 @@ py::object messages(const py::object& self,
   std::vector<StreamMessage> wanted;
   std::vector<HeldBuffer> buffers;
   for (const auto& [sends, tensor, peer] : list) {
-    Buffer buffer = comm.buffer(tensor, "tensor", sends ? Access::read : Access::write);
+    Buffer buffer =
+        comm.buffer(tensor, "tensor", sends ? Access::read : Access::write, Elements::moved);
     wanted.push_back({sends, peer, buffer.data, buffer.elements * size_of(buffer.dtype)});
     buffers.emplace_back(std::move(buffer));
   }

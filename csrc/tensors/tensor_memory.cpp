@@ -38,6 +38,22 @@ bool is_kept_by_us_alone(const Slot& slot) {
   }
 }
 
+// What to pass where there is arithmetic to be done.
+std::string converted(at::ScalarType type) {
+  switch (type) {
+    case at::kUInt16:
+      return ".to(torch.int32)";
+    case at::kUInt32:
+      return ".to(torch.int64)";
+    case at::kUInt64:
+      return ".view(torch.int64), which is right for a sum, and for all else below 2**63";
+    case at::kComplexHalf:
+      return ".to(torch.complex64)";
+    default:
+      return at::isQIntType(type) ? ".dequantize()" : ".float()";
+  }
+}
+
 }  // namespace
 
 DType dtype_of(at::ScalarType type, const char* role) {
@@ -68,8 +84,9 @@ DType dtype_of(at::ScalarType type, const char* role) {
       return DType::c128;
     default:
       throw Unsupported(std::string(role) + ": dtype " + at::toString(type) +
-                        " is not supported; convert it, for example with .float() or view it as "
-                        "uint8");
+                        " can be moved (broadcast, all_gather, send, ...), but there is no "
+                        "arithmetic for it; pass " +
+                        converted(type));
   }
 }
 

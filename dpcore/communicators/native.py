@@ -2,7 +2,8 @@
 
 The contract, which other communicators keep as well, is in protocol.py: options, errors, threads,
 and who owns a buffer when. This one takes contiguous torch CPU tensors and anything with the buffer
-protocol, numpy arrays (in C order) first of all.
+protocol, numpy arrays (in C order) first of all. Elements without arithmetic here (float8, unsigned
+integers of 16 bits and more) are moved as integers of their size, and reductions refuse them.
 
 The memory stays where it is until the operation is complete: a bytearray in flight raises
 ``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
