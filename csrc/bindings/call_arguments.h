@@ -10,6 +10,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -56,11 +57,13 @@ class CallArguments {
   }
   static int integer_of(pybind11::handle value, const char* name) {
     const int64_t result = PyLong_AsLongLong(value.ptr());
-    if (result == -1 && PyErr_Occurred() != nullptr) {
+    const bool failed = result == -1 && PyErr_Occurred() != nullptr;
+    if (failed && PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
       throw unfit(name, "an integer", value);
     }
-    if (result != static_cast<int>(result)) {
-      throw pybind11::value_error(std::string(name) + " " + std::to_string(result) +
+    if (failed || result != static_cast<int>(result)) {
+      PyErr_Clear();
+      throw pybind11::value_error(std::string(name) + " " + std::string(pybind11::str(value)) +
                                   " is out of range");
     }
     return static_cast<int>(result);
@@ -74,10 +77,10 @@ class CallArguments {
     return result;
   }
   bool flag() { return flag_of(object(), "flag"); }
-  static bool flag_of(pybind11::handle value, const char*) {
+  static bool flag_of(pybind11::handle value, const char* name) {
     const int result = PyObject_IsTrue(value.ptr());
     if (result < 0) {
-      throw pybind11::error_already_set();
+      throw unfit(name, "True or False", value);
     }
     return result == 1;
   }
@@ -99,13 +102,14 @@ class CallArguments {
     throw unfit(name, "a sequence of sizes (integers that are not negative)", value);
   }
 
- private:
+  // Clears Python's error.
   static pybind11::type_error unfit(const char* name, const char* wanted, pybind11::handle value) {
     PyErr_Clear();
     return pybind11::type_error(std::string(name) + ": expected " + wanted + ", not " +
                                 std::string(pybind11::repr(value)));
   }
 
+ private:
   PyObject* const* next_;
   PyObject* const* end_;
 };
@@ -171,6 +175,30 @@ class KeywordArguments {
   std::array<PyObject*, kNames> values_{};
 };
 
+// An argument of a function that pybind11 calls. What does not fit is an error that names the
+// argument, instead of pybind11's list of signatures. `read` is one of the functions above.
+template <size_t size>
+struct ArgumentName {
+  constexpr ArgumentName(const char (&name)[size]) { std::copy_n(name, size, text); }
+  char text[size];
+};
+template <ArgumentName name, auto read>
+struct NamedArgument {
+  using Value = decltype(read(pybind11::handle(), name.text));
+  Value value{};
+  operator Value() const { return value; }
+};
+template <ArgumentName name>
+using TextArgument = NamedArgument<name, CallArguments::text_of>;
+template <ArgumentName name>
+using IntegerArgument = NamedArgument<name, CallArguments::integer_of>;
+template <ArgumentName name>
+using NaturalArgument = NamedArgument<name, CallArguments::natural_of>;
+template <ArgumentName name>
+using RealArgument = NamedArgument<name, CallArguments::real_of>;
+template <ArgumentName name>
+using FlagArgument = NamedArgument<name, CallArguments::flag_of>;
+
 // Adds a method that reads its arguments itself: `body(Class&, self, CallArguments&)`, or
 // `body(Class&, self, CallArguments&, const KeywordArguments&)`.
 template <class Class, auto body>
@@ -208,3 +236,18 @@ void define_quick_method(pybind11::handle type, const char* name) {
 }
 
 }  // namespace dpcore
+
+namespace pybind11::detail {
+
+template <dpcore::ArgumentName argument, auto read>
+struct type_caster<dpcore::NamedArgument<argument, read>> {
+  using Argument = dpcore::NamedArgument<argument, read>;
+  using Value = intrinsic_t<typename Argument::Value>;
+  PYBIND11_TYPE_CASTER(Argument, make_caster<Value>::name);
+  bool load(handle from, bool) {
+    value.value = read(from, argument.text);
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail

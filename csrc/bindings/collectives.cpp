@@ -71,7 +71,7 @@ Call call_of(Comm& comm, const KeywordArguments& options) {
   if (py::isinstance<Schedule>(algorithm)) {
     call.program = comm.core->program_of(algorithm.cast<const Schedule&>());
   } else if (py::isinstance<py::str>(algorithm)) {
-    call.algorithm = algorithm.cast<std::string>();
+    call.algorithm = CallArguments::text_of(algorithm, "algorithm");
   } else {
     throw py::type_error(std::string("algorithm: expected a name or a dpcore.Schedule, not ") +
                          Py_TYPE(algorithm.ptr())->tp_name);

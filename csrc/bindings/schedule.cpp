@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/call_arguments.h"
 #include "bindings/observe.h"
 #include "comm/base/error.h"
 #include "comm/schedule/check.h"
@@ -24,10 +25,40 @@ namespace {
 // (step, src, dst, chunk, reduce)
 using MoveTuple = std::tuple<int, int, int, int, bool>;
 
-Schedule schedule_from_lists(std::string algorithm, const std::string& collective, int world,
-                             int chunks, const std::vector<MoveTuple>& moves, int root,
-                             bool ordered) {
-  Schedule schedule{.algorithm = std::move(algorithm),
+// A value that pybind11 knows the type of.
+template <class Value>
+Value converted(py::handle value, const char* name, const char* wanted) {
+  try {
+    return value.cast<Value>();
+  } catch (const py::cast_error&) {
+    throw CallArguments::unfit(name, wanted, value);
+  }
+}
+
+std::vector<MoveTuple> moves_in(py::handle value, const char* name) {
+  return converted<std::vector<MoveTuple>>(
+      value, name, "a list of moves (step, src, dst, chunk, reduce) of integers");
+}
+
+std::vector<int> integers_in(py::handle value, const char* name) {
+  return converted<std::vector<int>>(value, name, "a list of integers");
+}
+
+const Schedule* schedule_in(py::handle value, const char* name) {
+  if (value.is_none()) {
+    throw CallArguments::unfit(name, "a dpcore.Schedule", value);
+  }
+  return converted<const Schedule*>(value, name, "a dpcore.Schedule");
+}
+using ScheduleArgument = NamedArgument<"schedule", schedule_in>;
+
+Schedule schedule_from_lists(TextArgument<"algorithm"> algorithm,
+                             TextArgument<"collective"> collective, IntegerArgument<"world"> world,
+                             IntegerArgument<"chunks"> chunks,
+                             NamedArgument<"moves", moves_in> listed, IntegerArgument<"root"> root,
+                             FlagArgument<"ordered"> ordered) {
+  const std::vector<MoveTuple>& moves = listed.value;
+  Schedule schedule{.algorithm = std::string(algorithm.value),
                     .collective = parse_collective(collective),
                     .world = world,
                     .chunks = chunks,
@@ -66,8 +97,9 @@ Cost checked_cost(const Schedule& schedule, size_t count, size_t element_bytes) 
   return cost_of(schedule, count, element_bytes);
 }
 
-py::dict cost_dict(const Schedule& schedule, size_t count, size_t element_bytes) {
-  const Cost cost = checked_cost(schedule, count, element_bytes);
+py::dict cost_dict(ScheduleArgument schedule, NaturalArgument<"count"> count,
+                   NaturalArgument<"element_bytes"> element_bytes) {
+  const Cost cost = checked_cost(*schedule.value, count, element_bytes);
   py::dict result;
   result["steps"] = cost.steps;
   result["sent_bytes"] = cost.sent_bytes;
@@ -114,19 +146,24 @@ void register_schedule(py::module_& m) {
 
   m.def(
       "schedule",
-      [](const std::string& algorithm, const std::string& collective, int world, int root,
-         const std::vector<int>& hosts) {
-        return make_schedule(algorithm, parse_collective(collective), world, root, hosts);
+      [](TextArgument<"algorithm"> algorithm, TextArgument<"collective"> collective,
+         IntegerArgument<"world"> world, IntegerArgument<"root"> root,
+         const NamedArgument<"hosts", integers_in>& hosts) {
+        return make_schedule(algorithm, parse_collective(collective), world, root, hosts.value);
       },
       py::arg("algorithm"), py::arg("collective"), py::arg("world"), py::arg("root") = 0,
       py::arg("hosts") = std::vector<int>(),
       "The moves of a known algorithm. hosts: equal numbers for ranks that share one.");
   m.def(
       "algorithms_of",
-      [](const std::string& collective) { return algorithms_of(parse_collective(collective)); },
+      [](TextArgument<"collective"> collective) {
+        return algorithms_of(parse_collective(collective));
+      },
       py::arg("collective"), "The names that schedule() takes for a collective.");
-  m.def("check_schedule", &check, py::arg("schedule"),
-        "Raises Error, naming the first wrong move, unless the schedule is right for any data.");
+  m.def(
+      "check_schedule", [](ScheduleArgument schedule) { check(*schedule.value); },
+      py::arg("schedule"),
+      "Raises Error, naming the first wrong move, unless the schedule is right for any data.");
   m.def("completing_moves", &completing_moves, py::arg("schedule"),
         "For each move, whether it reduces and its destination is complete after its step.");
   m.def(

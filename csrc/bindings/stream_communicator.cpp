@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/call_arguments.h"
 #include "bindings/common_methods.h"
 #include "bindings/observe.h"
 #include "bindings/py_stream.h"
@@ -96,7 +97,7 @@ py::object message(const py::object& self, bool sends, py::object tensor, int pe
   return messages(self, {{sends, std::move(tensor), peer}}, timeout, asynchronous);
 }
 
-void wait_for(PyStreamWork& held, double timeout) {
+void wait_for(PyStreamWork& held, RealArgument<"timeout"> timeout) {
   check_wait(timeout);
   const Device::Stream current = held.communicator->current_stream();
   const py::gil_scoped_release no_gil;

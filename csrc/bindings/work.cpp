@@ -1,6 +1,7 @@
 // dpcore._C.Work, and what the program is told of failures.
 #include <utility>
 
+#include "bindings/call_arguments.h"
 #include "bindings/common_methods.h"
 #include "comm/base/error.h"
 
@@ -74,7 +75,7 @@ void check_wait(double timeout) {
 
 namespace {
 
-void wait(PyWork& work, double timeout) {
+void wait(PyWork& work, RealArgument<"timeout"> timeout) {
   check_wait(timeout);
   struct LetGo {
     PyWork& work;

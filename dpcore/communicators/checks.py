@@ -25,10 +25,52 @@ _DEFAULTS = {
 }
 
 
-def check_integer(value: Any, role: str) -> None:
-    """Also numpy's, and tensors of one element."""
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{role}: expected an integer, not {value!r}")
+def check_integer(value: Any, role: str, least: int = -(2**31), most: int = 2**31 - 1) -> int:
+    """The value as Python's own; it may be numpy's, or a tensor of one element.
+
+    >>> check_integer(True, "root"), check_integer(2**40, "nbytes", most=2**63 - 1)
+    (1, 1099511627776)
+    """
+    try:
+        number = index(value)
+    except TypeError:  # of arrays as well: they have __index__, which fails
+        raise TypeError(f"{role}: expected an integer, not {value!r}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{role} {number} is out of range: {least}..{most}")
+    return number
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value).__name__ in ("bool", "bool_", "int")  # numpy has its own
+
+
+def is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's for several elements
+        return False
+    return not isinstance(value, str | bytes | bytearray)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+_IS = {"True or False": _is_flag, "a number": is_number, "a string": _is_text}
+
+
+def check_is(kind: str, or_none: bool = False, **values: Any) -> None:
+    """``kind``: "True or False", "a number" or "a string".
+
+    >>> check_is("a number", timeout="3")
+    Traceback (most recent call last):
+    TypeError: timeout: expected a number, not '3'
+    """
+    for name, value in values.items():
+        if not _IS[kind](value) and not (or_none and value is None):
+            raise TypeError(
+                f"{name}: expected {kind}{' or None' if or_none else ''}, not {value!r}"
+            )
 
 
 def check_rank(rank: int, world_size: int, role: str) -> None:
@@ -58,10 +100,7 @@ def check_presence(buffer: Any, role: str, rank: int, root: int) -> None:
 def check_groups(color: int | None, key: int) -> None:
     """What is given to ``split``."""
     check_integer(key, "key")
-    if color is None:
-        return
-    check_integer(color, "color")
-    if color < 0:
+    if color is not None and check_integer(color, "color") < 0:
         raise Unsupported(f"color {color} is negative; pass None to be in no group")
 
 
@@ -79,6 +118,7 @@ def check_timeout(timeout: float) -> None:
 
 def check_wait(timeout: float | None) -> None:
     """The timeout that is given to a handle's ``wait``."""
+    check_is("a number", or_none=True, timeout=timeout)
     if timeout is not None and not timeout >= 0:
         raise Unsupported(
             f"timeout {timeout}: wait() takes seconds, or 0 for the operation's own deadline"

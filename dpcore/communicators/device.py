@@ -158,7 +158,13 @@ def _name_of(device: Any, backend: str) -> str:
     """ "cuda:1" of whatever torch takes for a device; None is torch's current one."""
     import torch
 
-    wanted = torch.device("cuda" if device is None else device)
+    try:
+        wanted = torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError, ValueError):  # in torch's words for its own callers
+        raise Unsupported(
+            f"device {device!r}: torch knows no such device here; pass 'cuda:0', or leave it out "
+            "for the current one"
+        ) from None
     if wanted.type != "cuda":
         raise Unsupported(
             f"device {wanted}: backend={backend!r} is for GPUs; leave it out for tensors on the CPU"

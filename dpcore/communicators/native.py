@@ -21,10 +21,9 @@ A rank that only gives (the root of a small broadcast, say) does not wait for th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpcore.communicators.checks import check_groups, check_integer
+from dpcore.communicators.checks import check_groups, check_integer, check_is
 from dpcore.communicators.native_calls import NativeCalls
 from dpcore.communicators.protocol import Capabilities, Collectives
 from dpcore.errors import raise_unheard
@@ -67,7 +66,7 @@ class Communicator(NativeCalls):
 
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         tensor: torch.Tensor = self._native.empty(
-            [index(extent) for extent in extents],  # type: ignore[arg-type]
+            [check_integer(extent, "shape", 0, 2**63 - 1) for extent in extents],
             torch.get_default_dtype() if dtype is None else dtype,
         )
         return tensor
@@ -109,13 +108,12 @@ class Communicator(NativeCalls):
         """
         from dpcore.costs.explain import explain
 
-        check_integer(nbytes, "nbytes")
-        if nbytes < 0:
-            raise ValueError(f"nbytes {nbytes}: a buffer can't be smaller than nothing")
+        nbytes = check_integer(nbytes, "nbytes", 0, 2**63 - 1)
         return explain(self._native, nbytes, self._costs_source)
 
     def abort(self, reason: str) -> None:
         """Gives up: the waits of all ranks end with ``PeerLost`` and this text."""
+        check_is("a string", reason=reason)
         self._native.abort(reason)
 
     def close(self) -> None:

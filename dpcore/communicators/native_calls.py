@@ -75,7 +75,7 @@ class NativeCalls(OtherNames):
 
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
-        op = op if op in OPERATORS else operator_name(op)
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
         native = self._native.whole(
             "all_reduce", tensor, op=op, factor=factor, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -143,7 +143,7 @@ class NativeCalls(OtherNames):
         factor: float = 1.0,
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
-        op = op if op in OPERATORS else operator_name(op)
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
         native = self._native.whole(
             "reduce", tensor, root=root, op=op, factor=factor,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
@@ -192,7 +192,7 @@ class NativeCalls(OtherNames):
 
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
-        op = op if op in OPERATORS else operator_name(op)
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
         native = self._native.parted(
             "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dpcore import _C
+from dpcore.communicators.checks import check_integer, check_is, is_number
 from dpcore.ddp.nesting import check_inside
 from dpcore.ddp.parameters import kept_parameters
 from dpcore.errors import Error, Unsupported
@@ -18,8 +19,62 @@ if TYPE_CHECKING:
     from dpcore.ddp.wrapped import Wrapped
 
 _MIB = 1024 * 1024
+_MOST_MIB = 2**40
 _FIRST_CAPS = [1 * _MIB, 25 * _MIB]
 _CAPS_ACROSS_STEPS = [1 * _MIB]  # the first module of a forward waits for the whole of its bucket
+
+
+_FLAGS = [
+    "init_sync",
+    "find_unused_parameters",
+    "check_reduction",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+    "lazy_bucket_allocation",
+    "deterministic",
+]
+
+
+def _listed(delayed: Any) -> Sequence[Any]:
+    """Of an iterator, which is read once, nothing."""
+    if isinstance(delayed, Iterator):
+        return ()
+    return delayed if isinstance(delayed, list | tuple) else [delayed]
+
+
+def _is_named_parameter(pair: Any) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)
+
+
+def check_kinds(given: Mapping[str, Any]) -> None:
+    """That each argument of the constructor, by name, is of a kind that it can be."""
+    check_is("True or False", **{name: given[name] for name in _FLAGS})
+    for name in ("broadcast_buffers", "forward_sync_buffers"):
+        check_is("True or False", or_none=True, **{name: given[name]})
+    check_integer(given["dim"], "dim")
+    if isinstance(given["schedule"], str):
+        check_is("a string", schedule=given["schedule"])
+    cap, caps = given["bucket_cap_mb"], given["bucket_cap_mb_list"]
+    if not isinstance(cap, str):
+        check_is("a number", or_none=True, bucket_cap_mb=cap)
+    if caps is not None and not (isinstance(caps, list | tuple) and all(map(is_number, caps))):
+        raise TypeError(f"bucket_cap_mb_list: expected a list of numbers of MiB, not {caps!r}")
+    hooked = given["param_to_hook_all_reduce"]
+    if hooked is not None and not isinstance(hooked, torch.Tensor):
+        raise TypeError(f"param_to_hook_all_reduce: expected a parameter, not {hooked!r}")
+    delayed = given["delay_all_reduce_named_params"]
+    if delayed is not None and not all(map(_is_named_parameter, _listed(delayed))):
+        raise TypeError(
+            f"delay_all_reduce_named_params: expected a list of (name, parameter), not {delayed!r}"
+        )
+    for name, attribute, wanted in (
+        ("mixed_precision", "param_dtype", "torch.nn.parallel.distributed._MixedPrecision"),
+        ("device_mesh", "mesh_dim_names", "a DeviceMesh of torch"),
+    ):
+        if given[name] is not None and not hasattr(given[name], attribute):
+            raise TypeError(f"{name}: expected {wanted}, not {given[name]!r}")
 
 
 def check_parameters(
@@ -81,8 +136,11 @@ def bucket_caps(
             )
         return _FIRST_CAPS, "auto"
     given = caps_mb or ([] if bucket_cap_mb is None else [bucket_cap_mb])
-    if not all(0 <= size < float("inf") for size in given):
-        raise Error(f"a size of buckets in MiB is a number from 0 on, and this is {given}")
+    if not all(0 <= size < _MOST_MIB for size in given):
+        raise Error(
+            f"a size of buckets in MiB is a number from 0 on, below {_MOST_MIB}, and this is "
+            f"{given}"
+        )
     if given:
         return [int(size * _MIB) for size in given], "given"
     return _CAPS_ACROSS_STEPS if across_steps else _FIRST_CAPS, "default"
@@ -113,6 +171,10 @@ def devices(
         raise TypeError(
             "DataParallel(model, comm): device_ids come second, as in torch DDP; write comm=comm"
         )
+    if device_ids is not None and not isinstance(device_ids, list | tuple):
+        raise TypeError(f"device_ids: expected a list of one device, not {device_ids!r}")
+    if output_device is not None and not isinstance(output_device, int | str | torch.device):
+        raise TypeError(f"output_device: expected a device, not {output_device!r}")
     if device_ids is not None and len(device_ids) > 1:
         raise Unsupported(
             f"device_ids={list(device_ids)}: a rank has one device; start a process for each"

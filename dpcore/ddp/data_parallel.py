@@ -107,6 +107,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         schedule: str | LaunchSchedule = "auto",
         deterministic: bool = False,
     ) -> None:
+        arguments.check_kinds(locals())
         nn.Module.__init__(self)
         Joinable.__init__(self)
         self.logger = Logger()

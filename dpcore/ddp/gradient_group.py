@@ -35,6 +35,10 @@ def choose_group(comm: Any, process_group: Any, device: torch.device) -> Gradien
         raise Unsupported("give comm= or process_group=, not both")
     if hasattr(process_group, "all_reduce"):
         raise TypeError("process_group is a group of torch.distributed; write comm= for this one")
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(
+            f"process_group: expected a group of torch.distributed, not {process_group!r}"
+        )
     if comm is not None:
         return _adapted(comm)
     if process_group is not None:

@@ -125,7 +125,7 @@ def keeps_caps(schedule: str | LaunchSchedule) -> bool:
 def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
     """``schedule`` itself, unless it is none; a warning for the one that averages nothing.
     "auto" is what DPCORE_SCHEDULE says, if anything."""
-    if schedule == "auto":
+    if isinstance(schedule, str) and schedule == "auto":
         schedule = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         if schedule not in NAMES:
             raise Unsupported(f"DPCORE_SCHEDULE={schedule}: it must be one of {', '.join(NAMES)}")
@@ -160,7 +160,7 @@ def checked(schedule: str | LaunchSchedule) -> str | LaunchSchedule:
 
 def asked_for(schedule: str | LaunchSchedule) -> str:
     """What the program and DPCORE_SCHEDULE say, in the words that ranks compare."""
-    if schedule == "auto":
+    if isinstance(schedule, str) and schedule == "auto":
         said = os.environ.get("DPCORE_SCHEDULE", "") or "auto"
         return f"auto, DPCORE_SCHEDULE {'unset or auto' if said == 'auto' else f'= {said}'}"
     return schedule if isinstance(schedule, str) else "the program's own"

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from dpcore.communicators.checks import check_integer
 from dpcore.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Error, Unsupported
@@ -136,6 +137,11 @@ def finish_device(device: torch.device) -> None:
 
 
 def _checked(model: DataParallel, steps: int) -> Any:
+    if not hasattr(model, "is_exact"):
+        raise TypeError(
+            f"measure_overlap: expected a dpcore.DataParallel, not a {type(model).__name__}; wrap "
+            "the model first"
+        )
     group = model.group
     if not capabilities_of(group).traces:
         raise Unsupported(
@@ -149,7 +155,8 @@ def _checked(model: DataParallel, steps: int) -> Any:
             f"measure_overlap: the schedule '{model.schedule}' leaves out communication, so there "
             "is none to hide; measure a schedule that averages gradients"
         )
-    if steps < (least := least_values(_DOUBT)):
+    least = least_values(_DOUBT)
+    if check_integer(steps, "measure_overlap: steps") < least:
         raise ValueError(
             f"measure_overlap: steps={steps} are too few to say how far the result can be "
             f"trusted; at least {least} are needed"

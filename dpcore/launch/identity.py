@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dpcore.communicators.checks import check_integer
 from dpcore.errors import RendezvousError
 from dpcore.launch import mpi_rendezvous, pmi
 
@@ -47,6 +48,10 @@ def find_identity(
     1
     """
     env = os.environ if environment is None else environment
+    if rank is not None:
+        rank = check_integer(rank, "rank")
+    if world_size is not None:
+        world_size = check_integer(world_size, "world_size")
     if (rank is None) != (world_size is None):
         raise RendezvousError("give both rank= and world_size=, or neither")
     if rank is None or world_size is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.checks import check_is
 from dpcore.costs import constants as costs
 from dpcore.costs.link import check_no_link, link_or_variable, make_link, speeds
 from dpcore.errors import Error, Unsupported, on_its_way
@@ -88,6 +89,10 @@ def init(
     1
     >>> dpcore.finalize()
     """
+    check_is("a string", backend=backend, transport=transport, algorithm=algorithm)
+    check_is("a string", or_none=True, init_method=init_method, link=link)
+    check_is("True or False", deterministic=deterministic)
+    check_is("a number", timeout=timeout)
     if backend not in _BACKENDS:
         raise Unsupported(f"backend {backend!r} does not exist; choose from {_BACKENDS}")
     if device is not None and backend in ("native", "mpi", "torch"):

@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dpcore._core_choice import NoCore, without_torch
-from dpcore.communicators.checks import check_integer
+from dpcore.communicators.checks import check_integer, check_is
 from dpcore.errors import Error, PeerLost, Unsupported
 from dpcore.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
 from dpcore.launch.threads import heed_environment
@@ -80,11 +80,12 @@ def spawn(
     >>> dpcore.spawn(lambda comm: comm.rank * 10, 3, mode="threads")
     [0, 10, 20]
     """
+    check_is("a string", mode=mode)
     if mode not in ("processes", "threads"):
         raise Unsupported(f"mode {mode!r} does not exist; choose 'processes' or 'threads'")
     if not callable(fn):
         raise TypeError(f"spawn: expected a function for every rank, not {fn!r}")
-    check_integer(world_size, "spawn: world_size")
+    world_size = check_integer(world_size, "spawn: world_size")
     if world_size < 1:
         raise Unsupported(f"world_size {world_size}: at least one rank is needed")
     if importlib.util.find_spec("torch") is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -93,6 +93,10 @@ def check_optimizer(
 
 def check_state(state: Any, names: Iterable[str], who: str) -> None:
     """``names``: of what ``state_dict()`` gives."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{who}: expected what state_dict() of this block gave, not a {type(state).__name__}"
+        )
     if missing := [name for name in names if name not in state]:
         raise Unsupported(
             f"{who}: the state has no {', '.join(missing)}: load what state_dict() of this block "

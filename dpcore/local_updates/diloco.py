@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpcore.communicators.checks import check_integer
 from dpcore.errors import Unsupported
 from dpcore.local_updates import int8_blocks
 from dpcore.local_updates.block import LocalUpdates
@@ -60,7 +61,7 @@ class DiLoCo(LocalUpdates):
         comm: Any = None,
         process_group: Any = None,
     ) -> None:
-        if bits not in (8, 32):
+        if check_integer(bits, "DiLoCo: bits") not in (8, 32):
             raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
         alpha = fraction(fragment_update_alpha, "fragment_update_alpha", "DiLoCo")
         if outer_optimizer is optimizer:

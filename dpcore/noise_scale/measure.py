@@ -254,7 +254,8 @@ def gradient_noise_scale(
     numbers = {"window": window, "every": every, "batch_size": batch_size}
     for name, number in numbers.items():
         is_whole = isinstance(number, int) and not isinstance(number, bool)
-        if not (is_whole and int(number or 0) > 0) and (number is not None or name == "every"):
+        is_sensible = is_whole and 0 < int(number or 0) < 2**31
+        if not is_sensible and (number is not None or name == "every"):
             raise Unsupported(
                 f"gradient_noise_scale: {name}={number!r}: it must be a whole number, at least 1"
             )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dpcore.communicators.checks import check_is
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Unsupported
 from dpcore.optimizer.kinds import check_kind
@@ -76,6 +77,7 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. A step that is noted keeps its gradients."""
+        check_is("True or False", set_to_none=set_to_none)
         if not set_to_none:
             self._steps.keep_gradients()
         super().zero_grad(set_to_none)
@@ -84,7 +86,11 @@ class DistributedOptimizer(Optimizer):
         """Scales the averaged gradients so that their norm is at most ``max_norm``, and returns the
         norm before that: ``torch.nn.utils.clip_grad_norm_`` for gradients of which each rank has a
         part. Between backward and ``step()``; all ranks call it."""
-        order = float(norm_type)  # torch takes "inf" as well
+        check_is("a number", max_norm=max_norm)
+        wanted: Any = norm_type  # torch takes "inf" as well
+        if not (isinstance(wanted, str) and wanted == "inf"):
+            check_is("a number", norm_type=wanted)
+        order = float(wanted)
         if not order > 0:
             raise Unsupported(f"clip_grad_norm_: norm_type={norm_type} must be positive")
         return self._steps.clip(float(max_norm), order)

@@ -113,6 +113,11 @@ def check_loadable(
     state_dict: Mapping[str, Any], groups: list[dict[str, Any]], rank: int, world_size: int
 ) -> None:
     """Raises when it is of another rank, another number of ranks or another model."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
+        raise TypeError(
+            "load_state_dict: expected what state_dict() or full_state_dict() gave, with 'state' "
+            f"and 'param_groups', not a {type(state_dict).__name__}"
+        )
     theirs = [len(group["params"]) for group in state_dict["param_groups"]]
     ours = [len(group["params"]) for group in groups]
     if theirs != ours:

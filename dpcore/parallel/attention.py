@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from dpcore.communicators.checks import check_rank
+from dpcore.communicators.checks import check_integer, check_rank
 from dpcore.errors import Unsupported
 from dpcore.parallel import tags
 from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift
@@ -33,6 +33,8 @@ def zigzag(length: int, world: int, rank: int) -> Tensor:
     >>> [zigzag(8, 2, rank).tolist() for rank in range(2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
+    length = check_integer(length, "zigzag: length", 0)
+    world = check_integer(world, "zigzag: world", 1)
     if length % (2 * world):
         wanted = -(-length // (2 * world)) * 2 * world
         raise Unsupported(

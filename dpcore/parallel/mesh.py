@@ -6,6 +6,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.checks import check_integer
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ def mesh(comm: Any, **sizes: int) -> Mesh:
     """
     if hasattr(comm, "mesh_dim_names"):
         return _of_torch(comm, sizes)
+    if not hasattr(comm, "world_size"):
+        raise TypeError(
+            f"mesh: expected a communicator or a DeviceMesh of torch, not {comm!r}; pass "
+            "comm=dpcore.init()"
+        )
+    sizes = {name: check_integer(size, f"mesh: {name}") for name, size in sizes.items()}
     sizes = _completed(sizes, comm.world_size)
     axes, stride = {}, comm.world_size
     for name, size in sizes.items():

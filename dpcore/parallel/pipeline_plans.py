@@ -47,14 +47,14 @@ def pipeline_plan(
     """
     if str(name).endswith(".csv"):
         return PipelinePlan.from_csv(Path(name).read_text(), Path(name).stem)
-    if name not in NAMES:
+    if str(name) not in NAMES:
         raise Unsupported(f"pipeline_plan: {name!r} is neither one of {NAMES} nor a *.csv file")
     if stages is None or microbatches is None:
         raise Unsupported(f"pipeline_plan: {name} needs stages= and microbatches=")
-    check_integer(stages, "pipeline_plan: stages")
-    check_integer(microbatches, "pipeline_plan: microbatches")
+    stages = check_integer(stages, "pipeline_plan: stages")
+    microbatches = check_integer(microbatches, "pipeline_plan: microbatches")
     if ranks is not None:
-        check_integer(ranks, "pipeline_plan: ranks")
+        ranks = check_integer(ranks, "pipeline_plan: ranks")
     ranks = ranks or (stages // 2 if name == "Interleaved1F1B" else stages)
     if min(stages, microbatches, ranks) < 1 or stages % ranks:
         raise Unsupported(

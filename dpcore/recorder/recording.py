@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dpcore.communicators.checks import check_integer, check_is
 from dpcore.communicators.protocol import capabilities_of
 from dpcore.errors import Error, Unsupported
 from dpcore.markup import frame
@@ -84,6 +85,9 @@ def trace(
     """
     if comm is None:
         comm = _default_communicator()
+    if not isinstance(path, os.PathLike):
+        check_is("a string", or_none=True, path=path)
+    capacity = check_integer(capacity, "trace: capacity")
     target = None if path is None else Path(path)
     if not capabilities_of(comm).traces:
         from dpcore.recorder import torch_trace
@@ -104,6 +108,8 @@ class Trace:
     def __init__(self, path: Path | None, comm: Communicator, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}: room for at least one event is needed")
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(f"trace: {path} is a directory; name a file in it")
         if path is not None and not path.absolute().parent.is_dir():
             raise FileNotFoundError(f"trace: there is no directory {path.absolute().parent}")
         self._comm = comm

@@ -222,7 +222,7 @@ def monitor(
             "the model first"
         )
     every = log_every_n_steps
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+    if not isinstance(every, int) or isinstance(every, bool) or not 0 < every < 2**31:
         raise Unsupported(
             f"monitor: log_every_n_steps={every!r}: it must be a whole number, at least 1"
         )

@@ -98,8 +98,19 @@ def check_hook(hook: Any) -> None:
     """That it can be called with a state and a bucket, and does not promise something else."""
     if not callable(hook):
         raise TypeError(f"a communication hook must be callable, and {type(hook).__name__} is not")
-    signature = inspect.signature(hook)
-    bucket = signature.parameters["bucket"].annotation  # KeyError without one, as in torch
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # of a type of C
+        raise TypeError(
+            f"a communication hook is called with a state and a bucket, and {hook!r} does not say "
+            "what it takes; wrap it in a function"
+        ) from None
+    if "bucket" not in signature.parameters:
+        raise KeyError(  # as in torch
+            f"communication hook {name_of(hook)}: it needs a parameter named bucket, "
+            "def hook(state, bucket)"
+        )
+    bucket = signature.parameters["bucket"].annotation
     if bucket not in (inspect.Parameter.empty, _TorchBucket) and not _is_text(bucket, "GradBucket"):
         raise Unsupported(
             f"communication hook {name_of(hook)}: bucket annotation should be dist.GradBucket, "
@@ -221,8 +232,10 @@ def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
     """
     if not hooks:
         raise Unsupported("compose_comm_hooks needs at least one (state, hook)")
-    for _, hook in hooks:
-        check_hook(hook)
+    for pair in hooks:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"compose_comm_hooks: expected pairs (state, hook), not {pair!r}")
+        check_hook(pair[1])
 
     def composed(state: Any, bucket: Any) -> Any:
         first_state, first = hooks[0]
