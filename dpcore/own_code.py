@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpcore.errors import Unsupported
+from dpcore.errors import Error, Unsupported
+
+_DPCORE = str(Path(__file__).parent)
 
 
 def names_code(text: str) -> bool:
@@ -59,8 +64,11 @@ def loaded(text: str, usual: str) -> Any:
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
         _find_beside(Path.cwd())
+        if not all(map(str.isidentifier, place.split("."))):
+            raise Unsupported(f"{place!r} is neither a module nor a file that ends with .py")
         try:
-            return importlib.import_module(place)
+            with naming_the_line(place):
+                return importlib.import_module(place)
         except ModuleNotFoundError as problem:
             if problem.name is None or not place.startswith(problem.name):
                 raise
@@ -76,11 +84,38 @@ def _module(place: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickles look there
     _find_beside(path.parent)
     try:
-        spec.loader.exec_module(module)
+        with naming_the_line(place):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def naming_the_line(what: str) -> Iterator[None]:
+    """An exception of what a user has written says where it comes from, in one line. What dpcore
+    raises says that by itself, and a missing module its name."""
+    try:
+        yield
+    except (Error, ModuleNotFoundError):
+        raise
+    except (Exception, SystemExit) as problem:
+        raise Unsupported(f"{what}: {_place_of(problem)}{_said_by(problem)}") from problem
+
+
+def _place_of(problem: BaseException) -> str:
+    """File and line of the last call that is not dpcore's."""
+    if isinstance(problem, SyntaxError) and problem.filename:
+        return f"{Path(problem.filename).name}:{problem.lineno}: "
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_DPCORE, "<frozen"))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+
+
+def _said_by(problem: BaseException) -> str:
+    said = problem.msg if isinstance(problem, SyntaxError) else str(problem)
+    return f"{type(problem).__name__}: {said}" if said else type(problem).__name__
 
 
 def _find_beside(folder: Path) -> None:

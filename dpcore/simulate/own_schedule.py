@@ -13,7 +13,7 @@ def named_or_own(text: str) -> Any:
     if not names_code(text):
         return text
     found = loaded(text, "MySchedule")
-    if not hasattr(found, "listens_to"):
+    if not all(callable(getattr(found, name, None)) for name in ("listens_to", "order", "caps")):
         raise Unsupported(
             f"{text} is a {type(found).__name__}; a dpcore.LaunchSchedule is needed, the class or "
             "an object of it"

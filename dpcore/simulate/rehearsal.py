@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dpcore.costs.link import Speed
 from dpcore.errors import Error, Mismatch
+from dpcore.own_code import naming_the_line
 from dpcore.simulate.gradients import Gradients
 from dpcore.simulate.network import Network, NetworkOperation
 
@@ -24,9 +25,14 @@ T = TypeVar("T")
 
 def copies_for(schedule: Any, world: int) -> list[Any]:
     """One for each rank, from a class or an instance."""
-    if isinstance(schedule, type):
-        return [schedule() for _ in range(world)]
-    return [copy.deepcopy(schedule) for _ in range(world)]
+    with naming_the_line(f"schedule {_name_of(schedule)!r}"):
+        if isinstance(schedule, type):
+            return [schedule() for _ in range(world)]
+        return [copy.deepcopy(schedule) for _ in range(world)]
+
+
+def _name_of(schedule: Any) -> str:
+    return (schedule if isinstance(schedule, type) else type(schedule)).__name__
 
 
 def rehearse(
@@ -114,8 +120,13 @@ class _Rank:
         self.waiting_for = "nothing"
         self._step = step
         self._schedule = schedule
-        self._listens = frozenset(schedule.listens_to())
-        self._order = list(schedule.order(len(step.buckets)))
+        with naming_the_line(f"schedule {_name_of(schedule)!r}"):
+            self._listens = frozenset(schedule.listens_to())
+            self._order = list(schedule.order(len(step.buckets)))
+            if sorted(self._order) != list(range(len(step.buckets))):
+                raise self._error(
+                    f"has an order() without each of {len(step.buckets)} buckets once"
+                )
         self._missing = [len(bucket) for bucket in step.buckets]
         self._bucket_of = {g: b for b, bucket in enumerate(step.buckets) for g in bucket}
         self._requested: dict[int, tuple[tuple[int, ...], int, bool]] = {}
@@ -212,10 +223,11 @@ class _Rank:
 
     def _tell(self, event: str, *arguments: int) -> None:
         if event in self._listens:
-            getattr(self._schedule, event)(self, *arguments)
+            with naming_the_line(f"schedule {_name_of(self._schedule)!r} in {event}"):
+                getattr(self._schedule, event)(self, *arguments)
 
     def _error(self, what: str) -> Error:
-        return Error(f"schedule '{type(self._schedule).__name__}' {what}")
+        return Error(f"schedule {_name_of(self._schedule)!r} {what}")
 
     # -- LaunchControl -------------------------------------------------------------------------
 
