@@ -31,14 +31,19 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, mode: int = 
         return
     if found is not None:
         mode &= stat.S_IMODE(found.st_mode)
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    draft = place.with_name(f".dpcore.{secrets.token_hex(8)}")  # however long the own name is
     try:
-        _write_all(descriptor, data)
-        draft.replace(place)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+        descriptor = os.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        try:
+            _write_all(descriptor, data)
+            draft.replace(place)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as problem:
+        if problem.filename != str(draft):
+            raise
+        raise OSError(problem.errno, problem.strerror, str(place)) from None  # the name asked for
 
 
 def _write_in_place(place: Path, found: os.stat_result, data: bytes, mode: int) -> None:
