@@ -50,21 +50,22 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
     def _take(self, line: dict[str, Any]) -> None:
-        if "round" in line:
-            self.rounds.setdefault(line["cell"], []).append(line["round"])
-        elif "result" in line:
-            self.results[line["cell"]] = line["result"]
+        cell = line.get("cell")
+        if isinstance(cell, str) and "round" in line:
+            self.rounds.setdefault(cell, []).append(line["round"])
+        elif isinstance(cell, str) and "result" in line:
+            self.results[cell] = line["result"]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     found = []
     for line in text.splitlines():
         try:
             found.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
     return [line for line in found if isinstance(line, dict)]

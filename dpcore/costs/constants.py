@@ -120,14 +120,17 @@ class _Unusable(Exception):
 
 def _read(path: Path) -> dict[str, Any]:
     # Of a FIFO, open would wait for somebody who writes.
-    with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, errors="replace", opener=opener) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _Unusable("it is not a file of this user")
         text = file.read(_LONGEST_FILE)
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Unusable(f"it is damaged ({error})") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise _Unusable("it has another format; type: dpcore bench --calibrate")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dpcore.errors import Unsupported
 
-_PASS = re.compile(r"(\d+)([FBIW])(\d+)")
+_PASS = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 
 
 class Action(NamedTuple):

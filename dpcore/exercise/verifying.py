@@ -12,11 +12,11 @@ verdict, and where it differs both are shown.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcore.checked_json import Unreadable, read_json
 from dpcore.exercise import catalogue, judging
 from dpcore.exercise.catalogue import Exercise
 
@@ -40,18 +40,16 @@ class NotThisFile(Exception):
 
 def claim(report: Path, file: Path) -> Claim:
     """What the report says about this file."""
+    what = "a report of `dpcore exercise check --json`"
     try:
-        text = report.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise ValueError(f"can't read {report}: {problem.strerror}") from None
+        content = read_json(report, what)
+    except FileNotFoundError:
+        raise Unreadable(f"there is no {report}") from None
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     try:
-        return _claim(json.loads(text), found, f"{report} is not about {file}")
-    except (ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise ValueError(
-            f"{report} is not a report of `dpcore exercise check --json`: "
-            f"{type(problem).__name__}: {problem}"
-        ) from None
+        return _claim(content, found, f"{report} is not about {file}")
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as problem:
+        raise Unreadable(f"{report} is not {what}: {type(problem).__name__}: {problem}") from None
 
 
 def _claim(report: Any, sha256: str, what: str) -> Claim:

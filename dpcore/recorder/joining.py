@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dpcore.checked_json import Unreadable, read_json
 from dpcore.files import write_whole
 from dpcore.recorder.file import SAME_CLOCK_NS
 
@@ -83,10 +84,10 @@ def _try_to_lock(descriptor: int) -> bool:
 
 def _of_run(path: Path, run: str, began_ns: int) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = read_json(path, "a trace")
         said = content["otherData"]
         return content if said["run"] == run and said["endedNanoseconds"] >= began_ns else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or something else's
+    except (FileNotFoundError, Unreadable, KeyError, TypeError):  # none, or something else's
         return None
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcore.errors import Error
+from dpcore.errors import Unsupported
+from dpcore.own_code import names_code, place_of
 from dpcore.reference import describe
 from dpcore.show import moves
 from dpcore.show.figures import RunFigures, figures_of
@@ -57,7 +59,7 @@ def _run_moves(options: argparse.Namespace) -> int:
     (name,) = map(str, options.trace)
     for other in ("png", "steps", "csv", "export", "json"):
         if getattr(options, other):
-            raise Error(f"--{other} is for a trace, and {name} is an algorithm")
+            raise Unsupported(f"--{other} is for a trace, and {name} is an algorithm")
     plan = moves.asked(name, options.collective, options.world)
     page = options.out or Path(f"{name}.html")
     write_moves_page(page, plan)
@@ -72,19 +74,25 @@ def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
     known = ", ".join(moves.algorithms())
     for name in ("world", "collective"):
         if getattr(options, name) is not None:
-            raise Error(f"--{name} is for an algorithm, not for a trace: {known}")
+            raise Unsupported(f"--{name} is for an algorithm, not for a trace: {known}")
+    for given in map(str, options.trace):
+        if names_code(given) and place_of(given).endswith(".py") and not os.path.exists(given):
+            raise Unsupported(
+                f"{given} is code of your own; show draws dpcore's algorithms by name ({known}), "
+                "and a trace of a program that runs yours"
+            )
     first = options.trace[0]
-    if len(options.trace) == 1 and not first.suffix and not first.exists():
-        raise Error(f"there is no file {first}, and no algorithm of that name: {known}")
+    if len(options.trace) == 1 and not first.suffix and not os.path.exists(first):
+        raise Unsupported(f"there is no file {first}, and no algorithm of that name: {known}")
 
 
 def _refuse_what_would_do_nothing(options: argparse.Namespace, only_data: bool) -> None:
     if options.steps is not None and options.png is None:
-        raise Error("--steps is for a picture: add --png FILE")
+        raise Unsupported("--steps is for a picture: add --png FILE")
     if options.open and only_data and options.out is None:
-        raise Error("--open needs a page: add --out FILE")
+        raise Unsupported("--open needs a page: add --out FILE")
     if options.json and options.csv == Path("-"):
-        raise Error("--json and --csv - both print: leave one out")
+        raise Unsupported("--json and --csv - both print: leave one out")
 
 
 def _open(page: Path) -> None:
@@ -96,19 +104,6 @@ def _open(page: Path) -> None:
 def beside(run: Run, ending: str) -> Path:
     """Where something made of a run lies if nobody says: beside its trace."""
     return run.path.with_name(run.name + ending)
-
-
-def step_range(text: str) -> tuple[int, int]:
-    """The steps of "5" or "5:7".
-
-    >>> step_range("5:7"), step_range("5")
-    ((5, 7), (5, 5))
-    """
-    first, _, last = text.partition(":")
-    try:
-        return int(first), int(last or first)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a step: write 5 or 5:7") from None
 
 
 def _print_json(figures: Sequence[RunFigures]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.errors import Error
+from dpcore.errors import Unsupported
 from dpcore.files import write_whole
 from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals
@@ -41,7 +41,9 @@ Piece = tuple[str, int, int]  # what was computed, begin, end
 def export(run: Run, folder: Path) -> list[Path]:
     """Writes the files of all ranks into a folder, which is made, and says which they are."""
     if folder.exists() and not folder.is_dir():
-        raise Error(f"--export: {folder} is in the way; it would be a folder with a file per rank")
+        raise Unsupported(
+            f"--export: {folder} is in the way; it would be a folder with a file per rank"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for rank in run.ranks:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from dpcore import reference
-from dpcore.errors import Error
+from dpcore.errors import Unsupported
 from dpcore.show.schedules import LARGEST_WORLD, SHOWN_FIRST, steps_of
 
 WORLD = 4
@@ -19,7 +20,11 @@ def algorithms() -> list[str]:
 
 def is_meant(arguments: list[Path]) -> bool:
     """Whether ``dpcore show`` is asked for an algorithm: by its name, where no file has it."""
-    return len(arguments) == 1 and str(arguments[0]) in algorithms() and not arguments[0].exists()
+    return (
+        len(arguments) == 1
+        and str(arguments[0]) in algorithms()
+        and not os.path.exists(arguments[0])
+    )
 
 
 def asked(name: str, collective: str | None, world: int | None) -> reference.Schedule:
@@ -28,9 +33,9 @@ def asked(name: str, collective: str | None, world: int | None) -> reference.Sch
     world = WORLD if world is None else world
     collective = having[0] if collective is None else collective
     if collective not in having:
-        raise Error(f"{name} is not an algorithm of {collective}, but of {', '.join(having)}")
+        raise Unsupported(f"{name} is not an algorithm of {collective}, but of {', '.join(having)}")
     if not 2 <= world <= LARGEST_WORLD:
-        raise Error(
+        raise Unsupported(
             f"{world} ranks can't be drawn: choose 2 to {LARGEST_WORLD}, since more have more "
             "arrows than one can follow"
         )

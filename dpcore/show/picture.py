@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcore.costs.pipeline import Action
-from dpcore.errors import Error
+from dpcore.errors import Error, Unsupported
 from dpcore.files import write_whole
 from dpcore.recorder.file import Event
 from dpcore.show.buckets import BucketSpan, bucket_spans, pack_lanes
@@ -79,7 +79,7 @@ def window_of(run: Run, steps: tuple[int, int]) -> Step:
     count = min(map(len, of_ranks))
     first, last = steps
     if not 1 <= first <= last <= count:
-        raise Error(f"--steps {first}:{last}: {run.path} has the steps 1 to {count}")
+        raise Unsupported(f"--steps {first}:{last}: {run.path} has the steps 1 to {count}")
     begin = min(known[first - 1][0] for known in of_ranks)
     return begin, max(known[last - 1][1] for known in of_ranks)
 

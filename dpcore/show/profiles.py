@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpcore.errors import Error
+from dpcore.checked_json import Unreadable
 from dpcore.recorder.file import Event, assign_lanes
 from dpcore.recorder.torch_profile import RankProfile, align
 from dpcore.recorder.torch_profile.clocks import wait_for_the_last
@@ -141,9 +141,9 @@ def _title(paths: Sequence[Path]) -> str:
     return folder if is_of_the_handler or len(common) < 3 else common
 
 
-def refuse(path: Path) -> Error:
+def refuse(path: Path) -> Unreadable:
     """For a profile in which nothing was communicated."""
-    return Error(
+    return Unreadable(
         f"{path} has no communication: torch's profiler recorded neither Gloo's operations nor "
         "NCCL's kernels; record steps of training that include backward, on every rank"
     )

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
-import json
-import zlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpcore.errors import Error
+from dpcore.checked_json import Unreadable, Wrong, checking, read_json, shown
 from dpcore.recorder import torch_profile
 from dpcore.recorder.file import Event
+from dpcore.recorder.trace_schema import EVENT, TRACE
 
-_SPANS = ("operation", "wait", "exposed", "compute")
-_MOMENTS = ("mark", "ready", "launch")
+_KINDS = ("operation", "wait", "exposed", "compute", "mark", "ready", "launch")
 _WAIT = "wait for "
+_BEGIN_BYTES = 1 << 20  # torch's profiler writes its own facts before the events
+_SHOWN_OTHERS = 5
 
 
 @dataclass
@@ -100,51 +100,63 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def read_run(path: Path) -> Run:
-    """The run that a file, or a folder of torch's profiler's files, has recorded."""
-    runs = read_runs([path])
+def read_run(path: Path, *more: Path) -> Run:
+    """The run that a file, the files of its ranks, or a folder of torch's profiler has recorded."""
+    runs = read_runs([path, *more])
     if len(runs) != 1:
-        raise Error(f"{path} holds {len(runs)} runs; name the files of one")
+        raise Unreadable(f"{path} holds {len(runs)} runs; name the files of one")
     return runs[0]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs that these files have recorded, of ``dpcore.trace`` or of torch's profiler. A folder
-    stands for the traces in it."""
+    stands for the traces in it; other JSON there is passed over."""
     from dpcore.show import profiles
 
     runs: list[Run] = []
     of_torch: list[profiles.ProfileFile] = []
+    others: list[Path] = []
     place = 0
     with _without_collector():
-        files = [file for path in paths for file in _files(path)]
-        places = Counter(file.resolve() for file in files)
-        for path in files:
-            if places[path.resolve()] > 1:
-                raise Error(f"{path} is named twice; name two different traces to compare")
-            content = _content(path)
-            if not torch_profile.is_profile(content):
-                if path in paths or _is_of_dpcore(content):  # and not just beside the traces
+        files = [(file, os.path.isdir(path)) for path in paths for file in _files(path)]
+        places = Counter(os.path.realpath(file) for file, _ in files)
+        for path, in_folder in files:
+            if places[os.path.realpath(path)] > 1:
+                raise Unreadable(f"{path} is named twice; name two different traces to compare")
+            content = content_of(path, in_folder)
+            if in_folder and not (torch_profile.is_profile(content) or _is_of_dpcore(content)):
+                others.append(path)
+            elif torch_profile.is_profile(content):
+                if not of_torch:
+                    place = len(runs)
+                with checking(path):
+                    profile = torch_profile.rank_profile(torch_profile.profile_of(content))
+                if not profile.operations:
+                    raise profiles.refuse(path)
+                of_torch.append(profiles.ProfileFile(path, profile))
+            else:
+                with checking(path):
                     runs.append(_of_dpcore(path, content))
-                continue
-            if not of_torch:
-                place = len(runs)
-            profile = torch_profile.rank_profile(torch_profile.profile_of(content))
-            if not profile.operations:
-                raise profiles.refuse(path)
-            of_torch.append(profiles.ProfileFile(path, profile))
         runs[place:place] = profiles.runs_of(of_torch)
     if not runs:
-        raise Error(f"{paths[0]} has no traces, of dpcore.trace or of torch.profiler")
+        names = ", ".join(path.name for path in others[:_SHOWN_OTHERS])
+        more = f" and {len(others) - _SHOWN_OTHERS} more" if len(others) > _SHOWN_OTHERS else ""
+        raise Unreadable(
+            f"{paths[0]} has no traces, of dpcore.trace or of torch.profiler; passed over: "
+            f"{names}{more}"
+        )
     return _with_names_of_their_own(runs)
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # of any name: Path.is_dir raises for those that are too long
         return [path]
-    found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+    try:
+        found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+    except OSError as problem:
+        raise Unreadable(f"{path} can't be read: {problem.strerror}") from None
     if not found:
-        raise Error(f"{path} has no traces: no file in it ends with .json or .json.gz")
+        raise Unreadable(f"{path} has no traces: no file in it ends with .json or .json.gz")
     return found
 
 
@@ -160,31 +172,31 @@ def _with_names_of_their_own(runs: Sequence[Run]) -> list[Run]:
     return result
 
 
-def _content(path: Path) -> Any:
-    """The JSON of a file, which may be compressed."""
+def content_of(path: Path, in_folder: bool = False) -> Any:
+    """The JSON of a file. In a folder, None of what is none and does not begin as a trace."""
     try:
-        data = path.read_bytes()
+        return read_json(path, "a trace")
     except FileNotFoundError:
-        raise Error(
+        if in_folder:  # a link to nothing
+            return None
+        raise Unreadable(
             f"there is no file {path}. A trace is written by `with dpcore.trace({path.name!r}):`; "
             "after an error each rank writes its own, such as "
             f"{path.stem}.rank0{path.suffix or '.json'}"
         ) from None
-    except OSError as problem:
-        raise Error(f"{path} is not a trace: {problem}") from problem
-    if not data:
-        raise Error(f"{path} is not a trace: it is empty; its program ended before it was written")
-    try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        text = data.decode(errors="replace")
-        return json.loads(text, strict=False)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise Error(f"{path} is not a trace: it was cut off or damaged ({problem})") from problem
-    except json.JSONDecodeError as problem:
-        is_cut = text.lstrip()[:1] in ("{", "[") and problem.pos >= len(text.rstrip()) - 200
-        why = "it was cut off, its last bytes are missing" if is_cut else str(problem)
-        raise Error(f"{path} is not a trace: {why}") from problem
+    except Unreadable:
+        if in_folder and not _begins_as_a_trace(path):
+            return None
+        raise
+
+
+def _begins_as_a_trace(path: Path) -> bool:
+    """What a program that was killed has left may be half a trace."""
+    if not os.path.isfile(path):
+        return False
+    with path.open("rb") as file:
+        begin = file.read(_BEGIN_BYTES)
+    return begin[:2] == b"\x1f\x8b" or b'"traceEvents"' in begin
 
 
 def _is_of_dpcore(content: Any) -> bool:
@@ -194,41 +206,47 @@ def _is_of_dpcore(content: Any) -> bool:
 
 def _of_dpcore(path: Path, content: Any) -> Run:
     if not _is_of_dpcore(content):
-        raise Error(
+        raise Unreadable(
             f"{path} was not written by dpcore.trace nor by torch.profiler; traces of other "
             "programs can be opened with https://ui.perfetto.dev"
         )
+    TRACE.check(content)
     other = content["otherData"]
     info = content.get("distributedInfo", {})
     ranks = _ranks(content["traceEvents"])
     if not ranks:
-        raise Error(f"{path} has no events: nothing happened in the block of this trace")
+        raise Unreadable(f"{path} has no events: nothing happened in the block of this trace")
     for rank in ranks:
-        rank.dropped = int(other.get("dropped", {}).get(str(rank.rank), 0))
+        rank.dropped = other.get("dropped", {}).get(str(rank.rank), 0)
     return Run(
         path=path,
-        world_size=int(info.get("world_size", len(ranks))),
-        backend=str(info.get("backend", "")),
-        version=str(other.get("version", "")),
+        world_size=info.get("world_size", len(ranks)),
+        backend=info.get("backend", ""),
+        version=other.get("version", ""),
         machine=other.get("machine", {}),
-        transport=str(other.get("transport", "")),
-        link=str(other.get("link", "")),
-        error=str(other.get("error", "")),
+        transport=other.get("transport", ""),
+        link=other.get("link") or "",
+        error=other.get("error", ""),
         paths=other.get("paths", {}),
         schedules=other.get("schedules", {}),
-        models=list(other.get("models", [])),
+        models=other.get("models", []),
         ranks=ranks,
-        commit=str(other.get("commit", "")),
+        commit=other.get("commit", ""),
     )
 
 
 def _ranks(entries: Iterable[Mapping[str, Any]]) -> list[RankEvents]:
     spans: dict[int, list[tuple[Event, int]]] = {}
-    for entry in entries:
-        rank, kind = entry["pid"], entry.get("cat", "")
-        if kind not in _SPANS and kind not in _MOMENTS:
-            continue
-        spans.setdefault(rank, []).append((_event(entry, kind), entry["tid"]))
+    for index, entry in enumerate(entries):
+        kind = entry.get("cat", "") if isinstance(entry, dict) else None
+        if kind in _KINDS:
+            EVENT.check(entry, ("traceEvents", index))
+            event = _event(entry, kind)
+            if event.operation < 0 and kind in ("ready", "launch"):
+                raise Wrong(("traceEvents", index), f"has the number {event.operation}")
+            spans.setdefault(entry["pid"], []).append((event, entry["tid"]))
+        elif kind is None:
+            raise Wrong(("traceEvents", index), f"is {shown(entry)}; it must be an object")
     return [rank_events(rank, found) for rank, found in sorted(spans.items())]
 
 

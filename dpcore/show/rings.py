@@ -22,7 +22,7 @@ from dpcore.recorder.file import Event
 from dpcore.recorder.intervals import Intervals, union_of
 from dpcore.show.reading import RankEvents, Run
 
-_BLOCK = re.compile(r"block (\d+)( back)?")
+_BLOCK = re.compile(r"block (\d{1,9})( back)?")
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _drawn_world(run: Run) -> int:
 def _plan_of(run: Run, kind: Kind) -> Schedule | None:
     collective, path, number, root, world = kind
     listed = _listed_plan(run.schedules.get(number))
-    if listed is not None and world <= LARGEST_WORLD:
+    if listed is not None and (world <= LARGEST_WORLD or world != listed.world):
         return listed if can_be_followed(listed) else None
     algorithm = path.partition("/")[0]
     # Which moves the latter has is a matter of hosts.
@@ -122,11 +122,13 @@ def _listed_plan(listed: Mapping[str, Any] | None) -> Schedule | None:
 
 def can_be_followed(plan: Schedule) -> bool:
     """Whether it is right and small enough to be drawn: a file, or a program, may say anything."""
+    if plan.world > LARGEST_WORLD or plan.world * plan.chunks > _LARGEST_STATE:
+        return False
     try:
         check(plan)
     except ScheduleError:
         return False
-    return plan.world <= LARGEST_WORLD and plan.world * plan.chunks <= _LARGEST_STATE
+    return True
 
 
 def steps_of(plan: Schedule) -> dict[str, Any]:

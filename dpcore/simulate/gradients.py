@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpcore.errors import Error
+from dpcore.checked_json import Fields, ListOf, Unreadable, checking, number, whole
 from dpcore.show.buckets import described_model
 from dpcore.show.figures import steps_of
-from dpcore.show.reading import RankEvents, read_run
+from dpcore.show.reading import RankEvents, content_of, read_run
 
 DEFAULT_CAPS = (1 << 20, 25 << 20)  # of DataParallel, and of traces that don't say any
 
@@ -52,68 +52,84 @@ class Gradients:
         return max(f + b for f, b in zip(self.forward, self.backward, strict=True))
 
 
-def gradients_of(path: Path) -> Gradients:
-    """From a trace of a ``DataParallel``, or from a description such as
+def gradients_of(path: Path, *more: Path) -> Gradients:
+    """From a trace of a ``DataParallel``, which may be a folder or several files as ``dpcore show``
+    takes them, or from a description such as
 
     ``{"forward_ms": 5, "backward_ms": 9, "gradients": [{"bytes": 4096, "ready_ms": 2.5}]}``
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as problem:
-        raise Error(f"{path} is neither a trace nor a list of gradients: {problem}") from problem
-    if isinstance(content, dict) and "gradients" in content:
-        return _of_description(path, content)
-    return _of_trace(path)
+    if not more and not os.path.isdir(path):
+        content = content_of(path)
+        if isinstance(content, dict) and "gradients" in content:
+            with checking(path):
+                return _of_description(content)
+    return _of_trace(path, more)
 
 
-def _of_description(path: Path, content: dict[str, Any]) -> Gradients:
-    try:
-        gradients = content["gradients"]
-        return Gradients(
-            sizes=[int(g["bytes"]) for g in gradients],
-            kinds=[0] * len(gradients),
-            forward=[content["forward_ms"] * 1e-3],
-            backward=[content["backward_ms"] * 1e-3],
-            ready=[[g["ready_ms"] * 1e-3 for g in gradients]],
-        )
-    except (KeyError, TypeError) as problem:
-        raise Error(
-            f"{path}: forward_ms, backward_ms and for each of the gradients bytes and ready_ms "
-            f"are needed ({type(problem).__name__}: {problem})"
-        ) from problem
+def _is_in_order(content: dict[str, Any]) -> str:
+    gradients, backward_ms = content["gradients"], content["backward_ms"]
+    last = max((gradient["ready_ms"] for gradient in gradients), default=0)
+    if last > backward_ms:
+        return f"has a gradient at {last} ms, after the end of backward at {backward_ms} ms"
+    return "" if gradients else "has an empty list of gradients"
 
 
-def _of_trace(path: Path) -> Gradients:
-    run = read_run(path)
+_MS = number(0, 1e9, "milliseconds, from 0 on")
+_DESCRIPTION = Fields(
+    {
+        "forward_ms": _MS, "backward_ms": _MS,
+        "gradients": ListOf(Fields({"bytes": whole(), "ready_ms": _MS})),
+    },
+    agree=_is_in_order,
+)  # fmt: skip
+
+
+def _of_description(content: dict[str, Any]) -> Gradients:
+    _DESCRIPTION.check(content)
+    gradients = content["gradients"]
+    return Gradients(
+        sizes=[g["bytes"] for g in gradients],
+        kinds=[0] * len(gradients),
+        forward=[content["forward_ms"] * 1e-3],
+        backward=[content["backward_ms"] * 1e-3],
+        ready=[[g["ready_ms"] * 1e-3 for g in gradients]],
+    )
+
+
+def _of_trace(path: Path, more: Sequence[Path]) -> Gradients:
+    run = read_run(path, *more)
     ran = {event.model for rank in run.ranks for event in rank.ready}
     found = [model for number in sorted(ran) if (model := described_model(run, number))]
     if len(ran) != 1 or not found:
-        raise Error(
+        raise Unreadable(
             f"{path} shows {len(ran) if found else 0} models; the gradients of one are needed, so "
             "record a block in which one model is trained"
         )
     (model,) = found
-    if not any(model["parameter_bytes"]):
-        raise Error(
+    sizes = model.get("parameter_bytes", [])
+    if not any(sizes):
+        raise Unreadable(
             f"{path} does not say how large gradients are: record it with "
             "torch.profiler.profile(record_shapes=True), or with dpcore.trace"
         )
-    count = len(model["parameters"])
+    count = len(sizes)
     kinds = [0] * count
-    types = sorted({bucket["dtype"] for bucket in model["buckets"]})
+    types = sorted({bucket.get("dtype", "") for bucket in model["buckets"]})
     for bucket in model["buckets"]:
         for gradient in bucket["gradients"]:
-            kinds[gradient] = types.index(bucket["dtype"])
+            kinds[gradient] = types.index(bucket.get("dtype", ""))
     forward, backward, ready = [], [], []
     for rank in run.ranks:
         times = _times_of(rank, count)
         if times is None:
-            raise Error(f"{path}: rank {rank.rank} has no complete step with forward and backward")
+            raise Unreadable(
+                f"{path}: rank {rank.rank} has no complete step with forward and backward"
+            )
         forward.append(times[0])
         backward.append(times[1])
         ready.append(times[2])
-    caps = model.get("bucket_caps", DEFAULT_CAPS)
-    return Gradients(list(model["parameter_bytes"]), kinds, forward, backward, ready, caps)
+    caps = model.get("bucket_caps") or DEFAULT_CAPS
+    return Gradients(list(sizes), kinds, forward, backward, ready, caps)
 
 
 def _times_of(rank: RankEvents, count: int) -> tuple[float, float, list[float]] | None:

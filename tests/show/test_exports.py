@@ -115,6 +115,6 @@ def test_overlap_survives(tmp_path, make):
 def test_a_file_where_the_folder_would_be(tmp_path, capsys):
     path = write_trace(tmp_path / "run.json")
     (tmp_path / "run.kineto").write_text("mine")
-    assert main(["show", str(path), "--export", "kineto"]) == 1
+    assert main(["show", str(path), "--export", "kineto"]) == 2
     assert "is in the way" in capsys.readouterr().err
     assert (tmp_path / "run.kineto").read_text() == "mine"

@@ -236,5 +236,5 @@ def test_show_as_json(tmp_path, capsys):
 def test_show_explains_mistakes(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_trace(tmp_path / "run.json")
-    assert main(["show", *arguments]) == 1
+    assert main(["show", *arguments]) == 2
     assert message in capsys.readouterr().err

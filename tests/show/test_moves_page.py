@@ -50,7 +50,7 @@ def test_the_page_has_every_algorithm_and_begins_with_the_one_that_is_named(
 )
 def test_mistakes_are_explained(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["show", *arguments]) == 1
+    assert main(["show", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -58,7 +58,7 @@ def test_mistakes_are_explained(tmp_path, capsys, monkeypatch, arguments, messag
 def test_a_file_that_is_called_like_an_algorithm_is_read(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text("")
-    assert main(["show", "ring"]) == 1
+    assert main(["show", "ring"]) == 2
     assert "ring is not a trace: it is empty" in capsys.readouterr().err
 
 

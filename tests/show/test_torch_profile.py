@@ -242,7 +242,7 @@ def test_it_needs_neither_torch_nor_the_core(tmp_path):
 def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, capsys, name, data, says):
     path = tmp_path / name
     path.write_bytes(data)
-    assert main(["show", str(path)]) == 1
+    assert main(["show", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dpcore show: ") and says in line and name in line
 

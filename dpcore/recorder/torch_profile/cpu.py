@@ -27,6 +27,7 @@ _WORK = re.compile(r"(gloo|mpi|ucc|xccl|ccl|dpcore):(\w+)")
 _AFTER_WAIT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::as_strided")
 # And what it does in between to learn which parameters no rank has used. Others do this as well.
 _UNUSED = ("aten::select", "aten::item", "aten::copy_")
+_MOST = 1 << 62  # elements of a tensor, whatever a file says
 _AHEAD_NS = 300_000
 _BETWEEN_NS = 10_000  # DDP takes from one view or copy to the next
 _AWAKE_NS = 20_000_000  # longer after its last bucket no thread wakes up
@@ -98,7 +99,8 @@ def bytes_of(args: Mapping[str, Any]) -> int:
     2000
     """
     if "In msg nelems" in args:
-        return int(args["In msg nelems"]) * _BYTES.get(str(args.get("dtype", "")).lower(), 4)
+        count: int = args["In msg nelems"]
+        return count * _BYTES.get(str(args.get("dtype", "")).lower(), 4)
     dims, types = args.get("Input Dims") or (), args.get("Input type") or ()
     total = 0
     for shape, kind in zip(dims, types, strict=False):
@@ -203,5 +205,5 @@ def _without_overlaps(
 def _product(shape: Sequence[Any]) -> int:
     result = 1
     for size in shape:
-        result *= int(size) if isinstance(size, int) else 1
+        result = min(result * size, _MOST) if isinstance(size, int) else result
     return result

@@ -11,10 +11,43 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dpcore.checked_json import ANY_WHOLE, PLAIN, TEXT, Fields, Kind, ListOf, number, or_null, whole
+
 UNKNOWN = -1
 # What is of no use here, and may be most of a file: Python's functions, arrows between events.
-_IGNORED = {"python_function", "Trace", "overhead", "cuda_driver", "privateuse1_driver"}
+_IGNORED = ("python_function", "Trace", "overhead", "cuda_driver", "privateuse1_driver")
 _MARKS = ("schemaVersion", "deviceProperties", "record_shapes", "trace_id", "with_stack")
+_MOST_NS = 1 << 61  # the year 2043 of Unix time: the sum of three fits 64 bits
+_TIME = number(-_MOST_NS / 1000, _MOST_NS / 1000, "microseconds")
+_NUMBER_OR_TEXT = Kind(
+    "a whole number or a text", lambda x: ANY_WHOLE.fits(x) if type(x) is int else type(x) is str
+)
+_LIST = ListOf(whole())  # of one tensor, in a list of them
+_SIZES = ListOf(Kind("a size, or a list of sizes", lambda x: whole().fits(x) or _LIST.fits(x)))
+_SPAN = Fields(
+    {"ts": _TIME},
+    {
+        "name": TEXT, "cat": PLAIN, "tid": _NUMBER_OR_TEXT, "dur": _TIME,
+        "args": or_null(
+            Fields(
+                {},
+                {"correlation": _NUMBER_OR_TEXT, "Collective name": PLAIN, "dtype": PLAIN,
+                 "In msg nelems": whole(), "Input Dims": or_null(ListOf(_SIZES)),
+                 "Input type": or_null(ListOf(PLAIN))},
+            )
+        ),
+    },
+)  # fmt: skip
+_FILE = Fields(
+    {},
+    {
+        "baseTimeNanoseconds": whole(0, _MOST_NS), "host_name": PLAIN,
+        "distributedInfo": or_null(
+            Fields({}, {"rank": whole(-1, 1 << 31), "world_size": whole(0, 1 << 31),
+                        "backend": PLAIN})
+        ),
+    },
+)  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -47,18 +80,19 @@ def is_profile(content: Any) -> bool:
         return False
     if any(mark in content for mark in _MARKS):
         return True
-    categories = {e.get("cat") for e in content["traceEvents"][:1000] if isinstance(e, dict)}
-    return bool(categories & {"cpu_op", "user_annotation", "kernel"})
+    entries = [entry for entry in content["traceEvents"][:1000] if isinstance(entry, dict)]
+    return any(entry.get("cat") in ("cpu_op", "user_annotation", "kernel") for entry in entries)
 
 
 def profile_of(content: Mapping[str, Any]) -> Profile:
-    """The spans of a file, whose JSON this is."""
+    """The spans of a file, whose JSON this is; raises ``Wrong``."""
+    _FILE.check(content)
     info = content.get("distributedInfo") or {}
-    base_ns = int(content.get("baseTimeNanoseconds", 0))
+    base_ns = content.get("baseTimeNanoseconds", 0)
     spans = sorted(_spans(content["traceEvents"], base_ns), key=lambda s: (s.begin_ns, -s.end_ns))
     return Profile(
-        rank=int(info.get("rank", UNKNOWN)),
-        world_size=int(info.get("world_size", 0)),
+        rank=info.get("rank", UNKNOWN),
+        world_size=info.get("world_size", 0),
         backend=str(info.get("backend", "")),
         host=str(content.get("host_name", "")),
         spans=spans,
@@ -66,16 +100,13 @@ def profile_of(content: Mapping[str, Any]) -> Profile:
 
 
 def _spans(entries: list[Any], base_ns: int) -> Iterator[Span]:
-    for entry in entries:
-        if not isinstance(entry, dict) or entry.get("ph") != "X" or entry.get("cat") in _IGNORED:
+    for index, entry in enumerate(entries):
+        is_span = isinstance(entry, dict) and entry.get("ph") == "X"
+        if not is_span or entry.get("cat") in _IGNORED:
             continue
-        begin, took = entry.get("ts"), entry.get("dur", 0)
-        if not isinstance(begin, int | float) or not isinstance(took, int | float):
-            continue
-        begin_ns = base_ns + round(begin * 1000)
-        args = entry.get("args") or {}
+        _SPAN.check(entry, ("traceEvents", index))
+        begin_ns = base_ns + round(entry["ts"] * 1000)
         category = str(entry.get("cat", "")).lower()  # "Kernel" in files of earlier versions
-        end_ns = begin_ns + max(0, round(took * 1000))
-        yield Span(
-            str(entry.get("name", "")), category, entry.get("tid", 0), begin_ns, end_ns, args
-        )
+        end_ns = begin_ns + max(0, round(entry.get("dur", 0) * 1000))
+        name, thread, args = entry.get("name", ""), entry.get("tid", 0), entry.get("args")
+        yield Span(name, category, thread, begin_ns, end_ns, args or {})

@@ -23,7 +23,7 @@ _FORWARD = "DistributedDataParallel.forward"
 _EVALUATES = "autograd::engine::evaluate_function"
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _OPTIMIZER = re.compile(r"Optimizer\.step#(.*)\.step")
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})\b")
 _PASS = re.compile(r"PP:(\d+[FBIW]\d+)")
 _TWO_PASSES = re.compile(r"PP:\((\d+F\d+);(\d+[BI]\d+)\)OVERLAP_F_B")
 

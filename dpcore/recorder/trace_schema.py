@@ -1,0 +1,80 @@
+"""What a trace file holds: the kinds of its fields, whoever wrote it.
+
+``recorder/file.py`` writes the file, ``show/reading.py`` reads it. Fields that are not named here
+are for other programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcore.checked_json import (
+    ANY_WHOLE,
+    PLAIN,
+    TEXT,
+    TRUTH,
+    Fields,
+    Kind,
+    ListOf,
+    MapOf,
+    number,
+    or_null,
+    whole,
+)
+
+_MOST_US = (1 << 61) / 1000  # the year 2043 of Unix time: three of them fit 64 bits of nanoseconds
+MICROSECONDS = number(0, _MOST_US, "microseconds, 0 or more")
+_RANK = whole(0, (1 << 31) - 1)
+_NO_RANK_OR_ONE = whole(-1, (1 << 31) - 1)
+_MOVE = ListOf(whole(), 5)  # step, source, destination, chunk, 1 if it is added
+_SCHEDULE = Fields(
+    {"algorithm": TEXT, "collective": TEXT, "world": whole(1), "root": ANY_WHOLE,
+     "chunks": whole(1), "ordered": TRUTH},
+    {"moves": ListOf(_MOVE)},
+)  # fmt: skip
+_BUCKET = Fields({"gradients": ListOf(whole()), "bytes": whole()}, {"dtype": TEXT})
+
+
+def _numbers_agree(model: dict[str, Any]) -> str:
+    """Numbers of gradients are places in the list of parameters."""
+    count = len(model["parameters"])
+    sizes = model.get("parameter_bytes")
+    if sizes is not None and len(sizes) != count:
+        return f"has {len(sizes)} parameter_bytes for {count} parameters"
+    last = max((n for bucket in model["buckets"] for n in bucket["gradients"]), default=-1)
+    return f"has a bucket with gradient {last}, of {count} parameters" if last >= count else ""
+
+
+_MODEL = Fields(
+    {"parameters": ListOf(TEXT), "buckets": ListOf(_BUCKET)},
+    {"number": whole(), "name": TEXT, "schedule": TEXT, "parameter_bytes": ListOf(whole()),
+     "bucket_caps": ListOf(whole())},
+    _numbers_agree,
+)  # fmt: skip
+
+EVENT = Fields(
+    {"name": TEXT, "ts": MICROSECONDS, "pid": _RANK, "tid": ANY_WHOLE},
+    {
+        "dur": MICROSECONDS,
+        "args": Fields(
+            {},
+            {"peer": _NO_RANK_OR_ONE, "thread": ANY_WHOLE, "operation": ANY_WHOLE,
+             "number": whole(), "bytes": whole(), "path": TEXT, "schedule": TEXT,
+             "root": _NO_RANK_OR_ONE, "world": _RANK, "model": whole()},
+        ),
+    },
+)  # fmt: skip
+
+TRACE = Fields(
+    {
+        "traceEvents": Kind("a list", lambda value: type(value) is list),
+        "otherData": Fields(
+            {},
+            {"version": TEXT, "machine": MapOf(PLAIN), "transport": TEXT, "link": or_null(TEXT),
+             "error": TEXT, "commit": TEXT, "dropped": MapOf(whole()),
+             "paths": MapOf(MapOf(whole())), "schedules": MapOf(_SCHEDULE),
+             "models": ListOf(_MODEL)},
+        ),
+    },
+    {"distributedInfo": Fields({}, {"world_size": whole(1, 1 << 20), "backend": TEXT})},
+)  # fmt: skip
