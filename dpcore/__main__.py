@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,26 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore import __version__, help_texts
 from dpcore._core_choice import NoCore, without_torch
+from dpcore.commands import argument_types as types
 from dpcore.commands import sizes
 from dpcore.compare import arguments as of_compare
 from dpcore.errors import Error
 from dpcore.exercise import arguments as of_exercise
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[types.CommandParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Runs the command line and returns the exit status: 2 where an argument or a file is not what
+    the command takes, else what the command says."""
     options = _parser().parse_args(arguments)
     if options.command is None:
         print(help_texts.BEGIN, end="")
         return 0
     try:
         status: int = importlib.import_module(options.runs).run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (Error, NoCore, OSError, ValueError) as problem:
         print(f"dpcore {options.command}: {problem}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(problem, ValueError) else 1
     except KeyboardInterrupt:
         print(f"dpcore {options.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -48,10 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="dpcore", description="Collective communication that you can read and see."
+        prog="dpcore",
+        description="Collective communication that you can read and see.",
+        epilog="The exit status is 2 where an argument or a file is not what a command takes.",
     )
     parser.add_argument("--version", action="version", version=f"dpcore {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands = parser.add_subparsers(
+        dest="command", metavar="command", parser_class=types.CommandParser
+    )
     _add_bench(commands)
     _add_inspect(commands)
     _add_show(commands)
@@ -91,10 +102,14 @@ def _add_bench(commands: Commands) -> None:
         help="one or several with commas, or 'all' (default: all_reduce)",
     )
     bench.add_argument(
-        "--world", type=int, metavar="N", help="ranks to start (default: 2, or the launcher's)"
+        "--world",
+        type=types.ranks,
+        metavar="N",
+        help="ranks to start (default: 2, or the launcher's)",
     )
     bench.add_argument(
         "--sizes",
+        type=types.size_list,
         metavar="SIZES",
         help=f"{sizes.HELP} (default: 8:64M:4x)",
     )
@@ -109,7 +124,11 @@ def _add_bench(commands: Commands) -> None:
         "--plain", action="store_true", help="ordinary tensors instead of tensors in the arena"
     )
     bench.add_argument(
-        "--seconds", type=float, default=0.2, metavar="S", help="for each row (default: 0.2)"
+        "--seconds",
+        type=types.seconds,
+        default=0.2,
+        metavar="S",
+        help="for each row (default: 0.2)",
     )
     bench.add_argument("--json", action="store_true", help="one JSON object per line, no table")
     bench.add_argument(
@@ -131,7 +150,10 @@ def _add_inspect(commands: Commands) -> None:
         epilog=help_texts.INSPECT,
     )
     inspect.add_argument(
-        "pid", type=int, nargs="*", help="process numbers of ranks (default: all of this host)"
+        "pid",
+        type=types.process,
+        nargs="*",
+        help="process numbers of ranks (default: all of this host)",
     )
     inspect.add_argument(
         "--job",
@@ -161,14 +183,16 @@ def _add_show(commands: Commands) -> None:
         "compared. Or the name of an algorithm",
     )
     show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
-    show.add_argument("--world", type=int, metavar="N", help="ranks, for an algorithm (default: 4)")
+    show.add_argument(
+        "--world", type=types.ranks, metavar="N", help="ranks, for an algorithm (default: 4)"
+    )
     show.add_argument(
         "--collective", metavar="NAME", help="for an algorithm (default: all_reduce, if it has one)"
     )
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
     show.add_argument(
         "--steps",
-        type=_step_range,
+        type=types.step_range,
         metavar="A:B",
         help="steps to draw (default: the one of median length)",
     )
@@ -186,12 +210,6 @@ def _add_show(commands: Commands) -> None:
     )
 
 
-def _step_range(text: str) -> Any:
-    from dpcore.show.command import step_range  # needs numpy, which --help does without
-
-    return step_range(text)
-
-
 def _add_simulate(commands: Commands) -> None:
     simulate = _command(
         commands,
@@ -201,8 +219,19 @@ def _add_simulate(commands: Commands) -> None:
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=help_texts.SIMULATE,
     )
-    simulate.add_argument("gradients", type=Path, help="a trace, or a description of gradients")
-    simulate.add_argument("--link", required=True, metavar="WORDS", help="for example 1gbit,50us")
+    simulate.add_argument(
+        "gradients",
+        type=Path,
+        nargs="+",
+        help="a trace, as dpcore show takes it, or a description of gradients",
+    )
+    simulate.add_argument(
+        "--link",
+        type=types.link,
+        required=True,
+        metavar="WORDS",
+        help="for example 1gbit,50us",
+    )
     simulate.add_argument(
         "--schedule",
         default="bucketed,sequential,per_parameter,flat",
@@ -211,7 +240,10 @@ def _add_simulate(commands: Commands) -> None:
         "own, oracle is computing without communication (default: %(default)s)",
     )
     simulate.add_argument(
-        "--bucket-cap-mb", default="", metavar="MB", help="caps, with commas (default: the trace's)"
+        "--bucket-cap-mb",
+        type=types.caps,
+        metavar="MB",
+        help="caps, with commas (default: the trace's)",
     )
     simulate.add_argument(
         "--algorithm",
@@ -219,7 +251,9 @@ def _add_simulate(commands: Commands) -> None:
         metavar="NAMES",
         help="of all_reduce (default: two_shot)",
     )
-    simulate.add_argument("--world", type=int, metavar="N", help="ranks (default: the trace's)")
+    simulate.add_argument(
+        "--world", type=types.ranks, metavar="N", help="ranks (default: the trace's)"
+    )
     simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
 
 

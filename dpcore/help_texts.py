@@ -49,7 +49,8 @@ examples:
 
 The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
 torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)
-hold a rank each: those of one folder are one run, and a folder stands for its files. The page is
+hold a rank each: those of one folder are one run, and a folder stands for its files; other JSON
+in it is passed over. The page is
 one file without any other; it needs neither dpcore nor a network to be looked at. In the JSON,
 names that end with _per_step are of a step; exposed_ms and communication_ms are of the whole trace.
 
@@ -95,10 +96,11 @@ examples:
   dpcore simulate gradients.json --link 100mbit,1ms --json
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
-see dpcore.simulate.gradients_of. From a trace come the times at which gradients get ready, each
-the least of all steps, so that a disturbed step disturbs no prediction, and the bucket cap. A step
-is forward, backward and communication. That communication slows down the computation beside it is
-not predicted.
+see dpcore.simulate.gradients_of; files and folders of torch.profiler are read as by dpcore show.
+Jitter and loss of a link are not simulated. From a trace come the times at which gradients get
+ready, each the least of all steps, so that a disturbed step disturbs no prediction, and the bucket
+cap. A step is forward, backward and communication. That communication slows down the computation
+beside it is not predicted.
 """
 
 BEGIN = f"""\

@@ -17,16 +17,16 @@ from dpcore._version import __version__
 from dpcore.commands import calibrate
 from dpcore.commands.bench_cases import CASES, DTYPES, OPS
 from dpcore.commands.sizes import parse_sizes
-from dpcore.errors import Error, Unsupported
+from dpcore.errors import Unsupported
 from dpcore.launch.identity import is_launched
 
 if TYPE_CHECKING:
     from dpcore.communicators.native import Communicator
 
 _DEFAULT_WORLD = 2
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "collective": "all_reduce",
-    "sizes": "8:64M:4x",
+    "sizes": parse_sizes("8:64M:4x"),
     "dtype": "float32",
     "op": "sum",
     "algorithm": "auto",
@@ -86,16 +86,16 @@ def parse_collectives(text: str) -> tuple[str, ...]:
 def run(options: argparse.Namespace) -> int:
     """Measures and prints; the exit status. Under a launcher on its ranks, else on own ones."""
     given = {name: getattr(options, name) for name in _DEFAULTS}
-    given = {name: text for name, text in given.items() if text is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     if options.calibrate:
         others = [*given, *(name for name in ("world", "plain") if getattr(options, name))]
         for name in others:
-            raise Error(f"--{name} is not for --calibrate, which always measures the same")
+            raise Unsupported(f"--{name} is not for --calibrate, which always measures the same")
         return calibrate.run(options.json, options.seconds)
     asked = _DEFAULTS | given
     plan = Plan(
         collectives=parse_collectives(asked["collective"]),
-        sizes=parse_sizes(asked["sizes"]),
+        sizes=asked["sizes"],
         dtype=asked["dtype"],
         op=asked["op"],
         algorithms=tuple(asked["algorithm"].split(",")),
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 
     comm = init(timeout=_TIMEOUT_SECONDS)
     if world not in (None, comm.world_size):
-        raise Error(f"--world {world}, but the launcher started {comm.world_size} ranks")
+        raise Unsupported(f"--world {world}, but the launcher started {comm.world_size} ranks")
     wrong = measure(comm, plan)
     finalize()
     return int(wrong > 0)

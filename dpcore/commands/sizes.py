@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+_LARGEST, _MOST = 1 << 40, 1000
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 HELP = "8:64M:4x multiplies, 1M:8M:1M adds, 8,1K,1M lists; K, M, G are powers of 1024"
 
@@ -18,8 +21,8 @@ def parse_size(text: str) -> int:
         size = int(digits[:-1] if unit > 1 else digits) * unit
     except ValueError:
         raise ValueError(f"{text!r} is not a size: write 8, 64K or 256M") from None
-    if size < 1:
-        raise ValueError(f"{text!r}: a size is at least one byte")
+    if not 1 <= size <= _LARGEST:
+        raise ValueError(f"{text!r}: a size is at least one byte and at most 1024G")
     return size
 
 
@@ -38,15 +41,18 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         factor = float(growth.lower().removesuffix("x"))
     except ValueError:
         step = parse_size(growth)
-    if len(rest) > 1 or (factor <= 1 and not step):
+    if len(rest) > 1 or not (step or 1 < factor < math.inf):
         raise ValueError(f"{text!r}: write FROM:TO:4x with a factor above 1, or FROM:TO:1M")
-    sizes, size, end = [], float(parse_size(first)), parse_size(last)
-    while size <= end:
+    sizes: list[int] = []
+    size, end = float(parse_size(first)), parse_size(last)
+    while size <= end and len(sizes) <= _MOST:
         sizes.append(int(size))
         size = size * factor + step
     if not sizes:
         raise ValueError(f"{text!r} holds no size, since {last} is less than {first}")
-    return tuple(sizes)
+    if len(sizes) > _MOST:
+        raise ValueError(f"{text!r} holds more than {_MOST} sizes")
+    return tuple(dict.fromkeys(sizes))
 
 
 def size_text(size: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dpcore.commands import argument_types as types
 from dpcore.commands.sizes import HELP as SIZES
-from dpcore.errors import Error
+from dpcore.errors import Unsupported
 
 EXAMPLES = """\
 examples:
@@ -40,8 +41,14 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "what", nargs="?", default="", metavar="WHAT",
         help="a model, file.py:make, a collective, or 'all' of those (default: transformer)",
     )  # fmt: skip
-    add("--worlds", default="2", metavar="N,...", help="numbers of ranks (default: 2)")
-    add("--rounds", type=int, metavar="N", help="rounds in which all take turns (default: 15)")
+    add(
+        "--worlds", type=types.worlds, default=[2], metavar="N,...",
+        help="numbers of ranks (default: 2)",
+    )  # fmt: skip
+    add(
+        "--rounds", type=types.whole(), metavar="N",
+        help="rounds in which all take turns (default: 15)",
+    )  # fmt: skip
     add("--quick", action="store_true", help="fewer and shorter rounds")
     add("--out", type=Path, metavar="FOLDER", help="folder for the results (default: compare/WHAT)")
     add("--json", action="store_true", help="one JSON object per cell and contender, no table")
@@ -53,20 +60,26 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="who takes turns (default: %(default)s); the others are compared with the first of "
         "torch",
     )  # fmt: skip
-    add("--links", default="none", metavar="LINKS", help="none,1gbit,100mbit (default: none)")
+    add(
+        "--links", type=types.links, default=[""], metavar="LINKS",
+        help="none,1gbit,100mbit (default: none)",
+    )  # fmt: skip
     add("--emulated", action="store_true", help="emulate links, also as root")
     add(
-        "--seconds", type=float, metavar="S",
+        "--seconds", type=types.seconds, metavar="S",
         help="time of the first contender in a round, at least one step (default: 0.3)",
     )  # fmt: skip
-    add("--threads", type=int, metavar="N", help="torch's, per rank (default: cores / ranks)")
+    add(
+        "--threads", type=types.whole(1, 1024), metavar="N",
+        help="torch's, per rank (default: cores / ranks)",
+    )  # fmt: skip
     collectives = made.add_argument_group("collectives")
     add = collectives.add_argument
     add(
         "--peers", default="gloo,openmpi,mpich", metavar="NAMES",
         help="libraries to compare with (default: %(default)s)",
     )  # fmt: skip
-    add("--sizes", metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
+    add("--sizes", type=types.size_list, metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
     add("--huge-pages", action="store_true", help="ordinary memory of all contenders on huge pages")
 
 
@@ -83,7 +96,9 @@ def check_fitting(options: argparse.Namespace, is_collective: bool) -> None:
     if given:
         kinds = ("models", "a collective") if is_collective else ("collectives", "a model")
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise Error(f"{named}: for {kinds[0]} only, and {options.what or 'this'} is {kinds[1]}")
+        raise Unsupported(
+            f"{named}: for {kinds[0]} only, and {options.what or 'this'} is {kinds[1]}"
+        )
 
 
 DEMO_EXAMPLES = """\
@@ -101,5 +116,6 @@ sentence: who won, by how much, and why.
 
 def add_demo_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
-    made.add_argument("--rounds", type=int, default=10, help="rounds in which all take turns")
-    made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")
+    rounds, steps = "rounds in which all take turns", "steps of one contender in a round"
+    made.add_argument("--rounds", type=types.whole(), default=10, help=rounds)
+    made.add_argument("--steps", type=types.whole(), default=3, help=steps)

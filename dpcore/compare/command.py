@@ -18,7 +18,7 @@ from rich.console import Console
 from dpcore.compare import hosts as namespaces
 from dpcore.compare.arguments import check_fitting
 from dpcore.compare.collectives.cells import COLLECTIVES
-from dpcore.errors import Error
+from dpcore.errors import Unsupported
 
 _BARE = "transformer"
 _OWN = """
@@ -115,15 +115,9 @@ def plan_of(options: argparse.Namespace) -> Any:
     """The plan, or an Error that says what to write instead."""
     from dpcore.compare import plan
 
-    if options.rounds is not None and options.rounds < 1:
-        raise Error("--rounds: at least 1")
-    if options.seconds is not None and not 0 < options.seconds < 3600:
-        raise Error("--seconds: more than 0")
-    if options.threads is not None and options.threads < 1:
-        raise Error("--threads: at least 1")
-    worlds, links = plan.worlds(options.worlds), plan.links(options.links)
+    worlds, links = options.worlds, options.links
     if options.emulated and not any(links):
-        raise Error("--emulated: there is no link to emulate; write --links 1gbit as well")
+        raise Unsupported("--emulated: there is no link to emulate; write --links 1gbit as well")
     cells = [
         plan.Cell(link, kind_of(link, options.emulated), world)
         for link in links
@@ -145,7 +139,7 @@ def kind_of(link: str, emulated: bool) -> str:
     if emulated or namespaces.why_not():
         return "emulated"
     if "," in link:
-        raise Error(
+        raise Unsupported(
             f"--links {link}: the kernel shapes the rate of hosts in network namespaces; latency, "
             "jitter and loss are for links that dpcore emulates: --emulated"
         )

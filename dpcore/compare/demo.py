@@ -32,7 +32,6 @@ from dpcore.compare.ratios import of_slowest_rank
 from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH_OVER_OURS
 from dpcore.compare.training.start import RankFailed, run_job, shaped_hosts
 from dpcore.compare.training.worker import Job
-from dpcore.errors import Error
 from dpcore.show import figures_of, read_run, write_page, write_picture
 from dpcore.show.figures import short
 
@@ -157,8 +156,6 @@ def tell(
 
 def run(options: argparse.Namespace) -> int:
     """Trains in every scene, and says what came of it."""
-    if options.rounds < 1 or options.steps < 1:
-        raise Error("--rounds and --steps: at least 1")
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 100

@@ -8,6 +8,7 @@ mine.py:MySchedule          one of your own, a dpcore.LaunchSchedule; mine.py:My
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import hashlib
 import re
@@ -15,12 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.commands.argument_types import mib
 from dpcore.compare.collectives.contenders import tuning
 from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.compare.training.models import MODELS
 from dpcore.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS, kind_and_cap
-from dpcore.costs.link import parse_speed
-from dpcore.errors import Error, Unsupported
+from dpcore.errors import Unsupported
 from dpcore.own_code import check_file, names_code, source_of
 from dpcore.reference.launches import EXACT
 
@@ -47,23 +48,30 @@ class Contender:
 
 
 def contender(text: str) -> Contender:
+    known = (TORCH, *DEFAULT_NAMES, *EXACT)
     found = _CAP.fullmatch(text)
     kind, cap = found.groups() if found else (text, "")
-    if names_code(kind):
+    if text.partition(":")[0] in known:
+        kind, _, cap = text.partition(":")
+    if cap == "auto" and kind != "bucketed":
+        raise Unsupported(
+            f"contender {text!r}: only bucketed:auto measures its buckets, as default does"
+        )
+    if cap and cap != "auto":
+        try:
+            mib(cap)
+        except argparse.ArgumentTypeError as problem:
+            raise Unsupported(f"contender {text!r}: {problem}") from None
+    if kind not in known and names_code(kind):
         check_file(kind)
         return Contender(text, f"dpcore {kind} {cap}".strip())
-    if cap == "auto" and kind != "bucketed":
-        raise Error(f"contender {text!r}: only bucketed:auto measures its buckets, as default does")
-    if cap and cap != "auto" and not (cap.count(".") < 2 and 0 < float(cap) < 1 << 20):
-        raise Error(f"contender {text!r}: {cap} is not a bucket size in MiB")
     if kind == TORCH:
         return Contender(text, f"{TORCH} {cap}".strip())
     if kind in DEFAULT_NAMES:
         return Contender(text, f"dpcore auto {cap}" if cap else DEFAULT)
     if kind in EXACT:
         return Contender(text, f"dpcore {kind} {cap}".strip())
-    known = (TORCH, *DEFAULT_NAMES, *EXACT)
-    raise Error(
+    raise Unsupported(
         f"no contender {text!r}{_nearest(kind, known)} There are "
         f"{', '.join(known)}, each with :MIB after it for the bucket size, and "
         "mine.py:MySchedule"
@@ -79,49 +87,17 @@ def contenders(text: str) -> list[Contender]:
     found = [contender(part.strip()) for part in text.split(",") if part.strip()]
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise Error(f"contender {twice!r} is named twice; 'default' and 'auto' are the same")
+        raise Unsupported(f"contender {twice!r} is named twice; 'default' and 'auto' are the same")
     if not found:
-        raise Error("no contender: write --contenders torch,default")
+        raise Unsupported("no contender: write --contenders torch,default")
     return found
-
-
-def links(text: str) -> list[str]:
-    """ "none,1gbit,50us,100mbit": three, since a latency belongs to the rate before it."""
-    found: list[str] = []
-    for word in (part.strip() for part in text.split(",")):
-        if word == "none":
-            found.append("")
-        elif re.fullmatch(r"[\d.]+[kmg]?bit", word):
-            found.append(word)
-        elif found and found[-1] and word:
-            found[-1] += f",{word}"
-        else:
-            raise Error(f"--links: {word!r} is not a link; write none or a rate such as 1gbit")
-        if found[-1]:
-            try:
-                parse_speed(found[-1])
-            except Unsupported as problem:
-                raise Error(f"--links: {problem}") from None
-    if len(set(found)) < len(found):
-        raise Error(f"--links: {text!r} names a link twice")
-    return found
-
-
-def worlds(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise Error(f"--worlds: {text!r} is not a list of numbers of ranks; write 2,4") from None
-    if min(found) < 2:
-        raise Error("--worlds: a comparison needs at least 2 ranks; one has nobody to talk to")
-    return list(dict.fromkeys(found))
 
 
 def model(text: str) -> str:
     if names_code(text):
         check_file(text)
     elif text not in MODELS:
-        raise Error(
+        raise Unsupported(
             f"no model {text!r}{_nearest(text, MODELS)} There are "
             f"{', '.join(MODELS)}, your own as my.py:make (`dpcore compare --example` "
             "prints one to begin with), and all_reduce and the other collectives"

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIMES = (0, 3600, "up to an hour")
+_BOUNDS = {  # by field of Speed: the least, the most, and both in words
+    "bytes_per_second": (1 / 8, 1e15 / 8, "from 1 bit/s to 1e6 gbit; leave it out for no limit"),
+    "latency": _TIMES,
+    "jitter": _TIMES,
+    "loss": (0, 0.999, "up to 99.9%"),
+    "seed": (0, 1 << 53, "up to 2**53"),
+}
 _LINE = re.compile(r"(\d+|\*)\s*->\s*(\d+|\*)\s*:\s*(\S+)")
 
 
@@ -49,24 +57,37 @@ def parse_speed(text: str) -> Speed:
     """
     values: dict[str, float] = {}
     for word in text.split(","):
-        name, _, value = word.strip().rpartition("=")
-        match = re.fullmatch(r"([\d.]+)([a-z%]*)", value)
-        number, unit = (float(match[1]), match[2]) if match else (0.0, "?")
-        if not name and unit in _BITS:
-            values["bytes_per_second"] = number * _BITS[unit] / 8
-        elif name in ("", "jitter") and unit in _SECONDS:
-            values[name or "latency"] = number * _SECONDS[unit]
-        elif name == "loss" and unit == "%" and number < 100:
-            values["loss"] = number / 100
-        elif name == "seed" and unit == "" and number.is_integer():
-            values["seed"] = int(number)
-        else:
+        name, value = _value_of(word)
+        if not name:
             raise Unsupported(
                 f"link {text!r}: {word!r} is not understood; write '10gbit,50us', then if you like "
                 "jitter=5us, loss=0.1% or seed=3"
             )
+        least, most, words = _BOUNDS[name]
+        if name in values or not least <= value <= most:
+            why = "comes second" if name in values else f"is out of range: {words}"
+            raise Unsupported(f"link {text!r}: {word!r} {why}")
+        values[name] = value
     seed = int(values.pop("seed", 0))
     return Speed(**values, seed=seed)
+
+
+def _value_of(word: str) -> tuple[str, float]:
+    """Which field of ``Speed`` a word gives, and its value; "" for a word that means nothing."""
+    name, _, value = word.strip().rpartition("=")
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z%]*)", value)
+    if match is None:
+        return "", 0.0
+    number, unit = float(match[1]), match[2]
+    if not name and unit in _BITS:
+        return "bytes_per_second", number * _BITS[unit] / 8
+    if name in ("", "jitter") and unit in _SECONDS:
+        return name or "latency", number * _SECONDS[unit]
+    if name == "loss" and unit == "%":
+        return "loss", number / 100
+    if name == "seed" and unit == "" and number.is_integer():
+        return "seed", number
+    return "", 0.0
 
 
 def speeds(text: str, world_size: int) -> list[list[Speed]]:
@@ -77,7 +98,7 @@ def speeds(text: str, world_size: int) -> list[list[Speed]]:
     path = Path(text.removeprefix("file:"))
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise Unsupported(f"link: {error}") from error
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].strip()

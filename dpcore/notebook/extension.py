@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from typing import Any, NoReturn
 
+from dpcore.commands.argument_types import seconds
 from dpcore.notebook.messages import Done, Printed, Shown
 from dpcore.notebook.pool import RankPool
 
@@ -47,7 +48,7 @@ def _parser() -> _Parser:
     made = _Parser(prog="%%ranks", add_help=False)
     made.add_argument("what", nargs="?", default="")
     made.add_argument("--link")
-    made.add_argument("--timeout", type=float)
+    made.add_argument("--timeout", type=seconds)
     made.add_argument("--get", default="")
     return made
 

@@ -20,20 +20,15 @@ from dpcore.simulate.training import Prediction, sweep
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
-    work = gradients_of(options.gradients)
-    work = work.on(options.world or max(2, work.world))
+    work = gradients_of(*options.gradients)
+    work = work.on(max(2, work.world) if options.world is None else options.world)
     algorithms = options.algorithm.split(",")
     if unknown := [name for name in algorithms if name not in algorithms_of("all_reduce")]:
         known = ", ".join(algorithms_of("all_reduce"))
         raise Unsupported(f"--algorithm {', '.join(unknown)}: choose from {known}")
-    caps = (
-        [float(cap) for cap in options.bucket_cap_mb.split(",")]
-        if options.bucket_cap_mb
-        else [None]
-    )
-    link = parse_speed(options.link)
     schedules = [named_or_own(name) for name in options.schedule.split(",")]
-    predictions = sweep(work, link, schedules, caps, algorithms)
+    caps = options.bucket_cap_mb or [None]
+    predictions = sweep(work, parse_speed(options.link), schedules, caps, algorithms)
     if options.json:
         json.dump([asdict(prediction) for prediction in predictions], sys.stdout, indent=1)
         print()

@@ -7,6 +7,7 @@ come near where the link is what takes time, and says little about memory that r
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from typing import Any
 
 from dpcore.costs.link import Speed
 from dpcore.errors import Unsupported
+from dpcore.own_code import naming_the_line
 from dpcore.reference.buckets import plan_buckets
 from dpcore.reference.launches import CAPPED, SCHEDULES, caps_of
 from dpcore.simulate.gradients import Gradients
 from dpcore.simulate.network import Network, NetworkOperation
 from dpcore.simulate.rehearsal import copies_for, rehearse
+
+_MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def predict(
     >>> predict(work.on(2), Speed(1.25e8), "sequential").exposed_ms
     80.0
     """
+    _check(work, link, bucket_cap_mb)
     if isinstance(schedule, str):
         name = schedule
         buckets = _buckets(work, _caps(work, schedule, bucket_cap_mb))
@@ -61,7 +66,8 @@ def predict(
     else:
         of_ranks = copies_for(schedule, work.world)
         name = type(of_ranks[0]).__name__
-        buckets = _buckets(work, of_ranks[0].caps(_caps(work, "bucketed", bucket_cap_mb)))
+        with naming_the_line(f"schedule {name!r}"):
+            buckets = _buckets(work, of_ranks[0].caps(_caps(work, "bucketed", bucket_cap_mb)))
         ends = rehearse(work, buckets, of_ranks, link, algorithm)
     computed = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
     exposed = [max(0.0, end - alone) for end, alone in zip(ends, computed, strict=True)]
@@ -74,6 +80,21 @@ def predict(
         exposed_ms=round(statistics.mean(exposed) * 1e3, 3),
         bound_ms=round(bound_seconds(work, link) * 1e3, 3),
     )
+
+
+def _check(work: Gradients, link: Speed, cap_mb: float | None) -> None:
+    """What would be left out in silence, or never end."""
+    if link.jitter or link.loss or link.seed:
+        raise Unsupported(
+            "simulate knows no jitter and no loss: leave out jitter=, loss= and seed="
+        )
+    if cap_mb is not None and not 0 <= cap_mb < math.inf:
+        raise Unsupported(f"bucket_cap_mb={cap_mb}: a size of buckets is a number from 0 on")
+    if sum(work.sizes) > _MOST_BYTES:
+        raise Unsupported(
+            f"{sum(work.sizes) / 2**40:.3g} TiB of gradients: at most 1 TiB can be simulated, "
+            "since each message of it is"
+        )
 
 
 def bound_seconds(work: Gradients, link: Speed) -> float:

@@ -27,11 +27,39 @@ def test_words(text, speed):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fast", "1gbyte", "10gbit;50us", "loss=100%", "jitter=1%", "-1us"]
+    "text",
+    ["", "fast", "1gbyte", "10gbit;50us", "jitter=1%", "-1us", "nangbit", "1.2.3gbit", "..bit"],
 )
 def test_words_that_mean_nothing(text):
     with pytest.raises(dpcore.Unsupported, match="is not understood"):
         parse_speed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0gbit", "'0gbit' is out of range: from 1 bit/s"),
+        ("0.5bit", "out of range"),
+        ("1" + "0" * 400 + "gbit", "out of range"),
+        ("1gbit,3601s", "'3601s' is out of range: up to an hour"),
+        ("loss=100%", "out of range: up to 99.9%"),
+        ("seed=99999999999999999999", "out of range"),
+        ("1gbit,2gbit", "'2gbit' comes second"),
+        ("1us,1ms", "'1ms' comes second"),
+    ],
+)
+def test_words_whose_numbers_are_nonsense(text, why):
+    with pytest.raises(dpcore.Unsupported, match=why):
+        parse_speed(text)
+
+
+def test_a_file_for_pairs_that_is_not_text(tmp_path):
+    path = tmp_path / "links.txt"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(dpcore.Unsupported, match=r"link: .*decode"):
+        speeds(f"file:{path}", 2)
+    with pytest.raises(dpcore.Unsupported, match=r"link: .*Is a directory"):
+        speeds(f"file:{tmp_path}", 2)
 
 
 def test_a_file_for_pairs(tmp_path):

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from dpcore.__main__ import main
+from dpcore.commands import argument_types
 from dpcore.compare import hosts, running
 from dpcore.compare.store import Store
+from tests.command_line import status_of
 from tests.ranks import python
 
 OWN = """
@@ -131,7 +133,7 @@ def test_between_hosts_of_their_own(folder, capsys):
     command = ["compare", "my.py:make", "--contenders", "torch,default", "--links", "100mbit"]
     assert main([*command, *SHORT]) == 0
     assert "between hosts of their own (network namespaces), 100mbit" in capsys.readouterr().out
-    assert main([*command[:-1], "100mbit,1ms"]) == 1
+    assert main([*command[:-1], "100mbit,1ms"]) == 2
     assert "--emulated" in capsys.readouterr().err
 
 
@@ -141,27 +143,51 @@ def test_between_hosts_of_their_own(folder, capsys):
         (["tranformer"], "did you mean 'transformer'"),
         (["none.py:make"], "there is no file none.py"),
         (["my.py:make", "--contenders", "bucketd"], "did you mean 'bucketed'"),
-        (["--worlds", "1"], "at least 2 ranks"),
-        (["--rounds", "0"], "--rounds: at least 1"),
+        (["--worlds", "1"], "--worlds: '1' is not a whole number of ranks from 2 to 1024"),
+        (["--worlds", "two"], "--worlds: 'two' is not a whole number of ranks"),
+        (["--rounds", "0"], "--rounds: '0' is not a whole number from 1"),
+        (["--seconds", "nan"], "--seconds: 'nan' is not a time in seconds"),
+        (["--threads", "-1"], "--threads: '-1' is not a whole number from 1"),
+        (["--links", "50us"], "'50us' is not a link"),
+        (["--links", "1gbit,wrong"], "'wrong' is not understood"),
+        (["--links", "0gbit"], "'0gbit' is out of range"),
+        (["--links", "1gbit,1gbit"], "names a link twice"),
+        (["--links", "none,50us"], "'50us' is not a link"),
         (["--links", "fast"], "'fast' is not a link"),
         (["--emulated"], "--emulated: there is no link to emulate"),
         (["all_reduce", "--peers", "horovod"], "unknown peer 'horovod'"),
         (["all_reduce", "--sizes", "many"], "is not a size"),
-        (["all_reduce", "--rounds", "0"], "--rounds: at least 1"),
+        (["all_reduce", "--sizes", "8:64:nan"], "with a factor above 1"),
         (["all", "--links", "1gbit", "--threads", "2"], "--links, --threads: for models only"),
         (["--peers", "gloo"], "--peers: for collectives only, and this is a model"),
-        (["my.py:forget"], "has no 'forget'; it has"),
-        (["wrong.py:make"], "returned the model alone"),
-        (["fails.py:make"], "step(model) raised RuntimeError: mat1 and mat2"),
     ],
 )
 def test_mistakes(folder, capsys, arguments, said):
+    assert status_of("compare", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("my.py:forget", "has no 'forget'; it has"),
+        ("wrong.py:make", "returned the model alone"),
+        ("fails.py:make", "step(model) raised RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_mistakes_that_ranks_find(folder, capsys, model, said):
     (folder / "wrong.py").write_text(OWN.replace(", lambda model: model(x).square().mean()", ""))
     (folder / "fails.py").write_text(OWN.replace("torch.randn(4, 8)", "torch.randn(4, 9)"))
-    assert main(["compare", *arguments]) == 1
+    assert main(["compare", model]) == 1
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err
+
+
+def test_links_and_worlds_in_words():
+    assert argument_types.links("none,1gbit,50us,100mbit") == ["", "1gbit,50us", "100mbit"]
+    assert argument_types.worlds("2,4,2") == [2, 4]
 
 
 def test_the_example_runs(folder, capsys):

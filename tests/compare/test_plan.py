@@ -34,8 +34,8 @@ def test_contenders(text, inner, monkeypatch, request):
     [
         ("bucketd", "did you mean 'bucketed'"),
         ("torch:auto", "only bucketed:auto"),
-        ("torch:0", "not a bucket size"),
-        ("torch:1.2.3", "not a bucket size"),
+        ("torch:0", "'0' is not a size in MiB"),
+        ("torch:1.2.3", "not a size in MiB"),
         ("nobody.py:Schedule", "there is no file nobody.py"),
         ("torch,torch", "named twice"),
         ("", "no contender"),
@@ -45,20 +45,6 @@ def test_contenders(text, inner, monkeypatch, request):
 def test_mistaken_contenders(text, said):
     with pytest.raises(Error, match=said):
         plan.contenders(text)
-
-
-def test_a_latency_belongs_to_the_rate_before_it():
-    assert plan.links("none,1gbit,50us,100mbit") == ["", "1gbit,50us", "100mbit"]
-    for wrong in ("50us", "1gbit,wrong", "fast", "1gbit,1gbit", "none,50us"):
-        with pytest.raises(Error, match="--links"):
-            plan.links(wrong)
-
-
-def test_worlds():
-    assert plan.worlds("2,4,2") == [2, 4]
-    for wrong, said in (("1", "at least 2 ranks"), ("two", "not a list of numbers of ranks")):
-        with pytest.raises(Error, match=said):
-            plan.worlds(wrong)
 
 
 def test_an_unknown_model_names_those_that_are_there():

@@ -11,6 +11,7 @@ from dpcore.costs.link import Speed
 from dpcore.errors import Error, Unsupported
 from dpcore.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
 from dpcore.simulate.training import bound_seconds
+from tests.command_line import status_of
 from tests.show.traces import model_of, write_trace
 
 GBIT = Speed(bytes_per_second=1.25e8)
@@ -184,15 +185,25 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--link", "fast"], "is not understood"),
+        (["--link", "fast"], "--link: link 'fast': 'fast' is not understood"),
+        (["--link", "0gbit"], "'0gbit' is out of range"),
+        (["--link", "1gbit", "--world", "-3"], "--world: '-3' is not a whole number of ranks"),
+        (["--link", "1gbit", "--world", "0"], "--world: '0' is not a whole number of ranks"),
+        (["--link", "1gbit", "--bucket-cap-mb", "inf"], "'inf' is not a size in MiB"),
+        (["--link", "1gbit", "--bucket-cap-mb", "nan"], "'nan' is not a size in MiB"),
+        (["--link", "1gbit", "--bucket-cap-mb", "1,-1"], "'-1' is not a size in MiB"),
+        (["--link", "1gbit", "--bucket-cap-mb", "0"], "'0' is not a size in MiB"),
+        (["--link", "1gbit,jitter=1us"], "simulate knows no jitter and no loss"),
+        (["--link", "1gbit,loss=1%"], "simulate knows no jitter and no loss"),
         (["--link", "1gbit", "--schedule", "soon"], "choose from bucketed"),
         (["--link", "1gbit", "--algorithm", "circle"], "choose from one_shot"),
     ],
 )
 def test_the_command_explains_mistakes(tmp_path, capsys, options, message):
     path = str(write_trace(tmp_path / "run.json"))
-    assert main(["simulate", path, *options]) == 1
-    assert message in capsys.readouterr().err
+    assert status_of("simulate", path, *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dpcore simulate: ") and message in line
 
 
 def test_traces_of_no_model_or_two_are_refused(tmp_path):

@@ -14,8 +14,6 @@ from dpcore.compare.collectives.options import Options, chosen_peers
 from dpcore.compare.collectives.report import draw_all
 from dpcore.compare.collectives.session import exit_status
 from dpcore.compare.collectives.session import run as measure
-from dpcore.compare.plan import worlds
-from dpcore.errors import Error
 
 SIZES, QUICK_SIZES = "8:64M:8x", "8:8M:64x"
 
@@ -25,15 +23,13 @@ def run(options: argparse.Namespace) -> int:
     names = list(COLLECTIVES) if options.what == "all" else [options.what]
     folder: Path = options.out or Path("compare") / options.what
     kept = folder / "compare.jsonl"
-    if options.rounds is not None and options.rounds < 1:
-        raise Error("--rounds: at least 1")
     rounds = options.rounds or (3 if options.quick else 7)
     pace = Pace(rounds=rounds, round_seconds=0.02, most_seconds=4.0)
     if options.quick:
         pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=2.0)
     wanted = Options(
-        worlds=tuple(worlds(options.worlds)),
-        sizes=parse_sizes(options.sizes or (QUICK_SIZES if options.quick else SIZES)),
+        worlds=tuple(options.worlds),
+        sizes=options.sizes or parse_sizes(QUICK_SIZES if options.quick else SIZES),
         peers=chosen_peers(options.peers),
         pace=pace,
         json=kept,
