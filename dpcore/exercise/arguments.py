@@ -8,13 +8,13 @@ from pathlib import Path
 EXAMPLES = """\
 examples:
   dpcore exercise list                   what there is, and what you have begun
-  dpcore exercise start 1                writes exercises/01_all_reduce/all_reduce.py, to edit
+  dpcore exercise start 1                writes my_exercises/01_all_reduce/all_reduce.py
   dpcore exercise hint 1                 a hint; `hint 1 2` is the next one
   dpcore exercise check 1                runs it on ranks of its own and says what holds
   dpcore exercise check 1 mine.py        the same for a file that lies elsewhere
   dpcore exercise check                  all that you have begun
   dpcore exercise check 1 --json         for Gradescope and GitHub Classroom
-  pytest exercises/01_all_reduce         the same checks, a test each
+  pytest my_exercises/01_all_reduce      the same checks, a test each
   dpcore exercise check 14 --json > report.json             the assessment, with a report
   dpcore exercise check --verify report.json assessment.py  runs it again: is the report true?
 
@@ -26,7 +26,7 @@ status is 0 when all holds, 1 when something does not, and 2 when there is nothi
 docs/exercises.md has the rest.
 """
 
-USUAL = Path("exercises")  # where the files of a student are
+USUAL = Path("my_exercises")  # not "exercises", where a clone has the solutions
 
 
 def add_arguments(made: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         type=Path,
         default=USUAL,
         metavar="FOLDER",
-        help="where your files are (default: exercises)",
+        help="where your files are (default: my_exercises)",
     )
     made.add_argument(
         "--again", action="store_true", help="for start: replace your file by a new one"

@@ -69,7 +69,7 @@ class Exercise:
         return folder / self.place.name / f"test_{self.place.name}.py"
 
     def test_text(self) -> str:
-        return TEST.format(folder=f"exercises/{self.place.name}", number=self.number)
+        return TEST.format(folder=f"my_exercises/{self.place.name}", number=self.number)
 
 
 def home() -> Path:

@@ -76,6 +76,11 @@ def _list(options: argparse.Namespace) -> int:
 def _start(options: argparse.Namespace) -> int:
     exercise = _wanted(options)
     file, test = exercise.file_in(options.folder), exercise.test_in(options.folder)
+    if (file.parent / "source.py").exists():
+        return _refuse(
+            f"{file.parent} has the solution, in source.py: --folder names another folder for your "
+            f"files (without it, they go to {USUAL})"
+        )
     if file.exists() and not options.again:
         return _refuse(
             f"{file} is there already, with what you have written. --again replaces it by a new one"

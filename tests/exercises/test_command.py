@@ -35,14 +35,14 @@ def test_list(tmp_path):
     out = exercise("list", "--json", at=tmp_path)
     found = json.loads(out.stdout)
     assert [entry["name"] for entry in found if entry["begun"]] == ["ring"]
-    assert found[1]["file"] == "exercises/02_ring/ring.py"
-    assert "exercises/02_ring/ring.py" in exercise("list", at=tmp_path).stdout
+    assert found[1]["file"] == "my_exercises/02_ring/ring.py"
+    assert "my_exercises/02_ring/ring.py" in exercise("list", at=tmp_path).stdout
 
 
 def test_start_writes_the_task_and_never_over_your_work(tmp_path):
     out = exercise("start", "7", at=tmp_path)
     assert out.returncode == 0, out.stderr
-    file = tmp_path / "exercises" / "07_buckets" / "buckets.py"
+    file = tmp_path / "my_exercises" / "07_buckets" / "buckets.py"
     assert "dpcore exercise check 7" in out.stdout
     assert "NotImplementedError" in file.read_text()
     file.write_text("mine\n")
@@ -55,6 +55,13 @@ def test_start_writes_the_task_and_never_over_your_work(tmp_path):
     out = exercise("start", "7", "--folder", "my work", at=tmp_path)
     assert "dpcore exercise check 7 --folder 'my work'" in out.stdout
     assert (tmp_path / "my work" / "07_buckets" / "buckets.py").is_file()
+    place = tmp_path / "clone" / "07_buckets"  # as a clone has it
+    place.mkdir(parents=True)
+    (place / "source.py").write_text("")
+    out = exercise("start", "7", "--folder", "clone", at=tmp_path)
+    assert (out.returncode, out.stdout) == (2, "")
+    assert "clone/07_buckets has the solution, in source.py: --folder names another" in out.stderr
+    assert [path.name for path in place.iterdir()] == ["source.py"]
 
 
 def test_hints_come_one_by_one(tmp_path):
@@ -156,8 +163,8 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["check", "1"], "there is no exercises/01_all_reduce/all_reduce.py: dpcore exercise"),
-        (["check"], "nothing was started in exercises: dpcore exercise start 1"),
+        (["check", "1"], "there is no my_exercises/01_all_reduce/all_reduce.py: dpcore exercise"),
+        (["check"], "nothing was started in my_exercises: dpcore exercise start 1"),
         (["start"], "start: which one?"),
         (["start", "rang"], "there is no exercise 'rang'; is it ring?"),
         (["start", "99"], "they are numbered 1 to 17"),
@@ -176,7 +183,7 @@ def test_a_wrong_call_says_what_would_be_right(arguments, says, tmp_path):
 def test_pytest_does_the_same(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # of whoever runs this test
     assert exercise("start", "7", at=tmp_path).returncode == 0
-    place = tmp_path / "exercises" / "07_buckets"
+    place = tmp_path / "my_exercises" / "07_buckets"
     text = (place / "buckets.py").read_text().replace(
         'raise NotImplementedError("which parameters travel together?")',
         "return [[number] for number in reversed(range(len(sizes)))]",
@@ -184,13 +191,13 @@ def test_pytest_does_the_same(tmp_path, monkeypatch):
     (place / "buckets.py").write_text(text)
 
     def tests():
-        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises/07_buckets"]
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "my_exercises/07_buckets"]
         return python.run(*command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
 
     out = tests()
     assert out.returncode == 1
     assert "test[each_once]" not in out.stdout  # it holds
-    assert "FAILED exercises/07_buckets/test_07_buckets.py::test[cap] - " in out.stdout
+    assert "FAILED my_exercises/07_buckets/test_07_buckets.py::test[cap] - " in out.stdout
     assert "below its cap" in out.stdout
     (place / "buckets.py").write_text(catalogue.find("7").parts.solution)
     out = tests()
