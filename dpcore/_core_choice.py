@@ -25,6 +25,16 @@ class NoCore(ImportError):
     """There is no compiled core that can be loaded here. The message says what to do."""
 
 
+def hidden_by(package: Path = FOLDER.parent) -> Path | None:
+    """A dpcore with a core that Python would find if this one, without, did not come first on its
+    path: that of a clone of the repository, in which ``python -m dpcore`` was typed."""
+    for entry in sys.path:
+        other = Path(entry or ".").resolve() / package.name
+        if other != package.resolve() and cores(other / "_cores"):
+            return other
+    return None
+
+
 def cores(folder: Path = FOLDER) -> dict[tuple[int, int], Path]:
     """The cores for this Python, by the version of torch that they were compiled against."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -49,6 +59,12 @@ def fitting(torch_version: str, folder: Path = FOLDER) -> Path:
 def why_none_fits(torch_version: str, known: list[tuple[int, int]]) -> str:
     """What was found, what there is, and what to type."""
     found = f"torch {torch_version} is installed for {_python()}"
+    if not known and (hidden := hidden_by()):
+        return (
+            f"{FOLDER.parent} was imported, which has no compiled core, and hides {hidden}, which "
+            "has one: type `dpcore` instead of `python -m dpcore` (and `pytest` instead of "
+            "`python -m pytest`), or do it in another folder"
+        )
     if not known:
         return f"{found}, but {_has_none()}. To get one, {_BUILD}. {_WITHOUT}."
     return (

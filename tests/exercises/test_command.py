@@ -1,8 +1,10 @@
 """dpcore exercise as a student calls it: list, start, hint, check, with mistakes, and by pytest."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import dpcore
 from dpcore.exercise import catalogue, judging, report
 from tests.ranks import python
 
@@ -178,6 +181,36 @@ def test_a_wrong_call_says_what_would_be_right(arguments, says, tmp_path):
     assert out.returncode in (1, 2)
     assert says in out.stderr and not out.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_clone_without_a_core_does_not_hide_the_one_that_is_installed(tmp_path):
+    """docs/teach.md: a wheel is installed, and commands are typed in the folder of a clone."""
+    package = Path(dpcore.__file__).parent
+    clone, program = tmp_path / "clone", tmp_path / "bin" / "dpcore"
+    skipped = shutil.ignore_patterns("_cores", "__pycache__")
+    shutil.copytree(package, clone / "dpcore", ignore=skipped)
+    shutil.copytree(package.parent / "exercises", clone / "exercises", ignore=skipped)
+    program.parent.mkdir()
+    program.write_text("import sys\nfrom dpcore.__main__ import main\nsys.exit(main())\n")
+
+    def typed(*command):
+        where = os.environ | {"PYTHONPATH": str(package.parent)}
+        options = {"capture_output": True, "text": True, "timeout": 180, "cwd": clone}
+        return subprocess.run([sys.executable, *map(str, command)], env=where, **options)
+
+    assert typed(program, "exercise", "start", "7").returncode == 0
+    file = clone / "my_exercises" / "07_buckets" / "buckets.py"
+    assert not (clone / "exercises" / "07_buckets" / "buckets.py").exists()
+    file.write_text(catalogue.find("7").parts.solution)
+    out = typed(program, "exercise", "check", "7")
+    assert out.returncode == 0, out.stdout + out.stderr
+    out = typed("-m", "dpcore", "exercise", "check", "7")
+    assert (out.returncode, out.stdout) == (1, "")
+    assert out.stderr == (
+        f"dpcore exercise: {clone}/dpcore was imported, which has no compiled core, and hides "
+        f"{package}, which has one: type `dpcore` instead of `python -m dpcore` (and `pytest` "
+        "instead of `python -m pytest`), or do it in another folder\n"
+    )
 
 
 def test_pytest_does_the_same(tmp_path, monkeypatch):
