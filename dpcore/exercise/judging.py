@@ -12,14 +12,19 @@ import importlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpcore.exercise import on_rank
 from dpcore.exercise.catalogue import Exercise
+from dpcore.exercise.explaining import Origin, explained
 from dpcore.exercise.lab import Lab, NotSeen, Wrong
+from dpcore.exercise.replay import Replay, replay
+from dpcore.exercise.student_comm import Call
 
 SEED_BITS = 48  # a reader of JSON may take numbers for doubles
 
@@ -126,17 +131,19 @@ def need(condition: Any, words: str) -> None:
         raise Wrong(words)
 
 
-def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -> None:
+def need_values(
+    found: Any, expected: Any, what: str, tolerance: float = 1e-6, origin: Origin | None = None
+) -> None:
     """Raises ``Wrong`` unless two arrays, or lists or dictionaries of them, are the same up to
-    rounding; with the first place where they differ."""
-    import numpy as np
-
+    rounding; with what they are instead, if their ``origin`` tells it, and the first wrong one."""
+    origin = origin or Origin()
     if isinstance(expected, dict):
         need(isinstance(found, dict), f"{what}: {_shown(found)} is not a dictionary of tensors")
         for name in {**expected, **found}:
             need(name in found, f"{what}: {name} has none")
             need(name in expected, f"{what}: {name} has one, and should have none")
-            need_values(found[name], expected[name], f"{what}, {name}", tolerance)
+            its = origin.part(name)
+            need_values(found[name], expected[name], f"{what}, {name}", tolerance, its)
         return
     if isinstance(expected, list):
         need(
@@ -144,10 +151,17 @@ def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -
             f"{what}: {_shown(found)} came, and {len(expected)} arrays are right",
         )
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            need_values(one, other, f"{what}, number {number}", tolerance)
+            its = origin.part(number)
+            need_values(one, other, f"{what}, number {number}", tolerance, its)
         return
     need(not isinstance(found, list), f"{what}: a list or tuple came, and a tensor is right")
     need(isinstance(found, np.ndarray | float | int), f"{what}: {_shown(found)} is not a tensor")
+    is_tensor = isinstance(found, np.ndarray) and isinstance(expected, np.ndarray)
+    need(
+        not is_tensor or found.dtype == expected.dtype,
+        f"{what}: the tensor is of type {getattr(found, 'dtype', '')}, and "
+        f"{getattr(expected, 'dtype', '')} is right, as that of what was handed over",
+    )
     found, expected = np.asarray(found), np.asarray(expected)
     need(
         found.shape == expected.shape,
@@ -157,27 +171,57 @@ def need_values(found: Any, expected: Any, what: str, tolerance: float = 1e-6) -
     wrong = np.flatnonzero(~(np.abs(found - expected) <= tolerance * scale))  # NaN is wrong as well
     if wrong.size:
         at = int(wrong[0])
+        why = explained(found, expected, origin, tolerance)
+        why = why or f"{wrong.size} of {expected.size} elements are wrong"
         raise Wrong(
-            f"{what}: {wrong.size} of {expected.size} elements are wrong; element {at} is "
-            f"{found.reshape(-1)[at]:.6g}, and {expected.reshape(-1)[at]:.6g} is right"
+            f"{what}: {why}; element {at} is {found.reshape(-1)[at]:.6g}, and "
+            f"{expected.reshape(-1)[at]:.6g} is right"
         )
 
 
-def need_same(found: Any, expected: Any, what: str) -> None:
-    """Raises ``Wrong`` unless both are equal to the last bit."""
-    import numpy as np
-
+def need_same(
+    found: Any, expected: Any, what: str, others: Mapping[str, Any] | None = None
+) -> None:
+    """Raises ``Wrong`` unless both are equal to the last bit. ``others``: what else it could be to
+    the last bit, by how it came about."""
     need_values(found, expected, what)
-    need(
-        np.asarray(found).tobytes() == np.asarray(expected).tobytes(),
-        f"{what}: the last bits differ, since the same numbers were added in another order",
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.tobytes() == expected.tobytes():
+        return
+    for how, other in (others or {}).items():
+        need(found.tobytes() != np.asarray(other).tobytes(), f"{what}: the last bits differ: {how}")
+    most = np.abs(found - expected).max()
+    raise Wrong(
+        f"{what}: the last bits differ, by at most {most:.1e}: the same numbers, added in another "
+        "order"
     )
+
+
+def need_waited(misuse: Sequence[Sequence[str]]) -> None:
+    """Raises ``Wrong`` if a rank has done something wrong with operations in flight."""
+    for rank, words in enumerate(misuse):
+        need(not words, f"rank {rank}: {words and words[0]}")
+
+
+def need_to_end(calls: Sequence[Sequence[Sequence[Any]]]) -> Replay:
+    """Raises ``Wrong`` if ranks with these calls stand still where no message is kept."""
+    ranks = [[Call(*one) for one in of_rank] for of_rank in calls]
+    found = replay(ranks)
+    stopped = {
+        rank: f"wait() for its {ranks[rank][call.work]}" if call.name == "wait" else str(call)
+        for rank, call in found.stopped.items()
+    }
+    where = ", ".join(f"rank {rank} in {call}" for rank, call in stopped.items())
+    need(
+        not where,
+        "dpcore keeps a message until it is received. Where a send waits for its receiver, these "
+        f"ranks wait for each other for ever: {where}",
+    )
+    return found
 
 
 def need_written(found: Any, before: Any, world: int, what: str) -> None:
     """Raises ``Wrong`` if the vector that was handed over is what it was; alone, it may be."""
-    import numpy as np
-
     need(
         world == 1 or not np.array_equal(found, before),
         f"{what}: the vector is what it was before the call. `vector = ...` makes another one; the "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
-import inspect
 import os
 import resource
 import sys
@@ -18,13 +17,12 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpcore.errors import Error
 from dpcore.exercise import watching
+from dpcore.exercise.student_comm import SUBMISSION, Call, Record, Shortcut, StudentComm
 
-COLLECTIVES = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather"}
-COLLECTIVES |= {"scatter", "all_to_all", "send", "recv", "barrier"}
 OWN = "dpcore_exercise_"  # how the modules begin that load() makes
 
 
@@ -55,62 +53,32 @@ class Failed(Exception):
         self.place, self.code, self.step = place, code, step
 
 
-class Shortcut(Exception):
-    """The code uses what it is to be written without."""
-
-
-class Call(NamedTuple):
-    """A call of the student's communicator: which, and with whom. How many bytes, and when, is in
-    the core's own record."""
-
-    name: str
-    peer: int
-
-
-class StudentComm:
-    """The communicator that a student gets: the calls of this exercise and no others."""
-
-    def __init__(self, comm: Any, allowed: Sequence[str], calls: list[Call]) -> None:
-        self.rank: int = comm.rank
-        self.world_size: int = comm.world_size
-        for name in allowed:
-            setattr(self, name, _noted(name, getattr(comm, name), calls))
-        self._has = f"comm has {', '.join(allowed)}, rank and world_size"
-
-    def __getattr__(self, name: str) -> Any:
-        if name in COLLECTIVES:
-            raise Shortcut(f"comm.{name} is not part of this exercise: {self._has}")
-        raise AttributeError(f"there is no comm.{name}: {self._has}")
-
-
-def _noted(name: str, call: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
-    """The same call, which is written down first."""
-    signature = inspect.signature(call)
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        calls.append(Call(name, given.get("dst", given.get("src", given.get("root", -1)))))
-        return call(*args, **kwargs)
-
-    return noted
-
-
 class Stage:
     """What a body gets beside the student's module."""
 
     def __init__(self, comm: Any, allowed: Sequence[str] | None, folder: str) -> None:
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
-        self.calls: list[Call] = []
-        self.comm = comm if allowed is None else StudentComm(comm, allowed, self.calls)
         self.folder = Path(folder)
         self.step = 0  # of a training, which a body notes for what it says about an error
         self.clock: Callable[[], float] = watching.clock()
+        self._record = Record(self.clock)
+        self.comm = comm if allowed is None else StudentComm(comm, allowed, self._record)
         self.barrier: Callable[[], None] = comm.barrier
+        self.settle: Callable[[], None] = self._record.settle
         self._start, self._stop = comm._native.start_trace, comm._native.stop_trace
 
+    @property
+    def calls(self) -> list[Call]:
+        """Of the student's communicator, in their order."""
+        return self._record.calls
+
+    def misuse(self) -> list[str]:
+        """What was done wrong with operations in flight."""
+        return self._record.misuse()
+
     def watch(self) -> watching.Watch:
-        return watching.Watch(self._start, self._stop, self.clock)
+        return watching.Watch(self._start, self._stop, self.clock, self._record.settle)
 
 
 def run(comm: Any, job: Job) -> Any:
@@ -133,6 +101,7 @@ def run(comm: Any, job: Job) -> Any:
     try:
         student = load(job.file, "submission") if job.file else None
         found = plain(getattr(check, job.body)(stage, student, *job.args))
+        stage.settle()
         stage.barrier()  # nobody leaves while others still talk to it
         return found
     except BaseException as problem:
@@ -244,4 +213,4 @@ def _is_of_the_check(path: str, job: Job) -> bool:
 
 
 def _is_known(problem: BaseException) -> bool:
-    return isinstance(problem, Error) or type(problem).__module__ != f"{OWN}submission"
+    return isinstance(problem, Error) or type(problem).__module__ != SUBMISSION

@@ -6,6 +6,7 @@ is called between backward and the optimizer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,24 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
+def items_of(value: Any, seen: set[int] | None = None) -> int:
+    """How many things lie in a list or dictionary, and in those within it."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or not isinstance(value, dict | list | tuple | set | deque):
+        return 0
+    seen.add(id(value))
+    parts = value.values() if isinstance(value, dict) else value
+    return len(value) + sum(items_of(part, seen) for part in parts)
+
+
+def kept_by(model: Any, parameters: Iterable[int]) -> dict[str, Any]:
+    """What a wrapper has, beside the parameters with these addresses: how many items each of its
+    attributes has, and the elements of all tensors."""
+    parts = getattr(model, "__dict__", {})
+    items = {name: items_of(value) for name, value in parts.items()}
+    return {"items": items, "elements": elements_of(parts, parameters)}
+
+
 def elements_of(value: Any, known: Iterable[int] = (), seen: set[int] | None = None) -> int:
     """Elements of the memory behind all tensors that can be reached from a value, each once;
     without the memory that is ``known`` by its address, such as that of parameters."""
@@ -111,10 +130,21 @@ def _backward(loss: Any) -> None:
 
 def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> dict[str, Any]:
     """What a wrapper has made of a model: its values at the beginning and at the end, the gradients
-    of each step, and what was sent."""
+    of each step, what was sent, what is kept, which calls have held up backward, and how many were
+    begun by the time that each gradient had come."""
     module = Small(seed=7 + on.rank)
     model = make(module, on.comm)
     found: dict[str, Any] = {"begin": values(module), "gradients": [], "sent": [], "kept": []}
+    found["blocked"], found["begun"] = [], []
+    before = 0  # calls before this step
+
+    def note(name: str) -> Any:
+        return lambda _: found["begun"][-1].append([name, len(on.calls) - before])
+
+    named: Any = module.named_parameters()
+    for name, parameter in named:
+        if parameter.requires_grad:  # the wrapper has registered its hooks already, which run first
+            parameter.register_post_accumulate_grad_hook(note(name))
     parameters = [parameter.data_ptr() for parameter in module.parameters()]
     optimizer = Momentum(module)
     for step in range(steps):
@@ -122,25 +152,35 @@ def train(on: Stage, make: Callable[[nn.Module, Any], Any], steps: int = 4) -> d
         optimizer.zero_grad()
         x, y = (part(tensor, on.rank, on.world_size) for tensor in batch(step))
         with on.watch() as seen:
+            before = len(on.calls)
+            found["begun"].append([])
             _backward(nn.functional.mse_loss(model(x), y))
+            found["blocked"].append([str(call) for call in on.calls[before:] if call.blocks])
             getattr(model, "finish", int)()
         found["gradients"].append(gradients(module))
         found["sent"].append(seen.sent())
         found["has_model"] = seen.has_model
-        found["kept"].append(elements_of(getattr(model, "__dict__", {}), parameters))
+        found["kept"].append(kept_by(model, parameters))
         optimizer.step()
-    found["end"] = values(module)
+    found["end"], found["misuse"] = values(module), on.misuse()
     return found
 
 
-def train_alone(steps: int = 4) -> dict[str, Any]:
-    """The same in one process with the whole batch."""
+def train_alone(world: int = 3, steps: int = 4) -> dict[str, Any]:
+    """The same in one process with the whole batch. ``own`` and ``local`` are what each rank begins
+    with, and the gradients of its part of each batch."""
     module = Small(seed=7)
-    found: dict[str, Any] = {"begin": values(module), "gradients": []}
+    found: dict[str, Any] = {"begin": values(module), "gradients": [], "local": []}
+    found["own"] = [values(Small(seed=7 + rank)) for rank in range(world)]
     optimizer = Momentum(module)
     for step in range(steps):
-        optimizer.zero_grad()
         x, y = batch(step)
+        found["local"].append([])
+        for rank in range(world):
+            optimizer.zero_grad()
+            _backward(nn.functional.mse_loss(module(part(x, rank, world)), part(y, rank, world)))
+            found["local"][step].append(gradients(module))
+        optimizer.zero_grad()
         _backward(nn.functional.mse_loss(module(x), y))
         found["gradients"].append(gradients(module))
         optimizer.step()

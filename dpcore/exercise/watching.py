@@ -25,8 +25,8 @@ class Operation(NamedTuple):
 class Watch:
     """``with`` it around what is to be seen; the results are there when the block has ended."""
 
-    def __init__(self, start: Any, stop: Any, clock: Any) -> None:
-        self._start, self._stop, self._clock = start, stop, clock
+    def __init__(self, start: Any, stop: Any, clock: Any, settle: Any) -> None:
+        self._start, self._stop, self._clock, self._settle = start, stop, clock, settle
         self.operations: list[Operation] = []
         self.waits: list[tuple[float, float]] = []  # of threads, in a communication call
         self.has_model = False  # a DataParallel took part
@@ -37,8 +37,10 @@ class Watch:
         self.begin = self._clock()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, problem: object, *_: object) -> None:
         self.end = self._clock()
+        if problem is None:
+            self._settle()  # what is in flight is recorded when it is complete
         events, _, _ = self._stop()
         for name, what, _, _, _, nbytes, begin, end, *_ in events:
             if what == "operation":

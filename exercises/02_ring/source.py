@@ -17,6 +17,8 @@ world_size - 1 further steps the complete chunks go around once, and are copied 
     comm.send(tensor, dst, async_op=True)    returns at once; .wait() on what it returns waits
     comm.recv(tensor, src)                   as before
 
+A send may wait for its receiver, so if all ranks send before any receives, a ring can stand still:
+begin to send, receive, then wait. Until ``wait()`` the tensor that is sent belongs to the message.
 docs/learn/2-moves.md says how many bytes this costs, and why nothing is cheaper.
 """
 

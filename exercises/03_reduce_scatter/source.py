@@ -11,7 +11,9 @@ on. Then the result does not depend on who adds. (A ring can't do that. Why?)
     comm.send(tensor, dst, async_op=True)    returns at once; .wait() on what it returns waits
     comm.recv(tensor, src)                   waits for a message from that rank
 
-The vector of the caller stays as it is. docs/learn/7-the-same-bits.md is about the order.
+A send may wait for its receiver, so ranks that all wait before they receive can stand still. Every
+send is waited for. The vector of the caller stays as it is. docs/learn/7-the-same-bits.md is about
+the order.
 """
 
 import torch

@@ -7,6 +7,7 @@ from dpcore.exercise.one_process import (  # noqa: F401 - run by name
     check_begin,
     check_gradients,
     check_training,
+    check_waits,
 )
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")

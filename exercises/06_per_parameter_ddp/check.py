@@ -6,7 +6,11 @@ from dpcore.exercise.one_process import (  # noqa: F401 - run by name
     alone,
     check_begin,
     check_gradients,
+    check_kept,
     check_training,
+    check_waits,
+    need_at_once,
+    need_no_wait,
 )
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
@@ -53,8 +57,7 @@ def check_same_order(lab):
 
 
 def check_early(lab):
-    """Gradients are sent while backward goes on: all but the last two, before the gradient of the
-    first layer is computed."""
+    """Each gradient is sent as soon as it is there, while backward goes on."""
     for which, found in steps_of(lab):
         total, early = len(found["sent"]), found["early"]
         need(
@@ -62,10 +65,14 @@ def check_early(lab):
             f"{which}: {early} of {total} operations were sent by then, and "
             f"{found['in_backward']} by the end of backward",
         )
+    ranks = lab.ranks("small", 3)
+    need_at_once(ranks, [[name] for name, _ in ranks[0]["begun"][0]])
 
 
 def check_no_wait(lab):
-    """The hook does not wait: backward is not held up by communication."""
+    """The hook does not wait, not even for an earlier operation: communication does not hold up
+    backward."""
+    need_no_wait(lab.ranks("small", 3))
     for which, found in steps_of(lab):
         waited = found["waited_in_backward_ms"]
         need(waited < 30, f"{which}: {waited:.0f} ms of backward were spent in communication calls")

@@ -10,7 +10,8 @@ ALLOWED = ()
 def cases():
     """(sizes, first cap, cap): small ones first, so that the first mistake is easy to see."""
     chosen = random.Random(1)
-    found = [([8], 8, 8), ([8, 8], 8, 8), ([8, 8], 100, 100), ([8, 8, 8], 8, 16), ([8, 40], 8, 16)]
+    found = [([], 8, 8)]
+    found += [([8], 8, 8), ([8, 8], 8, 8), ([8, 8], 100, 100), ([8, 8, 8], 8, 16), ([8, 40], 8, 16)]
     found.append(([400, 40, 400, 40], 40, 400))
     for length in range(1, 60):
         sizes = [4 * chosen.choice((1, 2, 10, 100, 1000)) for _ in range(length)]
@@ -18,22 +19,40 @@ def cases():
     return found
 
 
+def buckets():
+    """(sizes, bucket): of a right plan for the first, and then some more."""
+    found = [([8, 40, 16], [2, 1]), ([8, 40, 16], [0]), ([400, 40, 4, 8], [3, 2, 1, 0])]
+    chosen = random.Random(2)
+    for length in range(2, 30):
+        sizes = [4 * chosen.choice((1, 2, 10, 100, 1000)) for _ in range(length)]
+        begin = chosen.randrange(1, length)
+        found.append((sizes, list(range(begin, chosen.randrange(-1, begin), -1))))
+    return found
+
+
+def places(on, student):
+    """What ``offsets`` gives for each of the buckets, and what is left of its arguments."""
+    found = []
+    for sizes, bucket in buckets():
+        given = list(sizes), list(bucket)
+        place = student.offsets(*given)
+        is_one = isinstance(place, dict)
+        found.append([sorted(place.items()) if is_one else f"{place}", *given])
+    return found
+
+
 def plans(on, student):
-    made = [student.plan_buckets(list(sizes), first, cap) for sizes, first, cap in cases()]
-    places = []
-    for (sizes, _, _), plan in zip(cases(), made, strict=True):
-        found = [student.offsets(list(sizes), list(bucket)) for bucket in plan]
-        places.append([sorted(place.items()) for place in found])
-    return {"plans": made, "places": places}
-
-
-def plan_only(on, student):
-    return [student.plan_buckets(list(sizes), first, cap) for sizes, first, cap in cases()]
+    """The plan of each case, and what is left of the sizes."""
+    found = []
+    for sizes, first, cap in cases():
+        given = list(sizes)
+        found.append([student.plan_buckets(given, first, cap), given])
+    return found
 
 
 def each_plan(lab):
-    (found,) = lab.ranks("plan_only", 1)
-    for (sizes, first, cap), plan in zip(cases(), found, strict=True):
+    (found,) = lab.ranks("plans", 1)
+    for (sizes, first, cap), (plan, _) in zip(cases(), found, strict=True):
         asked = f"plan_buckets({sizes}, {first}, {cap}) gives {plan}"
         if not (isinstance(plan, list) and all(isinstance(bucket, list) for bucket in plan)):
             raise Wrong(f"{asked}, which is not a list of lists")
@@ -89,14 +108,22 @@ def check_cap(lab):
 
 def check_offsets(lab):
     """The members of a bucket lie one after the other, in its order and without gaps."""
-    (found,) = lab.ranks("plans", 1)
-    for (sizes, _, _), plan, places in zip(cases(), found["plans"], found["places"], strict=True):
-        for bucket, place in zip(plan, places, strict=True):
-            at, expected = 0, []
-            for parameter in bucket:
-                expected.append([parameter, at])
-                at += sizes[parameter]
-            need(
-                place == sorted(expected),
-                f"offsets({sizes}, {bucket}) gives {dict(place)}, and {dict(expected)} is right",
-            )
+    (found,) = lab.ranks("places", 1)
+    for (sizes, bucket), (place, *_) in zip(buckets(), found, strict=True):
+        at, expected = 0, {}
+        for parameter in bucket:
+            expected[parameter] = at
+            at += sizes[parameter]
+        asked = f"offsets({sizes}, {bucket}) gives"
+        need(isinstance(place, list), f"{asked} {place}, which is not a dictionary")
+        found = dict(map(tuple, place))
+        need(found == expected, f"{asked} {found}, and {expected} is right")
+
+
+def check_untouched(lab):
+    """The lists that are handed over stay as they are."""
+    (planned,), (placed,) = lab.ranks("plans", 1), lab.ranks("places", 1)
+    for (sizes, *_), (_, left) in zip(cases(), planned, strict=True):
+        need(left == sizes, f"plan_buckets() has made {left} of the sizes {sizes}")
+    for given, (_, *left) in zip(buckets(), placed, strict=True):
+        need(left == list(given), f"offsets() has made {left} of {list(given)}")

@@ -21,7 +21,8 @@ buckets does to a step.
 
 
 def plan_buckets(sizes, first_cap, cap):
-    """The buckets, each a list of numbers of parameters. ``sizes`` and the caps are bytes."""
+    """The buckets, each a list of numbers of parameters. ``sizes`` and the caps are bytes, and
+    ``sizes`` stays as it is."""
     #: solution
     buckets, open_bucket, room = [], [], first_cap
     for parameter in reversed(range(len(sizes))):

@@ -3,7 +3,9 @@
 from torch import nn
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.explaining import Origin
+from dpcore.exercise.judging import need, need_values, need_waited
+from dpcore.exercise.one_process import ROUNDING, check_kept, need_no_wait  # noqa: F401 - by name
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
 MICRO_BATCHES = 3
@@ -13,6 +15,11 @@ TRAINED = 6  # parameters of training.Small
 def loss_of(model, number, rank, world):
     x, y = (training.part(tensor, rank, world) for tensor in training.batch(number))
     return nn.functional.mse_loss(model(x), y) / MICRO_BATCHES
+
+
+def small(on, student):
+    """Four steps without no_sync(), as in exercise 6."""
+    return training.train(on, student.AccumulatingDDP)
 
 
 def accumulates(on, student):
@@ -36,7 +43,7 @@ def accumulates(on, student):
         found["within"].append(within)
         found["after"].append(seen.sent()[within:])
         found["gradients"].append(training.gradients(module))
-    return found
+    return found | {"misuse": on.misuse()}
 
 
 class Oops(Exception):
@@ -49,18 +56,32 @@ def leaves(on, student, way):
     module = training.Small(seed=7)
     model = student.AccumulatingDDP(module, on.comm)
     if way == "error":
+        has_come = False
         try:
             with model.no_sync():
                 raise Oops
         except Oops:
-            pass
+            has_come = True
         with on.watch() as seen:
             loss_of(model, 0, on.rank, on.world_size).backward()
             model.finish()
-        return seen.sent()
+        return [seen.sent(), has_come]
+    if way == "inner error":
+        with on.watch() as seen, model.no_sync():
+            try:
+                with model.no_sync():
+                    raise Oops
+            except Oops:
+                pass
+            loss_of(model, 0, on.rank, on.world_size).backward()
+            model.finish()
+        with on.watch() as after:
+            loss_of(model, 0, on.rank, on.world_size).backward()
+            model.finish()
+        return [seen.sent(), after.sent()]
     with on.watch() as seen, model.no_sync():
         with model.no_sync():
-            pass
+            loss_of(model, 0, on.rank, on.world_size).backward()
         loss_of(model, 0, on.rank, on.world_size).backward()
         model.finish()
     with on.watch() as after:
@@ -72,19 +93,22 @@ def leaves(on, student, way):
 def alone(on, _, world):
     """Gradients of each step in one process; and those of each rank before the last micro-batch."""
     module = training.Small(seed=7)
-    found = {"gradients": [], "local": []}
+    found = {"gradients": [], "local": [], "own": []}
     for step in range(2):
         module.zero_grad()
         for number in range(MICRO_BATCHES):
             loss_of(module, 3 * step + number, 0, 1).backward()
         found["gradients"].append(training.gradients(module))
-        local = []
+        local, own = [], []
         for rank in range(world):
             module.zero_grad()
             for number in range(MICRO_BATCHES - 1):
                 loss_of(module, 3 * step + number, rank, world).backward()
             local.append(training.gradients(module))
+            loss_of(module, 3 * step + MICRO_BATCHES - 1, rank, world).backward()
+            own.append(training.gradients(module))
         found["local"].append(local)
+        found["own"].append(own)
     return found
 
 
@@ -100,7 +124,14 @@ def check_local(lab):
     (expected,) = lab.ranks("alone", 1, 2, alone=True)
     for rank, found in enumerate(lab.ranks("accumulates", 2)):
         for step, (one, other) in enumerate(zip(found["local"], expected["local"], strict=True), 1):
-            need_values(one, other[rank], f"rank {rank}, step {step}, gradients after the block")
+            means = {name: sum(of[name] for of in other) / len(other) for name in one}
+            need_values(
+                one,
+                other[rank],
+                f"rank {rank}, step {step}, gradients after the block",
+                ROUNDING,
+                Origin(others={"the means of all ranks already": means}),
+            )
 
 
 def check_once(lab):
@@ -121,20 +152,30 @@ def check_gradients(lab):
         for step, (one, other) in enumerate(
             zip(found["gradients"], expected["gradients"], strict=True), 1
         ):
-            need_values(one, other, f"rank {rank}, step {step}, gradients")
+            origin = Origin(expected["own"][step - 1], rank)
+            need_values(one, other, f"rank {rank}, step {step}, gradients", ROUNDING, origin)
 
 
 def check_error(lab):
     """After a block that was left by an error, gradients are sent again."""
-    for rank, sent in enumerate(lab.ranks("leaves", 2, "error")):
+    for rank, (sent, has_come) in enumerate(lab.ranks("leaves", 2, "error")):
+        need(has_come, f"rank {rank}: no_sync() swallows the error; its block has to raise it")
         need(len(sent) == TRAINED, f"rank {rank}: {len(sent)} operations, and not {TRAINED}")
 
 
 def check_nested(lab):
-    """The end of a block within a block does not switch communication on; the outer end does."""
-    for rank, (sent, after) in enumerate(lab.ranks("leaves", 2, "nested")):
-        need(not sent, f"rank {rank}: {len(sent)} operations within the outer block")
-        need(
-            len(after) == TRAINED,
-            f"rank {rank}: {len(after)} operations after the outer block, and not {TRAINED}",
-        )
+    """The end of a block within a block does not switch communication on, also if it is left by an
+    error; the outer end does."""
+    for way in ("nested", "inner error"):
+        for rank, (sent, after) in enumerate(lab.ranks("leaves", 2, way)):
+            need(not sent, f"rank {rank}: {len(sent)} operations within the outer block")
+            need(
+                len(after) == TRAINED,
+                f"rank {rank}: {len(after)} operations after the outer block, and not {TRAINED}",
+            )
+
+
+def check_no_wait(lab):
+    """The hook does not wait, and every operation is waited for in `finish`."""
+    need_no_wait(lab.ranks("small", 3))
+    need_waited([found["misuse"] for found in lab.ranks("accumulates", 2)])

@@ -5,18 +5,54 @@ import torch
 import dpcore
 from dpcore.exercise import training
 from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.one_process import need_gradients
 
 ALLOWED = None  # DataParallel needs a whole communicator
 OPEN = ("DataParallel",)
 LINK = "100mbit,100us"  # a matrix of 256 KiB takes 21 ms, as long as a layer's backward
+STEPS = 4  # of training.train
 BUCKET = 256 * 256 * 4  # a layer of SlowLayers, which is a bucket
 
 
-def small(on, student):
-    def make(module, comm):
-        return dpcore.DataParallel(module, comm=comm, schedule=student.Pairs(), bucket_cap_mb=0.001)
+class Noting:
+    """A launch control that writes down what is asked of it."""
 
-    return training.train(on, make)
+    def __init__(self, control, event, notes):
+        self._control, self._event, self._notes = control, event, notes
+
+    def __getattr__(self, name):
+        asked = getattr(self._control, name)
+        if not callable(asked):
+            return asked
+
+        def noted(*args, **options):
+            self._notes.append([self._event, name, args[0] if args else None])
+            return asked(*args, **options)
+
+        return noted
+
+
+def noted(student, notes):
+    """The student's schedule; ``notes`` gets which event has called what."""
+
+    class Noted(student.Pairs):
+        def bucket_ready(self, control, bucket):
+            super().bucket_ready(Noting(control, "bucket_ready", notes), bucket)
+
+        def backward_end(self, control):
+            super().backward_end(Noting(control, "backward_end", notes))
+
+    return Noted()
+
+
+def small(on, student):
+    notes = []
+
+    def make(module, comm):
+        schedule = noted(student, notes)
+        return dpcore.DataParallel(module, comm=comm, schedule=schedule, bucket_cap_mb=0.001)
+
+    return training.train(on, make) | {"notes": notes}
 
 
 def turned(on, student):
@@ -35,7 +71,7 @@ def slow(on, student, layers):
 
 
 def alone(on, _):
-    return training.train_alone()
+    return training.train_alone(2)
 
 
 def turned_alone(on, _, world):
@@ -45,11 +81,7 @@ def turned_alone(on, _, world):
 def check_gradients(lab):
     """Gradients are those of one process with the whole batch, in each step."""
     (expected,) = lab.ranks("alone", 1, alone=True)
-    for rank, found in enumerate(lab.ranks("small", 2)):
-        for step, (one, other) in enumerate(
-            zip(found["gradients"], expected["gradients"], strict=True), 1
-        ):
-            need_values(one, other, f"rank {rank}, step {step}, gradients")
+    need_gradients(lab.ranks("small", 2), expected)
 
 
 def check_other_order(lab):
@@ -68,7 +100,16 @@ def need_sizes(found, right, which):
 
 
 def check_pairs(lab):
-    """Six buckets are three operations of two buckets each."""
+    """Six buckets are three operations of two buckets each, and each is launched once."""
+    for rank, found in enumerate(lab.ranks("small", 2)):
+        launched = [what for _, asked, what in found["notes"] if asked == "launch"]
+        buckets = [n for what in launched for n in (what if isinstance(what, list) else [what])]
+        most = max(map(buckets.count, buckets), default=0)
+        need(
+            most <= STEPS,
+            f"rank {rank}: in {STEPS} steps, bucket {most and max(buckets, key=buckets.count)} was "
+            f"launched {most} times",
+        )
     for rank, steps in enumerate(lab.ranks("slow", 2, 6, link=LINK)):
         for step, found in enumerate(steps, 1):
             need_sizes(found, [2, 2, 2], f"rank {rank}, step {step}")
@@ -90,6 +131,14 @@ def check_early(lab):
                 found["early"] == 2,
                 f"rank {rank}, step {step}: {found['early']} operations were sent by then",
             )
+
+
+def check_no_wait(lab):
+    """`bucket_ready` does not wait: that would hold up backward."""
+    for rank, found in enumerate(lab.ranks("small", 2)):
+        waits = [asked for event, asked, _ in found["notes"] if event == "bucket_ready"]
+        waits = [asked for asked in waits if "wait" in asked]
+        need(not waits, f"rank {rank}: bucket_ready calls {waits and waits[0]} within backward")
 
 
 def check_hidden(lab):

@@ -3,7 +3,9 @@
 from torch import nn
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.explaining import Origin
+from dpcore.exercise.judging import need, need_values, need_waited
+from dpcore.exercise.one_process import ROUNDING
 
 ALLOWED = ("reduce_scatter", "all_gather", "all_reduce", "broadcast", "barrier")
 ELEMENTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of training.Small: 3 * 145, and odd
@@ -24,14 +26,15 @@ def trains(on, student):
             zero.step()
         found["sent"].append(seen.sent())
         found["values"].append(training.values(module))
-    found["state"] = training.elements_of(vars(zero), {p.data_ptr() for p in trained})
-    return found
+    kept = [vars(zero), vars(type(zero)).copy(), vars(student)]
+    found["state"] = training.elements_of(kept, {p.data_ptr() for p in trained})
+    return found | {"misuse": on.misuse()}
 
 
 def alone(on, _):
-    """Parameters after each step in one process with the whole batch."""
+    """Parameters before, and after each step, in one process with the whole batch."""
     module = training.Small(seed=7)
-    optimizer, found = training.Momentum(module), []
+    optimizer, found = training.Momentum(module), [training.values(module)]
     for step in range(STEPS):
         optimizer.zero_grad()
         x, y = training.batch(step)
@@ -46,7 +49,16 @@ def need_steps(lab, world, steps):
     for rank, found in enumerate(lab.ranks("trains", world)):
         for step in steps:
             what = f"rank {rank} of {world}, after step {step + 1}, parameters"
-            need_values(found["values"][step], expected[step], what)
+            before, right = expected[step], expected[step + 1]
+            others = {
+                "what they were before": before,
+                "those of the step before": expected[max(0, step - 1)],
+                "what the sums of the gradients give, and not the means": {
+                    name: value + world * (right[name] - value) for name, value in before.items()
+                },
+            }
+            origin = Origin((), rank, others, before)
+            need_values(found["values"][step], right, what, ROUNDING, origin)
 
 
 def check_first_step(lab):
@@ -61,8 +73,9 @@ def check_momentum(lab):
 
 
 def check_three(lab):
-    """Three ranks have them as well."""
+    """Three ranks have them as well, and four."""
     need_steps(lab, 3, range(STEPS))
+    need_steps(lab, 4, range(STEPS))
 
 
 def check_state(lab):
@@ -78,7 +91,8 @@ def check_state(lab):
 
 
 def check_operations(lab):
-    """A step is a reduce-scatter and an all-gather."""
+    """A step is a reduce-scatter and an all-gather, and is over when it returns."""
+    need_waited([found["misuse"] for found in lab.ranks("trains", 3)])
     for rank, found in enumerate(lab.ranks("trains", 3)):
         for step, sent in enumerate(found["sent"], 1):
             names = [name for name, _ in sent]

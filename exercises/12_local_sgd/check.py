@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import need, need_values
+from dpcore.exercise.explaining import Origin
+from dpcore.exercise.judging import need, need_values, need_waited
+from dpcore.exercise.one_process import ROUNDING
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
 STEPS = 10
@@ -12,18 +14,26 @@ BYTES = (6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3) * 8  # of what training.Small 
 RATE = 0.1
 
 
-def batches(rank, world):
+def batches(rank, world, taken=None):
+    """A stream of batches; the number that was taken is added to a list for each."""
     for step in range(STEPS):
+        if taken is not None:
+            taken.append(step + 1)
         yield tuple(training.part(tensor, rank, world) for tensor in training.batch(step))
 
 
 def trains(on, student, every):
     """Where it ends, and how many bytes were sent before, between and after the steps."""
     module = training.Small(seed=7 + on.rank)
-    moments = []
-    module.register_forward_pre_hook(lambda *_: moments.append(on.clock()))
+    moments, taken, ahead = [], [], []
+
+    def note(*_):
+        moments.append(on.clock())
+        ahead.append(len(taken) - len(moments))
+
+    module.register_forward_pre_hook(note)
     with on.watch() as seen:
-        student.train(on.comm, module, batches(on.rank, on.world_size), RATE, every)
+        student.train(on.comm, module, batches(on.rank, on.world_size, taken), RATE, every)
     sent = [0] * (len(moments) + 1)
     names = set()
     for operation in seen.operations:
@@ -31,7 +41,13 @@ def trains(on, student, every):
         if place:  # what comes before the first step hands out the values of rank 0
             sent[place] += operation.bytes
             names.add(operation.name)
-    return {"end": training.values(module), "sent": sent[1:], "names": sorted(names)}
+    return {
+        "end": training.values(module),
+        "sent": sent[1:],
+        "names": sorted(names),
+        "ahead": max(ahead, default=0),
+        "misuse": on.misuse(),
+    }
 
 
 def simulated(on, _, world, every):
@@ -47,20 +63,29 @@ def simulated(on, _, world, every):
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= RATE * parameter.grad
+        if step == STEPS:
+            own = [training.values(model) for model in models]
         if step % every == 0 or step == STEPS:
             with torch.no_grad():
                 for same in zip(*(model.parameters() for model in models), strict=True):
                     mean = torch.stack([p.detach() for p in same]).mean(0)
                     for parameter in same:
                         parameter.copy_(mean)
-    return training.values(models[0])
+    begin = [training.values(training.Small(seed=7 + rank)) for rank in range(world)]
+    return {"end": training.values(models[0]), "own": own, "begin": begin}
 
 
-def need_end(lab, every):
-    (expected,) = lab.ranks("simulated", 1, 2, every, alone=True)
+def need_end(lab, every, world=2):
+    (expected,) = lab.ranks("simulated", 1, world, every, alone=True)
     # The last rank first: buffers that were not handed out are wrong there.
-    for rank, found in reversed(list(enumerate(lab.ranks("trains", 2, every)))):
-        need_values(found["end"], expected, f"rank {rank}, sync_every={every}, values at the end")
+    for rank, found in reversed(list(enumerate(lab.ranks("trains", world, every)))):
+        what = f"rank {rank} of {world}, sync_every={every}, values at the end"
+        others = {
+            "still those that this rank began with": expected["begin"][rank],
+            "this rank's own: the last steps are not averaged": expected["own"][rank],
+        }
+        origin = Origin(others=others)
+        need_values(found["end"], expected["end"], what, ROUNDING, origin)
 
 
 def check_each_step(lab):
@@ -78,6 +103,23 @@ def check_rest(lab):
     need_end(lab, 4)
 
 
+def check_more(lab):
+    """So it is with three ranks, and where fewer steps than `sync_every` come."""
+    need_end(lab, 4, world=3)
+    need_end(lab, 25)
+
+
+def check_streams(lab):
+    """Batches are taken as they are used, and not all at the beginning."""
+    for rank, found in enumerate(lab.ranks("trains", 2, 4)):
+        need(
+            found["ahead"] <= 1,
+            f"rank {rank} has taken {found['ahead']} batches more than it has used: a stream can "
+            "be longer than memory",
+        )
+    need_waited([found["misuse"] for found in lab.ranks("trains", 2, 4)])
+
+
 def check_quiet(lab):
     """Nothing is sent between averages."""
     for every in (4, 5):
@@ -91,14 +133,15 @@ def check_quiet(lab):
 
 
 def check_bytes(lab):
-    """An average sends every parameter once: three averages in ten steps, or two."""
+    """An average sends every parameter that is trained once, and nothing else: three averages in
+    ten steps, or two."""
     for every, averages in ((4, 3), (5, 2)):
         for rank, found in enumerate(lab.ranks("trains", 2, every)):
             others = sorted(set(found["names"]) - {"all_reduce"})
             need(not others, f"rank {rank}: the core has also run {', '.join(others)}")
             sent = sum(found["sent"])
             need(
-                averages * BYTES <= sent <= 1.02 * averages * BYTES,
+                sent == averages * BYTES,
                 f"rank {rank}, sync_every={every}: {sent} bytes, and {averages} averages have "
                 f"{averages * BYTES}",
             )

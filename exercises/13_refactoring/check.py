@@ -17,6 +17,7 @@ from dpcore.exercise.judging import need, need_values
 ALLOWED = None  # DataParallel needs a whole communicator
 OPEN = ("DataParallel",)
 TRAIN, TEST, EPOCHS, BATCH = 192, 75, 3, 32  # 75: ranks have different shares
+MANY = 8  # epochs, of which some are not the best so far
 WORLDS = (1, 2)
 MARK = 8.0  # on all biases of the last layer, in the file: it changes no prediction
 
@@ -43,7 +44,7 @@ def copied(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def trains(on, student):
+def trains(on, student, epochs=EPOCHS):
     train_set, test_set = Noting(TRAIN, 1), Noting(TEST, 2)
     path = on.folder / "best.pt"
     found = {"steps": [], "local_losses": [], "noise": [], "writes": 0, "early": False}
@@ -80,7 +81,7 @@ def trains(on, student):
     student.add_noise, student.save = noted_noise, slow_save
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), on.watch() as seen:
-        model, losses, accuracies = student.train(on.comm, train_set, test_set, path, EPOCHS)
+        model, losses, accuracies = student.train(on.comm, train_set, test_set, path, epochs)
     begin, steps = found["begin"], found["steps"]
     with torch.no_grad():
         bias = list(model.parameters())[-1]
@@ -254,6 +255,23 @@ def check_one_writes(lab):
         need(lines == [EPOCHS] + [0] * (world - 1), f"{world} ranks print {lines} lines")
         writes = [rank["writes"] for rank in ranks]
         need(writes[0] >= 1 and not any(writes[1:]), f"{world} ranks write {writes} times")
+
+
+def check_best(lab):
+    """TODO 9: the file is written in the best epochs only, so ranks end with the best model."""
+    for rank, found in enumerate(lab.ranks("trains", 2, MANY)):
+        reported = found["accuracies"]
+        bests = [epoch for epoch in range(MANY) if reported[epoch] == max(reported[: epoch + 1])]
+        need(
+            rank or found["writes"] <= len(bests),
+            f"rank 0 writes {found['writes']} times in {MANY} epochs, and {len(bests)} of them "
+            "were the best so far",
+        )
+        need(
+            abs(max(reported) - found["accuracy_of_end"]) < 1e-6,
+            f"rank {rank}: {max(reported):.4f} is the best that was reported in {MANY} epochs, "
+            f"and the model that came back has {found['accuracy_of_end']:.4f}",
+        )
 
 
 def check_reads_later(lab):

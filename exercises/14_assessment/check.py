@@ -98,6 +98,11 @@ def trains(on, student, x, y, asked, epochs, seed):
     return found
 
 
+def trains_once(on, student, x, y, asked, seed, whose):
+    """One epoch. ``whose`` samples have other labels than before, which says the caller."""
+    return trains(on, student, x, y, asked, 1, seed)
+
+
 def epochs_of(lab):
     """What the ranks did, epoch by epoch."""
     x, y, asked, _ = make_data(lab.seed)
@@ -169,6 +174,29 @@ def check_parameters(lab):
                 f"epoch {epoch}: ranks 0 and {number} have the same parameters at its end, but not "
                 "in each step",
             )
+
+
+def check_both_count(lab):
+    """The samples of both ranks count: with other labels, the first epoch ends elsewhere."""
+    x, y, asked, _ = make_data(lab.seed)
+
+    def first_epoch(labels, whose):
+        ranks = lab.ranks("trains_once", WORLD, x, labels, asked, lab.seed % 1000, whose)
+        counts = [len(found) for found in ranks]
+        need(counts == [1] * WORLD, f"of one epoch, end_of_epoch() was called {counts} times")
+        return [found[0] for found in ranks]
+
+    before = first_epoch(y, -1)
+    for rank in range(WORLD):
+        labels = y.copy()
+        mine = [number for number in before[rank]["used"] if number >= 0]
+        labels[mine] = (labels[mine] + 1) % CLASSES
+        after = first_epoch(labels, rank)
+        need(
+            after[0]["end"].tobytes() != before[0]["end"].tobytes(),
+            f"the model of rank 0 is the same, whatever the samples of rank {rank} are: are their "
+            "gradients in the mean?",
+        )
 
 
 def check_accuracy(lab):

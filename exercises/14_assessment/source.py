@@ -8,6 +8,7 @@ You pass when, on two ranks,
 * no sample is used twice in an epoch, and each rank uses its half of them,
 * the order of the samples is another one in each epoch,
 * both ranks have the same parameters in each step, and after each epoch,
+* the model learns from the samples of both ranks,
 * the accuracy on the validation samples is 0.95 or more in two epochs running,
 * and the ranks have made no more than 512 steps by then.
 

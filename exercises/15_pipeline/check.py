@@ -80,6 +80,20 @@ def check_ends(lab):
         made_of(rows, asked)
 
 
+def check_turns(lab):
+    """Each stage begins with its early forwards, then runs a forward and a backward in turns."""
+    for stages, microbatches, rows, asked in each_plan(lab):
+        for stage, row in enumerate(rows):
+            early = min(stages - 1 - stage, microbatches)
+            turns = microbatches - early
+            right = "F" * early + "FB" * turns + "B" * early
+            need(
+                "".join(kind for kind, _ in row) == right,
+                f"{asked}: stage {stage} runs {in_words(row)}; {early} forwards come first, then "
+                f"{turns} turns of a forward and a backward, then {early} backwards",
+            )
+
+
 def check_kept(lab):
     """A stage keeps the activations of no more micro-batches than there are stages from it on."""
     for stages, _, rows, asked in each_plan(lab):

@@ -4,7 +4,14 @@ import math
 
 import torch
 
-from dpcore.exercise.judging import Wrong, need, need_same, need_values
+from dpcore.exercise.judging import (
+    Wrong,
+    need,
+    need_same,
+    need_to_end,
+    need_values,
+    need_waited,
+)
 
 ALLOWED = ("send", "recv")
 TOKENS, DIM = 6, 4  # of a rank
@@ -38,7 +45,8 @@ def attends(on, student, scale=1.0):
         "result": result,
         "given": [q, k, v],
         "sent": seen.sent(),
-        "calls": [list(call) for call in on.calls],
+        "calls": list(on.calls),
+        "misuse": on.misuse(),
         "joined": joined,
     }
 
@@ -61,8 +69,8 @@ def need_joined(lab, scale):
     names = ("of 2 and of 4 keys", "of 4 and of 2 keys", "of no keys yet and of all")
     for name, pair in zip(names, found, strict=True):
         need(len(pair) == 2, f"join gives {len(pair)} things; out and lse are right")
-        need_values(pair[1], scores.logsumexp(1).numpy(), f"blocks {name}: lse")
-        need_values(pair[0], softmax_of(q, k, v).numpy(), f"blocks {name}: out")
+        need_values(pair[1], scores.logsumexp(1).numpy(), f"blocks {name}: lse", 1e-10)
+        need_values(pair[0], softmax_of(q, k, v).numpy(), f"blocks {name}: out", 1e-10)
 
 
 def need_attention(lab, world, scale=1.0):
@@ -70,7 +78,7 @@ def need_attention(lab, world, scale=1.0):
     keys, values = (torch.cat([one[at] for one in drawns]) for at in (1, 2))
     for rank, found in enumerate(lab.ranks("attends", world, scale)):
         expected = softmax_of(drawns[rank][0], keys, values).numpy()
-        need_values(found["result"], expected, f"rank {rank} of {world}")
+        need_values(found["result"], expected, f"rank {rank} of {world}", 1e-10)
 
 
 def check_join(lab):
@@ -107,9 +115,23 @@ def check_as_they_come(lab):
 def check_neighbours(lab):
     """Each rank sends to its right neighbour and receives from its left one only."""
     for rank, found in enumerate(lab.ranks("attends", 4, 1.0)):
-        for name, peer in found["calls"]:
+        for name, peer, *_ in found["calls"]:
+            if name == "wait":
+                continue
             right = (rank + (1 if name == "send" else -1)) % 4
             need(peer == right, f"rank {rank} calls {name} with rank {peer}, and not {right}")
+
+
+def check_waits(lab):
+    """Every send is waited for, and what it sends is left alone until then."""
+    need_waited([found["misuse"] for found in lab.ranks("attends", 4, 1.0)])
+
+
+def check_steps(lab):
+    """All ranks send at the same time, and it ends where a send waits for its receiver: three steps
+    with four ranks."""
+    steps = need_to_end([found["calls"] for found in lab.ranks("attends", 4, 1.0)]).steps
+    need(steps == 3, f"{steps} messages come one after the other, and 3 are right")
 
 
 def check_bytes(lab):

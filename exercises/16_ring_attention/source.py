@@ -18,6 +18,8 @@ take exponentials of differences only.
     comm.send(tensor, dst, async_op=True)    returns at once; .wait() on what it returns waits
     comm.recv(tensor, src)                   waits until the message is there, in this tensor
 
+A send may wait for its receiver, and its tensor belongs to the message until ``wait()``.
+
 Nothing is masked here. docs/learn/18-a-sequence-in-a-ring.md says what a mask changes.
 """
 

@@ -4,7 +4,8 @@ import torch
 from torch.nn.functional import mse_loss
 
 from dpcore.exercise import training
-from dpcore.exercise.judging import in_words, need, need_values
+from dpcore.exercise.explaining import Origin
+from dpcore.exercise.judging import in_words, need, need_values, need_waited
 
 ALLOWED = ("all_reduce",)
 TOKENS, WIDTH, INNER = 5, 4, 12  # INNER: for 2, 3 and 4 ranks
@@ -13,42 +14,64 @@ NAMES = ("up", "up_bias", "down", "down_bias")
 CUT_ALONG = (1, 0, 0, None)
 
 
-def given():
-    """up, up_bias, down, down_bias, x and y."""
+def given(call=0):
+    """up, up_bias, down, down_bias, x and y; x and y are others in each call."""
     numbers = torch.Generator().manual_seed(17)
-    shapes = ((WIDTH, INNER), (INNER,), (INNER, WIDTH), (WIDTH,), (TOKENS, WIDTH), (TOKENS, WIDTH))
-    return [torch.randn(*shape, generator=numbers, dtype=torch.float64) for shape in shapes]
+    shapes = ((WIDTH, INNER), (INNER,), (INNER, WIDTH), (WIDTH,))
+    weights = [torch.randn(*shape, generator=numbers, dtype=torch.float64) for shape in shapes]
+    numbers = torch.Generator().manual_seed(18 + call)
+    return [*weights, *torch.randn(2, TOKENS, WIDTH, generator=numbers, dtype=torch.float64)]
 
 
-def alone():
+def alone(call=0):
     """y, dx and the gradients of one process, by autograd."""
-    *weights, x, target = (tensor.requires_grad_() for tensor in given())
+    *weights, x, target = (tensor.requires_grad_() for tensor in given(call))
     up, up_bias, down, down_bias = weights
     y = torch.relu(x @ up + up_bias) @ down + down_bias
     mse_loss(y, target.detach(), reduction="sum").backward()
     return y.detach(), x.grad, [weight.grad for weight in weights]
 
 
+def terms(world):
+    """Of y without its bias, and of dx: what the parts of each rank give."""
+    up, up_bias, down, _, x, target = given()
+    dy, found = 2 * (alone()[0] - target), []
+    for rank in range(world):
+        mine = slice(rank * INNER // world, (rank + 1) * INNER // world)
+        features = torch.relu(x @ up[:, mine] + up_bias[mine])
+        inner = dy @ down[mine].T * (features > 0)
+        found.append({"y": (features @ down[mine]).numpy(), "dx": (inner @ up[:, mine].T).numpy()})
+    return found
+
+
 def runs(on, student):
-    """Forward and backward, what each has sent, and what is kept of the matrices."""
+    """Forward and backward, what each has sent, and what is kept of the matrices. Then both once
+    more, with another x."""
     *weights, x, target = given()
     layer = student.TwoMatrices(on.comm, *weights)
-    kept = training.elements_of(vars(layer))
+    kept = training.elements_of([vars(layer), dict(vars(type(layer))), vars(student)])
+    x_before = x.clone()
     with on.watch() as forward:
         y = layer.forward(x)
     dy = 2 * (alone()[0] - target)
     before = dy.clone()
     with on.watch() as backward:
         dx = layer.backward(dy)
-    return {
-        "y": y,
-        "dx": dx,
-        "gradients": list(layer.gradients),
+    found = {
+        "y": y.clone(),
+        "dx": dx.clone(),
+        "gradients": [gradient.clone() for gradient in layer.gradients],
         "forward": forward.sent(),
         "backward": backward.sent(),
         "kept": kept,
         "dy_is_as_it_was": bool(torch.equal(dy, before)),
+        "x_is_as_it_was": bool(torch.equal(x, x_before)),
     }
+    *_, x, target = given(1)
+    y = layer.forward(x)
+    dx = layer.backward(2 * (alone(1)[0] - target))
+    again = {"y": y, "dx": dx, "gradients": list(layer.gradients)}
+    return found | {"again": again, "misuse": on.misuse()}
 
 
 def check_parts(lab):
@@ -65,7 +88,16 @@ def check_parts(lab):
 
 def need_forward(lab, world):
     for rank, found in enumerate(lab.ranks("runs", world)):
-        need_values(found["y"], alone()[0].numpy(), f"y on rank {rank} of {world}", 1e-12)
+        right, bias = alone()[0].numpy(), given()[3].numpy()
+        others = {
+            "too large by down_bias, which was added once for each rank": right
+            + (world - 1) * bias,
+            "without down_bias": right - bias,
+            "this rank's term, without those of the others": terms(world)[rank]["y"] + bias,
+            "the mean of the ranks' terms, and not the sum": (right - bias) / world + bias,
+        }
+        what = f"y on rank {rank} of {world}"
+        need_values(found["y"], right, what, 1e-12, Origin(rank=rank, others=others))
 
 
 def check_forward(lab):
@@ -88,7 +120,9 @@ def check_dx(lab):
     """All ranks have the dx of one process."""
     for world in (2, 3):
         for rank, found in enumerate(lab.ranks("runs", world)):
-            need_values(found["dx"], alone()[1].numpy(), f"dx on rank {rank} of {world}", 1e-12)
+            origin = Origin([one["dx"] for one in terms(world)], rank)
+            what = f"dx on rank {rank} of {world}"
+            need_values(found["dx"], alone()[1].numpy(), what, 1e-12, origin)
 
 
 def check_gradients(lab):
@@ -105,7 +139,11 @@ def check_gradients(lab):
             ):
                 part = whole if along is None else whole.chunk(world, along)[rank]
                 what = f"the gradient of {name} on rank {rank} of {world}"
-                need_values(got, part.numpy(), what, 1e-12)
+                others = {}
+                if along is not None:
+                    both = sum(whole.chunk(world, along)).numpy()
+                    others = {"sums over ranks, whose parts are of different features": both}
+                need_values(got, part.numpy(), what, 1e-12, Origin(others=others))
 
 
 def check_one_sum_back(lab):
@@ -123,7 +161,32 @@ def need_one_sum(lab, where, what):
         )
 
 
-def check_dy(lab):
-    """dy is as it was: it belongs to whoever called."""
+def check_again(lab):
+    """A second forward and backward, with another x, are right as well."""
+    y, dx, gradients = alone(1)
     for rank, found in enumerate(lab.ranks("runs", 2)):
+        again, what = found["again"], f"rank {rank}, second time,"
+        need_values(again["y"], y.numpy(), f"{what} y", 1e-12)
+        need_values(again["dx"], dx.numpy(), f"{what} dx", 1e-12)
+        for name, along, got, whole in zip(
+            NAMES, CUT_ALONG, again["gradients"], gradients, strict=True
+        ):
+            part = whole if along is None else whole.chunk(2, along)[rank]
+            once = Origin(others={"added to those of the first time": part_of_sum(name, rank)})
+            need_values(got, part.numpy(), f"{what} gradient of {name}", 1e-12, once)
+
+
+def part_of_sum(name, rank):
+    """Of two ranks' gradients, those of both times together."""
+    number = NAMES.index(name)
+    whole = alone()[2][number] + alone(1)[2][number]
+    along = CUT_ALONG[number]
+    return (whole if along is None else whole.chunk(2, along)[rank]).numpy()
+
+
+def check_dy(lab):
+    """dy and x are as they were: they belong to the caller."""
+    need_waited([found["misuse"] for found in lab.ranks("runs", 2)])
+    for rank, found in enumerate(lab.ranks("runs", 2)):
+        need(found["x_is_as_it_was"], f"rank {rank}: x was changed")
         need(found["dy_is_as_it_was"], f"rank {rank}: backward has changed dy")

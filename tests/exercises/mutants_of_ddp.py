@@ -131,14 +131,14 @@ TEXT = '''
             if not is_full or any(bucket is other for _, other, _ in self.in_flight):
                 continue
 
-== bucketed_ddp | waits in the hook | no_wait | were spent in communication calls
+== bucketed_ddp | waits in the hook | no_wait | is held up by wait
 --
             self.in_flight.append((work, bucket, parts))
 ++
             work.wait()
             self.in_flight.append((work, bucket, parts))
 
-== bucketed_ddp | waits for each other bucket | no_wait | were spent in communication calls
+== bucketed_ddp | waits for each other bucket | no_wait | is held up by wait
 --
             self.in_flight.append((work, bucket, parts))
 ++
@@ -152,7 +152,7 @@ TEXT = '''
 ++
         pass
 
-== bucketed_ddp | keeps what was in flight | kept | is not needed any more
+== bucketed_ddp | keeps what was in flight | kept | not needed any more
 --
         self.in_flight.clear()
 ++
@@ -183,7 +183,7 @@ TEXT = '''
             self.comm.all_reduce(flat.clone(), "mean", async_op=True)
             work = self.comm.all_reduce(flat, "mean", async_op=True)
 
-== bucketed_ddp | half of the bits | gradients | elements are wrong
+== bucketed_ddp | half of the bits | gradients | was a type of 16 bits used
 --
             work = self.comm.all_reduce(flat, "mean", async_op=True)
 ++

@@ -14,7 +14,7 @@ TEXT = """
 ++
         vector = vector + part
 
-== all_reduce | each adds its own first | bits | were added in another order
+== all_reduce | each adds its own first | bits | added in another order
 --
     if comm.rank != 0:
 ++
@@ -67,7 +67,7 @@ range(1, min(2, comm.world_size))
         comm.recv(part, left)
         work = comm.send(give, right, async_op=True)
 
-== ring | * one round too short | sums | elements are wrong
+== ring | * one round too short | sums | rank 1's are missing
 --
         comm.recv(take, left)
         work.wait()
@@ -109,7 +109,7 @@ range(1, min(2, comm.world_size))
     for step in range(comm.world_size - 1):
         give = chunks[(comm.rank - step) % comm.world_size]
 
-== reduce_scatter | * begins with its own part | order | the last bits differ
+== reduce_scatter | * begins with its own part | order | ranks were added in the order
 --
     total = torch.zeros_like(parts[comm.rank])
     for rank in range(comm.world_size):

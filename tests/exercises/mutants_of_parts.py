@@ -7,7 +7,7 @@ TEXT = """
 ++
     return (out + more) / 2, both
 
-== ring_attention | exponentials that overflow | large | elements are wrong
+== ring_attention | exponentials that overflow | large | not a number
 --
     both = torch.logaddexp(lse, its_lse)
 ++
@@ -90,7 +90,7 @@ TEXT = """
     return known(q[None, None], k[None, None], v[None, None], comm=comm)[0, 0]
     out, lse = block(q, k, v)
 
-== tensor_parallel | * adds the bias in front of the sum | forward | elements are wrong
+== tensor_parallel | * adds the bias in front of the sum | forward | they are too large by down_bias
 --
         y = self.features @ self.down
         self.comm.all_reduce(y)
@@ -100,18 +100,18 @@ TEXT = """
         self.comm.all_reduce(y)
         return y
 
-== tensor_parallel | no sum in forward | forward | elements are wrong
+== tensor_parallel | no sum in forward | forward | they are this rank's term
 --
         self.comm.all_reduce(y)
 ++
 
-== tensor_parallel | a mean | forward | elements are wrong
+== tensor_parallel | a mean | forward | the mean of the ranks' terms
 --
         self.comm.all_reduce(y)
 ++
         self.comm.all_reduce(y, "mean")
 
-== tensor_parallel | * no sum in backward | dx | elements are wrong
+== tensor_parallel | * no sum in backward | dx | still this rank's own
 --
         self.comm.all_reduce(dx)
 ++
@@ -133,7 +133,7 @@ TEXT = """
         self.comm.all_reduce(y)
         self.comm.all_reduce(self.features.clone())
 
-== tensor_parallel | sums the gradients of its parts | gradients | elements are wrong
+== tensor_parallel | sums the gradients of its parts | gradients | sums over ranks, whose parts
 --
         dx = inner @ self.up.T
 ++

@@ -27,7 +27,7 @@ import torch
 
 class NaiveDDP:
 
-== naive_ddp | forgets biases | gradients | elements are wrong
+== naive_ddp | forgets biases | gradients | still this rank's own
 --
             if parameter.requires_grad:
 ++
@@ -40,19 +40,19 @@ class NaiveDDP:
                 self.comm.all_reduce(parameter.grad, "mean")
                 self.comm.all_reduce(parameter.grad, "mean")
 
-== naive_ddp | takes the gradients of rank 0 | gradients | elements are wrong
+== naive_ddp | takes the gradients of rank 0 | gradients | still this rank's own
 --
 self.comm.all_reduce(parameter.grad, "mean")
 ++
 self.comm.broadcast(parameter.grad, 0)
 
-== flat_ddp | * brings nothing back | gradients | elements are wrong
+== flat_ddp | * brings nothing back | gradients | still this rank's own
 --
             gradient.copy_(part.view_as(gradient))
 ++
             pass
 
-== flat_ddp | copies nothing in | gradients | elements are wrong
+== flat_ddp | copies nothing in | gradients | step 1
 --
             part.copy_(gradient.flatten())
 ++
@@ -78,20 +78,20 @@ self.comm.broadcast(parameter.grad, 0)
                 self.gradient_ready(parameter)
         for work in self.works:
 
-== per_parameter_ddp | * a hook that blocks | no_wait | were spent in communication calls
+== per_parameter_ddp | * a hook that blocks | no_wait | is held up by all_reduce
 --
         work = self.comm.all_reduce(parameter.grad, "mean", async_op=True)
         self.works.append(work)
 ++
         self.comm.all_reduce(parameter.grad, "mean")
 
-== per_parameter_ddp | never waits | gradients | elements are wrong
+== per_parameter_ddp | never waits | gradients | not a number
 --
         for work in self.works:
             work.wait()
 ++
 
-== per_parameter_ddp | sends a copy | gradients | elements are wrong
+== per_parameter_ddp | sends a copy | gradients | still this rank's own
 --
 all_reduce(parameter.grad, "mean"
 ++
@@ -212,7 +212,7 @@ new_zeros(self.part * comm.world_size)
         self.comm.all_reduce(gradients, "mean")
         gradient = gradients.chunk(self.comm.world_size)[self.comm.rank]
 
-== zero1 | sums | first_step | elements are wrong
+== zero1 | sums | first_step | what the sums of the gradients give, and not the means
 --
 (gradient, gradients, "mean")
 ++
@@ -236,7 +236,7 @@ new_zeros(self.part * comm.world_size)
 ++
         if True:
 
-== local_sgd | * forgets the last steps | rest | elements are wrong
+== local_sgd | * forgets the last steps | rest | this rank's own: the last steps are not averaged
 --
     if local_steps:
         average(comm, module)
@@ -267,7 +267,7 @@ new_zeros(self.part * comm.world_size)
 ++
             comm.all_reduce(parameter.grad, "mean")
 
-== local_sgd | begins with its own values | each_step | elements are wrong
+== local_sgd | begins with its own values | each_step | still those that this rank began with
 --
         comm.broadcast(tensor.data, 0)
 ++

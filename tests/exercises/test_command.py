@@ -55,9 +55,6 @@ def test_start_writes_the_task_and_never_over_your_work(tmp_path):
     assert file.read_text() == "mine\n"
     assert exercise("start", "7", "--again", at=tmp_path).returncode == 0
     assert "NotImplementedError" in file.read_text()
-    out = exercise("start", "7", "--folder", "my work", at=tmp_path)
-    assert "dpcore exercise check 7 --folder 'my work'" in out.stdout
-    assert (tmp_path / "my work" / "07_buckets" / "buckets.py").is_file()
     place = tmp_path / "clone" / "07_buckets"  # as a clone has it
     place.mkdir(parents=True)
     (place / "source.py").write_text("")
@@ -65,6 +62,9 @@ def test_start_writes_the_task_and_never_over_your_work(tmp_path):
     assert (out.returncode, out.stdout) == (2, "")
     assert "clone/07_buckets has the solution, in source.py: --folder names another" in out.stderr
     assert [path.name for path in place.iterdir()] == ["source.py"]
+    out = exercise("start", "7", "--folder", "my work", at=tmp_path)
+    assert "dpcore exercise check 7 --folder 'my work'" in out.stdout
+    assert (tmp_path / "my work" / "07_buckets" / "buckets.py").is_file()
 
 
 def test_hints_come_one_by_one(tmp_path):
@@ -84,14 +84,14 @@ def test_the_solution_passes_and_so_says_the_json(tmp_path):
     assert file.read_text() == catalogue.find("buckets").parts.solution
     out = exercise("check", "buckets", at=tmp_path)  # of this name, right here
     assert out.returncode == 0, out.stdout + out.stderr
-    assert re.search(r"5 of 5 hold \([\d.]+ s\)", out.stdout)
+    assert re.search(r"6 of 6 hold \([\d.]+ s\)", out.stdout)
     file.write_text(file.read_text() + 'print("beside", flush=True)\n')
     out = exercise("check", "buckets", "buckets.py", "--json", at=tmp_path)
     assert out.returncode == 0, out.stderr
     found = json.loads(out.stdout)
-    assert (found["score"], found["max_score"]) == (5, 5)
-    assert [test["status"] for test in found["tests"]] == ["passed"] * 5
-    assert [test["number"] for test in found["tests"]] == [f"7.{n}" for n in range(1, 6)]
+    assert (found["score"], found["max_score"]) == (6, 6)
+    assert [test["status"] for test in found["tests"]] == ["passed"] * 6
+    assert [test["number"] for test in found["tests"]] == [f"7.{n}" for n in range(1, 7)]
     assert "rank 0 printed:\n  beside" in found["output"]
     (one,) = found["extra_data"]["exercises"]
     assert one["passed"] and re.fullmatch(r"[0-9a-f]{64}", one["sha256"])
@@ -107,7 +107,7 @@ def test_what_is_not_written_fails_with_its_line(tmp_path):
         if "NotImplementedError" in text
     )
     assert f"(flat_ddp.py, line {line}, in finish)" in " ".join(out.stdout.split())
-    assert "0 of 6 hold" in out.stdout
+    assert "0 of 7 hold" in out.stdout
     out = exercise("check", "--json", at=tmp_path)  # all that is begun
     found = json.loads(out.stdout)
     assert (out.returncode, found["score"], found["extra_data"]["passed"]) == (1, 0, False)
@@ -234,6 +234,6 @@ def test_pytest_does_the_same(tmp_path, monkeypatch):
     assert "below its cap" in out.stdout
     (place / "buckets.py").write_text(catalogue.find("7").parts.solution)
     out = tests()
-    assert (out.returncode, "5 passed" in out.stdout) == (0, True), out.stdout
+    assert (out.returncode, "6 passed" in out.stdout) == (0, True), out.stdout
     (place / "buckets.py").unlink()
     assert "dpcore exercise start 7 writes it" in tests().stdout
