@@ -11,9 +11,14 @@ from typing import NamedTuple
 
 from tests.exercises import (
     mutants_of_assessment,
+    mutants_of_buckets,
     mutants_of_ddp,
+    mutants_of_hooks,
+    mutants_of_messages,
     mutants_of_moves,
     mutants_of_parts,
+    mutants_of_scripts,
+    mutants_of_sharing,
     mutants_of_training,
 )
 
@@ -38,18 +43,21 @@ def read(text):
     """The mutants of a text such as those of the modules beside this one.
 
     ``== exercise | name | noticed | says``, with a ``*`` before the name of a quick one, begins a
-    mutant; ``-- `` the text that goes and ``++ `` the one that comes, up to the next such line.
+    mutant; ``-- `` the text that goes and ``++ `` the one that comes, up to the next such line. A
+    short edit is a line ``~ old => new``; these come first.
     """
     found = []
     for part in re.split(r"^== ", text, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n")
         exercise, name, noticed, says = (word.strip() for word in head.split("|"))
-        edits = tuple(
+        short = re.findall(r"^~ (.*?) =>(?: (.*))?$", body, flags=re.MULTILINE)
+        body = re.sub(r"^~ .*\n?", "", body, flags=re.MULTILINE)
+        edits = short + [
             (edit.partition("++\n")[0][:-1], edit.partition("++\n")[2].rstrip("\n"))
             for edit in re.split(r"^--\n", body, flags=re.MULTILINE)[1:]
-        )
+        ]
         found.append(
-            Mutant(exercise, name.lstrip("* "), noticed, says, edits, name.startswith("*"))
+            Mutant(exercise, name.lstrip("* "), noticed, says, tuple(edits), name.startswith("*"))
         )
     return found
 
@@ -62,6 +70,11 @@ MUTANTS = [
         mutants_of_training,
         mutants_of_assessment,
         mutants_of_parts,
+        mutants_of_messages,
+        mutants_of_hooks,
+        mutants_of_buckets,
+        mutants_of_sharing,
+        mutants_of_scripts,
     )
     for mutant in read(module.TEXT)
 ]
