@@ -38,7 +38,8 @@ def test_the_trainer_of_the_documents(tmp_path):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--log-dir", str(tmp_path / "said"), "--redirects", "3", str(script)]
     run = python.run(*command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
-    errors = "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
-    assert run.returncode == 0, run.stderr + errors
+    logs = [*tmp_path.rglob("stdout.log"), *tmp_path.rglob("stderr.log")]
+    said = "".join(f"{path.relative_to(tmp_path)}:\n{path.read_text()}\n" for path in logs)
+    assert run.returncode == 0, f"{run.returncode}: {run.stderr}\n{said}"
     for path in tmp_path.rglob("stdout.log"):
         assert path.read_text().splitlines()[-1] == "3 True"
