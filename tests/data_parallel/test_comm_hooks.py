@@ -23,6 +23,7 @@ from tests.data_parallel.models import (
     train,
     train_alone,
 )
+from tests.ranks.groups import in_group
 
 
 def train_with(comm, register, **options):
@@ -163,6 +164,32 @@ def test_low_rank_compression():
             )
 
     dpcore.spawn(body, 2, mode="threads")
+
+
+@pytest.mark.parametrize("over", ("our core", "gloo"))
+@pytest.mark.parametrize("is_named", (False, True))
+def test_low_rank_compression_of_many_buckets_over_gloo(is_named, over):
+    """Its continuations communicate: torch DDP aborts or hangs in this program. Also as a part."""
+
+    def body():
+        torch.manual_seed(0)
+        layers = [nn.Linear(32, 32) for _ in range(8)]
+        options = {} if over == "our core" else {"comm": dist.group.WORLD}
+        model = dpcore.DataParallel(nn.Sequential(*layers), bucket_cap_mb=0.005, **options)
+        group = model.process_group if is_named else None
+        state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)
+        hook = powerSGD_hook.powerSGD_hook
+        if is_named:
+            hook = dpcore.compose_comm_hooks((None, noop_hook), (state, hook))
+        model.register_comm_hook(state, hook)
+        for step in range(20):
+            model.zero_grad()
+            model(torch.full((1, 32), 1.0 + dist.get_rank() + step)).sum().backward()
+        assert len(model.bucket_report()) >= 4
+        return [p.grad for p in model.parameters()]
+
+    first, second = in_group(body, 2, backend="gloo")
+    assert all(torch.equal(*both) for both in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(

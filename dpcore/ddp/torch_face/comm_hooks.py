@@ -248,5 +248,6 @@ def compose_comm_hooks(*hooks: tuple[Any, Hook]) -> Hook:
         return future
 
     composed.__annotations__ = {}  # it promises what its parts do
+    vars(composed)["parts"] = hooks  # for `register_comm_hook`
     composed.__qualname__ = "+".join(name_of(hook) for _, hook in hooks)
     return composed

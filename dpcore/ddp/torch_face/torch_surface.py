@@ -12,7 +12,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -74,8 +74,22 @@ class TorchSurface(BufferMethods):
         self._comm_hooks.append((hook, state))
         if state is None and not torch.distributed.is_initialized():
             state = self.process_group
+        for part, _ in ((state, hook), *getattr(hook, "parts", ())):
+            self._give_group(part)
         self._hook_runner = HookRunner(self._reducer, self._parameters_by_number, state, hook)
         self._reducer.use_hook(self._hook_runner)
+
+    def _give_group(self, state: Any) -> None:
+        """On the CPU, operations of torch's groups run what is attached to them on their own
+        threads. What PowerSGD attaches communicates and waits: in another order on each rank, and
+        for ever once all those threads wait. So where the state's group is the model's, it becomes
+        ours, whose operations are complete when the call returns."""
+        if self.device.type != "cpu" or not hasattr(state, "process_group"):
+            return
+        default = dist.group.WORLD if dist.is_initialized() else None
+        if (state.process_group or default) is self._torch_group:
+            with contextlib.suppress(AttributeError):  # it may only be for reading
+                state.process_group = self._group_of_own()
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """``dist.BuiltinCommHookType.ALLREDUCE``, which is what happens anyway, or
@@ -152,9 +166,12 @@ class TorchSurface(BufferMethods):
         """torch's group, or ours in its form, for hooks and ``join``."""
         if self._torch_group is not None:
             return self._torch_group
+        return self._group_of_own()
+
+    def _group_of_own(self) -> GroupForTorch:
         if self._group_for_torch is None:
             self._group_for_torch = GroupForTorch(self._model_group, self.device)
-        return self._group_for_torch
+        return cast(GroupForTorch, self._group_for_torch)
 
     # ---- static graphs, logging --------------------------------------------------------------
 
