@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from dpcore.communicators import gloo_threads  # noqa: F401  # waits at the program's end
 from dpcore.communicators.checked_calls import Call, CheckedCalls
 from dpcore.communicators.checks import check_groups
 from dpcore.communicators.protocol import Capabilities, Collectives

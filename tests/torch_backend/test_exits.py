@@ -51,3 +51,33 @@ def test_programs_end_as_they_say(ends, case):
         assert "terminate called" not in errors and "Fatal Python error" not in errors
         if case == "one_rank_gave_up":
             assert "no more data" in errors
+
+
+AFTER_GLOO = """
+import sys, torch, torch.distributed as dist, dpcore
+dist.init_process_group("gloo")
+model = dpcore.DataParallel(torch.nn.Linear(2, 1))
+tensors = [torch.ones(10) for _ in range(20)]
+dist.barrier()
+sys.setswitchinterval(5)  # seconds: nobody is given Python's lock in between
+for tensor in tensors:
+    dist.all_reduce(tensor)
+"""
+
+
+def test_a_program_ends_although_a_thread_of_gloo_waits_for_pythons_lock(tmp_path):
+    """Without the wait at its end it is aborted."""
+    script = tmp_path / "after_gloo.py"
+    script.write_text(AFTER_GLOO)
+    for _ in range(3):
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            script,
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+        assert run.returncode == 0, f"{run.returncode}: {run.stderr}"
