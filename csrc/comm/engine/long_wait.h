@@ -9,8 +9,8 @@
 namespace dpcore {
 
 struct LongWait {
-  int64_t called_ns =
-      0;  // of an operation that was not complete at the last look; 0: there is none
+  // Of an operation that was not complete at the last look; 0: there is none.
+  int64_t called_ns = 0;
   double timeout_s = 0;
 };
 
