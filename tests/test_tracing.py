@@ -1,6 +1,8 @@
 """dpcore.trace: what the file and the numbers say about runs whose course is known."""
 
+import fcntl
 import json
+import os
 import random
 import sys
 import time
@@ -11,7 +13,9 @@ import pytest
 
 import dpcore as dp
 from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.recorder import joining
 from dpcore.recorder.file import Event, assign_lanes
+from dpcore.show import read_run
 
 # The functions here travel to ranks that can't import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -329,3 +333,22 @@ def assert_lane_nests(events):
                 assert a.end_ns <= b.begin_ns or b.end_ns <= a.begin_ns
             if a.kind == "operation" and b.kind == "wait" and a.operation != b.operation:
                 assert b.end_ns <= a.begin_ns or a.end_ns <= b.begin_ns
+
+
+def test_a_rank_does_not_wait_for_ever_for_a_lock_on_the_folder(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("DPCORE_TRACE", str(tmp_path / "run.json"))
+    monkeypatch.setattr(joining, "_PATIENCE_SECONDS", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        dp.spawn(lambda comm: comm.barrier(), 2, mode="threads")
+    finally:
+        os.close(folder)
+    said = capsys.readouterr().err
+    own = [tmp_path / f"run.rank{rank}.json" for rank in range(2)]
+    assert f"a lock (flock) on the folder {tmp_path} for 0.1 s" in said, said
+    for rank, path in enumerate(own):
+        assert f"run.json does not show rank {rank}; {path} does" in said, said
+        assert read_run(path).world_size == 2
+    dp.spawn(lambda comm: comm.barrier(), 2, mode="threads")
+    assert set(tmp_path.iterdir()) == {*own, tmp_path / "run.json"}

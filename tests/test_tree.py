@@ -46,7 +46,7 @@ FOLDERS = {
     "reducer/backward": "comm/base tensors plan bucket",
     "reducer/legs": "comm/base plan launch bucket backward",
     "reducer": "comm/base tensors plan launch bucket backward legs",
-    "torch_backend": "comm/base comm/collective comm cuda/stream cuda tensors",
+    "torch_backend": "comm/base comm/collective comm/group comm cuda/stream cuda tensors",
     "bindings": EVERYTHING,
 }  # fmt: skip
 TOPS = {name.split("/")[0] for name in FOLDERS}

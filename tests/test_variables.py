@@ -1,6 +1,5 @@
 """DPCORE_TRACE, DPCORE_LINK, DPCORE_SCHEDULE: what can be asked of a script that is not edited."""
 
-import fcntl
 import json
 import os
 import re
@@ -249,25 +248,6 @@ def test_what_another_run_has_left_is_replaced(tmp_path):
     assert joining.add(path, part(0, 0, 0), "another", time.time_ns()) == {0}  # ended before
     began = time.time_ns() - 10**9
     assert joining.add(path, part(0, 0, 0), "another", began) == {0}  # its rank 0 ended once more
-
-
-def test_a_rank_does_not_wait_for_ever_for_a_lock_on_the_folder(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("DPCORE_TRACE", str(tmp_path / "run.json"))
-    monkeypatch.setattr(joining, "_PATIENCE_SECONDS", 0.1)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        dp.spawn(add_ones, 2, mode="threads")
-    finally:
-        os.close(folder)
-    said = capsys.readouterr().err
-    own = [tmp_path / f"run.rank{rank}.json" for rank in range(2)]
-    assert f"a lock (flock) on the folder {tmp_path} for 0.1 s" in said, said
-    for rank, path in enumerate(own):
-        assert f"run.json does not show rank {rank}; {path} does" in said, said
-        assert read_run(path).world_size == 2
-    dp.spawn(add_ones, 2, mode="threads")
-    assert set(tmp_path.iterdir()) == {*own, tmp_path / "run.json"}
 
 
 # ---- the link --------------------------------------------------------------------------------

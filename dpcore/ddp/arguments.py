@@ -69,12 +69,12 @@ def check_kinds(given: Mapping[str, Any]) -> None:
         raise TypeError(
             f"delay_all_reduce_named_params: expected a list of (name, parameter), not {delayed!r}"
         )
-    for name, attribute, wanted in (
-        ("mixed_precision", "param_dtype", "torch.nn.parallel.distributed._MixedPrecision"),
-        ("device_mesh", "mesh_dim_names", "a DeviceMesh of torch"),
-    ):
-        if given[name] is not None and not hasattr(given[name], attribute):
-            raise TypeError(f"{name}: expected {wanted}, not {given[name]!r}")
+    mixed = given["mixed_precision"]
+    if mixed is not None and not hasattr(mixed, "param_dtype"):
+        raise TypeError(
+            "mixed_precision: expected torch.nn.parallel.distributed._MixedPrecision, not "
+            f"{mixed!r}"
+        )
 
 
 def check_parameters(
@@ -138,8 +138,8 @@ def bucket_caps(
     given = caps_mb or ([] if bucket_cap_mb is None else [bucket_cap_mb])
     if not all(0 <= size < _MOST_MIB for size in given):
         raise Error(
-            f"a size of buckets in MiB is a number from 0 on, below {_MOST_MIB}, and this is "
-            f"{given}"
+            f"a size of buckets in MiB is a number from 0 on, and this is {given}; the largest is "
+            f"below {_MOST_MIB}"
         )
     if given:
         return [int(size * _MIB) for size in given], "given"
@@ -209,6 +209,8 @@ def check_together(
         return process_group
     if process_group is not None:
         raise Error("Cannot specify both process_group and device_mesh arguments.")
+    if not hasattr(device_mesh, "mesh_dim_names"):
+        raise TypeError(f"device_mesh: expected a DeviceMesh of torch, not {device_mesh!r}")
     if device_mesh.ndim != 1:
         raise Error(f"Only 1D device mesh is supported, but got {device_mesh}.")
     if device_mesh._get_root_mesh() != device_mesh:

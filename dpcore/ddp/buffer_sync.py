@@ -141,7 +141,7 @@ class BufferSync:
             for batch in self._batches:
                 self._send(batch, root)
         except Mismatch as problem:
-            if not any(words in str(problem) for words in _ABOUT_BUFFERS):
+            if not changes and not any(words in str(problem) for words in _ABOUT_BUFFERS):
                 raise
             what = "changed here: " + ", ".join(changes) if changes else "did not change here"
             raise Mismatch(

@@ -218,7 +218,7 @@ def test_numbers_that_are_none():
         ):
             with pytest.raises(TypeError, match=what):
                 call()
-        with pytest.raises(ValueError, match="nbytes -1: "):
+        with pytest.raises(ValueError, match="nbytes -1 is out of range: "):
             comm.explain(-1)
 
     dpcore.spawn(body, 1, mode="threads")
