@@ -1,5 +1,6 @@
 """docs/teach.md: minutes add up, there is time for each exercise, and commands exist."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_commands_in_the_text_exist():
         program, *words = shlex.split(command)
         if program == "dpcore":
             _parser().parse_args(words)
+        elif words[0] == "-m":
+            assert importlib.util.find_spec(words[1]) is not None, command
         else:
             assert (ROOT / words[0]).exists(), command
 

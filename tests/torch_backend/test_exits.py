@@ -69,7 +69,7 @@ def test_a_program_ends_although_a_thread_of_gloo_waits_for_pythons_lock(tmp_pat
     """Without the wait at its end it is aborted."""
     script = tmp_path / "after_gloo.py"
     script.write_text(AFTER_GLOO)
-    for _ in range(3):
+    for _ in range(2):
         command = [
             sys.executable,
             "-m",
