@@ -90,7 +90,8 @@ def test_a_report_that_is_better_than_the_file_is_not_true(forged_report):
     file, told = forged_report
     verdict, found = verifying.contradictions(told, file)
     assert not verdict.passed
-    assert len(found) == 3
+    # The task trains wrongly; on a busy machine its ranks may also be too slow to be judged.
+    assert len(found) == sum(not result.holds for result in verdict.results) >= 3
     assert "the report says that this holds, and it fails: In each epoch no sample" in found[0]
     truth = {result.name: bool(result.holds) for result in verdict.results}
     assert not verifying.differences(replace(told, passed=False, holds=truth), verdict)
