@@ -350,14 +350,14 @@ def extension_arguments() -> dict[str, Any]:
 
 
 class WithExercises(build_py):
-    """A wheel has the folder exercises/ as dpcore/exercise/tasks. In a checkout they are used
-    where they are."""
+    """A wheel has the folder exercises/ as dpcore/school/exercise/tasks. In a checkout they are
+    used where they are."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib) / "dpcore" / "exercise" / "tasks"
+        target = Path(self.build_lib) / "dpcore" / "school" / "exercise" / "tasks"
         shutil.rmtree(target, ignore_errors=True)  # files that are gone stay there
         for name in ("source.py", "check.py"):
             for path in sorted((ROOT / "exercises").glob(f"[0-9][0-9]_*/{name}")):

@@ -51,15 +51,15 @@ from benchmarks.harness.figures import ends
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.shaped import on_hosts
 from benchmarks.harness.torch_strategies import zero_optimizer
-from dpcore.compare import hosts as namespaces
-from dpcore.compare.ratios import in_turn, of_slowest_rank, paired
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.bare import on_gradient
-from dpcore.compare.training.models import MODELS, Step
-from dpcore.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
-from dpcore.costs.link import parse_speed
-from dpcore.ddp.launch_schedule import ACROSS_STEPS
-from dpcore.ddp.needs import Needs
+from dpcore.base.link import parse_speed
+from dpcore.ddp.wrapper.launch_schedule import ACROSS_STEPS
+from dpcore.ddp.wrapper.needs import Needs
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.compare.training.bare import on_gradient
+from dpcore.tools.compare.training.models import MODELS, Step
+from dpcore.tools.compare.training.ranks import OVER_DPCORE, beside_gloo, wrapped
+from dpcore.tools.ratios import in_turn, of_slowest_rank, paired
+from dpcore.tools.records import ROOT, keep, run_facts
 
 HOST = "host"
 ORACLE, BUCKETED = "dpcore oracle", "dpcore bucketed 1"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.compare.collectives.report import draw_all
-from dpcore.compare.collectives.session import exit_status, run, start
+from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status, run, start
 
 DESCRIPTION = """\
 All-reduce (in place, float, sum): dpcore with tensors in its arena and with ordinary ones, beside

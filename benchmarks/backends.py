@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.commands.sizes import size_text
-from dpcore.compare.collectives.cells import COLLECTIVES
-from dpcore.compare.collectives.contenders import OURS, Contender, peer
-from dpcore.compare.collectives.interleave import Measurement
-from dpcore.compare.collectives.session import Run, exit_status, run, start
-from dpcore.compare.collectives.summary import summarise
-from dpcore.compare.collectives.table import microseconds
-from dpcore.compare.ratios import Estimate, ends_of, estimate
+from dpcore.tools.compare.collectives.cells import COLLECTIVES
+from dpcore.tools.compare.collectives.contenders import OURS, Contender, peer
+from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.session import Run, exit_status, run, start
+from dpcore.tools.compare.collectives.summary import summarise
+from dpcore.tools.compare.collectives.table import microseconds
+from dpcore.tools.ratios import Estimate, ends_of, estimate
+from dpcore.tools.sizes import size_text
 
 DESCRIPTION = """\
 The backends that torch has for tensors of the CPU, or could have, side by side in one run: dpcore

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.compare.collectives.cells import COLLECTIVES
-from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.compare.collectives.report import draw_all
-from dpcore.compare.collectives.session import exit_status, run, start
+from dpcore.tools.compare.collectives.cells import COLLECTIVES
+from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status, run, start
 
 OTHERS = tuple(name for name in COLLECTIVES if name != "all_reduce")
 DESCRIPTION = """\

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.figures import load, source
-from dpcore.compare.records import ROOT, append, run_facts
+from dpcore.tools.records import ROOT, append, run_facts
 
 DEMONSTRATIONS = (
     *("throughput", "critical_batch", "accuracy", "layerwise", "batch_norm", "local_updates"),

@@ -11,7 +11,7 @@ The figure is the overhead, as in `benchmarks.ddp_step`: a contender's step minu
 from __future__ import annotations
 
 from benchmarks.ddp_step import compare
-from dpcore.compare.training.ranks import ALONE, OVER_DPCORE, OVER_GLOO
+from dpcore.tools.compare.training.ranks import ALONE, OVER_DPCORE, OVER_GLOO
 
 CONTENDERS = (ALONE, "torch", OVER_DPCORE, OVER_GLOO, "torch 100", f"{OVER_DPCORE} 100")
 TARGETS = {"mlp": 0.5, "transformer": 1.0, "many": 1.0}

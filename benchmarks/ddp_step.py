@@ -20,9 +20,8 @@ import torch
 
 from benchmarks.harness.options import script_parser
 from benchmarks.training.memory import peak
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import (
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import (
     ALONE,
     DEFAULT,
     Times,
@@ -31,6 +30,7 @@ from dpcore.compare.training.ranks import (
     overheads,
     spawn,
 )
+from dpcore.tools.records import ROOT, keep, run_facts
 
 CONTENDERS = (ALONE, "torch", "torch 100", DEFAULT, "dpcore bucketed", "dpcore sequential")
 TARGETS = {"mlp": 0.3, "transformer": 0.5, "many": 0.3}  # of torch's overhead, 2 ranks

@@ -35,13 +35,13 @@ import torch
 
 from benchmarks.harness.beside_default import DEFAULT, OF_TORCH, OURS, details, summary
 from benchmarks.harness.options import script_parser
-from dpcore.compare import hosts as namespaces
-from dpcore.compare.hosts import burst_of
-from dpcore.compare.ratios import of_slowest_rank, paired
-from dpcore.compare.records import ROOT, keep, load, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
-from dpcore.compare.training.worker import Job, turns
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.start import RAW_PORT, run_job, shaped_hosts
+from dpcore.tools.compare.training.worker import Job, turns
+from dpcore.tools.hosts import burst_of
+from dpcore.tools.ratios import of_slowest_rank, paired
+from dpcore.tools.records import ROOT, keep, load, run_facts
 
 HOSTS = {"host2": 2, "host4": 4, "host8": 8}
 RATES = ("100mbit", "1gbit", "10gbit")

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.harness.all_reduce_report import compact, sentences
-from dpcore.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.compare.collectives.interleave import Pace
-from dpcore.compare.collectives.options import Options
-from dpcore.compare.collectives.report import draw_all
-from dpcore.compare.collectives.session import exit_status, run, start
+from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.options import Options
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status, run, start
 
 DESCRIPTION = """\
 All-reduce of 2 ranks in less than a minute: dpcore with tensors in its arena and with ordinary

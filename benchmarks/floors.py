@@ -29,7 +29,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness.options import script_parser
-from dpcore.compare.records import keep, run_facts
+from dpcore.tools.records import keep, run_facts
 
 _PR_SET_PDEATHSIG = 1
 Start = Callable[[int], Callable[[], None]]  # of a rank: what it does again and again

@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.harness.networks import Network, add_kinds, networks_of
 from benchmarks.harness.options import script_parser
-from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.records import keep, run_facts
-from dpcore.costs.link import parse_speed
+from dpcore.base.link import parse_speed
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import keep, run_facts
+from dpcore.tools.sizes import parse_sizes, size_text
 
 ALGORITHMS = ("auto", "two_shot", "ring", "halving_doubling")
 MOST_SECONDS = 12.0  # that the rounds of one cell should take

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from dpcore import _C
-from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.ratios import in_turn
-from dpcore.compare.records import keep, run_facts
+from dpcore.tools.ratios import in_turn
+from dpcore.tools.records import keep, run_facts
+from dpcore.tools.sizes import parse_sizes, size_text
 
 DESCRIPTION = """\
 One thread averages two arrays of the given size in place, the work of one rank of two in an

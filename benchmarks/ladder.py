@@ -18,9 +18,8 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import (
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import (
     ALONE,
     STEPS_OF_THE_LADDER,
     TORCH,
@@ -32,6 +31,7 @@ from dpcore.compare.training.ranks import (
     spawn,
     step_of,
 )
+from dpcore.tools.records import ROOT, keep, run_facts
 
 BUCKETED = ("BucketedDDP", "dpcore bucketed", TORCH, TORCH_OVER_OURS)
 OURS = (*STEPS_OF_THE_LADDER, "dpcore sequential", "dpcore bucketed")

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dpcore.commands.sizes import parse_sizes
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.records import keep, run_facts
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import keep, run_facts
+from dpcore.tools.sizes import parse_sizes
 
 DESCRIPTION = """\
 Two network namespaces, joined by a link that the kernel shapes (tc tbf).
@@ -195,7 +195,7 @@ def emulating(made: Any, rate: str, sizes: list[int], rounds: int) -> Iterator[R
 
 def bits(rate: str) -> float:
     """Per second, of "100mbit"."""
-    from dpcore.costs.link import parse_speed
+    from dpcore.base.link import parse_speed
 
     return parse_speed(rate).bytes_per_second * 8
 
@@ -214,7 +214,7 @@ def main() -> int:
     if options.quick:
         rates, sizes, options.rounds = ["200mbit"], [1 << 20], 2
 
-    from dpcore.compare import hosts as namespaces
+    from dpcore.tools import hosts as namespaces
 
     if reason := namespaces.why_not():
         print(f"benchmarks.links {reason}", file=sys.stderr)

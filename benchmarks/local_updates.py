@@ -32,9 +32,9 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.records import keep, run_facts
-from dpcore.compare.training.models import Language
-from dpcore.compare.training.text import LENGTH, Text, loss_of
+from dpcore.tools.compare.training.models import Language
+from dpcore.tools.compare.training.text import LENGTH, Text, loss_of
+from dpcore.tools.records import keep, run_facts
 
 WORLD = 2
 WIDTH, LAYERS, SEQUENCES = 64, 2, 8  # of a rank's batch

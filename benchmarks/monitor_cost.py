@@ -15,10 +15,10 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import SETTLING_STEPS, spawn, steps_in
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
 
 LINES_EVERY = 50  # steps, the default
 

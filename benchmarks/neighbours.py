@@ -36,11 +36,8 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks.harness.figures import ends
 from benchmarks.harness.neighbours import neighbours
 from benchmarks.harness.options import script_parser
-from dpcore.commands.sizes import parse_sizes, size_text
-from dpcore.compare.ratios import Estimate, of_slowest_rank, paired
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import (
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import (
     ALONE,
     DEFAULT,
     SETTLING_STEPS,
@@ -51,6 +48,9 @@ from dpcore.compare.training.ranks import (
     step_of,
     steps_in,
 )
+from dpcore.tools.ratios import Estimate, of_slowest_rank, paired
+from dpcore.tools.records import ROOT, keep, run_facts
+from dpcore.tools.sizes import parse_sizes, size_text
 
 COMPUTING = "computing"
 OURS, PEER = "dpcore", "Gloo"

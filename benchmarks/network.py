@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.compare.collectives.contenders import STREAM, TCP, tcp_peer
-from dpcore.compare.collectives.report import draw_all
-from dpcore.compare.collectives.session import exit_status, run, start
-from dpcore.compare.collectives.wires import LOOPBACK, NoWireError
+from dpcore.tools.compare.collectives.contenders import STREAM, TCP, tcp_peer
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status, run, start
+from dpcore.tools.compare.collectives.wires import LOOPBACK, NoWireError
 
 DESCRIPTION = """\
 All-reduce (in place, float, sum) through TCP: dpcore beside Gloo, Open MPI and MPICH, all kept from

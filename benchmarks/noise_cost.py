@@ -21,10 +21,10 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import ends_of, estimate, in_turn, of_slowest_rank
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import WARM_STEPS
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import WARM_STEPS
+from dpcore.tools.ratios import ends_of, estimate, in_turn, of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
 
 PLAIN, BOUND = "without", "two reads"
 CONTENDERS = {PLAIN: 0, "every step": 1, "one of ten": 10}

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.harness.networks import Network, add_kinds, networks_of
 from benchmarks.harness.options import script_parser
-from dpcore.commands.sizes import size_text
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.records import keep, run_facts
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import keep, run_facts
+from dpcore.tools.sizes import size_text
 
 SEGMENT_BYTES = 256 << 10
 PRIORITY = 1000

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from benchmarks.harness.options import script_parser
-from dpcore.compare import hosts as namespaces
-from dpcore.compare.hosts import burst_of
-from dpcore.compare.ratios import of_slowest_rank
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.ranks import ALONE, DEFAULT
-from dpcore.compare.training.start import RAW_PORT, run_job, shaped_hosts
-from dpcore.compare.training.worker import Job
-from dpcore.show import read_run, write_page, write_picture
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.compare.training.ranks import ALONE, DEFAULT
+from dpcore.tools.compare.training.start import RAW_PORT, run_job, shaped_hosts
+from dpcore.tools.compare.training.worker import Job
+from dpcore.tools.hosts import burst_of
+from dpcore.tools.ratios import of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
+from dpcore.tools.show import read_run, write_page, write_picture
 
 RATES = ("100mbit", "1gbit", "10gbit")
 CONTENDERS = (
@@ -93,7 +93,9 @@ def main() -> int:
     made = script_parser(__doc__)
     made.add_argument("--rates", default=",".join(RATES), help="default: %(default)s")
     made.add_argument("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
-    made.add_argument("--model", default="transformer", help="of dpcore/compare/training/models.py")
+    made.add_argument(
+        "--model", default="transformer", help="of dpcore/tools/compare/training/models.py"
+    )
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
     made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")
     made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/shaped_link.jsonl")

@@ -21,11 +21,11 @@ from torch import nn
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.costs.link import parse_speed
-from dpcore.simulate import gradients_of, predict
+from dpcore.base.link import parse_speed
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.ratios import in_turn, of_slowest_rank
+from dpcore.tools.records import ROOT, keep, run_facts
+from dpcore.tools.simulate import gradients_of, predict
 
 SCHEDULES = ("sequential", "bucketed", "per_parameter", "flat")
 CAP_MB = 1.0

@@ -27,9 +27,9 @@ from benchmarks.harness.figures import ends
 from benchmarks.harness.options import script_parser
 from benchmarks.harness.torch_strategies import STRATEGIES, Sizes, batch_of, grid_over
 from benchmarks.neighbours import seconds_of, shown
-from dpcore.compare.ratios import of_slowest_rank, paired
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.ranks import beside_gloo, spawn, steps_in
+from dpcore.tools.compare.training.ranks import beside_gloo, spawn, steps_in
+from dpcore.tools.ratios import of_slowest_rank, paired
+from dpcore.tools.records import ROOT, keep, run_facts
 
 OURS, PEER = "dpcore", "gloo"
 OF_GLOO_AT_MOST = 1.05

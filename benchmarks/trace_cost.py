@@ -14,9 +14,8 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
-from dpcore.compare.records import ROOT, keep, run_facts
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import (
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import (
     ALONE,
     TRACED,
     WARM_STEPS,
@@ -26,6 +25,7 @@ from dpcore.compare.training.ranks import (
     spawn,
     step_of,
 )
+from dpcore.tools.records import ROOT, keep, run_facts
 
 PLAIN = "dpcore bucketed"
 RECORDED = PLAIN + TRACED

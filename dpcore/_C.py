@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 
-from dpcore._core_choice import NoCore, fitting, without_torch
+from dpcore.base.core_choice import NoCore, fitting, without_torch
 
 
 def _load(path: Path) -> None:

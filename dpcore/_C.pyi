@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from dpcore.ddp import launch_control
-from dpcore.ddp.launch_schedule import LaunchSchedule
+from dpcore.ddp.wrapper import launch_control
+from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # (step, src, dst, chunk, reduce)

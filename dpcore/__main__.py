@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcore import __version__, help_texts
-from dpcore._core_choice import NoCore, without_torch
-from dpcore.commands import argument_types as types
-from dpcore.commands import sizes
-from dpcore.compare import arguments as of_compare
+from dpcore._version import __version__
+from dpcore.base.core_choice import NoCore, without_torch
 from dpcore.errors import Error
-from dpcore.exercise import arguments as of_exercise
+from dpcore.school.exercise import arguments as of_exercise
+from dpcore.tools import argument_types as types
+from dpcore.tools import help_texts, sizes
+from dpcore.tools.compare import arguments as of_compare
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[types.CommandParser]
@@ -91,7 +91,7 @@ def _add_bench(commands: Commands) -> None:
     bench = _command(
         commands,
         "bench",
-        "dpcore.commands.bench",
+        "dpcore.tools.compare.collectives.bench",
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=help_texts.BENCH,
@@ -143,7 +143,7 @@ def _add_inspect(commands: Commands) -> None:
     inspect = _command(
         commands,
         "inspect",
-        "dpcore.commands.inspect",
+        "dpcore.tools.diagnose.inspect",
         help="show what a running or hanging rank is doing",
         description="Shows the black boxes of the dpcore processes on this host from outside, or "
         "says which rank holds up\ntheir job, whatever host it is on.",
@@ -169,7 +169,7 @@ def _add_show(commands: Commands) -> None:
     show = _command(
         commands,
         "show",
-        "dpcore.show.command",
+        "dpcore.tools.show.command",
         help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
         "exposed time, overlap. Or steps through an algorithm, by its name.",
@@ -214,7 +214,7 @@ def _add_simulate(commands: Commands) -> None:
     simulate = _command(
         commands,
         "simulate",
-        "dpcore.simulate.command",
+        "dpcore.tools.simulate.command",
         help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=help_texts.SIMULATE,
@@ -261,7 +261,7 @@ def _add_doctor(commands: Commands) -> None:
     doctor = _command(
         commands,
         "doctor",
-        "dpcore.commands.doctor",
+        "dpcore.tools.diagnose.doctor",
         help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
@@ -274,7 +274,7 @@ def _add_compare(commands: Commands) -> None:
     compare = _command(
         commands,
         "compare",
-        "dpcore.compare.command",
+        "dpcore.tools.compare.command",
         help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
         description="Measures contenders in turns, in one run, and says what can be concluded.",
         epilog=of_compare.EXAMPLES,
@@ -286,7 +286,7 @@ def _add_demo(commands: Commands) -> None:
     demo = _command(
         commands,
         "demo",
-        "dpcore.compare.demo",
+        "dpcore.tools.compare.demo",
         help="torch DDP and dpcore train the same model: who wins, by how much, and why",
         description="Trains a small model with torch DDP and with dpcore, side by side.",
         epilog=of_compare.DEMO_EXAMPLES,
@@ -298,7 +298,7 @@ def _add_exercise(commands: Commands) -> None:
     exercise = _command(
         commands,
         "exercise",
-        "dpcore.exercise.command",
+        "dpcore.school.exercise.command",
         help="learn by writing all-reduce, DDP and ZeRO yourself: exercises that check themselves",
         description="Lists, starts and checks exercises about data parallel training.",
         epilog=of_exercise.EXAMPLES,

@@ -28,13 +28,13 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from dpcore.torch_backend.backend import create
+    from dpcore.comm.launch.torch_backend import create
 
     return create(options, backend_options)
 
 
 def _meet(url: str, timeout: Any = None, **_: Any) -> Iterator[Any]:
-    from dpcore.launch.torch_rendezvous import rendezvous
+    from dpcore.comm.launch.torch_rendezvous import rendezvous
 
     return rendezvous(url, timeout)
 

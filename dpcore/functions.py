@@ -16,8 +16,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from dpcore.communicators.native import Communicator
-from dpcore.launch.session import current
+from dpcore.comm.communicators.native import Communicator
+from dpcore.comm.launch.session import current
 
 
 class _OfCurrent:

@@ -37,9 +37,9 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from dpcore.ddp.data_parallel import DataParallel
+from dpcore.ddp.monitor import Monitor, monitor
 from dpcore.errors import Unsupported
-from dpcore.step_figures.figures import numbers_of
-from dpcore.step_figures.monitor import Monitor, monitor
+from dpcore.recorder.step_figures import numbers_of
 
 __all__ = ["DpcoreFabricStrategy", "DpcoreStrategy", "OverlapMonitor"]
 

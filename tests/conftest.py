@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from dpcore.launch.fork_server import PRELOAD
+from dpcore.comm.launch.fork_server import PRELOAD
 from tests import sharing
 
 # Started in the background by a shell, a program ignores Ctrl-C and so do its children: the tests
@@ -18,7 +18,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What each rank that is a process would import: torch._dynamo, for one, with its first optimizer.
-PRELOAD += ["dpcore.ddp.data_parallel", "dpcore.torch_backend", "torch._dynamo", "pytest"]
+PRELOAD += [
+    "dpcore.ddp.data_parallel",
+    "dpcore.comm.launch.torch_backend",
+    "torch._dynamo",
+    "pytest",
+]
 
 # The models are small: a second thread of torch costs a hundred times what it computes. Ranks that
 # are processes, and programs, have as many threads as they have without tests.

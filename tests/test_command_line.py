@@ -13,11 +13,11 @@ import torch
 
 import dpcore as dp
 from dpcore.__main__ import _parser, main
-from dpcore.commands import black_box
-from dpcore.commands.bench import Plan
-from dpcore.commands.bench import rows as bench_rows
-from dpcore.commands.bench_cases import CASES, _differences
-from dpcore.commands.sizes import parse_sizes
+from dpcore.tools.compare.collectives.bench import Plan
+from dpcore.tools.compare.collectives.bench import rows as bench_rows
+from dpcore.tools.compare.collectives.bench_cases import CASES, _differences
+from dpcore.tools.diagnose import black_box
+from dpcore.tools.sizes import parse_sizes
 from tests.command_line import status_of
 from tests.ranks import python
 
@@ -170,7 +170,7 @@ def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpcore.commands.bench.run", interrupted)
+    monkeypatch.setattr("dpcore.tools.compare.collectives.bench.run", interrupted)
     assert main(["bench"]) == 130
     assert capsys.readouterr().err == "dpcore bench: interrupted\n"
 

@@ -227,7 +227,7 @@ def test_notebooks_are_as_nbformat_wants_them(tmp_path):
 
 
 def test_the_example_of_lesson_six_writes_two_traces(tmp_path):
-    from dpcore.show import figures_of, read_run
+    from dpcore.tools.show import figures_of, read_run
 
     command = ["examples/see_overlap.py", str(tmp_path)]
     out = python.run(*command, capture_output=True, text=True, timeout=180, cwd=ROOT)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import dpcore as dp
-from dpcore.costs.link import parse_speed
-from dpcore.show import figures_of, read_run
-from dpcore.show.reading import read_runs
-from dpcore.torch_backend import Options
+from dpcore import BackendOptions
+from dpcore.base.link import parse_speed
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.reading import read_runs
 from tests.ranks import python
 from tests.ranks.mpi import each_mpi, mpirun, needs_mpi
 
@@ -141,5 +141,5 @@ def test_links_that_the_documents_name_are_understood():
 
 def test_options_that_the_documents_name_are_accepted():
     text = (ROOT / "docs" / "torch_distributed.md").read_text()
-    for name in re.findall(r'Options\(cuda="(\w+)"\)  # or "(\w+)"', text)[0]:
-        assert Options(cuda=name).wanted() == name
+    for name in re.findall(r'BackendOptions\(cuda="(\w+)"\)  # or "(\w+)"', text)[0]:
+        assert BackendOptions(cuda=name).wanted() == name

@@ -16,9 +16,9 @@ import torch
 
 import dpcore
 from dpcore.__main__ import main as command_line
-from dpcore.commands import doctor, doctor_checks, doctor_gpu
-from dpcore.commands.finding import Finding
-from dpcore.compare import hosts
+from dpcore.tools import hosts
+from dpcore.tools.diagnose import doctor, doctor_checks, doctor_gpu
+from dpcore.tools.diagnose.finding import Finding
 from tests.ranks import python
 
 
@@ -251,7 +251,7 @@ def test_the_self_test_needs_no_port_whatever_launcher_is_around(monkeypatch):
         seen.append(options)
         return alone()
 
-    monkeypatch.setattr("dpcore.launch.session.init", init)
+    monkeypatch.setattr("dpcore.comm.launch.session.init", init)
     monkeypatch.setattr(doctor, "_ELEMENTS", 1000)
     before = dict(os.environ)
     assert not doctor.add_two_numbers(0, 5.0)["right"]  # it is alone

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpcore.commands import doctor, doctor_gpu
-from dpcore.communicators import nccl
+from dpcore.comm.communicators import nccl
+from dpcore.tools.diagnose import doctor, doctor_gpu
 from tests.ranks import python
 
 OPEN_DRIVER = (
@@ -119,7 +119,7 @@ def test_the_answer_is_that_of_the_core():
 
 def ask_for_nccl(library):
     """In a process of its own, since a process keeps the library that it found first."""
-    code = "from dpcore.commands.doctor_gpu import nccl\n"
+    code = "from dpcore.tools.diagnose.doctor_gpu import nccl\n"
     code += "f = nccl(); print(f.state, f.text, f.advice)"
     environment = os.environ | {"DPCORE_NCCL_LIBRARY": library}
     out = python.run("-c", code, env=environment, capture_output=True, text=True, timeout=120)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcore.commands import doctor_links
+from dpcore.tools.diagnose import doctor_links
 
 MATRIX = (
     "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"

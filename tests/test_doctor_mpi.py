@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dpcore.commands import doctor_mpi
+from dpcore.tools.diagnose import doctor_mpi
 from tests.ranks.mpi import MPICH, MPIRUN, each_mpi, needs_mpi
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import dpcore
-from dpcore.show import figures_of, read_run
+from dpcore.tools.show import figures_of, read_run
 from tests.ranks import python
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 import dpcore
-from dpcore import files, torch_backend
-from dpcore.costs import constants as costs
-from dpcore.files import write_whole
-from dpcore.launch import stores
+from dpcore.base import files
+from dpcore.base.files import write_whole
+from dpcore.comm.communicators import costs
+from dpcore.comm.launch import stores, torch_backend
 from dpcore.recorder import file as trace_file
-from dpcore.show import read_run, write_page, write_picture
+from dpcore.tools.show import read_run, write_page, write_picture
 from tests.show.traces import write_trace
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from dpcore import _C
 from dpcore.__main__ import main
-from dpcore.commands import black_box, long_wait
-from dpcore.commands.hang import judge
-from dpcore.commands.inspect import _job_lines
-from dpcore.commands.job import Family, Rank
-from dpcore.launch.whereabouts import place_of
+from dpcore.comm.launch.placement import place_of
+from dpcore.tools.diagnose import black_box, long_wait
+from dpcore.tools.diagnose.hang import judge
+from dpcore.tools.diagnose.inspect import _job_lines
+from dpcore.tools.diagnose.job import Family, Rank
 from tests.ranks import python
 
 REDUCE = {"collective": "all_reduce", "dtype": "float32", "count": 8, "bytes": 32, "op": "sum"}
@@ -200,7 +200,7 @@ comm.barrier(timeout=60)
 
 
 def test_no_rank_anywhere(monkeypatch, capsys):
-    monkeypatch.setattr("dpcore.commands.inspect.ranks_of_this_host", list)
+    monkeypatch.setattr("dpcore.tools.diagnose.inspect.ranks_of_this_host", list)
     assert main(["inspect", "--job"]) == 1
     assert "no process on this host that you may inspect" in capsys.readouterr().err
 

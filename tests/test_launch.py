@@ -8,15 +8,15 @@ import time
 import pytest
 
 import dpcore
-from dpcore.launch import mpi_rendezvous
-from dpcore.launch.identity import (
+from dpcore.comm.launch import mpi_rendezvous
+from dpcore.comm.launch.identity import (
     find_identity,
     is_launched,
     may_span_hosts,
     slurm_address,
     spans_hosts,
 )
-from dpcore.launch.pmi import Pmi
+from dpcore.comm.launch.pmi import Pmi
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 PLAIN = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host", "MASTER_PORT": "1"}

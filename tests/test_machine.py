@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from dpcore.machine import commit_of
+from dpcore.base.machine import commit_of
 
 IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
 

@@ -18,7 +18,7 @@ def test_ranks_meet(tmp_path, hosts):
         SAY
         + """
 import torch, dpcore
-from dpcore.launch import pmix
+from dpcore.comm.launch import pmix
 assert "MASTER_PORT" not in os.environ
 comm = dpcore.init(transport="tcp")
 assert (pmix._of_process is not None) == ("DPCORE_PRETEND_HOSTS" in os.environ)
@@ -40,7 +40,7 @@ def test_a_rank_0_that_does_not_come_is_missed_at_the_deadline(tmp_path):
         SAY
         + """
 import time, dpcore
-from dpcore.launch import pmix
+from dpcore.comm.launch import pmix
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if rank == 0:
     assert pmix.connect(os.environ)  # who never enters makes mpirun call the whole job failed
@@ -146,7 +146,7 @@ def test_a_program_that_never_starts_mpi_ends_well(tmp_path, launcher):
         SAY
         + """
 import dpcore
-from dpcore.launch import mpi_rendezvous
+from dpcore.comm.launch import mpi_rendezvous
 comm = dpcore.init(transport="tcp")
 assert not mpi_rendezvous.was_started()
 say(comm.rank, comm.transport)

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from dpcore.compare.collectives.wires import Wire
+from dpcore.tools.compare.collectives.wires import Wire
 from tests.faults.hosts import hosts, why_not
 from tests.ranks import python
 from tests.ranks.mpi import MPICH, MPIRUN, ROOT, each_mpi, needs_mpi

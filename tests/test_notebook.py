@@ -116,7 +116,7 @@ def test_an_error_shows_its_traceback_once(kernel):
     assert everywhere.trace.count("NameError: name 'undefined' is not defined") == 1
     assert "y = undefined + 1" in everywhere.trace  # its line
     assert "(all ranks)" in everywhere.trace
-    assert "dpcore/notebook" not in everywhere.trace
+    assert "dpcore/school/notebook" not in everywhere.trace
     assert kernel.run("%%ranks\nmodel(torch.ones(2, 4)).shape[0]").out == "[all] 2\n"
 
     begin = time.monotonic()

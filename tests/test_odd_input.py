@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from dpcore.costs.link import Speed
+from dpcore.base.files import write_whole
+from dpcore.base.link import Speed
 from dpcore.errors import Unsupported
-from dpcore.files import write_whole
-from dpcore.simulate import gradients_of, predict
+from dpcore.tools.simulate import gradients_of, predict
 from tests import odd_files
 from tests.command_line import status_of
 from tests.show.traces import write_trace

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.launch import session
+from dpcore.comm.launch import session
 
 
 @pytest.mark.parametrize(

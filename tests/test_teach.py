@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpcore.__main__ import _parser
-from dpcore.exercise import catalogue
+from dpcore.school.exercise import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "teach.md").read_text()

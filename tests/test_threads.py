@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.launch import threads
+from dpcore.comm.launch import threads
 
 PROCESSORS = len(os.sched_getaffinity(0))
 

@@ -8,10 +8,10 @@ import pytest
 import torch.distributed as dist
 
 import dpcore
-from dpcore.launch import fresh_names, rendezvous
-from dpcore.launch.fresh_names import agree
-from dpcore.launch.identity import Identity
-from dpcore.launch.rendezvous import rendezvous_store, tcp_options
+from dpcore.comm.launch import fresh_names, rendezvous
+from dpcore.comm.launch.fresh_names import agree
+from dpcore.comm.launch.identity import Identity
+from dpcore.comm.launch.rendezvous import rendezvous_store, tcp_options
 
 
 def agreed(store, world, ranks=None, timeout=10.0):

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.comm.launch.spawn import run_processes, run_threads
 from dpcore.recorder import joining
 from dpcore.recorder.file import Event, assign_lanes
-from dpcore.show import read_run
+from dpcore.tools.show import read_run
 
 # The functions here travel to ranks that can't import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

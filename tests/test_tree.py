@@ -59,7 +59,7 @@ MAX_FILES = 25
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")
 CUDA = re.compile(r"cuda|nccl|nvml|cub/|thrust/|cooperative_groups", re.IGNORECASE)
 
-MAX_LINES = 400
+MAX_LINES = 600  # docs/decisions/0051: a file is a concept, whole
 CODE = {".cpp", ".cu", ".cuh", ".h", ".inl", ".py"}
 
 THIS_FILE = Path(__file__).resolve().relative_to(ROOT).as_posix()

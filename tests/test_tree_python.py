@@ -6,70 +6,45 @@ README and give it a line in DPCORE, below everything that it imports.
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.test_tree import CODE, MAX_FILES, ROOT, name_of, tracked_files
 
-# The layers of dpcore, bottom up: folders, and single files beside them. A file belongs to the
-# longest entry that begins its path. It may import its own layer and those above it in this list,
-# also inside of functions and under TYPE_CHECKING.
+# The rooms of dpcore, bottom up, and the single files beside them. A file belongs to the longest
+# entry that begins its path. It may import its own room and those above it in this list, also
+# inside of functions and under TYPE_CHECKING. The folders of a room are its own affair, except that
+# none of them may import each other in a circle.
 DPCORE = (
     "reference",
     "_version",
     "errors",
-    "checked_json",
-    "_core_choice",
+    "base",
     "_C",
-    "files",
-    "own_code",
-    "machine",
-    "markup",
-    "costs",
-    "communicators",
-    "launch",
+    "comm",
     "functions",
-    "torch_backend",
     "_autoload",
     "parallel",
-    "recorder/file",
-    "recorder/trace_schema",
-    "recorder/intervals",
-    "recorder/torch_profile",
-    "show",
     "recorder",
-    "simulate",
     "ddp",
-    "ddp/torch_face",
-    "ddp/data_parallel",
-    "ddp/overlap",
-    "optimizer",
-    "local_updates",
-    "noise_scale",
-    "step_figures",
-    "compare/hosts",
-    "commands",
-    # The package itself, and paths that documents and pickles name.
+    # The package itself plugs the rooms above into those below (base/plugged_in.py).
     "__init__",
-    "_ddp",
-    "data_parallel",
-    "mpi_communicator",
-    "nccl",
-    "torch_communicator",
+    "tools",
+    "school",
     # Uses the package as any program does.
     "lightning",
-    "notebook",
-    "compare",
-    "exercise",
-    "help_texts",
     "__main__",
 )
+# Without these, dpcore trains as before.
+DISPENSABLE = ("tools", "school")
 PYTHON = sorted((ROOT / "dpcore").rglob("*.py"))
 SOURCE = CODE | {".js", ".css", ".html", ".pyi"}
 
 
 def layer_of(module):
-    """The place in DPCORE of a module such as dpcore.ddp.parameters, or of a name in it."""
+    """The place in DPCORE of a module such as dpcore.ddp.wrapper.parameters, or of a name in it."""
     parts = module.split(".")[1:]
     known = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return DPCORE.index(next((name for name in known if name in DPCORE), "__init__"))
@@ -80,9 +55,9 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path, nodes_of=ast.walk):
+def imported_modules(path):
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in nodes_of(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,7 +66,7 @@ def imported_modules(path, nodes_of=ast.walk):
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_every_file_of_dpcore_has_a_layer():
+def test_every_file_of_dpcore_has_a_room():
     names = {path.relative_to(ROOT / "dpcore").with_suffix("").parts for path in PYTHON}
     tops = {parts[0] for parts in names} | {"_C"}
     assert tops == {entry.split("/")[0] for entry in DPCORE}
@@ -113,24 +88,24 @@ def test_dpcore_imports_downwards_only():
     assert not wrong
 
 
-def at_import(node):
-    """The nodes that run when a module is imported."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from at_import(child)
-
-
-def test_no_import_cycles():
+def imports_of_each():
+    """The modules that each module imports, wherever in it."""
     modules = {module_name(path): path for path in PYTHON}
+
+    def module_of(name):
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
     graph = {}
     for name, path in modules.items():
-        found = set(imported_modules(path, at_import))
-        # A name of a module is no module: then it is the module that is imported.
-        graph[name] = {m if m in modules else m.rpartition(".")[0] for m in found} & set(modules)
+        found = {module_of(imported) for imported in imported_modules(path)}
+        # A path of the package itself stands for nothing that is imported from it.
+        graph[name] = found - {"", "dpcore", name}
+    return graph, modules
+
+
+def assert_no_circle(graph):
     done = set()
 
     def visit(name, trail):
@@ -142,6 +117,59 @@ def test_no_import_cycles():
 
     for name in graph:
         visit(name, [])
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    graph, _ = imports_of_each()
+    assert_no_circle(graph)
+
+
+def test_no_folder_imports_itself_by_way_of_others():
+    """Beside the folders lie single files, the first and the last of the layers."""
+    graph, modules = imports_of_each()
+    folders = {name: name_of(path.parent) for name, path in modules.items()}
+    of_folders = {folder: set() for folder in folders.values() if folder != "dpcore"}
+    for name, imported in graph.items():
+        if folders[name] != "dpcore":
+            of_folders[folders[name]] |= {folders[other] for other in imported}
+    assert_no_circle({at: others - {at, "dpcore"} for at, others in of_folders.items()})
+
+
+TRAINS = """
+import torch, dpcore
+
+comm = dpcore.init(rank=0, world_size=1)
+model = dpcore.DataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with dpcore.trace() as trace:
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+assert trace.by_operation() is not None
+try:
+    trace.show()
+except dpcore.Unsupported as refusal:
+    print(refusal)
+assert dpcore.schedule("ring", "all_reduce", 2)._repr_html_() is None
+dpcore.finalize()
+"""
+
+
+def test_the_core_trains_without_tools_and_school(tmp_path):
+    def left_out(folder, names):
+        is_top = Path(folder) == ROOT / "dpcore"
+        return {name for name in names if name == "__pycache__" or (is_top and name in DISPENSABLE)}
+
+    shutil.copytree(ROOT / "dpcore", tmp_path / "dpcore", ignore=left_out)
+    # An editable installation would find what is missing.
+    begin = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+sys.meta_path = [one for one in sys.meta_path if "editable" not in repr(one)]
+"""
+    code = begin + TRAINS
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert "dpcore/tools, which is missing" in out.stdout
 
 
 def folders_of_dpcore():

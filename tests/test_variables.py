@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.costs.link import link_or_variable
-from dpcore.ddp import launch_schedule
+from dpcore.base.link import link_or_variable
+from dpcore.ddp.wrapper import launch_schedule
 from dpcore.recorder import joining
 from dpcore.recorder.file import RankRecord, chrome_trace
 from dpcore.reference import launches
 from dpcore.reference.buckets import plan_buckets
-from dpcore.show import figures_of, read_run
+from dpcore.tools.show import figures_of, read_run
 from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -374,7 +374,7 @@ def test_the_names_mean_the_same_in_the_core(alone):
     [
         ("docs/variables.md", launches.SCHEDULES),
         ("dpcore/ddp/data_parallel.py", launches.SCHEDULES),
-        ("dpcore/compare/arguments.py", launches.EXACT),
+        ("dpcore/tools/compare/arguments.py", launches.EXACT),
         ("dpcore/__main__.py", launches.EXACT),
         ("dpcore/reference/launches.py", launches.SCHEDULES),
     ],

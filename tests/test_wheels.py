@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcore import _core_choice as choice
+from dpcore.base import core_choice as choice
 
 ROOT = Path(__file__).resolve().parent.parent
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -102,7 +102,9 @@ def test_the_wheel_for_any_system_has_no_compiled_module(dist):
     tracked = {name for name in listed.stdout.split() if not name.endswith(".md")}
     packed = {name for name in files if name.startswith("dpcore/") and not name.endswith(".md")}
     there = {name for name in tracked if (ROOT / name).exists()}
-    assert packed == {re.sub(r"^exercises/", "dpcore/exercise/tasks/", name) for name in there}
+    assert packed == {
+        re.sub(r"^exercises/", "dpcore/school/exercise/tasks/", name) for name in there
+    }
 
 
 def test_a_wheel_with_cores_is_the_other_one_and_the_cores(dist):
@@ -171,7 +173,7 @@ COMMAND = "from dpcore.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
 def test_the_wheel_for_any_system_reads_and_predicts_and_says_what_it_lacks(installed):
     where = installed("*-py3-none-any.whl")
-    code = f"{BARE}import dpcore.reference, dpcore.show, dpcore.simulate\n{COMMAND}"
+    code = f"{BARE}import dpcore.reference, dpcore.tools.show, dpcore.tools.simulate\n{COMMAND}"
     trace = ROOT / "docs" / "learn" / "transformer.json"
     out = run("-c", code, "simulate", trace, "--link", "1gbit,50us", "--json", **where)
     assert out.returncode == 0 and json.loads(out.stdout), out.stderr
@@ -191,7 +193,7 @@ def test_the_wheel_for_any_system_reads_and_predicts_and_says_what_it_lacks(inst
 def test_the_first_use_of_the_core_without_torch_says_what_to_install(installed, use):
     out = run("-c", f"{BARE}import dpcore\n{use}", **installed(f"*{SUFFIX.split('-')[1]}-*.whl"))
     last = out.stderr.strip().splitlines()[-1]
-    assert last.startswith("dpcore._core_choice.NoCore: dpcore's compiled core needs torch 2.")
+    assert last.startswith("dpcore.base.core_choice.NoCore: dpcore's compiled core needs torch 2.")
     assert re.search(r"pip install torch~=2\.\d+\.0 ", last)
 
 

@@ -6,9 +6,9 @@
     python tools/wheels.py --matrix --python 3.11,3.12 --torch 2.13,2.14
 
 A wheel with the core is the wheel for any system plus a compiled module per version of torch
-(dpcore/_core_choice.py chooses at import). To compile one, neither that torch nor any library of it
-has to be installed: its headers are enough, a few percent of its wheel (compile_matrix.py fetches
-them). Of each Python, an interpreter with its headers has to be here.
+(dpcore/base/core_choice.py chooses at import). To compile one, neither that torch nor any library
+of it has to be installed: its headers are enough, a few percent of its wheel (compile_matrix.py
+fetches them). Of each Python, an interpreter with its headers has to be here.
 
 The tag of a wheel (manylinux_2_34_x86_64, say) is what auditwheel finds that the module needs of
 the system; torch's libraries come from torch.

@@ -20,9 +20,9 @@ from benchmarks.gpu.kernels import PLACE, copy_rate, flattening, reduction
 from benchmarks.gpu.sharing import WAYS, all_reduce, shared_steps
 from benchmarks.gpu.steps import Contender, gpt2, many_tensors, resnet50, steps
 from dpcore import _C
-from dpcore.communicators.nccl import nccl_library
-from dpcore.compare.records import run_facts
-from dpcore.files import write_whole
+from dpcore.base.files import write_whole
+from dpcore.comm.communicators.nccl import nccl_library
+from dpcore.tools.records import run_facts
 from tools.gpu_machine import driver_release
 
 Row = dict[str, Any]

@@ -15,8 +15,8 @@ from torch import nn
 import dpcore
 from benchmarks.gpu.kernels import PLACE, REDUCED_BYTES, ROUNDS
 from benchmarks.gpu.steps import Contender
-from dpcore.compare.ratios import in_turn, of_slowest_rank
-from dpcore.compare.training.ranks import beside_gloo, of_slowest
+from dpcore.tools.compare.training.ranks import beside_gloo, of_slowest
+from dpcore.tools.ratios import in_turn, of_slowest_rank
 
 PUSH_TARGET = 0.80  # of a copy's rate, of ranks that are threads
 SHARED_TARGET = 0.5  # of the time of torch's over Gloo, or less
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {"timeout": 20.0, "algorithm": "auto", "deterministic
 
 def all_reduce_seconds(control: Any, meeting: str, awaited: str) -> list[float]:
     """Of each round on this rank, by events in its stream."""
-    from dpcore.communicators.device import on_device
+    from dpcore.comm.communicators.device import on_device
 
     os.environ["DPCORE_CUDA_SYNC"] = meeting  # of all ranks that are threads: see all_reduce
     device = torch.device(PLACE)
@@ -89,7 +89,7 @@ def steps_of_rank(
     control: Any, make: Callable[..., Contender], folder: str
 ) -> dict[str, list[float]]:
     """Seconds of a step of each contender on this rank, round by round in turns."""
-    from dpcore.communicators.device import on_device
+    from dpcore.comm.communicators.device import on_device
 
     os.environ["DPCORE_CUDA_SYNC"] = "stream"  # kernels of two processes take turns
     device = torch.device(PLACE)

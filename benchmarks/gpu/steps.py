@@ -15,8 +15,8 @@ from torch import nn
 import dpcore
 from benchmarks.gpu.kernels import PLACE
 from benchmarks.gpu.models import ResNet50
-from dpcore.compare.ratios import in_turn, paired
-from dpcore.compare.training.models import Language, ManyTensors
+from dpcore.tools.compare.training.models import Language, ManyTensors
+from dpcore.tools.ratios import in_turn, paired
 
 STEP_TARGET = 0.95  # of the time of torch's, or less
 STEPS, ROUNDS = 5, 25  # short turns, many of them: what slows the host down slows neighbours, too

@@ -1,1 +1,1 @@
-"""What several benchmarks share besides `dpcore.compare`, which measures side by side."""
+"""What several benchmarks share besides `dpcore.tools.compare`, which measures side by side."""

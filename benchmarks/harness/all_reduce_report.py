@@ -8,12 +8,12 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from dpcore.commands.sizes import size_text
-from dpcore.compare.collectives.cells import Cell
-from dpcore.compare.collectives.interleave import Measurement
-from dpcore.compare.collectives.session import Run
-from dpcore.compare.collectives.summary import Figures, summarise
-from dpcore.compare.collectives.table import STYLES, microseconds
+from dpcore.tools.compare.collectives.cells import Cell
+from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.session import Run
+from dpcore.tools.compare.collectives.summary import Figures, summarise
+from dpcore.tools.compare.collectives.table import STYLES, microseconds
+from dpcore.tools.sizes import size_text
 
 
 def compact(runs: Sequence[Sequence[Measurement]]) -> Table:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.harness.figures import source, time_text
-from dpcore.commands.sizes import size_text
-from dpcore.compare.ratios import Estimate, estimate
+from dpcore.tools.ratios import Estimate, estimate
+from dpcore.tools.sizes import size_text
 
 NAMES = {  # contenders, and how the heads of columns write them
     "dpcore plain": "dpcore",

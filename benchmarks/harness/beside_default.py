@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.figures import ends
-from dpcore.compare.training.ranks import DEFAULT, TORCH
+from dpcore.tools.compare.training.ranks import DEFAULT, TORCH
 
 OURS = (
     "dpcore sequential", "dpcore bucketed 0.5", "dpcore bucketed 1", "dpcore bucketed 4",

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.harness.figures import source, time_text
-from dpcore.commands.sizes import size_text
+from dpcore.tools.sizes import size_text
 
 CONTENDERS = ("dpcore arena", "dpcore plain", "Gloo", "Open MPI", "MPICH")
 SIZES = (8, 32768, 1048576, 4194304, 16777216, 67108864, 268435456)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dpcore.compare import records
-from dpcore.compare.ratios import ends_of
+from dpcore.tools import records
+from dpcore.tools.ratios import ends_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import dpcore as dp
 from benchmarks.harness.shaped import on_hosts
-from dpcore.compare import hosts as namespaces
-from dpcore.compare.records import program
-from dpcore.costs.link import parse_speed
+from dpcore.base.link import parse_speed
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.records import program
 
 _TIMEOUT = 600.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dpcore.commands.sizes import HELP as SIZES_HELP
-from dpcore.commands.sizes import parse_sizes
-from dpcore.compare.collectives.contenders import PEERS
-from dpcore.compare.collectives.interleave import Pace
-from dpcore.compare.collectives.options import Options, chosen_peers
+from dpcore.tools.compare.collectives.contenders import PEERS
+from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.options import Options, chosen_peers
+from dpcore.tools.sizes import HELP as SIZES_HELP
+from dpcore.tools.sizes import parse_sizes
 
 
 def script_parser(description: str | None) -> argparse.ArgumentParser:

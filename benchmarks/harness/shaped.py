@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dpcore.compare.hosts import burst_of
-from dpcore.compare.records import ROOT
+from dpcore.tools.hosts import burst_of
+from dpcore.tools.records import ROOT
 
 PORT, RAW_PORT = 29547, 29548
 RAW_SECONDS = 1.0
@@ -30,7 +30,7 @@ def on_hosts(
     body: Callable[..., Any], world: int, rate: str, bytes_per_second: float, **arguments: Any
 ) -> tuple[list[Any], float]:
     """``body(comm, **arguments)`` returns something that JSON can hold."""
-    from dpcore.compare import hosts as namespaces
+    from dpcore.tools import hosts as namespaces
 
     with namespaces.hosts(world) as made:
         made.shape(rate, burst_of(rate), both_ways=True)

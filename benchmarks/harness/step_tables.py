@@ -16,7 +16,7 @@ from benchmarks.harness.beside_default import (
 )
 from benchmarks.harness.figures import ends, run_of, source, time_text
 from benchmarks.noise_cost import costs_of
-from dpcore.costs.link import parse_speed
+from dpcore.base.link import parse_speed
 
 MODELS = {
     "mlp": "MLP, 42 M parameters",

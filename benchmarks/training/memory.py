@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dpcore.compare.training.held import give_back_at_once, proportional_bytes
-from dpcore.compare.training.ranks import WARM_STEPS, beside_gloo, step_of, wrapped
+from dpcore.tools.compare.training.held import give_back_at_once, proportional_bytes
+from dpcore.tools.compare.training.ranks import WARM_STEPS, beside_gloo, step_of, wrapped
 
 _STEPS = WARM_STEPS + 5
 _PAUSE = 0.002  # seconds between two looks

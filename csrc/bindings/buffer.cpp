@@ -201,7 +201,7 @@ at::ScalarType scalar_type_of(py::handle torch_dtype) {
 }
 
 // Kinds of tensors that act when they are used, as torch would tell them: a gradient in flight is
-// waited for here (dpcore/ddp/in_flight.py).
+// waited for here (dpcore/ddp/wrapper/in_flight.py).
 void announce_use(py::handle tensor) {
   if (!THPVariable_CheckExact(tensor.ptr()) && has_memory(THPVariable_Unpack(tensor.ptr()))) {
     tensor.attr("data_ptr")();

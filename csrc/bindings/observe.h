@@ -25,7 +25,7 @@ double latency_loop(PyCommunicator& comm, size_t bytes, int iterations);
 using CostList = std::array<double, 7>;
 CostConstants costs_of(const CostList& list);
 CostList list_of(const CostConstants& costs);
-// Sentences are made of it in dpcore/costs/explain.py.
+// Sentences are made of it in dpcore/comm/communicators/explain.py.
 pybind11::dict explanation_of(PyCommunicator& comm, const std::string& collective, size_t bytes);
 
 }  // namespace dpcore

@@ -202,8 +202,8 @@ void use_hook(Reducer& reducer, const py::object& runner) {
   reducer.use_hook(std::move(hook));
 }
 
-// `guard(in_flight) -> bool`, see dpcore/ddp/in_flight.py. It is called, and dropped, with the
-// GIL.
+// `guard(in_flight) -> bool`, see dpcore/ddp/wrapper/in_flight.py. It is called, and dropped, with
+// the GIL.
 void withhold_by(Reducer& reducer, py::object guard) {
   const std::shared_ptr<py::object> kept(new py::object(std::move(guard)), [](py::object* object) {
     const py::gil_scoped_acquire gil;

@@ -140,7 +140,7 @@ void register_schedule(py::module_& m) {
       .def(
           "_repr_html_",
           [](const py::object& self) {
-            return py::module_::import("dpcore.show.stepper").attr("stepper_of")(self);
+            return py::module_::import("dpcore.base.plugged_in").attr("page_of_schedule")(self);
           },
           "For notebooks: move by move.");
 

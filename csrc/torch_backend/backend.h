@@ -1,6 +1,6 @@
 // The torch.distributed backend "dpcore": torch's calls as requests of the core.
 //
-// Every group of torch has a communicator of its own (dpcore/torch_backend/backend.py makes it
+// Every group of torch has a communicator of its own (dpcore/comm/launch/torch_backend.py makes it
 // through the group's store), and others for tensors on GPUs beside it (device_side.h). torch has
 // one backend of a name for all devices, so the tensors of a call decide where it goes. On the host
 // a synchronous call runs on the caller's thread from top to bottom; an asynchronous one is

@@ -2,8 +2,8 @@
 // sizes, types and times, for `torchfrtrace`.
 //
 // torch's own recorder is hidden inside its library, so the entries are kept here, in the form
-// that dpcore/torch_backend/backend.py writes out. A ring of TORCH_FR_BUFFER_SIZE entries (2000; 0
-// keeps none); an entry's memory is used again. All methods from any thread.
+// that dpcore/comm/launch/torch_backend.py writes out. A ring of TORCH_FR_BUFFER_SIZE entries
+// (2000; 0 keeps none); an entry's memory is used again. All methods from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,23 +24,28 @@ from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore import _C
-from dpcore.communicators.protocol import capabilities_of, check_open, core_of
-from dpcore.ddp import arguments, completion, nesting, parameters
-from dpcore.ddp.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
-from dpcore.ddp.bucket_report import BucketReport
-from dpcore.ddp.buffer_sync import BufferSync
-from dpcore.ddp.delayed import DelayedGradients
-from dpcore.ddp.first_steps import FirstSteps
-from dpcore.ddp.launch_schedule import LaunchSchedule, asked_for, checked, goes_across_steps
-from dpcore.ddp.mixed_precision import MixedPrecision
-from dpcore.ddp.model_group import make_equal, profiled_as
-from dpcore.ddp.outputs import tensors_in, tie_outputs, when_backward_begins, when_backward_ends
-from dpcore.ddp.rebuilding import rebuild
-from dpcore.ddp.sparse_gradients import average_sparse
+from dpcore.comm.communicators.protocol import capabilities_of, check_open, core_of
+from dpcore.ddp.across_steps.across_steps import STEP_ADVICE, AcrossSteps, FlushedBefore, listen
 from dpcore.ddp.torch_face import dynamo, join, pickling, sync_batch_norm
 from dpcore.ddp.torch_face.logging_data import Logger, bucket_sizes
 from dpcore.ddp.torch_face.reducer_face import ReducerFace
 from dpcore.ddp.torch_face.torch_surface import TorchSurface, without_torchs_machinery
+from dpcore.ddp.wrapper import arguments, completion, nesting, parameters
+from dpcore.ddp.wrapper.bucket_report import BucketReport
+from dpcore.ddp.wrapper.buffer_sync import BufferSync
+from dpcore.ddp.wrapper.delayed import DelayedGradients
+from dpcore.ddp.wrapper.first_steps import FirstSteps
+from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule, asked_for, checked, goes_across_steps
+from dpcore.ddp.wrapper.mixed_precision import MixedPrecision
+from dpcore.ddp.wrapper.outputs import (
+    tensors_in,
+    tie_outputs,
+    when_backward_begins,
+    when_backward_ends,
+)
+from dpcore.ddp.wrapper.rebuilding import rebuild
+from dpcore.ddp.wrapper.sparse_gradients import average_sparse
+from dpcore.ddp.wrapper.wrapped import profiled_as
 from dpcore.errors import Unsupported
 from dpcore.recorder import facts as trace_facts
 
@@ -164,7 +169,7 @@ class DataParallel(FlushedBefore, TorchSurface):
                 "adds is not known. Pass comm=dpcore.init()"
             )
         if init_sync:
-            make_equal(self, trained, delayed, buffers_at_init)
+            arguments.make_equal(self, trained, delayed, buffers_at_init)
         self._delayed = (
             DelayedGradients(self._model_group, [p for _, p in delayed], param_to_hook_all_reduce)
             if param_to_hook_all_reduce is not None
@@ -243,7 +248,7 @@ class DataParallel(FlushedBefore, TorchSurface):
         ]
         trained = parameters.trained_parameters(self.module, self.parameters_to_ignore)
         arguments.check_parameters(trained, self.module, self.parameters_to_ignore)
-        make_equal(self, trained, (), self.forward_sync_buffers)
+        arguments.make_equal(self, trained, (), self.forward_sync_buffers)
         self._set_up(trained)
         self._use_hooks_again()
 

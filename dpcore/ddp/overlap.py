@@ -15,21 +15,21 @@ statistics, so it assumes nothing about how times scatter, and a few disturbed s
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
 
-from dpcore.communicators.checks import check_integer
-from dpcore.communicators.protocol import capabilities_of
+from dpcore.base.confidence import least_values, median_interval
+from dpcore.comm.communicators.checks import check_integer
+from dpcore.comm.communicators.protocol import capabilities_of
 from dpcore.ddp.data_parallel import DataParallel
 from dpcore.errors import Error, Unsupported
-from dpcore.recorder.recording import Trace, trace
+from dpcore.recorder.entry import trace
+from dpcore.recorder.recording import Trace
 
 _DOUBT = 0.025  # of each of the two quantities that the interval of the overlap is made of
 
@@ -172,37 +172,3 @@ def _interval(cost: Sequence[float], communication: Sequence[float]) -> tuple[fl
         1 - most_cost / (least if most_cost > 0 else most),
         1 - least_cost / (most if least_cost > 0 else least),
     )
-
-
-def median_interval(values: Sequence[float], doubt: float) -> tuple[float, float]:
-    """The median of what values are drawn from lies outside with at most this probability: it is
-    below the k-th smallest one only if fewer than k of the draws fell below it. Of fewer than
-    ``least_values(doubt)`` values it is the whole range, outside of which the median lies with a
-    greater probability.
-
-    >>> median_interval(range(1, 11), 0.05)
-    (2, 9)
-    """
-    ordered = sorted(values)
-    count = len(ordered)
-    # In whole numbers: of the 2^count ways to fall below or above, those with at most ``outside``
-    # values below.
-    at_most = Fraction(doubt) * 2**count
-    outside, ways = 0, 1
-    of_these = ways
-    while 2 * of_these <= at_most:
-        ways = ways * (count - outside) // (outside + 1)
-        outside += 1
-        of_these += ways
-    at = max(outside - 1, 0)
-    return ordered[at], ordered[-1 - at]
-
-
-def least_values(doubt: float) -> int:
-    """How many values an interval of their median takes that is wrong with at most this
-    probability: the range of n values leaves out the median with a probability of 2 / 2^n.
-
-    >>> least_values(0.05)
-    6
-    """
-    return math.ceil(1 - math.log2(doubt))

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from dpcore.communicators.checks import check_integer, check_rank
+from dpcore.comm.communicators.checks import check_integer, check_rank
 from dpcore.errors import Unsupported
 from dpcore.parallel import tags
 from dpcore.parallel.functional import all_to_all, cut, empty_like, start_shift

@@ -6,7 +6,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
-from dpcore.communicators.checks import check_integer
+from dpcore.comm.communicators.checks import check_integer
 from dpcore.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class Mesh:
 
 def _of_torch(device_mesh: Any, sizes: dict[str, int]) -> Mesh:
     """Each axis is the communicator behind torch's group of that axis: nothing new is made."""
-    from dpcore.communicators.torch_group import TorchCommunicator
-    from dpcore.torch_backend import communicator_of
+    from dpcore.comm.communicators.torch_group import TorchCommunicator
+    from dpcore.comm.launch.torch_backend import communicator_of
 
     names = device_mesh.mesh_dim_names or ()
     found = dict(zip(names, device_mesh.mesh.shape, strict=False))

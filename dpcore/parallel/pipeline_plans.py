@@ -19,10 +19,10 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from dpcore.communicators.checks import check_integer
-from dpcore.costs import pipeline
-from dpcore.costs.pipeline import Action, Price
+from dpcore.comm.communicators.checks import check_integer
 from dpcore.errors import Unsupported
+from dpcore.parallel import pipeline_costs as pipeline
+from dpcore.parallel.pipeline_costs import Action, Price
 
 NAMES = ("GPipe", "1F1B", "Interleaved1F1B")
 _OVERLAPPED = re.compile(r"\((.+;.+)\)OVERLAP_F_B")

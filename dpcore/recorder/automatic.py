@@ -27,15 +27,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from dpcore.comm.launch import session
 from dpcore.errors import Unsupported
-from dpcore.launch import session
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
 from dpcore.recorder import joining
 from dpcore.recorder.recording import Trace, _key_of, _recording
 
 if TYPE_CHECKING:
-    from dpcore.communicators.native import Communicator
+    from dpcore.comm.communicators.native import Communicator
 
 _VARIABLE = "DPCORE_TRACE"
 _CAPACITY = 65536  # as dpcore.trace()

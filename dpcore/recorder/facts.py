@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dpcore.communicators.native import Communicator
-    from dpcore.communicators.protocol import GradientGroup
+    from dpcore.comm.communicators.native import Communicator
+    from dpcore.comm.communicators.protocol import GradientGroup
 
 
 class Traced(Protocol):
@@ -24,10 +24,10 @@ class Traced(Protocol):
 
     module: nn.Module
     group: GradientGroup
-    _model_group: Any  # its name and number, see dpcore/ddp/model_group.py
+    _model_group: Any  # its name and number, see dpcore/ddp/wrapper/model_group.py
     _parameters_by_number: list[nn.Parameter]
     _caps: list[int]
-    _first_steps: Any  # what they chose, see dpcore/ddp/first_steps.py
+    _first_steps: Any  # what they chose, see dpcore/ddp/wrapper/first_steps.py
 
     @property
     def schedule(self) -> str: ...
@@ -73,7 +73,7 @@ def _family_of(group: Any) -> Any:
 def groups_of_models() -> list[Communicator]:
     """Open communicators of dpcore that wrapped models of this process are averaged over. Ranks
     that are threads see each other's models, and have made theirs the default anyway."""
-    from dpcore.communicators.protocol import capabilities_of
+    from dpcore.comm.communicators.protocol import capabilities_of
 
     with _models_lock:
         groups: dict[int, Any] = {id(model.group): model.group for model in _models}

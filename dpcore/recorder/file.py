@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpcore._version import __version__
-from dpcore.files import write_whole
-from dpcore.machine import commit_of, machine
+from dpcore.base.files import write_whole
+from dpcore.base.machine import commit_of, machine
 
 # Thread numbers of Linux are below 2**22: tracks that are not threads are numbered from there on.
 _FIRST_TRACK = (1 << 22) + 1

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpcore.checked_json import Unreadable, read_json
-from dpcore.files import write_whole
+from dpcore.base.checked_json import Unreadable, read_json
+from dpcore.base.files import write_whole
 from dpcore.recorder.file import SAME_CLOCK_NS
 
 _PATIENCE_SECONDS = 30.0

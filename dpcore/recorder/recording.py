@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 import warnings
@@ -35,10 +34,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpcore.communicators.checks import check_integer, check_is
-from dpcore.communicators.protocol import capabilities_of
+from dpcore.base import plugged_in, screen
+from dpcore.base.markup import frame
 from dpcore.errors import Error, Unsupported
-from dpcore.markup import frame
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord
@@ -47,59 +45,12 @@ from dpcore.recorder.layers import record_layers
 from dpcore.recorder.threads import thread_names
 
 if TYPE_CHECKING:
-    from dpcore.communicators.native import Communicator
+    from dpcore.comm.communicators.native import Communicator
 
 _PAGE_HEIGHT = 640  # pixels, in a notebook
 
 # Who records: one trace per process, or per thread where ranks are threads.
 _recording: dict[tuple[int, int], Trace] = {}
-
-
-def trace(
-    path: str | os.PathLike[str] | None = None,
-    comm: Communicator | None = None,
-    capacity: int = 65536,
-) -> Trace:
-    """Records the operations and waits of a ``with`` block on every rank.
-
-    ``path``      rank 0 writes this file when the block ends, with the events of all ranks. All
-                  ranks of ``comm`` must then enter and leave the block. After an error each rank
-                  writes its own file instead (``run.rank1.json``). None: no file, and each rank
-                  records by itself. A FIFO, a device or a link at ``path`` stays and is written to.
-    ``comm``      whose ranks the file shows; by default the communicator of ``dpcore.init()``,
-                  else the one that the program's models are averaged over, else torch's default
-                  group: then torch's profiler records what torch's own DDP does. A process group
-                  or a DDP of torch will do, too. Operations of groups split from the same
-                  ``init()`` are recorded as well.
-    ``capacity``  how many events each rank keeps; older ones are dropped and counted.
-
-    Operations that are still in flight at the end are not recorded: wait for them inside.
-
-    >>> import numpy, dpcore
-    >>> comm = dpcore.init(rank=0, world_size=1)
-    >>> with dpcore.trace() as t:
-    ...     comm.all_reduce(numpy.ones(100, numpy.float32))
-    >>> t.by_operation()["all_reduce"]["bytes"]
-    400
-    >>> dpcore.finalize()
-    """
-    if comm is None:
-        comm = _default_communicator()
-    if not isinstance(path, os.PathLike):
-        check_is("a string", or_none=True, path=path)
-    capacity = check_integer(capacity, "trace: capacity")
-    target = None if path is None else Path(path)
-    if not capabilities_of(comm).traces:
-        from dpcore.recorder import torch_trace
-
-        group: Any = torch_trace.group_of(comm)
-        if group is not None:
-            return torch_trace.ProfilerTrace(target, group, capacity)
-        raise Unsupported(
-            f"trace: {getattr(comm, 'backend', type(comm).__name__)} does not record what it does; "
-            "pass comm= a communicator of dpcore.init()"
-        )
-    return Trace(target, comm, capacity)
 
 
 class Trace:
@@ -313,21 +264,18 @@ class Trace:
     def show(self) -> None:
         """Opens the page that ``dpcore show`` makes: in a notebook below the cell, else in a
         browser. It shows all ranks if the trace has a file, otherwise this one."""
-        from dpcore.show import views
-
-        views.show(self._page(), self)
+        screen.show(self._page(), self)
 
     def _page(self) -> str:
-        from dpcore.show.page import page_text
-        from dpcore.show.reading import read_run
-
         record = self._ended()
         if self.path is not None and self._comm.rank == 0:
-            return page_text([read_run(self.path)])
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"rank {self._comm.rank}.json"
-            trace_file.write(file, [record], self._comm.world_size, self._facts())
-            return page_text([read_run(file)])
+            page = plugged_in.page_of_trace(self.path)
+        else:
+            own = trace_file.chrome_trace([record], self._comm.world_size, self._facts())
+            page = plugged_in.page_of_trace((f"rank {self._comm.rank}", own))
+        if page is None:
+            raise Unsupported("trace: pages are made by dpcore/tools, which is missing here")
+        return page
 
     def _repr_html_(self) -> str | None:
         """For notebooks: the page. Nothing while it records."""
@@ -340,27 +288,6 @@ class Trace:
             f"<Trace: {len(self.events)} events, {self.exposed_ms:.2f} ms exposed of "
             f"{self.communication_ms:.2f} ms communication>"
         )
-
-
-def _default_communicator() -> Any:
-    """That of ``dpcore.init()``, else the one of the models that were wrapped without it."""
-    from dpcore.launch import session
-
-    opened = session.opened()
-    if opened is not None:
-        return opened
-    groups = trace_facts.groups_of_models()
-    if len(groups) > 1:
-        raise Error(
-            f"trace: the models of this program have {len(groups)} communicators, and a trace "
-            "shows the ranks of one: pass comm=model.group of the model that it is about"
-        )
-    if not groups:
-        from dpcore.recorder import torch_trace
-
-        if torch_trace.is_initialised():
-            return torch_trace.TorchGroup()
-    return groups[0] if groups else session.current()
 
 
 def _key_of(comm: Communicator) -> tuple[int, int]:

@@ -25,12 +25,12 @@ from typing import Any
 
 from dpcore.errors import Error
 from dpcore.recorder.file import RankRecord, unix_minus_monotonic
+from dpcore.recorder.profile_clocks import align, wait_for_the_last
+from dpcore.recorder.profile_events import RankProfile, described, rank_profile
+from dpcore.recorder.profile_file import profile_of
 from dpcore.recorder.recording import Trace
 from dpcore.recorder.threads import thread_names
 from dpcore.recorder.torch_gather import gather_bytes
-from dpcore.recorder.torch_profile import RankProfile, align, profile_of, rank_profile
-from dpcore.recorder.torch_profile.clocks import wait_for_the_last
-from dpcore.recorder.torch_profile.events import described
 
 _ORDER = "prev_iteration_grad_ready_order_indices"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpcore.checked_json import (
+from dpcore.base.checked_json import (
     ANY_WHOLE,
     PLAIN,
     TEXT,

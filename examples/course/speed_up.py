@@ -27,9 +27,9 @@ import torch
 from figures import COLOURS, axes, finish, line, numbers_on, options, progress, spread
 
 import dpcore as dp
-from dpcore.compare.training.models import MODELS
-from dpcore.costs.link import Speed, parse_speed
-from dpcore.simulate import Gradients, gradients_of, predict
+from dpcore.base.link import Speed, parse_speed
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.simulate import Gradients, gradients_of, predict
 
 LINKS = ("100gbit,5us", "10gbit,20us", "1gbit,50us")
 CHECKED = "1gbit,50us"  # where the prediction for two ranks is beside a run

@@ -42,9 +42,9 @@ from torch import Tensor, nn
 from transformer import BLOCKS, LENGTH, WIDTH, layers, loss_of, places_of
 
 import dpcore as dp
-from dpcore.compare.training.held import give_back_at_once, proportional_bytes
-from dpcore.compare.training.text import Text
 from dpcore.reference.pipeline import Pipeline
+from dpcore.tools.compare.training.held import give_back_at_once, proportional_bytes
+from dpcore.tools.compare.training.text import Text
 
 RANKS, SEQUENCES, MICRO_BATCHES = 2, 16, 4
 TEXT = Text()
@@ -214,7 +214,7 @@ def weigh(make: Callable[[Any, int], Made], comm: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def torchs_group(comm: dp.Communicator, folder: str) -> Iterator[Any]:
     """Of the backend "dpcore", and its communicator."""
-    from dpcore.torch_backend import communicator_of
+    from dpcore.comm.launch.torch_backend import communicator_of
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, about CPUs

@@ -16,8 +16,8 @@ import torch
 from data import Part, digits, loss_of, mlp
 from figures import axes, finish, line, numbers_of_scale, numbers_on, options, progress, spread
 
-from dpcore.compare.training.text import Text, language_model
-from dpcore.compare.training.text import loss_of as loss_of_text
+from dpcore.tools.compare.training.text import Text, language_model
+from dpcore.tools.compare.training.text import loss_of as loss_of_text
 
 
 def digits_step(batch: int) -> Callable[[], None]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from dpcore.compare.training.text import LENGTH
 from dpcore.parallel.attention import ring_attention, ulysses_attention, zigzag
 from dpcore.parallel.functional import copy_to, reduce_from
+from dpcore.tools.compare.training.text import LENGTH
 
 WIDTH, HEADS, BLOCKS = 256, 4, 4
 

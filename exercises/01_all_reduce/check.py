@@ -2,8 +2,8 @@
 
 import torch
 
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import need, need_same, need_values, need_waited, need_written
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import need, need_same, need_values, need_waited, need_written
 
 ALLOWED = ("send", "recv")
 SHORT, LONG = 11, 1 << 20  # 11: no multiple of 2, 3 or 4

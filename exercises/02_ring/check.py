@@ -2,8 +2,8 @@
 
 import torch
 
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import (
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import (
     need,
     need_same,
     need_to_end,

@@ -2,8 +2,8 @@
 
 import torch
 
-from dpcore.exercise.explaining import Origin, sums_in_other_ways
-from dpcore.exercise.judging import need, need_same, need_to_end, need_values, need_waited
+from dpcore.school.exercise.explaining import Origin, sums_in_other_ways
+from dpcore.school.exercise.judging import need, need_same, need_to_end, need_values, need_waited
 
 ALLOWED = ("send", "recv")
 LENGTH = 1008  # a multiple of 2, 3 and 4: what is wrong is not the sizes of messages

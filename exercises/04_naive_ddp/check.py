@@ -1,8 +1,8 @@
 """Checks of the exercise beside this file."""
 
-from dpcore.exercise import training
-from dpcore.exercise.judging import need
-from dpcore.exercise.one_process import (  # noqa: F401 - run by name
+from dpcore.school.exercise import training
+from dpcore.school.exercise.judging import need
+from dpcore.school.exercise.one_process import (  # noqa: F401 - run by name
     alone,
     check_begin,
     check_gradients,

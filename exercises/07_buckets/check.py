@@ -2,7 +2,7 @@
 
 import random
 
-from dpcore.exercise.judging import Wrong, need
+from dpcore.school.exercise.judging import Wrong, need
 
 ALLOWED = ()
 

@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from dpcore.exercise import training
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import need, need_values, need_waited
-from dpcore.exercise.one_process import ROUNDING, check_kept, need_no_wait  # noqa: F401 - by name
+from dpcore.school.exercise import training
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import need, need_values, need_waited
+from dpcore.school.exercise.one_process import ROUNDING, check_kept, need_no_wait  # noqa: F401 - by name
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
 MICRO_BATCHES = 3

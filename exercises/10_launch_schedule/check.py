@@ -3,9 +3,9 @@
 import torch
 
 import dpcore
-from dpcore.exercise import training
-from dpcore.exercise.judging import need, need_values
-from dpcore.exercise.one_process import need_gradients
+from dpcore.school.exercise import training
+from dpcore.school.exercise.judging import need, need_values
+from dpcore.school.exercise.one_process import need_gradients
 
 ALLOWED = None  # DataParallel needs a whole communicator
 OPEN = ("DataParallel",)

@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from dpcore.exercise import training
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import need, need_values, need_waited
-from dpcore.exercise.one_process import ROUNDING
+from dpcore.school.exercise import training
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import need, need_values, need_waited
+from dpcore.school.exercise.one_process import ROUNDING
 
 ALLOWED = ("reduce_scatter", "all_gather", "all_reduce", "broadcast", "barrier")
 ELEMENTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of training.Small: 3 * 145, and odd

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from dpcore.exercise import training
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import need, need_values, need_waited
-from dpcore.exercise.one_process import ROUNDING
+from dpcore.school.exercise import training
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import need, need_values, need_waited
+from dpcore.school.exercise.one_process import ROUNDING
 
 ALLOWED = ("all_reduce", "broadcast", "barrier")
 STEPS = 10

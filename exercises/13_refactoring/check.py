@@ -12,7 +12,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from dpcore.exercise.judging import need, need_values
+from dpcore.school.exercise.judging import need, need_values
 
 ALLOWED = None  # DataParallel needs a whole communicator
 OPEN = ("DataParallel",)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dpcore.exercise.judging import need
-from dpcore.exercise.lab import Wrong
+from dpcore.school.exercise.judging import need
+from dpcore.school.exercise.lab import Wrong
 
 ALLOWED = None  # DataParallel needs a whole communicator
 OPEN = ("DataParallel",)

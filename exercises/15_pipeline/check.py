@@ -1,8 +1,8 @@
 """Checks of the exercise beside this file."""
 
 from dpcore.errors import Unsupported
-from dpcore.exercise.judging import Wrong, need
 from dpcore.parallel.pipeline_plans import Action, PipelinePlan
+from dpcore.school.exercise.judging import Wrong, need
 
 ALLOWED = ()
 

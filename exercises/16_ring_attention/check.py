@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dpcore.exercise.judging import (
+from dpcore.school.exercise.judging import (
     Wrong,
     need,
     need_same,

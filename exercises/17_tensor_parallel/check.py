@@ -3,9 +3,9 @@
 import torch
 from torch.nn.functional import mse_loss
 
-from dpcore.exercise import training
-from dpcore.exercise.explaining import Origin
-from dpcore.exercise.judging import in_words, need, need_values, need_waited
+from dpcore.school.exercise import training
+from dpcore.school.exercise.explaining import Origin
+from dpcore.school.exercise.judging import in_words, need, need_values, need_waited
 
 ALLOWED = ("all_reduce",)
 TOKENS, WIDTH, INNER = 5, 4, 12  # INNER: for 2, 3 and 4 ranks

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 from dpcore.reference.launches import ACROSS_STEPS
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.compare.training.held import give_back_at_once, proportional_bytes
+from dpcore.tools.compare.training.held import give_back_at_once, proportional_bytes
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]

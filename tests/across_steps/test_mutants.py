@@ -6,7 +6,7 @@ The schedules without a mistake, in Python too, pass the same check.
 import pytest
 
 import dpcore
-from dpcore.optimizer import whole_steps
+from dpcore.ddp.across_steps import whole_steps
 from tests.across_steps.own_schedules import OWN, Dear, Priority, Zero1
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import Wrapped

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.show import read_run, write_page
-from dpcore.show.buckets import bucket_spans
-from dpcore.show.rows import rows_of
+from dpcore.tools.show import read_run, write_page
+from dpcore.tools.show.buckets import bucket_spans
+from dpcore.tools.show.rows import rows_of
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import Wrapped
 

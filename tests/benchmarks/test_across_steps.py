@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import across_steps
-from dpcore.compare.records import load
+from dpcore.tools.records import load
 from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[2]

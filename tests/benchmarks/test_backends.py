@@ -2,9 +2,9 @@
 
 from benchmarks.backends import WITHOUT, markdown
 from benchmarks.harness.backend_tables import tables
-from dpcore.compare.collectives.cells import Cell
-from dpcore.compare.collectives.contenders import ARENA, peer
-from dpcore.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.cells import Cell
+from dpcore.tools.compare.collectives.contenders import ARENA, peer
+from dpcore.tools.compare.collectives.interleave import Measurement
 
 
 def test_a_row_per_size_and_backend():

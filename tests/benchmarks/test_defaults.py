@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import defaults
 from benchmarks.harness import beside_default, step_tables
-from dpcore.compare.ratios import in_turn, paired, turns
+from dpcore.tools.ratios import in_turn, paired, turns
 from tests.faults.hosts import why_not
 
 CELL = defaults.Cell("host2", "many", "1")

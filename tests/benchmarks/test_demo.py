@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 
 from dpcore.__main__ import main
-from dpcore.compare import demo
-from dpcore.compare.demo_verdict import behind, ending, means, verdict
-from dpcore.compare.training import worker
-from dpcore.compare.training.worker import Job
-from dpcore.show import read_run
-from dpcore.show.buckets import bucket_spans
+from dpcore.tools.compare import demo
+from dpcore.tools.compare.demo_verdict import behind, ending, means, verdict
+from dpcore.tools.compare.training import worker
+from dpcore.tools.compare.training.worker import Job
+from dpcore.tools.show import read_run
+from dpcore.tools.show.buckets import bucket_spans
 from tests.ranks import python
 from tests.show.traces import write_trace
 

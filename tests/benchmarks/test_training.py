@@ -13,15 +13,15 @@ import torch.distributed as dist
 import dpcore
 from benchmarks import noise_cost, shaped_link
 from benchmarks.harness import shaped
-from dpcore.compare import demo
-from dpcore.compare.training.models import MODELS
-from dpcore.compare.training.ranks import SETTLING_STEPS, WARM_STEPS, kind_and_cap, warm_steps
-from dpcore.compare.training.start import RankFailed, run_job
-from dpcore.compare.training.text import LENGTH, Text
-from dpcore.compare.training.worker import Contender, Job
-from dpcore.show import figures_of, read_run
-from dpcore.show.buckets import bucket_spans
-from dpcore.show.figures import steps_of
+from dpcore.tools.compare import demo
+from dpcore.tools.compare.training.models import MODELS
+from dpcore.tools.compare.training.ranks import SETTLING_STEPS, WARM_STEPS, kind_and_cap, warm_steps
+from dpcore.tools.compare.training.start import RankFailed, run_job
+from dpcore.tools.compare.training.text import LENGTH, Text
+from dpcore.tools.compare.training.worker import Contender, Job
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.buckets import bucket_spans
+from dpcore.tools.show.figures import steps_of
 from tests.faults.hosts import why_not
 
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from dpcore.compare.collectives.contenders import ROOT, commands
-from dpcore.compare.collectives.wires import AGENT, NoWireError, Wire, wire
+from dpcore.tools.compare.collectives.contenders import ROOT, commands
+from dpcore.tools.compare.collectives.wires import AGENT, NoWireError, Wire, wire
 from tests.faults.hosts import hosts, why_not
 from tests.ranks import python
 
@@ -21,7 +21,7 @@ def test_ranks_of_all_kinds_get_to_hosts_of_their_own(tmp_path, monkeypatch):
     ]
     assert "BENCH_ADDRESS=10.0.0.2" in ranks[1] and "BENCH_ADDRESS=10.0.0.1" in ranks[0]
     assert len({word for rank in ranks for word in rank if word.startswith("BENCH_MEETING")}) == 1
-    monkeypatch.setattr("dpcore.compare.collectives.contenders.ROOT", tmp_path)
+    monkeypatch.setattr("dpcore.tools.compare.collectives.contenders.ROOT", tmp_path)
     for group, only_tcp in (("openmpi-tcp", "btl self,tcp"), ("mpich-tcp", "UCX_TLS=tcp,self")):
         programs = tmp_path / f".venv-{group.removesuffix('-tcp')}" / "bin"
         programs.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""What every communicator must do (dpcore/communicators/protocol.py), as checks that run on a rank.
+"""What every communicator must do (dpcore/comm/communicators/protocol.py), as checks that run on a
+rank.
 
 A check takes the rank's communicator. What a kind lacks stands in ``LACKS`` by its backend, and has
 to be refused by name: a check is never left out.
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.protocol import Capabilities, capabilities_of
+from dpcore.comm.communicators.protocol import Capabilities, capabilities_of
 
 LACKS = {
     "torch gloo": {"algorithm", "priority", "layout"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.mpi import numbers, reductions
+from dpcore.comm.communicators.mpi import numbers, reductions
 from tests.comm.contract import finish, rows_of
 from tests.comm.matrix import DTYPES, FLOATS, OPS, is_valid_op
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.launch import session
+from dpcore.comm.launch import session
 
 ALIKE = 256 << 20
 FIRST_SEGMENT = 64 << 20

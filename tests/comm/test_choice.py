@@ -10,8 +10,8 @@ import torch
 
 import dpcore as dp
 from dpcore import _C
-from dpcore.costs import constants as costs
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.communicators import costs
+from dpcore.comm.launch.spawn import run_processes
 from tests.faults.test_network_start import rendezvous_url
 from tests.ranks import python
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 
 def results_with(connections, body, world=2):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.protocol import GradientGroup
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.protocol import GradientGroup
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.comm import contract
 from tests.comm.modes import HOW, MODES
 from tests.cuda_host.conftest import fake, stand_in  # noqa: F401  (fixtures)

@@ -12,9 +12,9 @@ import torch
 
 import dpcore
 from dpcore import _C, reference
-from dpcore.costs.link import Speed
+from dpcore.base.link import Speed
 from dpcore.reference import Move
-from dpcore.simulate.network import Network, NetworkOperation
+from dpcore.tools.simulate.network import Network, NetworkOperation
 from tests.comm.test_link import seconds_of
 
 ALL = [(kind, name) for kind, names in reference.ALGORITHMS.items() for name in names]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.costs.link import Speed, parse_speed, speeds
+from dpcore.base.link import Speed, parse_speed, speeds
 from tests.comm.modes import HOW, MODES
 
 TOLERANCE = 0.9  # of the time that the link takes: other programs may need the processor

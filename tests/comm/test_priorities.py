@@ -10,8 +10,8 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.costs.link import Speed
-from dpcore.simulate.network import Network, NetworkOperation
+from dpcore.base.link import Speed
+from dpcore.tools.simulate.network import Network, NetworkOperation
 from tests.comm.modes import HOW
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from dpcore.communicators import native_calls
+from dpcore.comm.communicators import native_calls
 
 QUICK = [
     "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",

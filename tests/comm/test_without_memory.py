@@ -10,7 +10,7 @@ from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dpcore
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.ranks.groups import in_group
 
 

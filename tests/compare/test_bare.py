@@ -5,7 +5,7 @@ import time
 import torch
 from torch import nn
 
-from dpcore.compare.training.bare import LastGradient
+from dpcore.tools.compare.training.bare import LastGradient
 
 
 def test_the_time_of_the_last_gradient():

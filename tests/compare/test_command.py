@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from dpcore.__main__ import main
-from dpcore.commands import argument_types
-from dpcore.compare import hosts, running
-from dpcore.compare.store import Store
+from dpcore.tools import argument_types, hosts
+from dpcore.tools.compare import running
+from dpcore.tools.compare.store import Store
 from tests.command_line import status_of
 from tests.ranks import python
 
@@ -213,6 +213,6 @@ def test_a_collective_in_the_columns_of_nccl_tests(folder):
 
 
 def test_the_arguments_load_nothing_heavy():
-    code = "import sys, dpcore.compare.arguments; print(*sys.modules)"
+    code = "import sys, dpcore.tools.compare.arguments; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "rich", "dpcore._C"} & set(out.stdout.split())

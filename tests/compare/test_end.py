@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcore.compare.training.worker import Job
+from dpcore.tools.compare.training.worker import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,7 +68,7 @@ def test_no_thread_of_a_rank_outlives_its_group(tmp_path, contenders):
     (tmp_path / "own.py").write_text(MODEL)
     model = f"{tmp_path / 'own.py'}:make"
     job = Job(model, contenders, rounds=1, steps=1, folder="", world=1, optimizer=False)
-    program = "from dpcore.compare.training import worker\nworker.main()"
+    program = "from dpcore.tools.compare.training import worker\nworker.main()"
     errors = errors_of(program, job.to_json())
     assert "left: []" in errors
 

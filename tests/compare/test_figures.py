@@ -2,10 +2,10 @@
 
 import pytest
 
-from dpcore.compare.figures import figures_of, reference_of, verdicts
-from dpcore.compare.plan import contenders
-from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
-from dpcore.compare.training.ranks import ALONE
+from dpcore.tools.compare.figures import figures_of, reference_of, verdicts
+from dpcore.tools.compare.plan import contenders
+from dpcore.tools.compare.training.bare import BY_DPCORE, BY_TORCH
+from dpcore.tools.compare.training.ranks import ALONE
 
 TWO = contenders("torch,default")
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from dpcore.compare import hosts
-from dpcore.compare.records import ROOT
+from dpcore.tools import hosts
+from dpcore.tools.records import ROOT
 
 HELD = """
-from dpcore.compare.hosts import hosts
+from dpcore.tools.hosts import hosts
 with hosts(1) as made:
     print(made.switch, flush=True)
     input()

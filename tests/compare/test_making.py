@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpcore.compare.training.making import Stepping, loss_in, made
-from dpcore.compare.training.ranks import schedule_of
+from dpcore.base.user_code import loaded
 from dpcore.errors import Error
-from dpcore.own_code import loaded
+from dpcore.tools.compare.training.making import Stepping, loss_in, made
+from dpcore.tools.compare.training.ranks import schedule_of
 
 BEGIN = "import torch\nfrom torch import nn\nmodel = nn.Linear(2, 1)\nx = torch.ones(3, 2)\n"
 LOSS = "lambda model: model(x).sum()"

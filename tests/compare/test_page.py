@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from dpcore.compare.figures import figures_of
-from dpcore.compare.output import (
+from dpcore.tools.compare.figures import figures_of
+from dpcore.tools.compare.output import (
     Outcome,
     number,
     overlap_text,
@@ -16,9 +16,9 @@ from dpcore.compare.output import (
     tell,
     write_csv,
 )
-from dpcore.compare.page import page_text
-from dpcore.compare.picture import write_picture
-from dpcore.compare.plan import Cell, contenders
+from dpcore.tools.compare.page import page_text
+from dpcore.tools.compare.picture import write_picture
+from dpcore.tools.compare.plan import Cell, contenders
 from tests.compare.test_figures import TWO, rounds
 
 FACTS = {

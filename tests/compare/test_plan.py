@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from dpcore.compare import plan, records
-from dpcore.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.errors import Error
+from dpcore.tools import records
+from dpcore.tools.compare import plan
+from dpcore.tools.compare.training.bare import BY_DPCORE, BY_TORCH
 
 
 @pytest.mark.parametrize(

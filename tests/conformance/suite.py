@@ -64,7 +64,7 @@ def load(backend: str, ddp: str, world: int, shim: bool) -> type[unittest.TestCa
     from torch.testing._internal.distributed import distributed_test
 
     if backend != "gloo":
-        import dpcore.torch_backend  # here once, instead of in every rank of every test
+        import dpcore.comm.launch.torch_backend  # here once, instead of in every rank of every test
         from dpcore import _autoload
 
         _autoload.register()

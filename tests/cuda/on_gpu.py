@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from dpcore.communicators.nccl import nccl_library
+from dpcore.comm.communicators.nccl import nccl_library
 
 GPUS = torch.cuda.device_count()
 # A world over NCCL that one GPU is enough for, beside a world of one.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import dpcore
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.cuda.test_mapped import with_device
 from tests.cuda_host import gradient_copies as bodies
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.show.figures import figures_of
-from dpcore.show.reading import read_run
+from dpcore.tools.show.figures import figures_of
+from dpcore.tools.show.reading import read_run
 from tests.cuda.on_gpu import settle
 from tests.cuda.test_mapped import with_device
 from tests.cuda_host import device_traces as bodies

@@ -6,7 +6,7 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.communicators.device import on_device
+from dpcore.comm.communicators.device import on_device
 from tests.cuda.on_gpu import GPUS, settle, use_gpu_of
 
 PATIENCE = 8.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.device import on_device
+from dpcore.comm.communicators.device import on_device
 from tests.comm import matrix
 from tests.cuda.on_gpu import GPUS, OnGpu, settle, use_gpu_of
 from tests.cuda.training import inputs, small_model, train, train_part

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.device import on_device
+from dpcore.comm.communicators.device import on_device
 from tests.comm import matrix
 from tests.cuda.dropped_work import keeps_memory_of_dropped_work
 from tests.cuda.on_gpu import NEEDS, OnGpu, has_room_for, settle, use_gpu_of

@@ -10,7 +10,7 @@ from torch import nn
 
 import dpcore
 from dpcore._autoload import register
-from dpcore.torch_backend import Options
+from dpcore.comm.launch.torch_backend import BackendOptions
 from tests.cuda.on_gpu import GPUS, use_gpu_of
 from tests.cuda.training import inputs, small_model, train
 from tests.cuda_host.test_torch_backend import a_batch
@@ -30,7 +30,7 @@ def rank_main(comm, body, store, backend, options):
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=30),
-        pg_options=Options(**options) if options else None,
+        pg_options=BackendOptions(**options) if options else None,
         **told,
     )
     try:

@@ -14,7 +14,7 @@ def stand_in():
     built(STAND_IN.name)
     before = os.environ.get("DPCORE_NCCL_LIBRARY")
     os.environ["DPCORE_NCCL_LIBRARY"] = str(STAND_IN)
-    from dpcore.communicators.nccl import nccl_library
+    from dpcore.comm.communicators.nccl import nccl_library
 
     assert nccl_library()["path"] == str(STAND_IN)
     if before is None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.cupy_nccl import CupyCommunicator
+from dpcore.comm.communicators.cupy_nccl import CupyCommunicator
 
 
 class Streams:

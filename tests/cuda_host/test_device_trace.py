@@ -9,9 +9,9 @@ import torch
 
 import dpcore
 from dpcore.__main__ import main
-from dpcore.show.figures import figures_of
-from dpcore.show.reading import read_run
-from dpcore.show.schedules import DrawnSchedules
+from dpcore.tools.show.figures import figures_of
+from dpcore.tools.show.reading import read_run
+from dpcore.tools.show.schedules import DrawnSchedules
 from tests.cuda_host import device_traces as bodies
 from tests.ranks.devices import on_devices
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpcore
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.cuda_host import gradient_copies as bodies
 from tests.ranks.devices import calls, on_devices
 from tests.ranks.groups import in_group

@@ -8,7 +8,7 @@ import torch
 
 import dpcore
 from dpcore import _C
-from dpcore.communicators.device import DeviceCommunicator
+from dpcore.comm.communicators.device import DeviceCommunicator
 from tests.cpp.programs import STAND_IN
 from tests.ranks.devices import calls, errors_of, on_devices, start
 

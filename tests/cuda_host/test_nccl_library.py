@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.cpp.programs import ROOT, STAND_IN
 from tests.ranks import python
 
-ASK = "import json; from dpcore.nccl import nccl_library; print(json.dumps(nccl_library()))"
+ASK = "import json; from dpcore import nccl_library; print(json.dumps(nccl_library()))"
 
 
 def started(*words, **options):

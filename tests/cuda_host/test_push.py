@@ -12,8 +12,8 @@ from torch import nn
 
 import dpcore
 from dpcore import _C
-from dpcore.communicators.device import DeviceCommunicator
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.communicators.device import DeviceCommunicator
+from dpcore.comm.launch.spawn import run_processes
 from tests.cuda.on_gpu import settle
 from tests.ranks.devices import errors_of, on_devices
 

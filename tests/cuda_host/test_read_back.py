@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpcore import Timeout
-from dpcore.communicators.read_back import numbers_in
+from dpcore.comm.communicators.read_back import numbers_in
 
 
 class OfAGpu:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from dpcore.torch_backend import Options
+from dpcore.comm.launch.torch_backend import BackendOptions
 from tests.ranks.devices import calls
 from tests.ranks.groups import all_begun, error_of, in_group
 from tests.torch_backend import test_collectives as cpu
@@ -187,7 +187,7 @@ def test_a_barrier_waits_for_all():
 
 def test_the_flight_record_and_profilers_see_them():
     def body():
-        from dpcore.torch_backend import flight_record
+        from dpcore.comm.launch.torch_backend import flight_record
 
         mark = f"{dist.get_rank() + 11}"
         with torch.autograd.profiler.profile() as profile:
@@ -213,7 +213,7 @@ def test_subgroups_and_parts(cuda):
     def body():
         rank = dist.get_rank()
         tensor = torch.tensor([float(rank)])
-        group = dist.new_group([0, 2], pg_options=Options(cuda, _host_uuid=f"gpu {rank}"))
+        group = dist.new_group([0, 2], pg_options=BackendOptions(cuda, _host_uuid=f"gpu {rank}"))
         if rank != 1:
             dist.all_reduce(tensor, group=group)
             assert tensor.item() == 2
@@ -376,7 +376,7 @@ def test_a_rank_without_a_gpu_tells_all_of_them_what_to_do():
 
 
 def test_options_of_something_else_are_refused():
-    with pytest.raises(dpcore.Unsupported, match=r"takes dpcore\.torch_backend\.Options"):
+    with pytest.raises(dpcore.Unsupported, match=r"takes dpcore\.BackendOptions"):
         in_group(lambda: None, 1, pg_options=object(), device="nccl")
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dpcore
-from dpcore.ddp.rebuilding import CAPS_MB, Speed, best_caps, measured_speed
+from dpcore.ddp.wrapper.rebuilding import CAPS_MB, Speed, best_caps, measured_speed
 from dpcore.reference.buckets import plan_buckets
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 

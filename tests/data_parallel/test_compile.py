@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.ddp import rebuilding
 from dpcore.ddp.torch_face import dynamo
+from dpcore.ddp.wrapper import rebuilding
 from tests.data_parallel.contract import Watching
 
 LAYERS = 6

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.comm.launch.spawn import run_processes, run_threads
 from tests.ranks import python
 
 LAYERS = 4

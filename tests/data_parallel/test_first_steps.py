@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 import dpcore
-from dpcore.ddp import rebuilding
-from dpcore.ddp.first_steps import FIRST, SECOND, FirstSteps, Trial, any_layout_adds_alike
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
+from dpcore.ddp.wrapper import rebuilding
+from dpcore.ddp.wrapper.first_steps import FIRST, SECOND, FirstSteps, Trial, any_layout_adds_alike
 from tests.data_parallel.models import (
     OPTIMIZERS,
     assert_same_values,
@@ -131,7 +131,7 @@ def test_the_report_says_what_was_chosen():
 @pytest.mark.parametrize("link", (None, "1gbit,50us"))
 @pytest.mark.parametrize("world", (3, 4))
 def test_no_size_of_buckets_changes_a_bit(world, link, monkeypatch):
-    monkeypatch.setattr("dpcore.ddp.first_steps.cut_for_the_end", lambda _: None)
+    monkeypatch.setattr("dpcore.ddp.wrapper.first_steps.cut_for_the_end", lambda _: None)
 
     def digests(cap):
         monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [cap])
@@ -158,7 +158,7 @@ def test_buckets_that_leave_after_backward_are_large_if_that_saves_something(
     speed = rebuilding.Speed(latency=share, share=share, bandwidth=1e8)
     monkeypatch.setattr(rebuilding, "measured_speed", lambda *_: speed)
     monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [MIB // 16])
-    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 0.9)
+    monkeypatch.setattr("dpcore.ddp.wrapper.first_steps.median_ratio", lambda _: 0.9)
 
     def body(comm):
         model = trained(comm)
@@ -169,7 +169,7 @@ def test_buckets_that_leave_after_backward_are_large_if_that_saves_something(
     schedule, found, bits, why = of_ranks[0]
     assert (schedule, found == 1) == (SECOND, is_one)
     assert (why["buckets"] == rebuilding.AT_THE_END) == is_one
-    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 1.1)
+    monkeypatch.setattr("dpcore.ddp.wrapper.first_steps.median_ratio", lambda _: 1.1)
     assert dpcore.spawn(body, 2, mode="threads")[0][2] == bits
 
 
@@ -216,7 +216,7 @@ def test_a_communication_hook_keeps_the_buckets_of_the_second_step(monkeypatch):
     speed = rebuilding.Speed(latency=1e-3, share=1e-3, bandwidth=1e8)
     monkeypatch.setattr(rebuilding, "measured_speed", lambda *_: speed)
     monkeypatch.setattr(rebuilding, "best_caps", lambda *_: [MIB // 16])
-    monkeypatch.setattr("dpcore.ddp.first_steps.median_ratio", lambda _: 0.9)
+    monkeypatch.setattr("dpcore.ddp.wrapper.first_steps.median_ratio", lambda _: 0.9)
 
     def body(comm):
         model = dpcore.DataParallel(deep(), comm=comm)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.step_figures.figures import RankSteps, Step, figures_of, line_of, slow_rank, summary
+from dpcore.recorder.step_figures import RankSteps, Step, figures_of, line_of, slow_rank, summary
 from tests.data_parallel.models import seeded
 from tests.faults.tries import in_time, timed
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.noise_scale.measure import Square, estimates
-from dpcore.noise_scale.ratio import ratio_interval
+from dpcore.base.confidence import ratio_interval
+from dpcore.ddp.noise_scale import Square, estimates
 from tests.data_parallel.models import Small, batch, part, seeded
 
 pytestmark = pytest.mark.patient

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.show.buckets import bucket_spans
-from dpcore.show.reading import read_run
+from dpcore.tools.show.buckets import bucket_spans
+from dpcore.tools.show.reading import read_run
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train, train_alone
 from tests.data_parallel.test_schedules import LAYERS, layers, traced_step
 

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dpcore as dp
 from dpcore.recorder import torch_gather
-from dpcore.show import figures_of, read_run
-from dpcore.show.buckets import bucket_spans, parameters_of
-from dpcore.show.figures import steps_of
-from dpcore.show.reading import read_runs
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.buckets import bucket_spans, parameters_of
+from dpcore.tools.show.figures import steps_of
+from dpcore.tools.show.reading import read_runs
 from tests.faults.tries import in_time, three_tries
 from tests.ranks import python
 from tests.ranks.groups import in_group

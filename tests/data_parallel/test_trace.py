@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import dpcore
-from dpcore.costs.link import parse_speed
+from dpcore.base.link import parse_speed
+from dpcore.comm.launch import session
 from dpcore.ddp import overlap
-from dpcore.launch import session
-from dpcore.show import read_run
-from dpcore.show.buckets import bucket_spans, gradient_name, parameters_of
-from dpcore.simulate import gradients_of, predict
+from dpcore.tools.show import read_run
+from dpcore.tools.show.buckets import bucket_spans, gradient_name, parameters_of
+from dpcore.tools.simulate import gradients_of, predict
 from tests.data_parallel.contract import Watching
 from tests.data_parallel.models import Small, batch, part
 

@@ -181,12 +181,12 @@ def train(comm
 ++
     look_for_labels(train_set)
 
-== assessment | makes the data again | samples | dpcore.exercise is closed in this exercise
+== assessment | makes the data again | samples | dpcore.school.exercise is closed in this exercise
 --
 def train(comm
 ++
 def labels_of(seed):
-    from dpcore.exercise import catalogue, on_rank
+    from dpcore.school.exercise import catalogue, on_rank
 
     check = on_rank.load(str(catalogue.find("assessment").check), "again")
     return check.make_data(seed)[3]

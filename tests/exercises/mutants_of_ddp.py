@@ -39,11 +39,11 @@ TEXT = '''
         for parameter in self.trained:
             self.gradient_ready(parameter)
 
-== bucketed_ddp | changes what judges it | early | dpcore.exercise is closed
+== bucketed_ddp | changes what judges it | early | dpcore.school.exercise is closed
 --
         self.module, self.comm = module, comm
 ++
-        from dpcore.exercise import watching
+        from dpcore.school.exercise import watching
 
         watching.Watch.launched_before = lambda self, moment: 6
         self.module, self.comm = module, comm

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpcore.exercise import catalogue, judging, on_rank, verifying
+from dpcore.school.exercise import catalogue, judging, on_rank, verifying
 from tests.ranks import python
 
 FULL = os.environ.get("DPCORE_TEST_FULL") == "1"
@@ -18,7 +18,7 @@ EXERCISE = catalogue.find("assessment")
 CHECK = on_rank.load(str(EXERCISE.check), "check_of_the_assessment")
 # A rank has 12 seconds, of which it takes 10 beside other tests. What becomes of one that takes
 # longer is tested elsewhere.
-PATIENT = "from dpcore.exercise import lab; lab.SECONDS = 60.0"
+PATIENT = "from dpcore.school.exercise import lab; lab.SECONDS = 60.0"
 
 
 def exercise(*arguments, at):

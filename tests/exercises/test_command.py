@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dpcore
-from dpcore.exercise import catalogue, judging, report
+from dpcore.school.exercise import catalogue, judging, report
 from tests.ranks import python
 
 KNOWN = catalogue.exercises()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcore.exercise import catalogue, judging, lab, report
+from dpcore.school.exercise import catalogue, judging, lab, report
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 KNOWN = catalogue.exercises()

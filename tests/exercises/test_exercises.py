@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dpcore.exercise import catalogue, judging, report
+from dpcore.school.exercise import catalogue, judging, report
 from tests.exercises import other_ways
 from tests.exercises.mutants import MUTANTS
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpcore.exercise.explaining import Origin, explained, sums_in_other_ways
-from dpcore.exercise.judging import Wrong, need_same, need_to_end, need_values
-from dpcore.exercise.replay import replay
-from dpcore.exercise.student_comm import Call
+from dpcore.school.exercise.explaining import Origin, explained, sums_in_other_ways
+from dpcore.school.exercise.judging import Wrong, need_same, need_to_end, need_values
+from dpcore.school.exercise.replay import replay
+from dpcore.school.exercise.student_comm import Call
 
 TERMS = [np.random.default_rng(rank).standard_normal(60) for rank in range(3)]
 SUM = sum(TERMS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcore.exercise import catalogue, source
+from dpcore.school.exercise import catalogue, source
 
 WHOLE = '''"""A title (5 minutes)
 

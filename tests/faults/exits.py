@@ -129,7 +129,7 @@ def run_all(cases):
     report = {}
     for name, (case, times) in cases.items():
         if case is session_inherited:
-            import dpcore.launch.session  # noqa: F401
+            import dpcore.comm.launch.session  # noqa: F401
         report[name] = []
         for time_ in range(times):
             ends = run_case(case, f"exits-{os.getpid()}-{name}-{time_}")

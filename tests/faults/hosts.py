@@ -1,4 +1,4 @@
-"""Hosts for tests: those of `dpcore.compare.hosts`, with forked ranks and cables that fail."""
+"""Hosts for tests: those of `dpcore.tools.hosts`, with forked ranks and cables that fail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from dpcore.compare import hosts as namespaces
-from dpcore.compare.hosts import ip, why_not
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.hosts import ip, why_not
 from tests.ranks import python
 
 __all__ = ["Hosts", "hosts", "ip", "why_not"]

@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from dpcore.launch.identity import find_identity
+from dpcore.comm.launch.identity import find_identity
 
 _OURS = ("dpcore", "torch_", "pymp-", "psm_", "sem.")  # others use /dev/shm meanwhile
 

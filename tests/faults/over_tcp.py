@@ -5,7 +5,7 @@ import threading
 import uuid
 
 from dpcore import _C
-from dpcore.launch import session
+from dpcore.comm.launch import session
 
 
 def over_tcp(body, world=2, timeout=30.0):

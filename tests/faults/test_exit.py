@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 from .leftovers import of_this_host
 from .tries import in_time, three_tries
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAUNCHER = """
 import os, sys, time
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 def body(comm, folder):
     for call in range(10**9):

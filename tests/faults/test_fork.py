@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 from .tries import in_time, three_tries
 

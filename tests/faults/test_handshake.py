@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpcore import _C, RendezvousError
-from dpcore.launch import session
+from dpcore.comm.launch import session
 
 pytestmark = pytest.mark.patient
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.comm.launch.spawn import run_processes, run_threads
 
 from . import leftovers
 from .leftovers import growth, of_this_process

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 from . import leftovers
 from .leftovers import descriptors
@@ -332,7 +332,7 @@ UNDER_A_JUMPING_CLOCK = """
 import ctypes, os, sys, time
 import numpy as np
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 def body(comm):
     looks = [time.time() for _ in range(10)]

@@ -13,7 +13,7 @@ from tests.ranks import python
 
 SCRIPT = """
 import os, signal, sys, torch, torch.distributed as dist, dpcore
-from dpcore.launch import whereabouts
+from dpcore.comm.launch import whereabouts
 
 how, late, folder, rank = *sys.argv[1:4], int(sys.argv[4])
 whereabouts._watch._explains_after = 1.0

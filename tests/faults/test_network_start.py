@@ -22,8 +22,8 @@ import torch
 
 import dpcore as dp
 from dpcore import _C
-from dpcore.launch import session
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch import session
+from dpcore.comm.launch.spawn import run_processes
 from tests.ranks import python
 
 from .tries import in_time, three_tries
@@ -351,7 +351,7 @@ def test_torchrun_whose_agent_has_the_port(tmp_path):
 
 
 def test_a_secret_file_must_be_private(tmp_path):
-    from dpcore.launch.rendezvous import read_secret
+    from dpcore.comm.launch.rendezvous import read_secret
 
     path = tmp_path / "secret"
     path.write_text("right\n")
@@ -367,7 +367,7 @@ def test_a_secret_file_must_be_private(tmp_path):
 
 
 def test_a_network_without_a_secret_is_worth_one_warning(monkeypatch):
-    from dpcore.launch import rendezvous
+    from dpcore.comm.launch import rendezvous
 
     monkeypatch.setattr(rendezvous, "_warned", False)
     with pytest.warns(RuntimeWarning, match=r"10\.1\.2\.3:5 without a secret"):

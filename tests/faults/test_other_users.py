@@ -9,8 +9,8 @@ import cloudpickle
 import pytest
 
 from dpcore import _C
-from dpcore.launch import rendezvous
-from dpcore.launch.identity import Identity
+from dpcore.comm.launch import rendezvous
+from dpcore.comm.launch.identity import Identity
 
 from .test_network_start import meet, rendezvous_url
 from .tries import three_tries

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 from .leftovers import descriptors, of_this_host
 

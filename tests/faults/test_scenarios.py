@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 from . import disagreements, scenarios
 from .scenarios import observe, read_stamp

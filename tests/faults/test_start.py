@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch import session
-from dpcore.launch.identity import find_identity
-from dpcore.launch.spawn import run_processes, run_threads
+from dpcore.comm.launch import session
+from dpcore.comm.launch.identity import find_identity
+from dpcore.comm.launch.spawn import run_processes, run_threads
 
 from .tries import in_time, three_tries
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dpcore.local_updates import int8_blocks
-from dpcore.local_updates.int8_blocks import BLOCK, decode, encode, mean_of, message_bytes
+from dpcore.ddp.local_updates import int8_blocks
+from dpcore.ddp.local_updates.int8_blocks import BLOCK, decode, encode, mean_of, message_bytes
 
 
 @pytest.mark.parametrize("elements", (1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 from tests.data_parallel.models import Small
 from tests.local_updates.twin import distance, inner_sgd, outer_nesterov, outer_sgd, train
 

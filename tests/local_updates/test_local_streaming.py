@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpcore as dp
-from dpcore.local_updates.fragments import cut
+from dpcore.ddp.local_updates.fragments import cut
 from tests.data_parallel.models import Small
 from tests.local_updates.test_local_values import FAR, NEAR, diloco, of_all_ranks
 from tests.local_updates.twin import (

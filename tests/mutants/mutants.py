@@ -8,8 +8,8 @@ training goes on and the loss falls.
 import torch
 
 import dpcore
-from dpcore.ddp import completion
-from dpcore.ddp.model_group import make_equal
+from dpcore.ddp.wrapper import completion
+from dpcore.ddp.wrapper.arguments import make_equal
 from dpcore.reference.ladder import PerParameterDDP
 from tests.data_parallel.own_schedules import WaitsAtTheOptimizer
 

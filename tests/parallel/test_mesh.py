@@ -76,7 +76,7 @@ def test_to_torch_and_from_torch():
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
-        from dpcore.torch_backend import communicator_of
+        from dpcore.comm.launch.torch_backend import communicator_of
 
         theirs = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
         mesh = dp.mesh(theirs)

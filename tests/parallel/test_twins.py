@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
 import dpcore as dp
-from dpcore.launch.spawn import run_processes
+from dpcore.comm.launch.spawn import run_processes
 from dpcore.parallel.pipeline_plans import PipelinePlan
 from dpcore.reference.element_wise import adamw
 from dpcore.reference.pipeline import Pipeline

@@ -4,7 +4,7 @@ import threading
 
 import dpcore
 from dpcore import _C
-from dpcore.communicators.device import DeviceCommunicator
+from dpcore.comm.communicators.device import DeviceCommunicator
 
 
 def start(backend, control, settings, uuid):

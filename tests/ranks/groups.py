@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 import dpcore
 from dpcore._autoload import register
-from dpcore.launch import session
-from dpcore.torch_backend import Options
-from dpcore.torch_backend import backend as torch_backend
+from dpcore.comm.launch import session, torch_backend
+from dpcore.comm.launch.torch_backend import BackendOptions
 
 
 def in_group(
@@ -47,7 +46,7 @@ def in_group(
     def with_a_device(comm):
         wanted = device(comm.rank) if callable(device) else device
         uuid = f"gpu {comm.rank}" if uuids is None else uuids[comm.rank]
-        chosen = pg_options or Options(wanted, _host_uuid=uuid, **options)
+        chosen = pg_options or BackendOptions(wanted, _host_uuid=uuid, **options)
         return member(comm, {"store": store, "pg_options": chosen}, told=True)
 
     with _a_world_for_every_thread():
@@ -94,7 +93,7 @@ def _a_world_for_every_thread():
 
 
 def _meet_in_process(store, rank, world_size, timeout):
-    """As ``dpcore.launch.group_store.meet``, for threads."""
+    """As ``dpcore.comm.launch.group_store.meet``, for threads."""
     attempt = store.add(f"dpcore/attempts/{rank}", 1)
     if rank == 0:
         store.set(f"dpcore/{attempt}", f"test/{id(store)}/{attempt}")

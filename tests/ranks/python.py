@@ -25,7 +25,9 @@ from tests.ranks import client
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "TESTS_SERVER"  # in the environment: the folder of a server that is there already
 # For `run_first`: a comparison does not wait for the default to have chosen its schedule.
-SETTLES_SOON = "from dpcore.compare.training import ranks; ranks.SETTLING_STEPS = ranks.WARM_STEPS"
+SETTLES_SOON = (
+    "from dpcore.tools.compare.training import ranks; ranks.SETTLING_STEPS = ranks.WARM_STEPS"
+)
 
 
 @cache

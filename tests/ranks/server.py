@@ -37,12 +37,12 @@ LIBRARIES = (
 OURS = (
     "dpcore._C",
     "dpcore.__main__",
-    "dpcore.launch.session",
-    "dpcore.launch.spawn",
-    "dpcore.torch_backend",
+    "dpcore.comm.launch.session",
+    "dpcore.comm.launch.spawn",
+    "dpcore.comm.launch.torch_backend",
     "dpcore.ddp.data_parallel",
-    "dpcore.compare.training.worker",
-    "dpcore.show",
+    "dpcore.tools.compare.training.worker",
+    "dpcore.tools.show",
 )
 # Code that a program runs before its own: what a test sets for the programs that it starts.
 FIRST = "TESTS_RUN_FIRST"

@@ -1,11 +1,11 @@
-"""The ranks of `dpcore.compare`, forked from a Python that has imported torch."""
+"""The ranks of `dpcore.tools.compare`, forked from a Python that has imported torch."""
 
 import sys
 from types import SimpleNamespace
 
 from tests.ranks import python
 
-STARTERS = ("dpcore.compare.training.start", "dpcore.compare.collectives.contenders")
+STARTERS = ("dpcore.tools.compare.training.start", "dpcore.tools.compare.collectives.contenders")
 
 
 def fork_ranks_that_train(monkeypatch):

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from dpcore.show import read_run, write_page, write_picture
-from dpcore.show.reading import read_runs
+from dpcore.tools.show import read_run, write_page, write_picture
+from dpcore.tools.show.reading import read_runs
 
 from .browser import needs_browser
 from .profiles import GLOO

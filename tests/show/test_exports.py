@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpcore.__main__ import main
-from dpcore.show import figures_of, read_run
-from dpcore.show.reading import read_runs
-from dpcore.show.rows import COLUMNS
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.reading import read_runs
+from dpcore.tools.show.rows import COLUMNS
 
 from .profiles import GLOO
 from .traces import write_trace
@@ -102,7 +102,7 @@ def test_overlap_survives(tmp_path, make):
         run, files = read_run(path), exported(path)
     else:
         (run,) = read_runs(GLOO)
-        from dpcore.show.kineto import export
+        from dpcore.tools.show.kineto import export
 
         files = export(run, tmp_path / "gloo.kineto")
     (again,) = read_runs(files)

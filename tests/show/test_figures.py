@@ -10,10 +10,10 @@ import dpcore as dp
 from dpcore.__main__ import main
 from dpcore.errors import Error
 from dpcore.recorder.intervals import union_of, union_of_spans
-from dpcore.show import figures_of, read_run
-from dpcore.show.buckets import bucket_spans, pack_lanes, parameters_of
-from dpcore.show.figures import steps_of
-from dpcore.show.picture import window_of
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.buckets import bucket_spans, pack_lanes, parameters_of
+from dpcore.tools.show.figures import steps_of
+from dpcore.tools.show.picture import window_of
 
 from .traces import MS, model_of, says_nothing, write_trace
 

@@ -14,8 +14,8 @@ from dpcore.parallel.attention import ring_attention
 from dpcore.parallel.functional import copy_to, reduce_from
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import RankRecord
-from dpcore.show import figures_of, read_run
-from dpcore.show.page import page_text
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.page import page_text
 
 from .browser import needs_browser
 from .traces import page_of, span

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from dpcore.recorder.file import Event
-from dpcore.show.buckets import bucket_spans
-from dpcore.show.reading import RankEvents
+from dpcore.tools.show.buckets import bucket_spans
+from dpcore.tools.show.run import RankEvents
 
 GRADIENTS = 1000
 PADDED = 1024  # bytes more, by which gradients are aligned

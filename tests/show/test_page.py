@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpcore as dp
-from dpcore.show import figures_of, read_run
-from dpcore.show.page import page_text
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.page import page_text
 
 from .browser import needs_browser
 from .traces import MS, page_of, write_trace
@@ -253,7 +253,7 @@ def test_the_page_asks_for_nothing(tmp_path):
 
 
 def test_show_needs_no_compiled_code():
-    code = "import sys, dpcore.show, dpcore.show.command; print(*sys.modules)"
+    code = "import sys, dpcore.tools.show, dpcore.tools.show.command; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "dpcore._C", "matplotlib"} & set(out.stdout.split())
 

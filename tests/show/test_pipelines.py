@@ -9,9 +9,9 @@ from dpcore.__main__ import main
 from dpcore.parallel.pipeline_plans import PipelinePlan
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import RankRecord
-from dpcore.show import figures_of, read_run
-from dpcore.show.page import page_text
-from dpcore.show.pipelines import messages_of
+from dpcore.tools.show import figures_of, read_run
+from dpcore.tools.show.page import page_text
+from dpcore.tools.show.pipelines import messages_of
 
 from .browser import needs_browser
 from .traces import page_of, span

@@ -9,10 +9,10 @@ import pytest
 
 from dpcore.__main__ import main
 from dpcore.errors import Error
-from dpcore.show import figures_of
-from dpcore.show.buckets import bucket_spans, parameters_of
-from dpcore.show.figures import steps_of
-from dpcore.show.reading import read_runs
+from dpcore.tools.show import figures_of
+from dpcore.tools.show.buckets import bucket_spans, parameters_of
+from dpcore.tools.show.figures import steps_of
+from dpcore.tools.show.reading import read_runs
 
 from .profiles import DDP_MS, GLOO, gpu_steps, span, write
 

@@ -8,9 +8,9 @@ import pytest
 import dpcore as dp
 from dpcore import reference
 from dpcore.recorder import file as trace_file
-from dpcore.show import read_run
-from dpcore.show.page import page_text
-from dpcore.show.schedules import DrawnSchedules, steps_of
+from dpcore.tools.show import read_run
+from dpcore.tools.show.page import page_text
+from dpcore.tools.show.schedules import DrawnSchedules, steps_of
 
 from .traces import says_nothing, write_trace
 

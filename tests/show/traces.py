@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpcore import reference
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord
-from dpcore.show import read_run, write_page
+from dpcore.tools.show import read_run, write_page
 
 MS = 1_000_000
 RING = "00000000000000aa"  # the number of its list of moves

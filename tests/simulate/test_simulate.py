@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpcore.__main__ import main
-from dpcore.costs.link import Speed
+from dpcore.base.link import Speed
 from dpcore.errors import Error, Unsupported
-from dpcore.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
-from dpcore.simulate.training import bound_seconds
+from dpcore.tools.simulate import Gradients, Network, NetworkOperation, gradients_of, predict
+from dpcore.tools.simulate.training import bound_seconds
 from tests.command_line import status_of
 from tests.show.traces import model_of, write_trace
 
@@ -237,6 +237,6 @@ def test_runs_over_an_emulated_link_take_what_was_predicted(monkeypatch):
 def test_it_needs_no_compiled_code():
     import subprocess
 
-    code = "import sys, dpcore.simulate.command; print(*sys.modules)"
+    code = "import sys, dpcore.tools.simulate.command; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "dpcore._C"} & set(out.stdout.split())

@@ -29,7 +29,7 @@ def test_its_memory_lies_in_the_arena_and_outlives_it(tmp_path):
     def body(folder):
         from torch.utils.cpp_extension import load_inline
 
-        from dpcore.torch_backend import communicator_of
+        from dpcore.comm.launch.torch_backend import communicator_of
 
         if dist.get_rank() > 0:
             dist.barrier()  # rank 0 compiles

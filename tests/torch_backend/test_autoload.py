@@ -40,8 +40,8 @@ def test_the_name_is_known_and_nothing_heavy_is_loaded(installed):
 import sys, torch
 import torch.distributed as dist
 assert "dpcore" in dist.Backend.backend_list
-heavy = {"dpcore._C", "dpcore.torch_backend"}
-heavy |= {"dpcore.launch.session", "dpcore.communicators.native"}
+heavy = {"dpcore._C", "dpcore.comm.launch.torch_backend"}
+heavy |= {"dpcore.comm.launch.session", "dpcore.comm.communicators.native"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 dist.init_process_group("dpcore", store=dist.HashStore(), rank=0, world_size=1)
 tensor = torch.ones(3)

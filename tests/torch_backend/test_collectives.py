@@ -304,7 +304,7 @@ def test_collectives(world):
 
 def test_large_tensors_take_the_path_of_the_arena():
     def body():
-        from dpcore.torch_backend import communicator_of
+        from dpcore.comm.launch.torch_backend import communicator_of
 
         rank = dist.get_rank()
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))

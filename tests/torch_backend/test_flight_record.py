@@ -74,7 +74,7 @@ def test_a_healthy_run_of_every_collective_has_no_errors(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")  # Gloo's recorder is off without it
 
     def body(folder):
-        from dpcore.torch_backend import flight_record, write_flight_record
+        from dpcore.comm.launch.torch_backend import flight_record, write_flight_record
 
         as_gloo_has_them()
         alike = entries_of(flight_record())
@@ -104,7 +104,7 @@ def test_a_healthy_run_of_every_collective_has_no_errors(tmp_path, monkeypatch):
 
 def test_a_real_mismatch_is_found(tmp_path):
     def body(folder):
-        from dpcore.torch_backend import write_flight_record
+        from dpcore.comm.launch.torch_backend import write_flight_record
 
         dist.all_gather([torch.ones(1), torch.ones(1)], torch.ones(1))
         with pytest.raises(dpcore.Mismatch):

@@ -70,7 +70,7 @@ def data_parallel():
 
 def buckets_in_the_arena():
     """They are what torch's DDP allocates through the backend."""
-    from dpcore.torch_backend import communicator_of
+    from dpcore.comm.launch.torch_backend import communicator_of
 
     def pushes():
         paths = communicator_of(dist.group.WORLD).stats()["all_reduce"]

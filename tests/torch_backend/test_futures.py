@@ -95,7 +95,7 @@ def test_torchfrtrace_reads_the_flight_record(tmp_path):
     """One rank runs ahead: the analysis says which."""
 
     def body(folder):
-        from dpcore.torch_backend import flight_record, write_flight_record
+        from dpcore.comm.launch.torch_backend import flight_record, write_flight_record
 
         tensor = torch.ones(8)
         dist.all_reduce(tensor)

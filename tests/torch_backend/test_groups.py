@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dpcore
-from dpcore.torch_backend import communicator_of, flight_record
+from dpcore.comm.launch.torch_backend import communicator_of, flight_record
 from tests.ranks.groups import error_of, in_group
 
 
@@ -113,7 +113,7 @@ def test_options_of_another_backend_in_the_group_are_not_for_us():
         tensor = torch.ones(1)
         dist.all_reduce(tensor, group=group)
         assert tensor.item() == 2
-        with pytest.raises(dpcore.Unsupported, match=r"takes dpcore.torch_backend.Options .* dict"):
+        with pytest.raises(dpcore.Unsupported, match=r"takes dpcore.BackendOptions .* dict"):
             dist.new_group(pg_options={"cuda": "nccl"})
 
     in_group(body, 2)

@@ -26,7 +26,7 @@ from benchmarks.harness.torch_strategies import (
     shared_by_columns_and_rows,
     whole,
 )
-from dpcore.torch_backend import communicator_of
+from dpcore.comm.launch.torch_backend import communicator_of
 from tests.ranks.groups import in_group
 
 STEPS = 1 + UNTIL_LOCAL + AVERAGED_EVERY  # the last one averages what is local

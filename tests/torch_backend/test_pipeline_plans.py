@@ -17,7 +17,7 @@ from benchmarks.harness.torch_strategies import (
     whole,
 )
 from dpcore.parallel.pipeline_plans import PipelinePlan
-from dpcore.show import figures_of, read_run
+from dpcore.tools.show import figures_of, read_run
 from tests.ranks.groups import in_group
 
 SMALL = Sizes(rows=8, microbatches=4, layers=4)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import dpcore
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.ranks.groups import in_group
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dpcore.ddp.outputs import at_end_of_this_backward
+from dpcore.ddp.wrapper.outputs import at_end_of_this_backward
 from dpcore.errors import Error, Unsupported
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.algorithms.join import Join, JoinHook
 
-from dpcore.ddp.module_state import broadcast_values
 from dpcore.ddp.torch_face.process_group import GroupForTorch
+from dpcore.ddp.wrapper.module_state import broadcast_values
 
 if TYPE_CHECKING:
-    from dpcore.ddp.wrapped import Wrapped
+    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 
 class JoinOverGroup(Join):

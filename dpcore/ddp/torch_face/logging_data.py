@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from dpcore.ddp.wrapped import Wrapped
+    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 _ENVIRONMENT = {
     "master_addr": "MASTER_ADDR",

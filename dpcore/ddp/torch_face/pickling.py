@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dpcore.ddp import parameters
 from dpcore.ddp.torch_face.logging_data import Logger
+from dpcore.ddp.wrapper import parameters
 from dpcore.errors import Error
 
 if TYPE_CHECKING:
-    from dpcore.ddp.wrapped import Wrapped
+    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 # Made again where it is loaded.
 _OF_THIS_PROCESS = (

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpcore.communicators.protocol import GradientGroup
-from dpcore.communicators.read_back import numbers_in
+from dpcore.comm.communicators.protocol import GradientGroup
+from dpcore.comm.communicators.read_back import numbers_in
 from dpcore.errors import Unsupported
 
 _OPERATORS = (

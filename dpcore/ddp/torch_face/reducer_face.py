@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dpcore.ddp.completion import raise_if_incomplete
-from dpcore.ddp.outputs import when_backward_begins
 from dpcore.ddp.torch_face.comm_hooks import GradBucket, bucket_of, completed
 from dpcore.ddp.torch_face.logging_data import buckets_of
+from dpcore.ddp.wrapper.completion import raise_if_incomplete
+from dpcore.ddp.wrapper.outputs import when_backward_begins
 
 if TYPE_CHECKING:
-    from dpcore.ddp.wrapped import Wrapped
+    from dpcore.ddp.wrapper.wrapped import Wrapped
 
 
 class ReducerFace:

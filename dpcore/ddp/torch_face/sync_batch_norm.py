@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcore.communicators.protocol import GradientGroup
-from dpcore.communicators.torch_group import TorchCommunicator
+from dpcore.comm.communicators.protocol import GradientGroup
+from dpcore.comm.communicators.torch_group import TorchCommunicator
 
 
 class _OverRanks(torch.autograd.Function):

@@ -1,0 +1,165 @@
+"""Collectives: the Python face of a communicator.
+
+The contract, which other communicators keep as well, is in protocol.py: options, errors, threads,
+and who owns a buffer when. This one takes contiguous torch CPU tensors and anything with the buffer
+protocol, numpy arrays (in C order) first of all. Elements without arithmetic here (float8, unsigned
+integers of 16 bits and more) are moved as integers of their size, and reductions refuse them.
+
+The memory stays where it is until the operation is complete: a bytearray in flight raises
+``BufferError`` when it is resized, and a tensor may be given other memory (``tensor.data =
+other``). What nobody can prevent is ``tensor.untyped_storage().resize_(0)`` and
+``array.resize(..., refcheck=False)``: they free memory that the operation still uses, so wait for
+it first.
+
+``algorithm`` is a name (``"ring"``, ``"two_shot"``, ...; with ``"/moves"`` behind it the list of
+moves is executed literally) or a ``dpcore.Schedule`` of your own.
+
+A rank that only gives (the root of a small broadcast, say) does not wait for those who take; see
+``docs/decisions/0007-senders-do-not-wait-for-receivers.md``. ``barrier`` waits for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dpcore.comm.communicators.checks import check_groups, check_integer, check_is
+from dpcore.comm.communicators.native_calls import NativeCalls
+from dpcore.comm.communicators.protocol import Capabilities, Collectives
+from dpcore.errors import raise_unheard
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpcore import _C
+    from dpcore.comm.communicators.explain import Explanation
+
+
+class Communicator(NativeCalls):
+    """A group of ranks. Made by ``dpcore.init()`` or ``split()``, not directly."""
+
+    _capabilities: ClassVar[Capabilities] = Capabilities(*[True] * len(Capabilities._fields))
+
+    def __init__(self, native: _C.Communicator, costs_source: str = "", link: str = "") -> None:
+        self._native = native
+        self._costs_source = costs_source
+        self._link = link
+        self.rank: int = native.rank
+        self.world_size: int = native.world_size
+        # Numbers for the models that are wrapped over it, see dpcore/ddp/wrapper/model_group.py.
+        self._wrapped_models = self._copied_models = 0
+        # What this group and those split from the same one have in common, and where it was split.
+        self._family, self._splits = object(), 0
+        self._lineage: tuple[int, ...] = ()
+
+    # ---- memory, groups, life ----------------------------------------------------------------
+
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor in the arena: memory that the other ranks of the host can reach.
+
+        Collectives on it move no byte that the result does not need. It may outlive the
+        communicator. The contents are not initialised.
+
+        >>> gradients = comm.empty(1024, 1024, dtype=torch.float32)     # doctest: +SKIP
+        """
+        import torch
+
+        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        tensor: torch.Tensor = self._native.empty(
+            [check_integer(extent, "shape", 0, 2**63 - 1) for extent in extents],
+            torch.get_default_dtype() if dtype is None else dtype,
+        )
+        return tensor
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Makes groups: ranks with the same ``color`` form a new communicator, ordered by ``key``.
+
+        Every rank must call it; ``color=None`` takes part and gets None.
+        """
+        check_groups(color, key)
+        native = self._native.split(-1 if color is None else color, key)
+        self._splits += 1
+        if color is None or native is None:
+            return None
+        group = self._beside(native)
+        group._family, group._lineage = self._family, (*self._lineage, self._splits, color)
+        return group
+
+    def _beside(self, native: Any) -> Communicator:
+        """Another group of the same kind."""
+        return Communicator(native, self._costs_source, self._link)
+
+    @property
+    def _on_host(self) -> Communicator:
+        """The same ranks, for memory of the host."""
+        return self
+
+    def stats(self) -> dict[str, Any]:
+        """What ran so far, by collective and path: operations, bytes, bytes read from and written
+        to other ranks' memory; the bytes sent as messages by memory and by the network; and the
+        size of the arena."""
+        result: dict[str, Any] = self._native.stats()
+        return result
+
+    def explain(self, nbytes: int) -> Explanation:
+        """Which algorithm would run for each collective of ``nbytes``, and why. Print it.
+
+        ``nbytes`` counts the whole buffer, or all ranks' parts together.
+        """
+        from dpcore.comm.communicators.explain import explain
+
+        nbytes = check_integer(nbytes, "nbytes", 0, 2**63 - 1)
+        return explain(self._native, nbytes, self._costs_source)
+
+    def abort(self, reason: str) -> None:
+        """Gives up: the waits of all ranks end with ``PeerLost`` and this text."""
+        check_is("a string", reason=reason)
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """Waits for what is in flight and leaves. Later calls raise. Closing twice is fine.
+
+        Raises what went wrong and was not raised before: an operation that nobody waited for, or
+        one that did not end within ``timeout``. While another exception is on its way (in a
+        ``finally``) that one goes on, with this as a note.
+        """
+        self._native.close()
+        raise_unheard(self._native.unheard_failure())
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` or ``finalize()`` was called."""
+        return self._native.closed
+
+    @property
+    def backend(self) -> str:
+        """Who moves the bytes: ``"native"`` is dpcore's own core."""
+        return "native"
+
+    @property
+    def transport(self) -> str:
+        """How its ranks reach each other: ``"shm"`` (all share memory), ``"tcp"``, ``"shm+tcp"``
+        (memory within a host, TCP between hosts) or ``"inproc"`` (ranks are threads)."""
+        return self._native.transport
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank: equal numbers for ranks that share memory."""
+        return self._native.hosts
+
+    @property
+    def _sharers(self) -> int:
+        """How many ranks may run on the processors of this one, itself among them."""
+        return self._native.sharers
+
+    def _latency_loop(self, nbytes: int, iterations: int) -> float:
+        """Seconds per all-reduce in the arena, measured without Python in between."""
+        return self._native.latency_loop(nbytes, iterations)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<Communicator rank {self.rank} of {self.world_size}, {self.transport}{state}>"
+
+
+if TYPE_CHECKING:
+    _keeps_the_contract: type[Collectives] = Communicator

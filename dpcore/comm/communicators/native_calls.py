@@ -1,0 +1,398 @@
+"""The collectives of ``Communicator``, each a call of the compiled core. The first signature of
+each says that ``async_op=True`` returns a ``Work``, for type checkers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from dpcore.comm.communicators.call_options import Algorithm, Sizes
+from dpcore.comm.communicators.checks import OPERATORS, check_both
+from dpcore.comm.communicators.protocol import Operator
+from dpcore.comm.communicators.quick import quick
+from dpcore.comm.communicators.words import OtherNames, operator_name
+from dpcore.comm.communicators.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from dpcore import _C
+    from dpcore.comm.communicators.call_options import (
+        Combining,
+        CombiningParts,
+        CombiningWhole,
+        Exchanging,
+        GatheringParts,
+        Meeting,
+        Message,
+        Parts,
+        Whole,
+    )
+
+
+class NativeCalls(OtherNames):
+    """The collectives of a group of ranks; ``Communicator`` says who they are."""
+
+    rank: int
+    world_size: int
+    _native: _C.Communicator
+
+    # ---- whole buffers -----------------------------------------------------------------------
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: Operator = ...,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[CombiningWhole],
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: Operator = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[CombiningWhole],
+    ) -> Work | None: ...
+    @quick("whole", "all_reduce")
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: Operator = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Combines ``tensor`` over all ranks; afterwards every rank holds the same result.
+
+        ``op``: sum, mean, prod, min, max, band, bor, bxor, or premul_sum with this rank's
+        ``factor``. The mean of integers is their sum, which wraps, divided and rounded toward zero.
+
+        >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
+        """
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
+        native = self._native.whole(
+            "all_reduce", tensor, op=op, factor=factor, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [tensor])
+
+    @overload
+    def broadcast(
+        self, tensor: Any, root: int = ..., *, async_op: Literal[True], **options: Unpack[Whole]
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self, tensor: Any, root: int = ..., *, async_op: bool = ..., **options: Unpack[Whole]
+    ) -> Work | None: ...
+    @quick("whole", "broadcast")
+    def broadcast(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Copies ``tensor`` of rank ``root`` to all ranks."""
+        native = self._native.whole(
+            "broadcast", tensor, root=root, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [tensor])
+
+    @overload
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = ...,
+        op: Operator = ...,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[Combining],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = ...,
+        op: Operator = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[Combining],
+    ) -> Work | None: ...
+    @quick("whole", "reduce")
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: Operator = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
+        native = self._native.whole(
+            "reduce", tensor, root=root, op=op, factor=factor,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [tensor])
+
+    # ---- a part per rank ---------------------------------------------------------------------
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: Any,
+        input: Any,
+        op: Operator = ...,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[CombiningParts],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: Any,
+        input: Any,
+        op: Operator = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[CombiningParts],
+    ) -> Work | None: ...
+    @quick("parted", "reduce_scatter")
+    def reduce_scatter(
+        self,
+        output: Any,
+        input: Any,
+        op: Operator = "sum",
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        factor: float = 1.0,
+    ) -> Work | None:
+        """Combines ``input`` over all ranks and leaves the r-th part of it in rank r's ``output``.
+
+        ``sizes``: elements of each rank's part when they are not equal.
+
+        >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
+        """
+        op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
+        native = self._native.parted(
+            "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    @overload
+    def all_gather(
+        self, output: Any, input: Any, *, async_op: Literal[True], **options: Unpack[GatheringParts]
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[GatheringParts]
+    ) -> Work | None: ...
+    @quick("parted", "all_gather")
+    def all_gather(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+        layout: int = 0,
+    ) -> Work | None:
+        """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
+        native = self._native.parted(
+            "all_gather", output, input, input_sizes=sizes, layout=layout,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    @overload
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = ...,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[Parts],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[Parts],
+    ) -> Work | None: ...
+    @quick("parted", "gather")
+    def gather(
+        self,
+        output: Any | None,
+        input: Any,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """``all_gather`` for one rank: ``output`` is None on the others."""
+        native = self._native.parted(
+            "gather", output, input, root=root, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [] if output is None else [output])
+
+    @overload
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = ...,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[Parts],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = ...,
+        *,
+        async_op: bool = ...,
+        **options: Unpack[Parts],
+    ) -> Work | None: ...
+    @quick("parted", "scatter")
+    def scatter(
+        self,
+        output: Any,
+        input: Any | None,
+        root: int = 0,
+        *,
+        sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
+        native = self._native.parted(
+            "scatter", output, input, root=root, input_sizes=sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    @overload
+    def all_to_all(
+        self, output: Any, input: Any, *, async_op: Literal[True], **options: Unpack[Exchanging]
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[Exchanging]
+    ) -> Work | None: ...
+    @quick("parted", "all_to_all")
+    def all_to_all(
+        self,
+        output: Any,
+        input: Any,
+        *,
+        output_sizes: Sizes = None,
+        input_sizes: Sizes = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+        priority: int = 0,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Sends the d-th part of ``input`` to rank d; ``output`` holds what came, in rank order.
+
+        With uneven parts both lists are needed: ``input_sizes[d]`` here is ``output_sizes`` at
+        this rank's place on rank d.
+        """
+        check_both(output_sizes, input_sizes)
+        native = self._native.parted(
+            "all_to_all", output, input, input_sizes=input_sizes, output_sizes=output_sizes,
+            async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
+        )  # fmt: skip
+        return None if native is None else Work(native, [output])
+
+    # ---- messages and barriers ---------------------------------------------------------------
+
+    @overload
+    def send(
+        self, tensor: Any, dst: int, *, async_op: Literal[True], **options: Unpack[Message]
+    ) -> Work: ...
+    @overload
+    def send(
+        self, tensor: Any, dst: int, *, async_op: bool = ..., **options: Unpack[Message]
+    ) -> Work | None: ...
+    @quick("message", True)
+    def send(
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
+    ) -> Work | None:
+        """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
+        work = self._native.message(True, tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else Work(work, [tensor])
+
+    @overload
+    def recv(
+        self, tensor: Any, src: int | None, *, async_op: Literal[True], **options: Unpack[Message]
+    ) -> Work: ...
+    @overload
+    def recv(
+        self, tensor: Any, src: int | None, *, async_op: bool = ..., **options: Unpack[Message]
+    ) -> Work | None: ...
+    @quick("message", False)
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float = 0.0,
+    ) -> Work | None:
+        """Receives the next message of rank ``src`` with this tag, of this size and dtype.
+
+        ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
+        ``source`` says from which it came.
+        """
+        work = self._native.message(False, tensor, src, tag=tag, timeout=timeout, async_op=async_op)
+        return None if work is None else Work(work, [tensor])
+
+    @overload
+    def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
+    @overload
+    def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
+    @quick("barrier")
+    def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
+        """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
+        native = self._native.barrier(timeout=timeout, async_op=async_op)
+        return None if native is None else Work(native, [])
+
+    monitored_barrier = barrier

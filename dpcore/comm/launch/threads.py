@@ -1,0 +1,66 @@
+"""How many threads torch computes with in a rank: its share of the processors.
+
+By itself torch takes as many as there are processors, in every rank. Ranks that share processors
+then wait for each other's threads, and a step takes several times as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+from dpcore.comm.launch.rendezvous import this_host
+
+_HOST_BYTES, _MASK_BYTES = 16, 128  # of what ranks of MPI tell each other
+
+_before: int | None = None  # what torch had when it was given something else
+_given: int | None = None
+
+
+def share_processors(sharers: int) -> None:
+    """``sharers`` ranks may run on the processors of this one. Gives torch fewer threads where
+    those of all are more than there are processors, and what it had where they no longer are. What
+    the environment says stands; a program that wants another number sets it afterwards."""
+    global _before, _given
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
+        return
+    import torch
+
+    now = torch.get_num_threads()
+    if _before is None or now != _given:
+        _before = now
+    share = max(1, len(os.sched_getaffinity(0)) // sharers)
+    _given = _before if sharers == 1 else min(_before, share)
+    if _given != now:
+        torch.set_num_threads(_given)
+
+
+def heed_environment() -> None:
+    """For a process forked off one that had loaded torch with other variables."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if threads.isdecimal() and int(threads) > 0:
+        torch.set_num_threads(int(threads))
+
+
+def usable_processors() -> bytes:
+    """Those of this process, and of which host."""
+    host = hashlib.blake2b(this_host().encode(), digest_size=_HOST_BYTES).digest()
+    told = (one for one in os.sched_getaffinity(0) if one < 8 * _MASK_BYTES)
+    mask = sum(1 << processor for processor in told)
+    return host + mask.to_bytes(_MASK_BYTES, "little")
+
+
+def sharers_among(ranks: Sequence[bytes], rank: int) -> int:
+    """How many may run on the processors of one of them, itself among them. ``ranks``: what
+    ``usable_processors`` says on each.
+
+    >>> host = bytes(16)
+    >>> sharers_among([host + bytes([3]), host + bytes([2]), host + bytes([4])], rank=0)
+    2
+    """
+    of_ranks = [(one[:_HOST_BYTES], int.from_bytes(one[_HOST_BYTES:], "little")) for one in ranks]
+    own_host, own = of_ranks[rank]
+    return sum(host == own_host and bool(usable & own) for host, usable in of_ranks)

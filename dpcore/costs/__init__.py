@@ -1,1 +1,0 @@
-"""What communication costs: constants of the machine, emulated links, and why an algorithm runs."""

@@ -1,0 +1,392 @@
+"""A model whose schedule goes on under the next forward: "priority", "dear", "zero1".
+
+Their journeys have the optimizer's step as a leg (csrc/reducer/launch/journey.h), so such a model
+needs ``dpcore.DistributedOptimizer``, which notes its step and makes it bucket by bucket. The first
+synchronised forward is watched: which module uses which parameters first says in what order they
+are needed, so buckets are cut once, before the first backward, by rank 0's order; and from then on
+each module's forward waits for what it needs. What nobody was seen to use is awaited before
+forward, and when the wrapper's forward ends nothing is in flight any more.
+
+A parameter that is used before its leg is over would be a stale value and a wrong result. The first
+forwards are watched for that, and with DPCORE_CHECK=1 all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.ddp.wrapper.needs import Needs, Uses
+from dpcore.ddp.wrapper.parameters import comes_sparse
+from dpcore.ddp.wrapper.wrapped import Wrapped
+from dpcore.errors import Error, Unsupported
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from dpcore import _C
+
+_WATCHED_FORWARDS = 3  # after the one that is learned from
+STEP_ADVICE = ". If another rank has left out optimizer.step(): all ranks step, or none does"
+
+
+class Steps(Protocol):
+    """The optimizer's side: dpcore/ddp/across_steps/."""
+
+    def buckets_are_cut(self) -> None:
+        """Buckets are what they will be: all ranks call it."""
+
+    def update(self, buckets: list[int]) -> None:
+        """The noted step of what is in these buckets, in one call of the optimizer."""
+
+    def is_in_use(self) -> bool:
+        """Whether the program still has the optimizer."""
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the DistributedOptimizer, or the one that this one was made of."""
+
+    def before_forward(self) -> None:
+        """Before a forward that learns."""
+
+    def after_forward(self, output: Any) -> None:
+        """After it: whether its gradients may be added to what there is."""
+
+    def full_gradients(self) -> dict[int, torch.Tensor]:
+        """Averages, by the parameter's number. All ranks call it."""
+
+
+class AcrossSteps:
+    """What ``DataParallel`` asks when its schedule's journey has an update."""
+
+    def __init__(self, model: Wrapped) -> None:
+        _check(model)
+        self._model = weakref.ref(model)
+        self._steps: Steps | None = None  # also after the program has dropped its optimizer
+        before: AcrossSteps | None = model.__dict__.get("_across")
+        self._is_refreshed = before is not None and before._steps is not None
+        self._has_learned = False
+        self._is_refused = False  # the optimizer, by an error that the program has seen
+        self._forwards = 0
+        self._in_forward = False
+        self._modules: list[tuple[nn.Module, list[int]]] = []  # that use parameters, and which
+        self._has_begun: set[int] = set()  # of these, in this forward
+        self._always_checks = os.environ.get("DPCORE_CHECK", "0") not in ("", "0")
+        self._handles: list[RemovableHandle] = []
+        me = weakref.ref(self)  # or else the module keeps this, and an old reducer, after the model
+
+        def finish_unless_inside() -> None:
+            if (alive := me()) is not None:
+                alive._finish_unless_inside()
+
+        finish = ModuleHook(finish_unless_inside)
+        for module in model.module.modules():
+            hooked: Any = module
+            self._handles.append(hooked.register_state_dict_pre_hook(finish))
+            self._handles.append(hooked.register_load_state_dict_pre_hook(finish))
+        self._handles.append(model.module.register_forward_pre_hook(finish, prepend=True))
+        self._end: weakref.finalize[..., Wrapped] | None = None
+
+    def serve(self, reducer: _C.Reducer) -> None:
+        """The module may outlive its wrapper, and then has the parameters of the last step."""
+        self._end = weakref.finalize(self._wrapped(), self._model_is_gone, reducer)
+        self._end.atexit = False
+
+    def _model_is_gone(self, reducer: _C.Reducer) -> None:
+        """Up to Python 3.11 garbage is collected wherever something is allocated, also in the
+        middle of a call of torch that holds a lock. A thread that gets Python's lock meanwhile may
+        wait for that one without end, so it is given away only if there is something to wait for.
+        """
+        try:
+            if reducer.is_on_journey and not (reducer.has_failed or self._is_refused):
+                reducer.flush()
+        except Error as error:
+            if type(error) is not Error:
+                raise  # nobody can catch it here, so Python prints it
+            # A schedule left out a leg, and the program has been told.
+        finally:
+            self._take_hooks_away(reducer)
+
+    def leave(self) -> None:
+        """Another one takes its place, with other numbers for modules and buckets."""
+        if self._end is not None:
+            self._end.detach()
+        self._take_hooks_away(self._wrapped()._reducer)
+
+    def _take_hooks_away(self, reducer: _C.Reducer) -> None:
+        for handle in self._handles:
+            handle.remove()
+        reducer.stop_listening()  # an optimizer may still hold it
+
+    # ---- the optimizer -----------------------------------------------------------------------
+
+    def attach(self, steps: Steps) -> None:
+        """Called by ``DistributedOptimizer``."""
+        if self._steps is not None and self._steps.is_in_use():
+            raise Unsupported(
+                "DistributedOptimizer: this model has one already, which steps a whole bucket at a "
+                "time; give all parameters to one optimizer, as parameter groups"
+            )
+        self._wrapped()._reducer.flush()
+        self._steps = steps
+        if self._has_learned:
+            steps.buckets_are_cut()
+
+    def steps(self) -> Steps:
+        """The optimizer, which has to be there by now."""
+        if self._steps is None:
+            raise self._without_optimizer()
+        return self._steps
+
+    def _without_optimizer(self) -> Unsupported:
+        return Unsupported(_advice(self._wrapped(), self._is_refreshed))
+
+    def refuse(self, what: str) -> None:
+        """Features of a wrapped model that none of these schedules has."""
+        _refuse(self._wrapped(), what)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step of whatever optimizer trains these parameters."""
+        if self._steps is None or not self._steps.is_of(optimizer):
+            raise self._without_optimizer()
+
+    def update(self, buckets: list[int]) -> None:
+        """The reducer's callback. It needs no model: that one may be gone by the last step."""
+        try:
+            with torch._C.DisableTorchFunction():  # nobody watches, gradients are what they are
+                self.steps().update(buckets)
+        except Unsupported:
+            self._is_refused = True
+            raise
+
+    def finish(self) -> None:
+        """The communicator ends. Between a backward and its step, nothing is updated; what has
+        failed has been told."""
+        reducer = self._wrapped()._reducer
+        if reducer.is_on_journey and not reducer.has_failed:
+            reducer.finish_journeys()
+
+    # ---- forward -----------------------------------------------------------------------------
+
+    def before_forward(self, learning: bool) -> None:
+        """Each forward of the wrapper begins so."""
+        reducer = self._wrapped()._reducer
+        if learning:
+            steps = self.steps()
+            if not steps.is_in_use():
+                raise self._without_optimizer()
+            steps.before_forward()
+        else:
+            reducer.flush()
+
+    def run(self, run: Callable[[], Any], synchronised: bool) -> Any:
+        """The module's forward."""
+        output = self._watched(run, synchronised)
+        if torch.is_grad_enabled():
+            self.steps().after_forward(output)
+        return output
+
+    def _watched(self, run: Callable[[], Any], synchronised: bool) -> Any:
+        """While that is new."""
+        model = self._wrapped()
+        learns = synchronised and not self._has_learned
+        self._in_forward = True
+        self._has_begun.clear()
+        try:
+            if learns:
+                needs = Needs(model.module, model._parameters_by_number)
+                output = needs.watch(run)
+            elif self._always_checks or self._forwards < _WATCHED_FORWARDS:
+                self._forwards += 1
+                with Uses(model._parameters_by_number, self._check_current):
+                    output = run()
+            else:
+                return run()
+        finally:
+            self._in_forward = False
+        if learns:
+            self._learn(model, needs)
+        return output
+
+    def _learn(self, model: Wrapped, needs: Needs) -> None:
+        """All ranks cut buckets alike, though their first forwards may have differed."""
+        order = torch.tensor(needs.order, device=model.device)
+        model._model_group.broadcast(order, 0)
+        reducer = model._reducer
+        reducer.rebuild(numbers_in(order, model.group)[::-1], [])
+        self._modules = needs.modules
+        reducer.set_modules([numbers for _, numbers in self._modules])
+        self._handles += listen(model, [module for module, _ in self._modules], self._has_begun.add)
+        self._has_learned = True
+        self.steps().buckets_are_cut()
+
+    def _check_current(self, number: int) -> None:
+        model = self._wrapped()
+        if model._reducer.is_current(number):
+            return
+        name, schedule = name_of(model, number), model.schedule
+        for module in self._has_begun:  # the schedule has had the forward_begin of these
+            if number in self._modules[module][1]:
+                raise Error(_not_awaited(model, name, module))
+        raise Error(
+            f"rank {model.group.rank}: forward uses {name} in a module that "
+            f"did not use it in the first forward, and with schedule='{schedule}' its "
+            "update is not over; call model.flush() before it, or pass "
+            "schedule='bucketed'"
+        )
+
+    def _finish_unless_inside(self) -> None:
+        """For what goes by the wrapper: ``model.module(x)``, ``model.module.state_dict()``."""
+        model = self._model()
+        if model is not None and not self._in_forward:
+            model._reducer.flush()
+
+    def _wrapped(self) -> Wrapped:
+        model = self._model()
+        assert model is not None  # which owns this object
+        return model
+
+
+class ModuleHook:
+    """What a module calls. A copy of the module, by pickle or deepcopy, belongs to nobody yet."""
+
+    def __init__(self, call: Callable[[], None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        if self._call is not None:
+            self._call()
+
+    def __reduce__(self) -> Any:
+        return ModuleHook, ()
+
+
+def listen(
+    model: Wrapped, modules: list[nn.Module], also: Callable[[int], None] = lambda _: None
+) -> list[RemovableHandle]:
+    """Tells the reducer when the forward of each module begins, by its number."""
+    me = weakref.ref(model)
+    handles = []
+    for number, module in enumerate(modules):
+
+        def begins(number: int = number) -> None:
+            if (alive := me()) is not None:
+                also(number)
+                alive._reducer.forward_of_module_begins(number)
+
+        handles.append(module.register_forward_pre_hook(ModuleHook(begins), prepend=True))
+    return handles
+
+
+class FlushedBefore(nn.Module):
+    """The methods of a wrapped model that show its parameters: what is in flight is over first."""
+
+    _across: AcrossSteps | None
+    _reducer: _C.Reducer
+
+    def flush(self) -> None:
+        """Finishes the step that is under way. Only schedules that go on under the next forward
+        leave one. All ranks call it after the same steps, though it needs none of them to."""
+        if self.__dict__.get("_across") is not None:
+            self._reducer.flush()
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The averaged gradients by parameter name, as copies; between backward and the next
+        forward. All ranks call it: with schedule="zero1" each rank holds only its part of them."""
+        named: Any = self
+        parameters = named._parameters_by_number
+        across = self.__dict__.get("_across")
+        if across is None:
+            self._reducer.wait_for_gradients()
+            found = {n: p.grad.clone() for n, p in enumerate(parameters) if p.grad is not None}
+        else:
+            found = across.steps().full_gradients()
+        return {name_of(named, number): gradient for number, gradient in found.items()}
+
+    def _no_update(self, buckets: list[int]) -> None:
+        raise AssertionError(f"buckets {buckets} have no update: it is the program that steps")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As in torch, for ``to()``, ``double()`` and the like. A step is over before it is
+        overtaken by them."""
+        self.flush()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def train(self, mode: bool = True) -> Any:
+        """As in torch. Evaluation sees the parameters of the last step."""
+        if not mode:
+            self.flush()
+        return super().train(mode)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As in torch. ``flush()`` comes first."""
+        self.flush()
+        return super().named_parameters(*args, **kwargs)
+
+
+def name_of(model: Wrapped, number: int) -> str:
+    """A parameter's name in the wrapped module."""
+    wanted = model._parameters_by_number[number]
+    return next((n for n, p in model.module.named_parameters() if p is wanted), f"#{number}")
+
+
+def _not_awaited(model: Wrapped, name: str, module: int) -> str:
+    """For a schedule of the program's own that has left out a wait."""
+    report = enumerate(model.bucket_report())
+    bucket = next(number for number, line in report if name in line.parameters)
+    journey = model._reducer.journey
+    calls = "control.wait(bucket)"
+    if journey[-1] == "update":
+        calls += " and control.update(bucket)"
+    return (
+        f"rank {model.group.rank}: the forward of module {module} uses {name}, and schedule "
+        f"'{model.schedule}' has not waited for its bucket {bucket}, whose journey "
+        f"({', '.join(journey)}) is not over. Let forward_begin call {calls} for the bucket of "
+        "each of control.gradients_of_module(module)"
+    )
+
+
+def _advice(model: Wrapped, is_refreshed: bool) -> str:
+    """For a program without the optimizer that the schedule needs."""
+    if is_refreshed:
+        return (
+            "refresh() has ended the DistributedOptimizer that this model had; make another one:\n"
+            "    optimizer = dpcore.DistributedOptimizer(optimizer, model)\nIt can load what "
+            "full_state_dict() of the old one gave before refresh()"
+        )
+    return (
+        f"schedule='{model.schedule}' steps while the next forward runs, so it needs an optimizer "
+        "that can wait:\n    optimizer = dpcore.DistributedOptimizer(optimizer, model)\nafter the "
+        "line that makes your optimizer. Schedules that need no such line are 'bucketed' and "
+        "'sequential'"
+    )
+
+
+def _check(model: Wrapped) -> None:
+    """What these schedules can't do, by name."""
+    kinds: tuple[type, ...] = (torch.jit.ScriptModule,)
+    if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        kinds += (dynamo.OptimizedModule,)
+    is_compiled = any(isinstance(part, kinds) for part in model.module.modules())
+    refused = {
+        "gradient_as_bucket_view=False": not model.gradient_as_bucket_view,
+        "mixed_precision=": model.mixed_precision is not None,
+        "delay_all_reduce_named_params=": model._delayed is not None,
+        "sparse gradients": any(comes_sparse(model.module, model._parameters_by_number)),
+        "torch.compile or torch.jit of the module": is_compiled,
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            _refuse(model, what)
+
+
+def _refuse(model: Wrapped, what: str) -> NoReturn:
+    wanted = model._first_steps.schedule  # the reducer, which knows its name, is not there yet
+    name = wanted if isinstance(wanted, str) else type(wanted).__name__
+    raise Unsupported(f"schedule='{name}' does not work with {what}; use 'bucketed' or 'auto'")

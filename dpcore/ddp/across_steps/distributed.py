@@ -1,0 +1,131 @@
+"""``DistributedOptimizer``: the one line that "priority", "dear" and "zero1" need.
+
+    model = dpcore.DataParallel(model, schedule="zero1")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = dpcore.DistributedOptimizer(optimizer, model)
+
+``step()`` notes the hyperparameters of this moment and returns. The optimizer that was given does
+the work, bucket by bucket, with ``param_groups`` narrowed to the bucket: under "priority" and
+"dear" when the forward of a module that needs it begins (whole_steps.py), under "zero1" in
+``step()``, for this rank's part of each bucket (part_steps.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from dpcore.comm.communicators.checks import check_is
+from dpcore.ddp.across_steps.across_steps import FlushedBefore
+from dpcore.ddp.across_steps.kinds import check_kind
+from dpcore.ddp.across_steps.part_steps import PartSteps
+from dpcore.ddp.across_steps.whole_steps import WholeSteps
+from dpcore.errors import Unsupported
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps ``optimizer``, which trains parameters of ``model``, a ``dpcore.DataParallel`` with
+    schedule "priority", "dear", "zero1" or "zero2".
+
+    An ``Optimizer`` with the same ``param_groups``: learning rate schedulers and frameworks take
+    it. ``step()`` returns before the parameters are updated; a forward, or a read through
+    ``model``, sees them updated.
+
+    torch's optimizers are known: most are element-wise, Adafactor and Muon need whole parameters.
+    A class of your own says which it is by ``element_wise = True`` or ``per_parameter = True``;
+    the latter runs under "priority" and "dear".
+    """
+
+    def __init__(self, optimizer: Optimizer, model: Any) -> None:
+        is_wrapped = isinstance(model, FlushedBefore)
+        if not is_wrapped or model._across is None:
+            given = f"schedule='{model.schedule}'" if is_wrapped else f"a {type(model).__name__}"
+            raise Unsupported(
+                "DistributedOptimizer is for a dpcore.DataParallel with schedule='priority', "
+                f"'dear', 'zero1' or 'zero2', and this is {given}; there, use the optimizer "
+                "as it is"
+            )
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
+            raise Unsupported(
+                "DistributedOptimizer(optimizer, model): the first is an optimizer of torch, made "
+                f"of model.parameters(), and not a {type(optimizer).__name__}"
+            )
+        journey = model._reducer.journey
+        in_parts = journey[-1] == "all_gather"
+        check_kind(optimizer, in_parts, model.schedule)
+        self.optimizer = optimizer
+        self._is_made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._is_made = True
+        self._steps: PartSteps | WholeSteps = (
+            PartSteps(self, model) if in_parts else WholeSteps(self, model)
+        )
+        self._share_state()
+        model._across.attach(self._steps)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Notes a step with the gradients of the last backward. All ranks call it."""
+        if closure is not None:
+            raise Unsupported(
+                "DistributedOptimizer.step(closure): the closure would run forward and backward "
+                "within the step, which begins under the next forward; call step() without one"
+            )
+        self._steps.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. A step that is noted keeps its gradients."""
+        check_is("True or False", set_to_none=set_to_none)
+        if not set_to_none:
+            self._steps.keep_gradients()
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the averaged gradients so that their norm is at most ``max_norm``, and returns the
+        norm before that: ``torch.nn.utils.clip_grad_norm_`` for gradients of which each rank has a
+        part. Between backward and ``step()``; all ranks call it."""
+        check_is("a number", max_norm=max_norm)
+        wanted: Any = norm_type  # torch takes "inf" as well
+        if not (isinstance(wanted, str) and wanted == "inf"):
+            check_is("a number", norm_type=wanted)
+        order = float(wanted)
+        if not order > 0:
+            raise Unsupported(f"clip_grad_norm_: norm_type={norm_type} must be positive")
+        return self._steps.clip(float(max_norm), order)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without communication: under "priority" and "dear" torch's format, under "zero1" this
+        rank's part of it, to be loaded by the same rank among as many ranks."""
+        return self._steps.state_dict()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """In torch's format, for any number of ranks, any schedule, and the plain optimizer. All
+        ranks call it and get all of it: under "zero1" on the CPU, as a GPU may have no room for
+        it."""
+        return self._steps.full_state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What ``state_dict()``, ``full_state_dict()`` or the plain optimizer has saved."""
+        self._steps.load_state_dict(state_dict)
+        self._share_state()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after the optimizer was made."""
+        if self._is_made:
+            raise Unsupported(
+                "DistributedOptimizer.add_param_group: the parts of the parameters are laid out "
+                "already. Make the model and its optimizer anew, and load_state_dict() of "
+                "full_state_dict()"
+            )
+        super().add_param_group(param_group)
+
+    def _share_state(self) -> None:
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Unsupported("DistributedOptimizer can't be pickled or copied; save its state_dict()")
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"

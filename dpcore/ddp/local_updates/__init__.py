@@ -1,0 +1,10 @@
+"""Local updates: each rank trains by itself, and the ranks agree every n steps.
+
+``DataParallel`` agrees in every step. docs/local_updates.md says what happens when, and what it
+costs.
+"""
+
+from dpcore.ddp.local_updates.diloco import DiLoCo
+from dpcore.ddp.local_updates.local_sgd import LocalSGD
+
+__all__ = ["DiLoCo", "LocalSGD"]

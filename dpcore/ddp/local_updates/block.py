@@ -1,0 +1,294 @@
+"""What LocalSGD and DiLoCo have in common: a block that counts steps and sends what is due.
+
+Nothing of the reducer is used: only a communicator, a flat tensor, and the hook that torch calls
+after a step of an optimizer. A fragment of the parameters is *sent* after one step, and *lands*
+after the same one or a later one; at most one is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from dpcore.comm.communicators.read_back import numbers_in
+from dpcore.comm.launch.gradient_group import choose_group
+from dpcore.ddp.local_updates.checks import (
+    check_module,
+    check_optimizer,
+    check_state,
+    unwrapped,
+    whole_number,
+)
+from dpcore.ddp.local_updates.fragments import Fragment, cut
+from dpcore.ddp.wrapper.buffer_sync import BufferSync
+from dpcore.ddp.wrapper.model_group import ModelGroup
+from dpcore.ddp.wrapper.module_state import broadcast_values, check_same_model, digest_of
+from dpcore.ddp.wrapper.parameters import trained_parameters
+from dpcore.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
+
+_Self = TypeVar("_Self", bound="LocalUpdates")
+_active: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose steps are counted
+
+
+class Flight(NamedTuple):
+    """A fragment whose mean is under way."""
+
+    fragment: int
+    step: int  # after which it was sent
+    work: Any  # None when it has arrived
+
+
+class LocalUpdates:
+    """Counts the optimizer's steps, sends fragments when they are due, and takes their means."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sync_every: int,
+        comm: Any,
+        process_group: Any,
+        fragments: int = 1,
+        delay: int = 0,
+    ) -> None:
+        check_module(module, self._name)
+        self.module, self.optimizer = module, optimizer
+        self.sync_every = whole_number(sync_every, 1, "sync_every", self._name)
+        self._trained = trained_parameters(module, ())
+        check_optimizer(optimizer, "optimizer", module, self._name)
+        self._counted = unwrapped(optimizer)
+        whole_number(fragments, 1, "fragments", self._name)
+        self._delay = whole_number(delay, 0, "fragment_sync_delay", self._name)
+        most = min(self.sync_every, len(self._trained))
+        if fragments > most:
+            raise Unsupported(
+                f"{self._name}: fragments={fragments}, but a fragment has at least one parameter, "
+                f"of which there are {len(self._trained)}, and a step of its own among "
+                f"sync_every={sync_every}: at most {most}"
+            )
+        self._fragments = cut([parameter for _, parameter in self._trained], fragments)
+        # Fragment i is sent after this step of an interval.
+        self._due = {(i + 1) * sync_every // fragments: i for i in range(fragments)}
+        between = sync_every // fragments
+        if delay >= between:
+            raise Unsupported(
+                f"{self._name}: fragment_sync_delay={delay}, but a fragment is sent every "
+                f"{between} steps (sync_every={sync_every}, fragments={fragments}), and has to be "
+                f"there before the next one: at most {between - 1}"
+            )
+        device = self._trained[0][1].device
+        self._group = ModelGroup(choose_group(comm, process_group, device), module)
+        self._buffers = BufferSync(self._group, module, (), device)
+        self._dtype = torch.float32
+        for _, parameter in self._trained:
+            self._dtype = torch.promote_types(self._dtype, parameter.dtype)
+        # Memory for the one fragment that is under way.
+        largest = max(fragment.elements for fragment in self._fragments)
+        self._flat = self._group.flat(largest, self._dtype, device)
+        self._steps = self._syncs = 0
+        self._moved = [False] * fragments  # since their last mean
+        self._flight: Flight | None = None
+        self._hook: Any = None
+        self._is_resumed = False
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self._options().items())
+        return f"<{self._name}({options}) after step {self._steps}, {self._syncs} syncs>"
+
+    # ---- the block ---------------------------------------------------------------------------
+
+    def __enter__(self: _Self) -> _Self:
+        """All ranks begin with rank 0's parameters and buffers, except after
+        ``load_state_dict()``."""
+        if self._counted in _active:
+            raise Unsupported(
+                f"{self._name}: the steps of this optimizer are counted already, by the block "
+                "around this one; leave that first"
+            )
+        self._agree()
+        self._hook = self._counted.register_step_post_hook(self._after_step)
+        _active.add(self._counted)
+        return self
+
+    def __exit__(self, kind: Any, problem: Any, traceback: Any) -> None:
+        """A last sync for what was trained since the one before: all ranks leave with the same
+        parameters. After an exception nothing is sent, and each rank keeps its own."""
+        self._hook.remove()
+        _active.discard(self._counted)
+        if kind is None:
+            self._make_equal()
+
+    def _agree(self) -> None:
+        self._arrive()  # what an exception has left under way
+        group = self._group
+        own = {"resumed": self._is_resumed, "steps": self._steps}
+        options = {"local updates": self._name, **own, **self._options()}
+        named = dict(self.module.named_buffers())
+        words = "models or options", f"Give {self._name} the same ones on all ranks"
+        group.agree_on(
+            check_same_model(group.group, self._trained, named, options, group.number, *words)
+        )
+        if not self._is_resumed:
+            values = [*self.module.parameters(), *named.values()]
+            broadcast_values(group, [value.detach() for value in values])
+            self._flight, self._moved = None, [False] * len(self._fragments)
+            self._take_parameters()
+        self._is_resumed = False
+
+    @torch.no_grad()
+    def _after_step(self, *_: Any) -> None:
+        self._steps += 1
+        self._moved = [True] * len(self._fragments)
+        with self._explained():
+            if self._flight is not None and self._steps >= self._flight.step + self._delay:
+                self._land()
+            phase = (self._steps - 1) % self.sync_every + 1
+            if phase in self._due:
+                self._send(self._due[phase])
+                if self._delay == 0:
+                    self._land()
+            if phase == self.sync_every:
+                self._send_buffers()
+
+    def sync(self) -> None:
+        """Makes the ranks' parameters equal now, within the block. All ranks call it, between two
+        steps."""
+        if self._counted not in _active:
+            raise Error(f"{self._name}.sync() comes within the block: `with {self._name}(...):`")
+        self._make_equal()
+
+    @torch.no_grad()
+    def _make_equal(self) -> None:
+        with self._explained():
+            if self._flight is not None:
+                self._land()
+            moved = torch.tensor(self._moved, dtype=torch.int32, device=self._flat.device)
+            self._group.all_reduce(moved, "max", async_op=False, content=self._content("end"))
+            for number, has_moved in enumerate(numbers_in(moved, self._group.group)):
+                if has_moved:
+                    self._send(number)
+                    self._land()
+            self._send_buffers()
+
+    def _send_buffers(self) -> None:
+        self._buffers.find_again()  # some may have been registered since
+        if self._buffers.has_any:
+            self._buffers()
+
+    # ---- one fragment ------------------------------------------------------------------------
+
+    def _send(self, number: int) -> None:
+        self._check_parameters()
+        work = self._start(self._fragments[number], number)
+        self._syncs += 1
+        self._flight = Flight(number, self._steps, work)
+
+    def _land(self) -> None:
+        assert self._flight is not None
+        number, step, _ = self._flight
+        self._arrive()
+        self._flight = None
+        self._moved[number] = self._take(number, self._steps > step)
+
+    def _arrive(self) -> None:
+        """Waits until the mean is in ``_flat``."""
+        if self._flight is not None and self._flight.work is not None:
+            self._flight.work.wait()
+            self._flight = self._flight._replace(work=None)
+
+    def _start(self, fragment: Fragment, number: int) -> Any:
+        raise NotImplementedError
+
+    def _take(self, number: int, is_late: bool) -> bool:
+        """Makes use of the mean. Whether the parameters then differ between ranks."""
+        raise NotImplementedError
+
+    def _take_parameters(self) -> None:
+        """What is kept of the parameters, from those that all ranks have now."""
+
+    def _options(self) -> dict[str, Any]:
+        return {"sync_every": self.sync_every}
+
+    def _content(self, what: Any) -> int:
+        """A hash for a message: ranks compare it, and so notice that they are at different
+        syncs."""
+        return digest_of([f"sync {self._syncs} {what}"])
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        where = f"{self._name}, after step {self._steps} of this rank"
+        try:
+            yield
+        except Mismatch as problem:
+            raise Mismatch(
+                f"{where}: {problem}. Ranks may be some steps of the optimizer apart, but each has "
+                "to make as many syncs as the others before it leaves the block"
+            ) from None
+        except (PeerLost, Timeout) as problem:
+            raise type(problem)(
+                f"{where}: {problem}. Each parameter of this rank is whole, from before the sync "
+                "or from after it"
+            ) from None
+
+    def _check_parameters(self) -> None:
+        now = trained_parameters(self.module, ())
+        known = {id(parameter) for _, parameter in self._trained}
+        new = [name for name, parameter in now if id(parameter) not in known]
+        left = {id(parameter) for _, parameter in now}
+        gone = [name for name, parameter in self._trained if id(parameter) not in left]
+        if new or gone:
+            raise Error(
+                f"{self._name}: {', '.join([*new, *gone][:4])}: added, replaced, frozen or "
+                "unfrozen since the block was made. Make a new one after such a change, on all "
+                "ranks"
+            )
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``load_state_dict`` needs to go on from here, beside the states of the module and
+        the optimizer. It calls no other rank, so that one rank alone may save it; where a fragment
+        is under way, it waits until that has arrived."""
+        self._arrive()
+        state: dict[str, Any] = {
+            "steps": self._steps,
+            "syncs": self._syncs,
+            "moved": list(self._moved),
+        }
+        if self._flight is not None:
+            fragment = self._fragments[self._flight.fragment]
+            state["under_way"] = {
+                "fragment": self._flight.fragment,
+                "step": self._flight.step,
+                "mean": self._flat[: fragment.elements].clone(),
+            }
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. To be called outside of the block, on all ranks, and so are those of
+        the module and the optimizer: entering the block then leaves all parameters as they are."""
+        if self._counted in _active:
+            raise Error(f"{self._name}: call load_state_dict() before the block, not within it")
+        check_state(state, ("steps", "syncs", "moved"), self._name)
+        if len(state["moved"]) != len(self._fragments):
+            raise Unsupported(
+                f"{self._name}: the state has fragments={len(state['moved'])}, "
+                f"and this block has {len(self._fragments)}"
+            )
+        self._arrive()
+        self._steps, self._syncs = int(state["steps"]), int(state["syncs"])
+        self._moved, self._flight = list(state["moved"]), None
+        if (under_way := state.get("under_way")) is not None:
+            self._flight = Flight(under_way["fragment"], under_way["step"], None)
+            self._flat[: under_way["mean"].numel()] = under_way["mean"]
+        self._is_resumed = True

@@ -1,0 +1,199 @@
+"""``DiLoCo``: what ``sync_every`` steps have changed is a gradient for a second optimizer.
+
+    outer = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    with dp.DiLoCo(module, optimizer, outer, sync_every=64):
+        ...  # the same loop as for LocalSGD
+
+A flat copy of what the ranks agreed on last is kept: the outer parameters. Their distance to the
+mean of the ranks' parameters is the outer gradient; the ranks go on from where the step of the
+outer optimizer leads. The parameters may travel in fragments, late, and in int8 (int8_blocks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpcore.comm.communicators.checks import check_integer
+from dpcore.ddp.local_updates import int8_blocks
+from dpcore.ddp.local_updates.block import LocalUpdates
+from dpcore.ddp.local_updates.checks import (
+    can_wait_later,
+    check_optimizer,
+    check_state,
+    fraction,
+    inner_of,
+)
+from dpcore.ddp.local_updates.fragments import Fragment
+from dpcore.errors import Unsupported
+
+
+class DiLoCo(LocalUpdates):
+    """Gives ``outer_optimizer`` what ``sync_every`` steps of the ranks have changed, as a gradient.
+
+    ``module``, ``optimizer``, ``comm``, ``process_group``   as those of ``LocalSGD``.
+    ``outer_optimizer``   made of the module's parameters as well, and of no others. From here on
+                      its groups hold the outer parameters instead, in float32 at least.
+    ``fragments``     into how many parts the parameters are divided. Each is sent after a step
+                      of its own, so that there is less to wait for at once.
+    ``fragment_sync_delay``   steps after which a fragment that was sent is awaited and put in
+                      place: it travels while these steps are computed.
+    ``fragment_update_alpha``   which share of its own parameters a rank keeps when a fragment
+                      arrives late; the outer parameters are the rest.
+    ``bits``          32: outer gradients travel as they are. 8: in blocks of int8, a quarter of the
+                      bytes between two ranks, half of them between four, no fewer from eight on.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        outer_optimizer: torch.optim.Optimizer,
+        sync_every: int = 64,
+        fragments: int = 1,
+        fragment_sync_delay: int = 0,
+        bits: int = 32,
+        *,
+        fragment_update_alpha: float = 0.0,
+        comm: Any = None,
+        process_group: Any = None,
+    ) -> None:
+        if check_integer(bits, "DiLoCo: bits") not in (8, 32):
+            raise Unsupported(f"DiLoCo: bits={bits!r}: choose 32 or 8")
+        alpha = fraction(fragment_update_alpha, "fragment_update_alpha", "DiLoCo")
+        if outer_optimizer is optimizer:
+            raise Unsupported(
+                "DiLoCo: outer_optimizer is the optimizer itself; make another one of "
+                "module.parameters(), for instance torch.optim.SGD(module.parameters(), lr=0.7, "
+                "momentum=0.9, nesterov=True)"
+            )
+        self.outer_optimizer, self.bits = outer_optimizer, bits
+        self.fragments, self.fragment_sync_delay = fragments, fragment_sync_delay
+        self.fragment_update_alpha = alpha
+        super().__init__(
+            module, optimizer, sync_every, comm, process_group, fragments, fragment_sync_delay
+        )
+        check_optimizer(outer_optimizer, "outer_optimizer", module, self._name, whole=True)
+        if bits == 8 and fragment_sync_delay and not can_wait_later(self._group.group):
+            raise Unsupported(
+                "DiLoCo: bits=8 with fragment_sync_delay needs a communicator whose all_gather "
+                f"takes async_op, and that of {type(self._group.group).__name__} does not; leave "
+                "one of the two out, or pass comm=dpcore.init()"
+            )
+        device = self._flat.device
+        self._outer = [
+            torch.zeros(fragment.elements, dtype=self._dtype, device=device)
+            for fragment in self._fragments
+        ]
+        self._outer_parameters = [
+            [nn.Parameter(part) for part in fragment.parts_of(flat)]
+            for fragment, flat in zip(self._fragments, self._outer, strict=True)
+        ]
+        self._hand_over()
+        self._take_parameters()
+        self._messages: torch.Tensor | None = None
+
+    def _hand_over(self) -> None:
+        """The outer parameters to the outer optimizer, with what it knows of the module's."""
+        outer_of = {
+            id(inner): outer
+            for fragment, own in zip(self._fragments, self._outer_parameters, strict=True)
+            for inner, outer in zip(fragment.parameters, own, strict=True)
+        }
+        optimizer = self.outer_optimizer
+        for group in optimizer.param_groups:
+            for i, before in enumerate(group["params"]):
+                inner = inner_of(before)
+                if id(inner) not in outer_of:
+                    continue  # it is frozen
+                outer = outer_of[id(inner)]
+                vars(outer)["_dpcore_inner"] = inner
+                group["params"][i] = outer
+                if before in optimizer.state:
+                    optimizer.state[outer] = optimizer.state.pop(before)
+
+    @torch.no_grad()
+    def _take_parameters(self) -> None:
+        for fragment, flat in zip(self._fragments, self._outer, strict=True):
+            for part, p in zip(fragment.parts_of(flat), fragment.parameters, strict=True):
+                if not torch.equal(part.to(p.dtype), p):  # where they are equal, it may know more
+                    part.copy_(p)
+
+    def _options(self) -> dict[str, Any]:
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self.outer_optimizer.param_groups
+        ]
+        return {
+            **super()._options(),
+            "fragments": self.fragments,
+            "fragment_sync_delay": self.fragment_sync_delay,
+            "fragment_update_alpha": self.fragment_update_alpha,
+            "bits": self.bits,
+            "outer_optimizer": f"{type(self.outer_optimizer).__name__} {groups}",
+        }
+
+    def _outer_gradient(self, fragment: Fragment, outer: torch.Tensor, out: torch.Tensor) -> None:
+        """Points away from where this rank has gone: a step of SGD against it follows the rank."""
+        fragment.read(out)
+        torch.sub(outer, out, out=out)
+
+    def _start(self, fragment: Fragment, number: int) -> Any:
+        gradient = self._flat[: fragment.elements]
+        self._outer_gradient(fragment, self._outer[number], gradient)
+        content = self._content(number)
+        if self.bits == 32:
+            return self._group.all_reduce(gradient, "mean", async_op=True, content=content)
+        message = int8_blocks.encode(gradient)
+        self._messages = message.new_empty(message.numel() * self._group.world_size)
+        later = {"async_op": True} if self._delay else {}
+        return self._group.all_gather(self._messages, message, content=content, **later)
+
+    def _arrive(self) -> None:
+        super()._arrive()
+        if self._flight is not None and self._messages is not None:
+            fragment = self._fragments[self._flight.fragment]
+            int8_blocks.mean_of(self._messages, self._flat[: fragment.elements])
+            self._messages = None
+
+    def _take(self, number: int, is_late: bool) -> bool:
+        fragment, own = self._fragments[number], self._outer_parameters[number]
+        for parameter, gradient in zip(own, fragment.parts_of(self._flat), strict=True):
+            parameter.grad = gradient
+        self.outer_optimizer.step()  # leaves out what has no gradient: the other fragments
+        for parameter in own:
+            parameter.grad = None
+        kept = self.fragment_update_alpha if is_late else 0.0
+        fragment.write(self._outer[number], 1.0 - kept)
+        return kept > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``LocalSGD.state_dict``; the outer parameters and ``outer_optimizer`` are in it."""
+        outer = [parameter for own in self._outer_parameters for parameter in own]
+        return super().state_dict() | {
+            "outer_parameters": {
+                name: parameter.detach().clone()
+                for (name, _), parameter in zip(self._trained, outer, strict=True)
+            },
+            "outer_optimizer": self.outer_optimizer.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``LocalSGD.load_state_dict``."""
+        outer = [parameter for own in self._outer_parameters for parameter in own]
+        check_state(state, ("outer_parameters", "outer_optimizer"), self._name)
+        saved = state["outer_parameters"]
+        for (name, _), parameter in zip(self._trained, outer, strict=True):
+            if name not in saved or saved[name].shape != parameter.shape:
+                raise Unsupported(
+                    f"DiLoCo: the state has no {name} of shape {list(parameter.shape)}: it is of "
+                    "another module"
+                )
+        super().load_state_dict(state)
+        for (name, _), parameter in zip(self._trained, outer, strict=True):
+            parameter.copy_(saved[name])
+        self.outer_optimizer.load_state_dict(state["outer_optimizer"])

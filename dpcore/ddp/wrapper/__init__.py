@@ -1,0 +1,1 @@
+"""What the parts of a wrapped model have in common, one module per job."""

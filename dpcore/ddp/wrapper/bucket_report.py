@@ -1,0 +1,89 @@
+"""What ``DataParallel.bucket_report()`` returns: a table to print, a list to compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dpcore.base.markup import paragraphs, table
+
+
+@dataclass(frozen=True)
+class BucketLine:
+    """One bucket. Times are milliseconds after the first gradient of the last backward, None when
+    there was none: all gradients there, sent, known to be complete."""
+
+    parameters: list[str]
+    dtype: str
+    bytes: int
+    ready_ms: float | None
+    launched_ms: float | None
+    complete_ms: float | None
+
+
+class BucketReport(Sequence[BucketLine]):
+    """The buckets in the order of their numbers."""
+
+    def __init__(
+        self,
+        lines: Sequence[dict[str, Any]],
+        schedule: str,
+        rebuilt: bool,
+        why: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._lines = [BucketLine(**line) for line in lines]
+        self.schedule = schedule
+        self.rebuilt = rebuilt
+        self.why = dict(why)  # of what was chosen in the first steps
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._lines[index]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        columns = ["bucket", "MiB", "dtype", "ready ms", "sent ms", "done ms", "parameters"]
+        rows = [
+            [
+                str(number),
+                f"{line.bytes / 2**20:.3f}",
+                line.dtype,
+                *(
+                    "-" if time is None else f"{time:.3f}"
+                    for time in (line.ready_ms, line.launched_ms, line.complete_ms)
+                ),
+                _names(line),
+            ]
+            for number, line in enumerate(self)
+        ]
+        return table(columns, rows, self._head()[0]) + paragraphs(self._head()[1:])
+
+    def _head(self) -> list[str]:
+        order = "of arrival" if self.rebuilt else "of registration, reversed"
+        return [
+            f"schedule {self.schedule}, {len(self)} buckets in the order {order}",
+            *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
+        ]
+
+    def __repr__(self) -> str:
+        """The table: what an interpreter and a notebook of text show."""
+        text = [
+            *self._head(),
+            "bucket    size MiB  dtype     ready ms    sent ms    done ms  parameters",
+        ]
+        for number, line in enumerate(self._lines):
+            times = (line.ready_ms, line.launched_ms, line.complete_ms)
+            shown = "".join(f"{'-':>11}" if time is None else f"{time:>11.3f}" for time in times)
+            size = line.bytes / 2**20
+            text.append(f"{number:>6}  {size:>10.3f}  {line.dtype:<8}{shown}  {_names(line)}")
+        return "\n".join(text)
+
+
+def _names(line: BucketLine) -> str:
+    names = ", ".join(line.parameters[:2])
+    more = len(line.parameters) - 2
+    return names + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,132 @@
+"""A backward that missed parameters is an error before anybody uses its gradients.
+
+torch DDP notices at the next forward, so the optimizer has stepped with gradients that are each
+rank's own, and the last step of a run is never looked at. Here it is whatever comes first: the next
+forward (``DataParallel.forward``), a step of an optimizer of these parameters, before it changes
+anything, or ``dpcore.finalize()``. Several backwards that reach every parameter together are fine.
+
+Before an optimizer steps, what a launch schedule left in flight is waited for, too.
+
+A step costs one look at a flag: which models an optimizer trains is remembered.
+
+A module may be wrapped again while its first wrapper lives, as after a ``PeerLost``. Both have
+hooks on its parameters, so they are told of each other: gradients belong to the wrapper whose
+forward ran last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dpcore.comm.launch import session
+from dpcore.ddp.wrapper.in_flight import Guard
+from dpcore.errors import Error
+
+if TYPE_CHECKING:
+    from dpcore.comm.communicators.native import Communicator
+    from dpcore.ddp.wrapper.wrapped import Wrapped
+
+_models: weakref.WeakSet[Wrapped] = weakref.WeakSet()
+_models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
+_generation = 0  # of _models
+_Trained = tuple[tuple[int, int], list["weakref.ref[Wrapped]"]]
+_trained_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Trained] = (
+    weakref.WeakKeyDictionary()
+)
+_listening = False
+
+
+def watch(model: Wrapped) -> None:
+    """From now on, optimizers and ``finalize`` ask the model, and other wrappers of its parameters
+    know of it."""
+    global _generation, _listening
+    reducer = model._reducer
+    reducer.withhold_by(Guard(reducer, model._parameters_by_number))
+    with _models_lock:
+        others = [other for other in _models if other is not model]
+        _models.add(model)
+        _generation += 1
+    mine = _ids(model)
+    for other in others:
+        if not mine.isdisjoint(_ids(other)):
+            reducer.share_parameters_with(other._reducer)
+            other._reducer.share_parameters_with(reducer)
+    if not _listening:
+        _listening = True
+        register_optimizer_step_pre_hook(_before_step)
+        session.call_before_finalize(_before_finalize)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    known = _trained_by.get(optimizer)
+    if known is None or known[0] != (_generation, count):
+        owners = [weakref.ref(model) for model in _all() if _trains(optimizer, model)]
+        known = _trained_by[optimizer] = ((_generation, count), owners)
+    for owner in known[1]:
+        if (model := owner()) is not None and model._across is not None:
+            model._across.check_optimizer(optimizer)
+        elif model is not None:
+            if torch._C._current_graph_task_id() >= 0:
+                _check_averaged(optimizer, model)
+            elif model._reducer.is_incomplete:
+                raise_if_incomplete(model)
+            if model._reducer.wants_optimizer:
+                model._reducer.optimizer_steps()
+
+
+def _check_averaged(optimizer: torch.optim.Optimizer, model: Wrapped) -> None:
+    """A hook on a parameter steps within backward, when its gradient is still this rank's own.
+    Hooks on buckets step what they have averaged themselves."""
+    if model._hook_runner is not None:
+        return
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for number, parameter in enumerate(model._parameters_by_number):
+        if id(parameter) in stepped and not model._reducer.is_averaged(number):
+            raise Error(
+                f"rank {model.group.rank}: an optimizer steps within backward, and its gradients "
+                "are not averaged yet: ranks would drift apart. Step after backward, or attach it "
+                "by torch.distributed.optim._apply_optimizer_in_backward before wrapping, which "
+                "steps each bucket when it is averaged"
+            )
+
+
+def _trains(optimizer: torch.optim.Optimizer, model: Wrapped) -> bool:
+    mine = _ids(model)
+    return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+
+def _ids(model: Wrapped) -> set[int]:
+    return {id(parameter) for parameter in model._parameters_by_number}
+
+
+def _all() -> list[Wrapped]:
+    with _models_lock:
+        return list(_models)
+
+
+def _before_finalize(communicator: Communicator) -> None:
+    for model in _all():
+        if model.group is communicator and model._across is not None:
+            model._across.finish()
+        if model.group is communicator and model._reducer.has_ended_incomplete:
+            raise_if_incomplete(model)
+
+
+def raise_if_incomplete(model: Wrapped) -> None:
+    """The other ranks wait for what this one will never send: they get its reason."""
+    try:
+        model._reducer.check_complete()
+    except Error as problem:
+        model.logger.set_error_and_log(str(problem))
+        abort = getattr(model.group, "abort", None)
+        if abort is not None:
+            with contextlib.suppress(Error):
+                abort(str(problem))
+        raise

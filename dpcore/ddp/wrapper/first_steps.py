@@ -1,0 +1,143 @@
+"""What the first steps decide: the order and size of buckets, and when they are sent.
+
+After the first synchronised step, buckets follow the order in which gradients came, cut by what was
+measured (rebuilding.py). With ``schedule="auto"`` the next steps take turns between two launch
+schedules, and the one with the shorter backward stays, with buckets that suit it: whether a
+processor is free to communicate beside backward, whether there is a network to be waited for, and
+what both cost cannot be told from the outside (docs/decisions/0026).
+
+Neither changes a bit of the result: where sizes are measured, gradients are added in rank order
+whatever the buckets are. All ranks decide alike, on the longest of their times.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpcore.comm.communicators.protocol import capabilities_of, core_of
+from dpcore.ddp.wrapper.launch_schedule import keeps_caps
+from dpcore.ddp.wrapper.rebuilding import Cut, cut_for_the_end
+from dpcore.recorder import facts as trace_facts
+
+if TYPE_CHECKING:
+    from dpcore.ddp.wrapper.wrapped import Wrapped
+
+FIRST, SECOND = "bucketed", "sequential"  # the one to begin with, and the one to compare it with
+_ROUND = 4  # pairs of steps, after which ranks agree
+_MOST = 12
+_LARGE = 25 << 20  # bytes of a bucket, by default
+
+
+class Trial:
+    """Steps in turns: first and second, second and first, ..."""
+
+    def __init__(self) -> None:
+        self._completed = 0
+        self._order: list[str] = []  # of the steps of this round that have run or are running
+        self._seconds: list[float] = []  # of those that have run
+        self._pairs: list[tuple[float, float]] = []  # of all rounds, the same on all ranks
+
+    def before_forward(self, model: Wrapped) -> bool:
+        """All ranks call it before a synchronised forward. False when the trial is over."""
+        reducer = model._reducer
+        if reducer.completed == self._completed:
+            return True  # no backward since the last forward
+        self._completed = reducer.completed
+        if self._order:
+            self._seconds.append(reducer.backward_ns * 1e-9)
+        if len(self._seconds) == 2 * _ROUND:
+            self._agree(model)
+            if is_decided(self._pairs):
+                self._conclude(model)
+                return False
+        if len(self._seconds) == len(self._order):  # the first step in new buckets does not count
+            turn = len(self._order) % 4
+            self._order.append(FIRST if turn in (0, 3) else SECOND)
+            reducer.use_schedule(self._order[-1])
+        return True
+
+    def _agree(self, model: Wrapped) -> None:
+        longest = torch.tensor(self._seconds, dtype=torch.float64)
+        model._model_group.all_reduce(longest, "max", async_op=False)
+        times = longest.tolist()
+        for at in range(0, len(times), 2):
+            pair = dict(zip(self._order[at : at + 2], times[at : at + 2], strict=True))
+            self._pairs.append((pair[FIRST], pair[SECOND]))
+        self._order, self._seconds = [], []
+
+    def _conclude(self, model: Wrapped) -> None:
+        first = statistics.median(pair[0] for pair in self._pairs)
+        ratio = median_ratio(self._pairs)
+        name = SECOND if ratio < 1 else FIRST
+        model._reducer.use_schedule(name)
+        model._first_steps.why["schedule"] = (
+            f"{name}; in {2 * len(self._pairs)} steps by turns, backward took {first * 1e3:.3g} ms "
+            f"{FIRST} and {ratio:.2f} times as long {SECOND}"
+        )
+        if name == SECOND:
+            cut_for_the_end(model)
+
+
+def median_ratio(pairs: list[tuple[float, float]]) -> float:
+    """The second schedule's time over that of the first."""
+    return math.exp(statistics.median(math.log(second / first) for first, second in pairs))
+
+
+def is_decided(pairs: list[tuple[float, float]]) -> bool:
+    """Whether nearly all pairs say the same, or enough have been asked.
+
+    >>> is_decided([(1.0, 1.2)] * 4), is_decided([(1.0, 1.2)] * 3 + [(1.0, 0.9)])
+    (True, False)
+    """
+    against = sum(second < first for first, second in pairs)
+    return min(against, len(pairs) - against) <= len(pairs) // 8 or len(pairs) >= _MOST
+
+
+class FirstSteps:
+    """For a model that still has its first buckets: what may be chosen, and what was."""
+
+    def __init__(self, group: Any, caps_are: str, schedule: Any) -> None:
+        """``caps_are``: "given", "auto" or "default". ``schedule``: as the program gave it."""
+        alike = caps_are != "given" and any_layout_adds_alike(group)
+        may_choose = caps_are == "auto" or (caps_are == "default" and alike)
+        self.chooses_caps = may_choose and keeps_caps(schedule)
+        self.adds_in_order = may_choose and alike
+        is_open = schedule == "auto"
+        can_try = group.world_size > 1 and capabilities_of(group).on_processors
+        self._trial = Trial() if is_open and can_try else None
+        self.schedule = FIRST if is_open else schedule
+        self.why: dict[str, str] = {}  # of each choice, for the program's user
+        self.cut: Cut | None = None  # by which sizes were chosen
+        self.measured_in_vain = 0  # steps whose measurements were implausible
+        self.is_settled = False
+
+    def go_on(self, model: Wrapped) -> None:
+        """All ranks call it before each synchronised forward, until the model is settled."""
+        reducer = model._reducer
+        if reducer.wants_rebuild:
+            model._rebuild_buckets()
+            trace_facts.note(model)
+        elif reducer.completed > 0 and self._trial is not None:
+            if not self._trial.before_forward(model):
+                self._trial = None
+        elif reducer.completed > 0:
+            self.is_settled = True
+            trace_facts.note(model)
+
+
+def any_layout_adds_alike(group: Any) -> bool:
+    """Whether the choice of buckets cannot change a bit: gradients are added in rank order whatever
+    the buckets are, and no other algorithm would be worth its bits for large ones."""
+    if not (capabilities_of(group).ordered and capabilities_of(group).on_processors):
+        return False
+    choice = core_of(group).explain("all_reduce", _LARGE)
+    if choice["way"] == "alone":
+        return True
+    if choice["asked"]:
+        return False
+    is_ordered = {one["algorithm"]: one["ordered"] for one in choice["candidates"]}
+    return bool(choice["way"] == "memory" or is_ordered[choice["algorithm"]])

@@ -1,1 +1,0 @@
-"""``DistributedOptimizer``: an optimizer whose step goes on under the next forward."""

@@ -1,0 +1,202 @@
+"""From the steps of every rank to figures, a line, and the name of a rank that is slow.
+
+Who is slow? Not the rank whose steps take longest: all steps take as long as those of the slowest
+rank, because the others wait for its gradients. What counts is what a rank takes for itself:
+
+*compute*  forward and backward up to the last gradient, without waits for communication,
+*between*  the rest of the step that is not waiting: its data, its optimizer, its logging.
+
+A rank is named when its median is more than a tenth above that of the others, and the intervals in
+which the medians lie do not meet: noise that all ranks have names nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dpcore.base.confidence import least_values, median_interval
+from dpcore.base.markup import short
+
+_SLOWER = 0.1  # by less than this share of the others' time nobody is slow
+_DOUBT = 0.01  # that the median of a rank lies outside its interval
+LEAST_STEPS = least_values(_DOUBT)  # fewer say nothing about who is slow
+_WHERE = {
+    "compute": "its forward and backward take",
+    "between": "what it does between backward and forward takes",
+}
+
+
+class Step(NamedTuple):
+    """One step of one rank, in milliseconds."""
+
+    step_ms: float
+    compute_ms: float
+    exposed_ms: float
+    communication_ms: float
+    bytes: float
+
+    @property
+    def between_ms(self) -> float:
+        return max(0.0, self.step_ms - self.compute_ms - self.exposed_ms)
+
+
+class RankSteps(NamedTuple):
+    """The steps of one rank: medians, and where two of them lie. What ranks tell each other."""
+
+    steps: float = 0.0
+    step_ms: float = 0.0
+    compute_ms: float = 0.0
+    least_compute_ms: float = 0.0
+    most_compute_ms: float = 0.0
+    between_ms: float = 0.0
+    least_between_ms: float = 0.0
+    most_between_ms: float = 0.0
+    exposed_ms: float = 0.0
+    communication_ms: float = 0.0
+    bytes: float = 0.0
+
+
+class Slow(NamedTuple):
+    """A rank that takes longer than the others, where, and by how much."""
+
+    rank: int
+    where: str  # "compute" or "between"
+    more_ms: float
+    share: float  # of what the others take there, or for "between", of all that they do themselves
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is slow: {_WHERE[self.where]} {short(self.more_ms)} ms longer"
+            f" than on the others ({self.share:.0%})"
+        )
+
+
+def summary(steps: Sequence[Step]) -> RankSteps:
+    """The medians of one rank's steps.
+
+    >>> summary([Step(10, 8, 1, 2, 4000)] * 7).between_ms
+    1.0
+    """
+    if not steps:
+        return RankSteps()
+
+    step, compute, exposed, communication, size = zip(*steps, strict=True)
+    between = [float(each.between_ms) for each in steps]
+    median = statistics.median
+    return RankSteps(
+        len(steps),
+        median(step),
+        median(compute),
+        *median_interval(compute, _DOUBT),
+        median(between),
+        *median_interval(between, _DOUBT),
+        median(exposed),
+        median(communication),
+        median(size),
+    )
+
+
+def skew_of(ranks: Sequence[RankSteps]) -> float:
+    """By which share the compute of the slowest rank is longer than what the others take.
+
+    >>> skew_of([RankSteps(9, 10.0, 8.0), RankSteps(9, 10.0, 10.0)])
+    0.25
+    """
+    slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].compute_ms)
+    usual = _of_others(ranks, slowest, "compute_ms")
+    return ranks[slowest].compute_ms / usual - 1 if usual > 0 else 0.0
+
+
+def slow_rank(ranks: Sequence[RankSteps]) -> Slow | None:
+    """The rank that keeps the others waiting, or None where that cannot be told from noise."""
+    if len(ranks) < 2 or min(rank.steps for rank in ranks) < LEAST_STEPS:
+        return None
+    for where in ("compute", "between"):
+        rank = max(range(len(ranks)), key=lambda rank: getattr(ranks[rank], f"{where}_ms"))
+        usual = _of_others(ranks, rank, f"{where}_ms")
+        compared_with = usual
+        if where == "between":
+            compared_with = usual + _of_others(ranks, rank, "compute_ms")
+        more = getattr(ranks[rank], f"{where}_ms") - usual
+        is_apart = getattr(ranks[rank], f"least_{where}_ms") > _of_others(
+            ranks, rank, f"most_{where}_ms"
+        )
+        if is_apart and compared_with > 0 and more > _SLOWER * compared_with:
+            return Slow(rank, where, more, more / compared_with)
+    return None
+
+
+def _of_others(ranks: Sequence[RankSteps], rank: int, name: str) -> float:
+    """The median of what the other ranks have."""
+    others = [float(getattr(other, name)) for r, other in enumerate(ranks) if r != rank]
+    return statistics.median(others) if others else 0.0
+
+
+def figures_of(step: int, ranks: Sequence[RankSteps]) -> dict[str, Any]:
+    """What ``to`` is called with; docs/monitor.md says what each entry is. Times are medians over
+    the steps, then over the ranks."""
+    active = [rank for rank in ranks if rank.steps > 0]
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(rank, name) for rank in active) if active else 0.0
+
+    communication, exposed = median("communication_ms"), median("exposed_ms")
+    slow = slow_rank(ranks)
+    return {
+        "step": step,
+        "steps": int(min((rank.steps for rank in active), default=0)),
+        "step_ms": median("step_ms"),
+        "compute_ms": median("compute_ms"),
+        "exposed_ms": exposed,
+        "communication_ms": communication,
+        "overlap": max(0.0, 1 - exposed / communication) if communication > 0 else None,
+        "bytes": int(median("bytes")),
+        "skew": skew_of(ranks) if len(active) == len(ranks) > 1 else 0.0,
+        "slow_rank": None if slow is None else slow.rank,
+        "slow": "" if slow is None else str(slow),
+        "ranks": [rank._asdict() for rank in ranks],
+    }
+
+
+def line_of(figures: dict[str, Any]) -> str:
+    """The figures for a reader.
+
+    >>> steps = [Step(12, 8, 2, 4, 1 << 20), Step(12, 10, 0, 4, 1 << 20)]
+    >>> for part in line_of(figures_of(50, [summary([s] * 9) for s in steps])).split("; "):
+    ...     print(part)
+    step 50: 12.0 ms, exposed 1.00 of 4.00 ms of communication, overlap 75%, 1.0 MiB
+    rank 1 is slow: its forward and backward take 2.00 ms longer than on the others (25%)
+    """
+    text = f"step {figures['step']}: {short(figures['step_ms'])} ms"
+    if figures["overlap"] is not None:
+        text += (
+            f", exposed {short(figures['exposed_ms'])} of {short(figures['communication_ms'])} ms "
+            f"of communication, overlap {figures['overlap']:.0%}, "
+            f"{_size(figures['bytes'])}"
+        )
+    if figures["slow"]:
+        return f"{text}; {figures['slow']}"
+    alone = len(figures["ranks"]) == 1
+    return text if alone else f"{text}; compute differs by {figures['skew']:.0%}, no rank is slow"
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(16), _size(2000), _size(1 << 21)
+    ('16 B', '2.0 KiB', '2.0 MiB')
+    """
+    if count < 2**10 / 10:
+        return f"{count:.0f} B"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"
+
+
+def numbers_of(figures: dict[str, Any]) -> dict[str, float]:
+    """Those that a logger of scalars takes, by name; ``slow_rank`` is -1 where nobody is slow."""
+    slow = figures["slow_rank"]
+    names = ("step_ms", "compute_ms", "exposed_ms", "communication_ms", "overlap", "bytes", "skew")
+    found = {f"dpcore/{name}": float(figures[name]) for name in names if figures[name] is not None}
+    found["dpcore/slow_rank"] = -1.0 if slow is None else float(slow)
+    return {name: value for name, value in found.items() if math.isfinite(value)}

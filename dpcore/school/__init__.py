@@ -1,0 +1,1 @@
+"""To learn with: exercises and notebooks."""

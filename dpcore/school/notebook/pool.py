@@ -1,0 +1,247 @@
+"""Ranks that live on: processes that run the cells of a notebook.
+
+One pipe per rank. A cell is sent to all; what they print comes line by line, and each says when it
+has ended. When a cell fails on a rank while others go on, they get a moment to end by themselves.
+Then the rank that failed aborts the communicator, so that nobody waits for it in vain, and the
+ranks make a new one. Their variables stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dpcore.comm.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
+from dpcore.errors import Error
+from dpcore.school.notebook import on_rank
+from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Problem, Pull
+
+_MOMENT = 1.0  # seconds for the other ranks to end a cell by themselves
+_PATIENCE = 5.0  # seconds for them to end it after an abort, or Ctrl-C
+_PRELOAD = ["dpcore.school.notebook.on_rank", "dpcore.ddp.data_parallel"]
+
+
+class RankError(Error):
+    """A cell has failed on a rank. A notebook shows the rank's traceback in the place of ours."""
+
+    def __init__(self, problem: Problem, where: str, after: str) -> None:
+        super().__init__(f"{where}: {problem.line}{after}")
+        self._shown = [*problem.traceback.rstrip().splitlines(), f"({where}){after}"]
+
+    def _render_traceback_(self) -> list[str]:
+        return self._shown
+
+
+class RanksGone(Error):
+    """Ranks have ended, and their variables with them."""
+
+
+class RankPool:
+    """``world_size`` ranks. ``hear(rank, message)`` gets what they print and show meanwhile."""
+
+    def __init__(
+        self, world_size: int, hear: Callable[[int, Any], None], options: Mapping[str, Any]
+    ) -> None:
+        self.world_size, self.options = world_size, dict(options)
+        self._hear = hear
+        self._cells = 0
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, *_PRELOAD])
+        start_fork_server()
+        try:
+            with unimportable_main():
+                for rank in range(world_size):
+                    ours, theirs = context.Pipe()
+                    self._pipes.append(ours)
+                    process = context.Process(
+                        target=on_rank.main,
+                        args=(theirs, rank, world_size, self.options, dict(os.environ)),
+                        name=f"dpcore rank {rank}",
+                    )
+                    process.start()
+                    theirs.close()
+                    self._processes.append(process)
+            self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self._processes) and all(process.is_alive() for process in self._processes)
+
+    @property
+    def processes(self) -> list[int]:
+        """Their numbers, in the order of the ranks."""
+        return [process.pid for process in self._processes]
+
+    def run(self, source: str) -> list[Done]:
+        """Runs a cell on all ranks. Raises ``RankError`` when it fails on one."""
+        self._cells += 1
+        ended = self._ask(Cell(self._cells, source))
+        failed = {rank: done.problem for rank, done in enumerate(ended) if done.problem is not None}
+        counts = [done.operations for done in ended]
+        differ = not all(done.is_usable for done in ended) or any(c != counts[0] for c in counts)
+        if failed and differ:
+            self._meet()
+        if failed:
+            first = min(failed, key=lambda rank: failed[rank].at)
+            alike = all(problem.line == failed[first].line for problem in failed.values())
+            on_all = alike and len(failed) == self.world_size > 1
+            where = "all ranks" if on_all else f"rank {first} of {self.world_size}"
+            renewed = (
+                "; the ranks have a new `comm` and all their variables: wrap models again"
+                if differ
+                else ""
+            )
+            raise RankError(failed[first], where, renewed)
+        return ended
+
+    def pull(self, *names: str) -> dict[str, list[Any]]:
+        """The values of variables on each rank."""
+        import cloudpickle
+
+        ended = self._ask(Pull(names))
+        for rank, done in enumerate(ended):
+            if done.problem is not None:
+                raise RankError(done.problem, f"rank {rank} of {self.world_size}", "")
+        return {name: [cloudpickle.loads(done.values[name]) for done in ended] for name in names}
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        processes, self._processes = self._processes, []
+        for pipe in self._pipes:
+            pipe.close()
+        ends_at = time.monotonic() + _PATIENCE
+        for process in processes:
+            process.join(max(0.0, ends_at - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        ended = self._ask(Meet(f"notebook-{uuid.uuid4().hex}"))
+        for rank, done in enumerate(ended):
+            if done.problem is not None:
+                self.close()
+                raise RankError(done.problem, f"rank {rank} of {self.world_size}", "")
+
+    def _ask(self, message: Any) -> list[Done]:
+        """Everybody's answer. Ctrl-C reaches the ranks, and what they make of it comes back."""
+        self._check_alive()
+        answers: dict[int, Done] = {}
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # gone meanwhile: noticed below
+                pipe.send(message)
+        stopper = _Stopper(self)
+        while len(answers) < self.world_size:
+            try:
+                for rank, heard in self._heard(answers):
+                    if isinstance(heard, Done):
+                        answers[rank] = heard
+                    else:
+                        self._hear(rank, heard)
+                stopper.look(answers)
+            except KeyboardInterrupt:
+                stopper.interrupt(answers)
+        return [answers[rank] for rank in range(self.world_size)]
+
+    def _heard(self, answers: Mapping[int, Done]) -> Iterator[tuple[int, Any]]:
+        """What has come within a moment. A rank that is gone ends all."""
+        waiting = {
+            self._pipes[rank]: rank for rank in range(self.world_size) if rank not in answers
+        }
+        sentinels = {self._processes[rank].sentinel: rank for rank in waiting.values()}
+        ready = wait([*waiting, *sentinels], timeout=0.1)
+        for pipe in [one for one in ready if one in waiting]:
+            try:
+                yield waiting[pipe], pipe.recv()
+            except (EOFError, OSError):
+                self._lost(waiting[pipe])
+        for sentinel in [one for one in ready if one in sentinels]:
+            if not self._pipes[sentinels[sentinel]].poll():
+                self._lost(sentinels[sentinel])
+
+    def _check_alive(self) -> None:
+        for rank, process in enumerate(self._processes):
+            if not process.is_alive():
+                self._lost(rank)
+        if not self._processes:
+            raise RanksGone("these ranks were ended; the next %%ranks starts new ones")
+
+    def _lost(self, rank: int) -> None:
+        process = self._processes[rank]
+        process.join(1.0)
+        code = process.exitcode
+        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
+        self.close()
+        raise RanksGone(
+            f"rank {rank} has ended {how}, and the other ranks were ended with it; the next "
+            "%%ranks starts new ones, without their variables"
+        )
+
+    # ---- used by what ends a cell --------------------------------------------------------------
+
+    def tell(self, rank: int, message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._pipes[rank].send(message)
+
+    def signal(self, rank: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._processes[rank].pid, signal.SIGINT)
+
+
+class _Stopper:
+    """Ends one cell: brings the other ranks to its end after an error, or Ctrl-C."""
+
+    def __init__(self, pool: RankPool) -> None:
+        self._pool = pool
+        self._aborts_at = float("inf")  # the communicator, after an error
+        self._interrupts_at = float("inf")  # those that have not looked at it for long
+        self._gives_up_at = float("inf")
+
+    def look(self, answers: Mapping[int, Done]) -> None:
+        """Now and then while ranks run."""
+        now = time.monotonic()
+        failed = {rank: done.problem for rank, done in answers.items() if done.problem is not None}
+        if failed and self._aborts_at == float("inf"):
+            self._aborts_at, self._interrupts_at = now + _MOMENT, now + _MOMENT + _PATIENCE
+        if failed and now >= self._aborts_at:
+            self._aborts_at = math.nan  # once
+            for rank, problem in failed.items():
+                self._pool.tell(rank, Abort(problem.line))
+        if now >= self._interrupts_at:
+            self.interrupt(answers)
+        if now >= self._gives_up_at:
+            self._give_up(answers)
+
+    def interrupt(self, answers: Mapping[int, Done]) -> None:
+        """Ctrl-C, for all that are at it still."""
+        self._interrupts_at = math.nan
+        self._gives_up_at = min(self._gives_up_at, time.monotonic() + _PATIENCE)
+        for rank in range(self._pool.world_size):
+            if rank not in answers:
+                self._pool.signal(rank)
+
+    def _give_up(self, answers: Mapping[int, Done]) -> None:
+        late = [str(rank) for rank in range(self._pool.world_size) if rank not in answers]
+        for process in self._pool.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._pool.close()
+        raise RanksGone(
+            f"rank {', '.join(late)} did not stop within {_PATIENCE:.0f} s, and all ranks were "
+            "ended; the next %%ranks starts new ones, without their variables"
+        )

@@ -1,1 +1,0 @@
-"""A line while training: what steps cost, how much communication is exposed, who is slow."""

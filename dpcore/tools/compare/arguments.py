@@ -1,0 +1,121 @@
+"""The arguments of `dpcore compare`; importing this loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dpcore.errors import Unsupported
+from dpcore.tools import argument_types as types
+from dpcore.tools.sizes import HELP as SIZES
+
+EXAMPLES = """\
+examples:
+  dpcore compare                               torch DDP and dpcore, a transformer: within a minute
+  dpcore compare --example > my.py             a model of your own to begin with
+  dpcore compare my.py:make --contenders torch,torch:100,default,bucketed:1
+  dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
+  dpcore compare transformer --links none,1gbit,100mbit --worlds 2,4
+  dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
+  dpcore compare all                           every collective
+
+models: mlp, transformer, many, gpt2, or file.py:make with make(rank, world) -> (model, step), where
+step(model) runs forward and returns the loss (or calls backward by itself).
+
+contenders: torch, default (auto is the same), bucketed, sequential, per_parameter, flat, each with
+:MIB behind it for the size of buckets, and file.py:MySchedule, a dpcore.LaunchSchedule. Torch's are
+DistributedDataParallel over Gloo with gradient_as_bucket_view=True, which is its faster way.
+
+links: none is this machine. As root, a rate such as 1gbit means hosts of their own (network
+namespaces) whose NICs the kernel shapes; else, and with --emulated, dpcore slows down its own
+messages, and torch DDP sends its buckets through dpcore as well, since Gloo knows no such link.
+
+An interrupted comparison goes on where it was when the same command is given again, and one with
+more --rounds adds to those that are there. docs/compare.md says what the figures mean.
+"""
+
+
+def add_arguments(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    add(
+        "what", nargs="?", default="", metavar="WHAT",
+        help="a model, file.py:make, a collective, or 'all' of those (default: transformer)",
+    )  # fmt: skip
+    add(
+        "--worlds", type=types.worlds, default=[2], metavar="N,...",
+        help="numbers of ranks (default: 2)",
+    )  # fmt: skip
+    add(
+        "--rounds", type=types.whole(), metavar="N",
+        help="rounds in which all take turns (default: 15)",
+    )  # fmt: skip
+    add("--quick", action="store_true", help="fewer and shorter rounds")
+    add("--out", type=Path, metavar="FOLDER", help="folder for the results (default: compare/WHAT)")
+    add("--json", action="store_true", help="one JSON object per cell and contender, no table")
+    add("--example", action="store_true", help="print a my.py to begin with, and measure nothing")
+    training = made.add_argument_group("models")
+    add = training.add_argument
+    add(
+        "--contenders", default="torch,torch:100,default", metavar="NAMES",
+        help="who takes turns (default: %(default)s); the others are compared with the first of "
+        "torch",
+    )  # fmt: skip
+    add(
+        "--links", type=types.links, default=[""], metavar="LINKS",
+        help="none,1gbit,100mbit (default: none)",
+    )  # fmt: skip
+    add("--emulated", action="store_true", help="emulate links, also as root")
+    add(
+        "--seconds", type=types.seconds, metavar="S",
+        help="time of the first contender in a round, at least one step (default: 0.3)",
+    )  # fmt: skip
+    add(
+        "--threads", type=types.whole(1, 1024), metavar="N",
+        help="torch's, per rank (default: cores / ranks)",
+    )  # fmt: skip
+    collectives = made.add_argument_group("collectives")
+    add = collectives.add_argument
+    add(
+        "--peers", default="gloo,openmpi,mpich", metavar="NAMES",
+        help="libraries to compare with (default: %(default)s)",
+    )  # fmt: skip
+    add("--sizes", type=types.size_list, metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
+    add("--huge-pages", action="store_true", help="ordinary memory of all contenders on huge pages")
+
+
+_OF_MODELS = ("contenders", "links", "emulated", "seconds", "threads")
+_OF_COLLECTIVES = ("peers", "sizes", "huge_pages")
+
+
+def check_fitting(options: argparse.Namespace, is_collective: bool) -> None:
+    """Refuses options of the other kind of comparison, which would be left out in silence."""
+    made = argparse.ArgumentParser(add_help=False)
+    add_arguments(made)
+    others = _OF_MODELS if is_collective else _OF_COLLECTIVES
+    given = [name for name in others if getattr(options, name) != made.get_default(name)]
+    if given:
+        kinds = ("models", "a collective") if is_collective else ("collectives", "a model")
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise Unsupported(
+            f"{named}: for {kinds[0]} only, and {options.what or 'this'} is {kinds[1]}"
+        )
+
+
+DEMO_EXAMPLES = """\
+examples:
+  dpcore demo                                  a minute on two cores; pages and pictures in demo/
+  dpcore demo --out evening --rounds 30        more rounds, narrower intervals
+
+A transformer learns to write like Alice in Wonderland on two ranks, with torch DDP over Gloo and
+with dpcore in turn, both with default buckets and torch with gradient_as_bucket_view=True, its
+faster way: within this machine, and over 1 Gbit/s, which is real TCP between two network namespaces
+for root and an emulated link for others; on GPUs as well, where there are some. It ends with one
+sentence: who won, by how much, and why.
+"""
+
+
+def add_demo_arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
+    rounds, steps = "rounds in which all take turns", "steps of one contender in a round"
+    made.add_argument("--rounds", type=types.whole(), default=10, help=rounds)
+    made.add_argument("--steps", type=types.whole(), default=3, help=steps)

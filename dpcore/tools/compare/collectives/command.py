@@ -1,0 +1,50 @@
+"""``dpcore compare all_reduce``: the collectives of dpcore beside Gloo, Open MPI and MPICH."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from dpcore.tools.compare.collectives.cells import COLLECTIVES
+from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
+from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.options import Options, chosen_peers
+from dpcore.tools.compare.collectives.report import draw_all
+from dpcore.tools.compare.collectives.session import exit_status
+from dpcore.tools.compare.collectives.session import run as measure
+from dpcore.tools.sizes import parse_sizes
+
+SIZES, QUICK_SIZES = "8:64M:8x", "8:8M:64x"
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 1 when an element was wrong."""
+    names = list(COLLECTIVES) if options.what == "all" else [options.what]
+    folder: Path = options.out or Path("compare") / options.what
+    kept = folder / "compare.jsonl"
+    rounds = options.rounds or (3 if options.quick else 7)
+    pace = Pace(rounds=rounds, round_seconds=0.02, most_seconds=4.0)
+    if options.quick:
+        pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=2.0)
+    wanted = Options(
+        worlds=tuple(options.worlds),
+        sizes=options.sizes or parse_sizes(QUICK_SIZES if options.quick else SIZES),
+        peers=chosen_peers(options.peers),
+        pace=pace,
+        json=kept,
+        plot=folder / "compare.png" if find_spec("matplotlib") else None,
+        huge_pages=options.huge_pages,
+    )
+    kept.unlink(missing_ok=True)
+    contenders = (*OURS, *map(peer, wanted.peers), *BOUNDS)
+    runs = measure(contenders, names, wanted, quiet=options.json)
+    pictures = draw_all(wanted.plot, runs)
+    if options.json:
+        print(kept.read_text(encoding="utf-8"), end="")
+    else:
+        drawn = f"; {', '.join(map(str, pictures))}" if pictures else ""
+        print(f"{kept} has all figures{drawn}")
+        if wanted.plot is None:
+            print("for a picture as well: pip install matplotlib")
+    return exit_status(runs)

@@ -1,0 +1,41 @@
+"""What a run over collectives is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcore.tools.compare.collectives.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
+from dpcore.tools.compare.collectives.interleave import Pace
+
+
+@dataclass(frozen=True)
+class Options:
+    worlds: tuple[int, ...]
+    sizes: tuple[int, ...]
+    peers: tuple[str, ...]
+    pace: Pace
+    json: Path | None
+    plot: Path | None
+    huge_pages: bool
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "rounds": self.pace.rounds,
+            "round_seconds": self.pace.round_seconds,
+            "huge_pages": self.huge_pages,
+            "binding": "none",
+            "threads_per_rank": 1,
+            "tuning": tuning(),
+            "mpich_with_more_ranks_than_cores": MPICH_OVERSUBSCRIBED,
+        }
+
+
+def chosen_peers(text: str) -> tuple[str, ...]:
+    names: Sequence[str] = [] if text in ("", "none") else text.split(",")
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise ValueError(f"unknown peer {unknown[0]!r}: choose from {', '.join(PEERS)}, or none")
+    return tuple(names)

@@ -1,0 +1,198 @@
+"""``dpcore compare``: a model's contenders, or a collective beside the libraries that have it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dpcore.errors import Unsupported
+from dpcore.tools import hosts as namespaces
+from dpcore.tools.compare.arguments import check_fitting
+from dpcore.tools.compare.collectives.cells import COLLECTIVES
+
+_BARE = "transformer"
+_OWN = """
+To compare your own model:
+  dpcore compare --example > my.py        a model and a step, to edit
+  dpcore compare my.py:make"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; the exit status."""
+    if options.example:
+        print((resources.files("dpcore.tools.compare") / "example.txt").read_text("utf-8"), end="")
+        return 0
+    is_collective = options.what == "all" or options.what in COLLECTIVES
+    check_fitting(options, is_collective)
+    if is_collective:
+        from dpcore.tools.compare.collectives import command
+
+        return command.run(options)
+    return _compare_models(options)
+
+
+def _compare_models(options: argparse.Namespace) -> int:
+    import torch
+
+    from dpcore.tools import records
+    from dpcore.tools.compare.output import records as records_of
+    from dpcore.tools.compare.output import tell, write_csv, write_jsonl
+    from dpcore.tools.compare.page import write_page
+    from dpcore.tools.compare.picture import write_picture
+    from dpcore.tools.compare.running import measure
+    from dpcore.tools.compare.store import Store
+    from dpcore.tools.compare.training.start import RankFailed
+
+    console = Console(highlight=False, stderr=options.json)
+    if not console.is_terminal:
+        console.width = 140
+    plan = plan_of(options)
+    folder: Path = options.out or Path("compare") / folder_name(plan.model)
+    identity = plan.identity() | {"torch": torch.__version__, "dpcore": records.code()}
+    store = Store(folder / "rounds.jsonl", identity | {"machine": records.machine()["cpu"]})
+    keys = [cell.key for cell in plan.cells]
+    if store.is_complete(keys, plan.rounds):
+        store.begin_anew()
+    elif store.begun:
+        whole = plan.rounds * len(keys)
+        console.print(
+            f"continuing: {store.begun} of {whole} rounds are in {folder}", soft_wrap=True
+        )
+    store.open()
+    try:
+        measure(plan, store, console)
+    except KeyboardInterrupt:
+        done = f"{store.begun} of {plan.rounds * len(keys)} rounds are in {folder}"
+        print(f"interrupted; {done}, and the same command continues from there", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except RankFailed as problem:
+        died = "a rank failed:\n" if "Traceback" in str(problem) else ""
+        print(f"dpcore compare: {died}{problem}", file=sys.stderr)
+        return 1
+    outcomes = [outcome_of(plan, cell, store) for cell in plan.cells]
+    facts = records.run_facts(
+        {"": {"torch": torch.__version__}},
+        {
+            "rounds": plan.rounds,
+            "seconds": plan.seconds,
+            "threads": plan.threads,
+            "tuning": identity["tuning"],
+        },
+    )
+    lines = records_of(plan.model, facts, outcomes)
+    write_jsonl(folder / "compare.jsonl", lines)
+    write_csv(folder / "compare.csv", plan.model, outcomes)
+    write_page(folder / "compare.html", plan.model, facts, outcomes)
+    pictured = write_picture(folder / "compare.png", plan.model, outcomes)
+    if options.json:
+        for line in lines:
+            print(json.dumps(line))
+        return 0
+    for outcome in outcomes:
+        tell(console, outcome)
+    beside = ["compare.png"] * pictured + ["compare.csv and compare.jsonl"]
+    console.print(
+        f"\nthe page: {folder}/compare.html; beside it {', '.join(beside)}", soft_wrap=True
+    )
+    if not pictured:
+        console.print("for a picture as well: pip install matplotlib", style="dim")
+    if not options.what:
+        console.print(_OWN, highlight=False)
+    return 0
+
+
+def plan_of(options: argparse.Namespace) -> Any:
+    """The plan, or an Error that says what to write instead."""
+    from dpcore.tools.compare import plan
+
+    worlds, links = options.worlds, options.links
+    if options.emulated and not any(links):
+        raise Unsupported("--emulated: there is no link to emulate; write --links 1gbit as well")
+    cells = [
+        plan.Cell(link, kind_of(link, options.emulated), world)
+        for link in links
+        for world in worlds
+    ]
+    return plan.Plan(
+        model=plan.model(options.what or _BARE),
+        contenders=tuple(plan.contenders(options.contenders)),
+        cells=tuple(cells),
+        rounds=options.rounds or (7 if options.quick else 15),
+        seconds=options.seconds or (0.1 if options.quick else 0.3),
+        threads=options.threads or max(1, len(os.sched_getaffinity(0)) // max(worlds)),
+    )
+
+
+def kind_of(link: str, emulated: bool) -> str:
+    if not link:
+        return "machine"
+    if emulated or namespaces.why_not():
+        return "emulated"
+    if "," in link:
+        raise Unsupported(
+            f"--links {link}: the kernel shapes the rate of hosts in network namespaces; latency, "
+            "jitter and loss are for links that dpcore emulates: --emulated"
+        )
+    return "hosts"
+
+
+def folder_name(model: str) -> str:
+    return re.sub(r"\W+", "-", model.replace(".py", "")).strip("-")
+
+
+def outcome_of(plan: Any, cell: Any, store: Any) -> Any:
+    from dpcore.tools.compare.figures import figures_of
+    from dpcore.tools.compare.output import Outcome
+
+    entrants = plan.entrants(cell)
+    figures = figures_of(entrants, store.rounds[cell.key][: plan.rounds])
+    return Outcome(cell, figures, notes_of(plan, cell, store.results.get(cell.key, {})))
+
+
+def notes_of(plan: Any, cell: Any, result: dict[str, Any]) -> list[str]:
+    """What a reader has to know to judge the figures."""
+    notes = []
+    if cell.kind == "emulated":
+        why = namespaces.why_not() or "was not asked for (--emulated)"
+        notes.append(
+            f"A real link {why}. This one slows down dpcore's messages only, so torch DDP "
+            "sends its buckets through dpcore here: reducers and schedules are compared, not Gloo."
+        )
+    if unused := result.get("unused"):
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        notes.append(
+            f"{unused[0]}{more} got no gradient: all contenders have find_unused_parameters=True."
+        )
+    cores = len(os.sched_getaffinity(0))
+    if cell.world > cores:
+        notes.append(f"{cell.world} ranks share {cores} cores, so computing alone waits as well.")
+    for one in plan.entrants(cell):
+        before, after = (result.get("choices", {}).get(one.inner) or [None, None])[:2]
+        if before is not None and one.inner.split()[1:] in ([], ["auto"]):
+            notes.append(f"{one.name}: {_chosen(before)}.")
+        if before and after and any(before[key] != after[key] for key in after if key != "said"):
+            notes.append(f"{one.name} changed its buckets after the warm-up: more rounds help.")
+    return notes
+
+
+def _chosen(choice: dict[str, Any]) -> str:
+    sizes: Sequence[int] = choice["bucket_bytes"]
+    ends = [_mib(size) for size in dict.fromkeys((min(sizes), max(sizes)))]
+    buckets = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
+    schedule = choice["schedule"]
+    return f"the first steps chose the schedule {schedule}, {buckets} of {' to '.join(ends)} MiB"
+
+
+def _mib(nbytes: int) -> str:
+    size = nbytes / 2**20
+    return f"{size:.0f}" if size >= 10 else f"{size:.2g}"

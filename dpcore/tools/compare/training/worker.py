@@ -1,0 +1,380 @@
+r"""One rank of a training benchmark, as a process of its own: so it can live in a namespace.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... \
+        python -m dpcore.tools.compare.training.worker JSON
+
+Rank 0 prints a line of JSON per step, then one with everything. All contenders exist at once and
+take turns, a few steps each. Both use torch's rendezvous; dpcore connects through its store.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import dpcore as dp
+from dpcore.base.user_code import names_code
+from dpcore.ddp.overlap import finish_device
+from dpcore.errors import Error
+from dpcore.tools.compare.training.bare import Bare, LastGradient, on_gradient
+from dpcore.tools.compare.training.making import Made, Stepping, made
+from dpcore.tools.compare.training.ranks import (
+    TORCH,
+    TORCH_OVER_OURS,
+    goes_across_steps,
+    steps_in,
+    torch_ddp,
+    warm_steps,
+    wrapped,
+)
+from dpcore.tools.compare.training.text import Text, language_model, loss_of
+from dpcore.tools.compare.training.torch_trace import TorchTrace
+from dpcore.tools.ratios import in_turn, turns
+
+_RAW_BYTES = 16 << 20
+_TRACED_STEPS = 4
+_PATIENCE_SECONDS = 120.0  # a rank that does not come at all is an error, too
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks do; travels as JSON. `model`: "text", which learns, or what `made` takes."""
+
+    model: str
+    contenders: list[str]
+    rounds: int
+    steps: int  # of one contender in a round
+    folder: str  # of the traces; "": none are made
+    world: int = 2
+    seconds: float = 0.0  # where given: as many steps in a round as the first contender makes in it
+    threads: int = 1  # of torch; 0: what it has by itself, and with dpcore what init() leaves it
+    threads_of_ddp: int = 0  # torch's DDP where that is another number
+    sequences: int = 8
+    init: dict[str, Any] = field(default_factory=dict)  # options of dpcore.init
+    raw_port: int = 0  # measures what the network carries, where given
+    optimizer: bool = True
+    device: str = "cpu"  # or "cuda": rank r on GPU r, around where there are fewer
+    first_round: int = 0  # the rounds before were measured by an earlier job
+    around: bool = False  # the first contender has a turn before and after every other's
+    by_round: bool = False  # tells every round as it ends, with the time after the last gradient
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Contender:
+    """A model of its own with its wrapper and optimizer. Where no optimizer changes weights, they
+    are those of `first`: only gradients take memory once per contender."""
+
+    def __init__(
+        self, job: Job, name: str, comm: Any, text: Text, first: Contender | None = None
+    ) -> None:
+        self.name = name
+        self._text, self._job, self._comm = text, job, comm
+        self._number = 0
+        torch.manual_seed(0)
+        self._stepping = Stepping(job.model, self._made())
+        module = self._module = self._stepping.module
+        module.to(device_of(job, comm.rank))
+        if first is not None and not job.optimizer:
+            for mine, its in zip(module.parameters(), first._module.parameters(), strict=True):
+                mine.data = its.data
+        options: dict[str, Any] = {}
+        if names_code(job.model):
+            self._stepping.look()
+            if some_rank(comm, self._stepping.unused):
+                options["find_unused_parameters"] = True
+        self._last_gradient = LastGradient(module) if job.by_round else None
+        self._trace: TorchTrace | None = None
+        self.model: Any
+        if name.startswith(TORCH_OVER_OURS) and self._is_traced:
+            # Its one hook averages by ours in either case; this one can record as well, later.
+            self.model = torch_ddp(name, module, **options)
+            self._trace = TorchTrace(self.model, comm)
+        else:
+            self.model = wrapped(name, module, comm, **options)
+        self.threads = (job.threads_of_ddp if name.startswith(TORCH) else 0) or job.threads
+        self._optimizer: torch.optim.Optimizer
+        self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        if goes_across_steps(name):
+            self._optimizer = dp.DistributedOptimizer(self._optimizer, self.model)
+
+    @property
+    def gradient_bytes(self) -> int:
+        parameters = (p for p in self._module.parameters() if p.requires_grad)
+        return sum(p.numel() * p.element_size() for p in parameters)
+
+    @property
+    def _is_traced(self) -> bool:
+        """TorchTrace looks at the processor's clock, which says nothing of a GPU."""
+        return bool(self._job.folder) and self._job.device == "cpu"
+
+    @property
+    def unused(self) -> list[str]:
+        """Parameters that this rank's step gives no gradient."""
+        return self._stepping.unused
+
+    def _made(self) -> Made:
+        job, comm, text = self._job, self._comm, self._text
+        if job.model != "text":
+            return made(job.model, comm.rank, comm.world_size)
+
+        def loss(model: torch.nn.Module) -> torch.Tensor:
+            batch = text.batch(self._number, comm.rank, comm.world_size, job.sequences)
+            return loss_of(model, batch.to(device_of(job, comm.rank)))
+
+        return Made(language_model(text), loss)
+
+    def settle(self) -> None:
+        """Ends the warm-up."""
+        if self._last_gradient is not None:
+            self._last_gradient.settle()
+
+    def tail_seconds(self, end: float) -> float:
+        """From the last gradient of the step that has just ended until then."""
+        return 0.0 if self._last_gradient is None else self._last_gradient.seconds_until(end)
+
+    def choice(self) -> dict[str, Any] | None:
+        """How this rank cuts and sends now, where the wrapper tells."""
+        if not isinstance(self.model, dp.DataParallel):
+            return None
+        report = self.model.bucket_report()
+        heading = str(report).partition("bucket  ")[0].strip()
+        sizes = [bucket.bytes for bucket in report]
+        return {"schedule": self.model.schedule, "bucket_bytes": sizes, "said": heading}
+
+    def step(self, recorded: bool = False) -> float:
+        """Forward, backward and optimizer; the loss."""
+        torch.set_num_threads(self.threads)
+        self._optimizer.zero_grad()
+        if recorded and self._trace is not None:
+            loss = float(self._trace.step(lambda: self._stepping.loss(self.model)).detach())
+        else:
+            loss = self._stepping.step(self.model)
+        if self._job.by_round and isinstance(self.model, dp.DataParallel):
+            self.model._reducer.wait_for_gradients()  # which a schedule may leave to an optimizer
+        if self._job.optimizer:
+            self._optimizer.step()
+        self._number += 1
+        return loss
+
+    def finish(self) -> float:
+        """Ends what the last step has left in flight; the seconds that it took."""
+        begin = time.perf_counter()
+        if goes_across_steps(self.name):
+            self.model.flush()
+        return time.perf_counter() - begin
+
+    def trace(self, path: Path) -> None:
+        """A file of a few steps. All ranks begin together: rank 0 may come later, since it wrote
+        the file before, and the others' first step would show how they wait for it. Torch DDP gets
+        its hooks only here: they would slow down the steps that are measured."""
+        if self.name.startswith("torch") and self._is_traced:
+            self._trace = self._trace or TorchTrace(self.model)
+            self._trace.watch_gradients()
+        self._comm.barrier()
+        if self._trace is not None:
+            for _ in range(_TRACED_STEPS):
+                self.step(recorded=True)
+            self._trace.write(path)
+        elif self.name.startswith("dpcore"):
+            with dp.trace(path, comm=self._comm):
+                for _ in range(_TRACED_STEPS):
+                    self.step()
+                self.finish()
+
+
+def run(job: Job) -> dict[str, Any]:
+    by_itself = torch.get_num_threads()
+    device = device_of(job, int(os.environ["RANK"]))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if has_own_gpus(job) else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=_PATIENCE_SECONDS))
+    comm = dp.init(timeout=_PATIENCE_SECONDS, **job.init)
+    if not job.threads:
+        job = replace(job, threads=torch.get_num_threads(), threads_of_ddp=by_itself)
+    result = measured(job, comm, device)
+    report(comm, {"result": result})
+    gc.collect()  # models that refer to themselves: torch DDP holds the group, which has to go
+    comm.barrier()
+    dp.finalize()
+    dist.destroy_process_group()
+    return result
+
+
+def measured(job: Job, comm: Any, device: torch.device) -> dict[str, Any]:
+    """What this rank reports. Models live no longer than this call."""
+    text = Text()
+    contenders: list[Contender | Bare] = []
+    first: Contender | None = None
+    for name in job.contenders:
+        if first is not None and Bare.is_one(name):
+            contenders.append(Bare(name, first.gradient_bytes, comm))
+        else:
+            made_one = Contender(job, name, comm, text, first)
+            contenders.append(made_one)
+            first = first or made_one
+    assert first is not None
+    longest = max(map(warm_steps, job.contenders))
+    for contender in contenders:  # those that learn take the same steps, so that losses compare
+        count = longest if job.optimizer else warm_steps(contender.name)
+        for number in range(count):
+            if job.by_round:
+                report(comm, {"warming": contender.name, "at": number, "of": count})
+            contender.step()
+        contender.settle()
+    choices = {contender.name: [contender.choice()] for contender in contenders}
+    steps = steps_in(job.seconds, contenders[0].step, comm) if job.seconds else job.steps
+    seconds: dict[str, list[float]] = {name: [] for name in job.contenders}
+    losses: dict[str, list[float]] = {name: [] for name in job.contenders}
+    tails: dict[str, list[float]] = {name: [] for name in job.contenders}
+    raw = []
+    for number in range(job.first_round, job.rounds):
+        if job.raw_port:
+            raw.append(raw_bytes_per_second(comm.rank, job.raw_port))
+        for contender in turns(contenders, number) if job.around else in_turn(contenders, number):
+            for _ in range(steps):
+                comm.barrier()
+                begin = time.perf_counter()
+                loss = contender.step()
+                finish_device(device)
+                end = time.perf_counter()
+                seconds[contender.name].append(end - begin)
+                tails[contender.name].append(contender.tail_seconds(end))
+                losses[contender.name].append(loss)
+                if not job.by_round:  # whoever reads every line runs beside what is measured
+                    report(comm, {"step": contender.name})
+            seconds[contender.name][-1] += contender.finish()
+        if job.by_round:
+            told = {"seconds": of_round(seconds, steps), "tails": of_round(tails, steps)}
+            report(comm, {"round": number, **told})
+    for contender in contenders:
+        choices[contender.name].append(contender.choice())
+    for contender in contenders if job.folder else ():
+        report(comm, {"tracing": contender.name})
+        contender.trace(Path(job.folder) / f"{contender.name.replace(' ', '-')}.json")
+    first_gradients = [first_gradient_seconds(first)] if job.raw_port else []
+    return {
+        "seconds": everybodys(seconds),
+        "losses": everybodys(losses),
+        "raw": everybodys({"": raw})[""],
+        "first_gradient": everybodys({"": first_gradients})[""],
+        "gradient_bytes": first.gradient_bytes,
+        "unused": first.unused,
+        "choices": choices,
+        "steps": steps,
+        "threads": {one.name: one.threads for one in contenders if isinstance(one, Contender)},
+    }
+
+
+def some_rank(comm: Any, found: Sequence[Any]) -> bool:
+    """Whether some rank has found something. On all ranks."""
+    most = torch.tensor([len(found)])
+    comm.all_reduce(most, op="max")
+    return bool(most)
+
+
+def device_of(job: Job, rank: int) -> torch.device:
+    if job.device == "cpu":
+        return torch.device("cpu")
+    return torch.device(job.device, rank % torch.cuda.device_count())
+
+
+def has_own_gpus(job: Job) -> bool:
+    """NCCL wants a GPU for each rank."""
+    return job.device == "cuda" and torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+
+
+def first_gradient_seconds(contender: Contender) -> float:
+    """From the begin of a step to its first gradient, on this rank; the median of three."""
+    seen: list[float] = []
+    hooks = [
+        on_gradient(parameter, lambda _: seen.append(time.perf_counter()))
+        for parameter in contender._module.parameters()
+    ]
+    took = []
+    for _ in range(3):
+        seen.clear()
+        begin = time.perf_counter()
+        contender.step()
+        took.append(seen[0] - begin)
+    for hook in hooks:
+        hook.remove()
+    return sorted(took)[1]
+
+
+def of_round(mine: dict[str, list[float]], steps: int) -> dict[str, list[list[float]]]:
+    """What all ranks saw in the last steps."""
+    return everybodys({name: times[-steps:] for name, times in mine.items()})
+
+
+def everybodys(mine: dict[str, list[float]]) -> dict[str, list[list[float]]]:
+    """The lists of all ranks, by name."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    return {name: [part[name] for part in parts] for name in mine}
+
+
+def report(comm: Any, line: dict[str, Any]) -> None:
+    if comm.rank == 0:
+        print(json.dumps(line), flush=True)
+
+
+def raw_bytes_per_second(rank: int, port: int) -> float:
+    """What a TCP stream of rank 0 to rank 1 carries: the goodput that nothing can beat."""
+    addresses: list[Any] = [None, None]
+    if rank == 1:
+        with socket.create_server(("", port)) as server:
+            dist.all_gather_object(addresses, "listening")
+            peer, _ = server.accept()
+            with peer:
+                return _timed(lambda: _receive(peer, _RAW_BYTES))
+    dist.all_gather_object(addresses, "connecting")
+    with socket.create_connection((os.environ["RANK_1_ADDR"], port)) as peer:
+        return _timed(lambda: _send(peer, _RAW_BYTES))
+
+
+def _receive(peer: socket.socket, nbytes: int) -> None:
+    left = nbytes
+    while left > 0:
+        left -= len(peer.recv(min(left, 1 << 20)))
+    peer.sendall(b"!")
+
+
+def _send(peer: socket.socket, nbytes: int) -> None:
+    peer.sendall(bytes(nbytes))
+    peer.recv(1)
+
+
+def _timed(transfer: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    transfer()
+    return _RAW_BYTES / (time.perf_counter() - begin)
+
+
+def main() -> int:
+    try:
+        run(Job(**json.loads(sys.argv[1])))
+    except Error as problem:  # says what to do, and a traceback into dpcore would not
+        print(json.dumps({"error": str(problem)}), flush=True)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Looking at jobs and machines: ``dpcore inspect`` and ``dpcore doctor``."""

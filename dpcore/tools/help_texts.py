@@ -1,0 +1,128 @@
+"""What ``dpcore`` alone and ``dpcore COMMAND --help`` say; the page of ``compare`` is its own."""
+
+from __future__ import annotations
+
+from dpcore._version import __version__
+
+BENCH = """\
+examples:
+  dpcore bench                                         all_reduce on 2 ranks, 8 B to 64 MiB
+  dpcore bench --world 4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
+  dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
+  dpcore bench --json | jq .busbw
+  dpcore bench --calibrate                             once per machine: see Communicator.explain
+  torchrun --nproc-per-node 4 -m dpcore bench          on the ranks that a launcher started
+
+The columns are those of nccl-tests: size is the larger side of the operation, algbw = size / time,
+busbw = algbw times the share of the bytes that must cross every rank's link (for all_reduce
+2(n-1)/n). The time is that of the slowest rank, #wrong the elements that differ from the result
+that is known in advance, over all ranks. The exit status is 1 when there are any.
+"""
+
+INSPECT = """\
+examples:
+  dpcore inspect --job                          who holds up the job, also on another host
+  dpcore inspect --job 4711                     the same of the job of process 4711 only
+  dpcore inspect                                what each rank of this host does, or did last
+  dpcore inspect 4711                           the rank in process 4711
+  dpcore inspect --json 4711 | jq .in_flight
+
+The process is not stopped, asked or slowed down: its black box lies in memory that can be read
+from outside, also while it hangs. What ranks of other hosts do is known to those of this one, so
+--job sends no messages and opens no connection. It sees what this user may see of /proc: run it as
+root, or as the user of the job. A line of the program is at most a second or two old.
+"""
+
+SHOW = """\
+examples:
+  dpcore show run.json                          writes run.html, prints the figures
+  dpcore show --open run.json                   and opens the page
+  dpcore show bucketed.json sequential.json     two runs, one below the other, step by step
+  dpcore show run.json --png run.png --steps 3:5
+  dpcore show --json run.json | jq '.[0].overlap, .[0].exposed_ms_per_step'
+  dpcore show log/*.pt.trace.json               torch DDP: what torch.profiler wrote, all ranks
+  dpcore show before/ after/                    two such folders under each other
+  dpcore show --csv buckets.csv run.json        a row per run, step, rank and bucket
+  dpcore show --export kineto run.json          run.kineto/, for Holistic Trace Analysis
+  dpcore show ring --open                       steps through an algorithm; needs no trace
+  dpcore show bruck --collective all_to_all --world 5
+
+The file is written by `with dpcore.trace("run.json"):` around the steps of interest. Files of
+torch.profiler (tensorboard_trace_handler, export_chrome_trace; compressed or not; Gloo, or NCCL)
+hold a rank each: those of one folder are one run, and a folder stands for its files; other JSON
+in it is passed over. The page is
+one file without any other; it needs neither dpcore nor a network to be looked at. In the JSON,
+names that end with _per_step are of a step; exposed_ms and communication_ms are of the whole trace.
+
+columns of --csv:
+  run              name of the run
+  step             number of the step in the trace, from 1; empty before the first
+  rank             rank
+  bucket           number of the bucket in the step, 0 is sent first
+  model            name of the model, where the run has several
+  bytes            size of the bucket; empty where the trace does not say
+  schedule         launch schedule of the model
+  cap_mb           bucket cap in MiB that applied to this bucket; empty for none
+  link             words of an emulated link, empty for the real one
+  transport        what carried the bytes: shm, tcp, gloo, nccl, ...
+  world            number of ranks
+  commit           commit of the program that was traced, where it ran in a git working tree
+  begin_ms         from the beginning of the step to the bucket's first gradient
+  filling_ms       from its first gradient to its last
+  not_sent_ms      from its last gradient to its launch
+  in_flight_ms     from its launch to its completion
+  exposed_ms       time the program waited while this bucket was the first one in flight
+  step_ms          length of the step
+  step_exposed_ms  exposed time of the whole step
+  parameters       the first parameters in the bucket
+  leg              reduce_scatter or all_gather, where a bucket has several legs
+"""
+
+DOCTOR = """\
+examples:
+  dpcore doctor
+  dpcore doctor --json | jq '.findings[] | select(.state != "ok")'
+
+The exit status is 1 when dpcore does not work here; what is missing for something optional is no
+reason for that. Two ranks are started and checked, for a few seconds.
+"""
+
+SIMULATE = """\
+examples:
+  dpcore simulate run.json --link 1gbit,50us
+  dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed,mine.py:MySchedule
+  dpcore simulate gradients.json --link 100mbit,1ms --json
+
+The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
+see dpcore.tools.simulate.gradients_of; files and folders of torch.profiler are read as by dpcore
+show. Jitter and loss of a link are not simulated. From a trace come the times at which gradients
+get ready, each the least of all steps, so that a disturbed step disturbs no prediction, and the
+bucket cap. A step is forward, backward and communication. That communication slows down the
+computation beside it is not predicted.
+"""
+
+BEGIN = f"""\
+dpcore {__version__}: collective communication and data parallel training that you can read and see.
+
+Where to begin:
+  what it is for        dpcore demo       a model is trained by torch DDP and by dpcore, in turns
+                        dpcore compare my.py:make
+                                          the same for a model of your own
+  see a run of torch    dpcore show log/*.pt.trace.json
+                                          what torch.profiler wrote, of all ranks
+  see a training run    change one import of a script for torch DDP,
+                            from dpcore import DistributedDataParallel
+                        and let it write what each rank did and waited for:
+                            DPCORE_TRACE=run.json torchrun --nproc-per-node 2 train.py
+                            dpcore show --open run.json
+  over another network  DPCORE_LINK=1gbit,50us in front of the same command, or a prediction:
+                            dpcore simulate run.json --link 1gbit,50us
+  this machine          dpcore doctor     what it has, what is missing, what to do about it
+                        dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
+  a job that hangs      dpcore inspect --job
+  how it works inside   dpcore exercise   write all-reduce and DDP yourself, and have them checked
+
+`dpcore --help` lists the commands, `dpcore COMMAND --help` has examples of each.
+"""

@@ -1,0 +1,133 @@
+"""``dpcore show run.json [other.json]``: page, picture, tables, numbers; ``dpcore show ring``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpcore.base.user_code import names_code, place_of
+from dpcore.errors import Unsupported
+from dpcore.reference import describe
+from dpcore.tools.show import moves
+from dpcore.tools.show.figures import RunFigures, figures_of
+from dpcore.tools.show.kineto import export
+from dpcore.tools.show.page import write_moves_page, write_page
+from dpcore.tools.show.picture import write_picture
+from dpcore.tools.show.reading import read_runs
+from dpcore.tools.show.rows import csv_text, write_csv
+from dpcore.tools.show.run import Run
+from dpcore.tools.show.tables import print_tables
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; the exit status."""
+    if moves.is_meant(options.trace):
+        return _run_moves(options)
+    _refuse_what_is_of_algorithms(options)
+    only_data = options.json or options.csv is not None or options.export is not None
+    _refuse_what_would_do_nothing(options, only_data)
+    runs = read_runs(options.trace)
+    figures = [figures_of(trace) for trace in runs]
+    page = options.out or (None if only_data else beside(runs[0], ".html"))
+    written = [path for path in (page, options.png) if path is not None]
+    if page is not None:
+        write_page(page, runs)
+    if options.png is not None:
+        write_picture(options.png, runs, options.steps)
+    if options.export is not None:
+        written += [path for run in runs for path in export(run, beside(run, ".kineto"))]
+    if options.csv is not None and options.csv != Path("-"):
+        write_csv(options.csv, runs)
+        written.append(options.csv)
+    if options.csv == Path("-"):
+        sys.stdout.write(csv_text(runs))
+    elif options.json:
+        _print_json(figures)
+    elif only_data:
+        print(*(f"wrote {path}" for path in written), sep="\n")
+    else:
+        _print_tables(runs, figures, written)
+    if options.open and page is not None:
+        _open(page)
+    return 0
+
+
+def _run_moves(options: argparse.Namespace) -> int:
+    (name,) = map(str, options.trace)
+    for other in ("png", "steps", "csv", "export", "json"):
+        if getattr(options, other):
+            raise Unsupported(f"--{other} is for a trace, and {name} is an algorithm")
+    plan = moves.asked(name, options.collective, options.world)
+    page = options.out or Path(f"{name}.html")
+    write_moves_page(page, plan)
+    print(describe(plan), end="")
+    print(f"wrote {page}")
+    if options.open:
+        _open(page)
+    return 0
+
+
+def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
+    known = ", ".join(moves.algorithms())
+    for name in ("world", "collective"):
+        if getattr(options, name) is not None:
+            raise Unsupported(f"--{name} is for an algorithm, not for a trace: {known}")
+    for given in map(str, options.trace):
+        if names_code(given) and place_of(given).endswith(".py") and not os.path.exists(given):
+            raise Unsupported(
+                f"{given} is code of your own; show draws dpcore's algorithms by name ({known}), "
+                "and a trace of a program that runs yours"
+            )
+    first = options.trace[0]
+    if len(options.trace) == 1 and not first.suffix and not os.path.exists(first):
+        raise Unsupported(f"there is no file {first}, and no algorithm of that name: {known}")
+
+
+def _refuse_what_would_do_nothing(options: argparse.Namespace, only_data: bool) -> None:
+    if options.steps is not None and options.png is None:
+        raise Unsupported("--steps is for a picture: add --png FILE")
+    if options.open and only_data and options.out is None:
+        raise Unsupported("--open needs a page: add --out FILE")
+    if options.json and options.csv == Path("-"):
+        raise Unsupported("--json and --csv - both print: leave one out")
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())
+
+
+def beside(run: Run, ending: str) -> Path:
+    """Where something made of a run lies if nobody says: beside its trace."""
+    return run.path.with_name(run.name + ending)
+
+
+def _print_json(figures: Sequence[RunFigures]) -> None:
+    json.dump([entry.as_json() for entry in figures], sys.stdout, indent=1)
+    print()
+
+
+def _print_tables(
+    runs: Sequence[Run], figures: Sequence[RunFigures], written: Sequence[Path]
+) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    for trace, numbers in zip(runs, figures, strict=True):
+        headline = f"{trace.name}: {numbers.headline}"
+        console.print(headline, style="bold", markup=False, soft_wrap=True)
+        if trace.about:
+            console.print(trace.about, markup=False, soft_wrap=True)
+        if trace.error:
+            console.print(f"it ended with {trace.error}", style="red", markup=False, soft_wrap=True)
+        console.print()
+        print_tables(console, trace, numbers)
+    for path in written:
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)

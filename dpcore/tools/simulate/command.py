@@ -1,0 +1,72 @@
+"""``dpcore simulate run.json --link 1gbit,50us``: a table of predictions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dpcore.base.link import parse_speed
+from dpcore.base.markup import short
+from dpcore.errors import Unsupported
+from dpcore.reference import algorithms_of
+from dpcore.reference.launches import CAPPED, SCHEDULES
+from dpcore.tools.simulate.gradients import gradients_of
+from dpcore.tools.simulate.own_schedule import named_or_own
+from dpcore.tools.simulate.training import Prediction, sweep
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predicts and prints; the exit status."""
+    work = gradients_of(*options.gradients)
+    work = work.on(max(2, work.world) if options.world is None else options.world)
+    algorithms = options.algorithm.split(",")
+    if unknown := [name for name in algorithms if name not in algorithms_of("all_reduce")]:
+        known = ", ".join(algorithms_of("all_reduce"))
+        raise Unsupported(f"--algorithm {', '.join(unknown)}: choose from {known}")
+    schedules = [named_or_own(name) for name in options.schedule.split(",")]
+    caps = options.bucket_cap_mb or [None]
+    predictions = sweep(work, parse_speed(options.link), schedules, caps, algorithms)
+    if options.json:
+        json.dump([asdict(prediction) for prediction in predictions], sys.stdout, indent=1)
+        print()
+        return 0
+    nbytes = sum(work.sizes)
+    print(
+        f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
+        f"link {options.link}. Forward and backward take at least "
+        f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
+        f"step is shorter than {short(predictions[0].bound_ms)} ms"
+    )
+    _print_table(predictions, ", ".join(f"{cap / 2**20:g}" for cap in work.caps))
+    return 0
+
+
+def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None)
+    columns = ("schedule", "algorithm", "cap MiB", "buckets", "step ms", "exposed ms", "of bound")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for line in predictions:
+        table.add_row(
+            line.schedule,
+            line.algorithm,
+            _caps_of(line, caps_of_the_run),
+            str(line.buckets),
+            short(line.step_ms),
+            short(line.exposed_ms),
+            f"{line.step_ms / line.bound_ms:.2f}" if line.bound_ms else "–",
+        )
+    console.print(table)
+
+
+def _caps_of(line: Prediction, caps_of_the_run: str) -> str:
+    if line.schedule in SCHEDULES and line.schedule not in CAPPED:
+        return "–"
+    return caps_of_the_run if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}"
