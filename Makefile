@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks test test-quick test-again test-full test-programs conformance conformance-ddp lint format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
+.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks hooks test test-quick test-again test-full test-programs conformance conformance-ddp lint types format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -109,7 +109,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(if $(filter 1,$(JOBS)),3,4)
 PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
+test: build $(STAMPS)/extra-test $(STAMPS)/extra-frameworks $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests
 	$(PYTEST)
 
 test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in a minute
@@ -119,10 +119,10 @@ test-quick: build $(STAMPS)/extra-test ## the tests that find most mistakes, in 
 test-programs: build
 	@$(PY) -m tests.cpp.programs
 
-test-again: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm ## what failed in the last run once more, each test by itself
+test-again: build $(STAMPS)/extra-test $(STAMPS)/extra-frameworks $(STAMPS)/extra-docs $(STAMPS)/timm ## what failed in the last run once more, each test by itself
 	@$(PY) tools/test_again.py
 
-test-full: build $(STAMPS)/extra-test $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
+test-full: build $(STAMPS)/extra-test $(STAMPS)/extra-frameworks $(STAMPS)/extra-docs $(STAMPS)/timm .venv-mpich/.stamp test-programs ## the tests with every combination, long
 	DPCORE_TEST_FULL=1 $(PYTEST)
 
 course: build $(STAMPS)/extra-learn ## the demonstrations of examples/course in turn, a figure and a table each
@@ -171,8 +171,15 @@ CPP_FILES = $(shell find csrc tests/cpp tests/cuda_host -name '*.cpp' -o -name '
 lint: $(STAMPS)/extra-dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PYTHON_FILES)
 	$(VENV)/bin/ruff format --check $(PYTHON_FILES)
-	$(PY) -m mypy
+	@$(MAKE) --no-print-directory types
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+types: $(STAMPS)/extra-dev
+	$(PY) -m mypy
+
+hooks: $(STAMPS)/extra-dev ## runs what `make lint` checks before each commit
+	$(PY) -m pip install -qq --disable-pip-version-check pre-commit
+	$(PY) -m pre_commit install
 
 format: $(STAMPS)/extra-dev ## rewrites the files as lint wants them
 	$(VENV)/bin/ruff check --fix-only --quiet $(PYTHON_FILES)
