@@ -49,6 +49,7 @@ class CheckedCalls(OtherNames, Generic[Handle]):
     _closed: bool
     _who: str  # in errors
     _instead: str  # what has the options that this kind lacks
+    _lacks: frozenset[str] = frozenset()  # options besides those that only the core has
 
     _all_reduce: Callable[[torch.Tensor, str, float], Any]
     _broadcast: Callable[[torch.Tensor, int], Any]
@@ -78,7 +79,7 @@ class CheckedCalls(OtherNames, Generic[Handle]):
         self, tensor: Any, op: Operator = "sum", *, factor: float = 1.0, **options: Any
     ) -> Handle | None:
         """See ``Communicator.all_reduce``."""
-        call = self._call("all_reduce", options, op=operator_name(op))
+        call = self._call("all_reduce", options, op=operator_name(op), factor=factor)
         own = self._flat(tensor)
         return self._run(call, own, self._all_reduce(own, call.op, factor), tensor)
 
@@ -98,7 +99,7 @@ class CheckedCalls(OtherNames, Generic[Handle]):
         **options: Any,
     ) -> Handle | None:
         """See ``Communicator.reduce``. The others' tensors stay as they are."""
-        call = self._call("reduce", options, op=operator_name(op), root=root)
+        call = self._call("reduce", options, op=operator_name(op), root=root, factor=factor)
         own = self._flat(tensor)
         return self._run(call, own, self._reduce(own, call.op, factor, root), tensor)
 
@@ -115,7 +116,7 @@ class CheckedCalls(OtherNames, Generic[Handle]):
         **options: Any,
     ) -> Handle | None:
         """See ``Communicator.reduce_scatter``."""
-        call = self._call("reduce_scatter", options, op=operator_name(op))
+        call = self._call("reduce_scatter", options, op=operator_name(op), factor=factor)
         target, own = self._pair(output, input)
         lengths = self._lengths(sizes, target, "output", own, "input")
         requests = self._reduce_scatter(target, own, lengths, call.op, factor)
@@ -187,13 +188,13 @@ class CheckedCalls(OtherNames, Generic[Handle]):
 
     def send(self, tensor: Any, dst: int, *, tag: int = 0, **options: Any) -> Handle | None:
         """See ``Communicator.send``."""
-        call = self._call("send", options, peer=dst)
+        call = self._call("send", options, peer=dst, tag=tag)
         own = self._flat(tensor)
         return self._run(call, own, self._send(own, dst, tag), tensor)
 
     def recv(self, tensor: Any, src: int | None, *, tag: int = 0, **options: Any) -> Handle | None:
         """See ``Communicator.recv``."""
-        call = self._call("recv", options, peer=src)
+        call = self._call("recv", options, peer=src, tag=tag)
         own = self._flat(tensor)
         return self._run(call, own, self._recv(own, src, tag), tensor)
 
@@ -210,8 +211,12 @@ class CheckedCalls(OtherNames, Generic[Handle]):
         op: str = "",
         root: int | None = None,
         peer: int | None = None,
+        **named: Any,
     ) -> Call:
-        """Before anything is touched."""
+        """Before anything is touched. ``named``: options that the method has by name."""
+        given = options | named
+        lacking = {key: given[key] for key in self._lacks & given.keys()}
+        refuse(lacking, self._who, self._instead)
         async_op, timeout = options.pop("async_op", False), options.pop("timeout", 0.0)
         refuse(options, self._who, self._instead)
         check_timeout(timeout)
