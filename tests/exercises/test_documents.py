@@ -37,6 +37,14 @@ def test_the_limits_that_are_named_are_the_limits():
     assert f"{lab.MEMORY >> 30} GiB of memory and {lab.SECONDS:.0f} seconds" in text
 
 
+@pytest.mark.parametrize(("load", "times"), [(0.5, 1.0), (6.0, 3.0), (80.0, 5.0)])
+def test_a_rank_has_more_time_on_a_busy_machine(load, times, monkeypatch):
+    """A right solution takes longer there, and is right all the same."""
+    monkeypatch.setattr(lab.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(lab.os, "sched_getaffinity", lambda process: {0, 1})
+    assert lab.slowness() == times
+
+
 def test_every_field_is_documented():
     text = (DOCS / "exercises.md").read_text().split("### The fields of")[1].split("###")[0]
     exercise = KNOWN[6]

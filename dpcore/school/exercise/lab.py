@@ -15,8 +15,9 @@ from dpcore.errors import Error
 from dpcore.school.exercise.on_rank import Failed, Job, run
 
 MEMORY = 1 << 30  # bytes of a rank, of which torch takes a fifth
-SECONDS = 12.0  # of a rank
+SECONDS = 12.0  # of a rank, where it has a processor for itself
 PATIENCE = 7.0  # of an operation: ranks that wait for each other for longer never meet
+_SLOWEST = 5.0  # times as long on a machine that is busy with other work
 WORDS_PRINTED = 2000
 
 # What the fork server imports once, instead of every rank.
@@ -40,6 +41,16 @@ def _end_sessions(folder: Path) -> None:
     for path in folder.glob("session.*"):
         with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
             os.killpg(int(path.read_text()), signal.SIGKILL)
+
+
+def slowness() -> float:
+    """How much longer a limit has to be because other work keeps the processors busy.
+
+    >>> 1.0 <= slowness() <= 5.0
+    True
+    """
+    waiting = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return min(max(1.0, waiting), _SLOWEST)
 
 
 class Lab:
@@ -78,10 +89,12 @@ class Lab:
         file = "" if alone else str(self._file.resolve())
         with tempfile.TemporaryDirectory(prefix="dpcore-exercise-") as folder:
             check = str(self._check)
-            job = Job(check, body, file, tuple(args), SECONDS, MEMORY, folder)
+            slow = slowness()
+            seconds, patience = SECONDS * slow, PATIENCE * slow
+            job = Job(check, body, file, tuple(args), seconds, MEMORY, folder)
             outcomes = run_processes(
-                run, world, (job,), timeout=PATIENCE, options=options, environment=_NEUTRAL,
-                deadline=SECONDS + 5, grace=SECONDS - PATIENCE + 1,
+                run, world, (job,), timeout=patience, options=options, environment=_NEUTRAL,
+                deadline=seconds + 5, grace=seconds - patience + 1,
             )  # fmt: skip
             _end_sessions(Path(folder))
             if not alone:
@@ -90,7 +103,7 @@ class Lab:
             if failed:
                 if alone:
                     raise Error(f"the ranks of the check itself failed: {failed[0].error}")
-                raise Wrong(self._words(failed, Path(folder)))
+                raise Wrong(self._words(failed, Path(folder), seconds))
         return [outcome.result for outcome in outcomes]
 
     def _keep_printed(self, folder: Path) -> None:
@@ -99,14 +112,14 @@ class Lab:
             if text.strip():
                 self.printed[int(path.suffix[1:])] = text[-WORDS_PRINTED:]
 
-    def _words(self, failed: Sequence[Any], folder: Path) -> str:
+    def _words(self, failed: Sequence[Any], folder: Path, seconds: float) -> str:
         """The first cause: a rank that ran on for ever, else the first error."""
         for outcome in failed:
             stack = folder / f"stacks.{outcome.rank}"
             text = stack.read_text() if stack.exists() else ""
             if "Timeout" in text:
                 self._gave_up = "not run, since an earlier run did not end"
-                return f"rank {outcome.rank} was still {self._where(text)} after {SECONDS:.0f} s"
+                return f"rank {outcome.rank} was still {self._where(text)} after {seconds:.0f} s"
         first = min(failed, key=lambda outcome: outcome.failed_at)
         error, who = first.error, f"rank {first.rank}"
         if error is None:
