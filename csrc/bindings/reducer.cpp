@@ -129,11 +129,11 @@ py::list report_of(const Reducer& reducer) {
   return buckets;
 }
 
-std::vector<std::string> journey_of(const Reducer& reducer) {
+std::vector<std::string> phases_of(const Reducer& reducer) {
   std::vector<std::string> names;
-  const Journey journey = reducer.schedule().journey();
-  for (size_t leg = 0; leg < journey.size(); ++leg) {
-    names.push_back(name_of(journey[leg]));
+  const Phases phases = reducer.schedule().phases();
+  for (size_t at = 0; at < phases.size(); ++at) {
+    names.push_back(name_of(phases[at]));
   }
   return names;
 }
@@ -204,12 +204,12 @@ void use_hook(Reducer& reducer, const py::object& runner) {
 
 // `guard(in_flight) -> bool`, see dpcore/ddp/wrapper/in_flight.py. It is called, and dropped, with
 // the GIL.
-void withhold_by(Reducer& reducer, py::object guard) {
+void defer_by(Reducer& reducer, py::object guard) {
   const std::shared_ptr<py::object> kept(new py::object(std::move(guard)), [](py::object* object) {
     const py::gil_scoped_acquire gil;
     delete object;
   });
-  reducer.withhold_by([kept](bool in_flight) {
+  reducer.defer_by([kept](bool in_flight) {
     const py::gil_scoped_acquire gil;
     return (*kept)(in_flight).cast<bool>();
   });
@@ -275,7 +275,7 @@ void register_reducer(py::module_& m) {
       .def("wait_for_gradients", &Reducer::wait_for_gradients, NoGil())
       .def("update_steps", &Reducer::update_steps, NoGil())
       .def("flush", &Reducer::flush, NoGil())
-      .def("finish_journeys", &Reducer::finish_journeys, NoGil())
+      .def("finish_journeys", &Reducer::finish_phases, NoGil())
       .def("set_modules", &Reducer::set_modules)
       .def("parameters_of",
            [](Reducer& reducer, size_t bucket) { return wrapped(reducer.parameters_of(bucket)); })
@@ -288,11 +288,11 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("buckets",
                              [](const Reducer& reducer) { return reducer.bucket_list().size(); })
       .def_property_readonly("has_failed", &Reducer::has_failed)
-      .def_property_readonly("is_on_journey", &Reducer::is_on_journey)
-      .def_property_readonly("journey", journey_of)
+      .def_property_readonly("is_on_journey", &Reducer::is_in_flight)
+      .def_property_readonly("journey", phases_of)
       .def("is_averaged", &Reducer::is_averaged)
       .def("share_parameters_with", &Reducer::share_parameters_with, NoGil())
-      .def("withhold_by", withhold_by)
+      .def("withhold_by", defer_by)
       .def("check_complete", &Reducer::check_complete, NoGil())
       .def("outermost_backward_begins", &Reducer::outermost_backward_begins)
       .def("shadow_backward", &Reducer::shadow_backward, NoGil())
@@ -301,11 +301,12 @@ void register_reducer(py::module_& m) {
       .def("reduce_as", use_reduced_type)
       .def("set_static_graph", &Reducer::set_static_graph)
       .def("stop_listening", &Reducer::stop_listening)
-      .def("measure_norms", &Reducer::measure_norms)
+      .def("measure_norms",
+           [](Reducer& reducer, double variance) { reducer.norms().measure_next(variance); })
       .def("take_norms",
            [](Reducer& reducer) {
              py::list steps;
-             for (const GradientNorms::Step& step : reducer.take_norms()) {
+             for (const GradientNorms::Step& step : reducer.norms().take()) {
                const at::Tensor here = step.norms.cpu();
                const auto* norms = here.const_data_ptr<double>();
                steps.append(py::make_tuple(step.number, norms[0], norms[1], norms[2]));

@@ -1,11 +1,15 @@
-// Construction, buckets and their rebuilding, and what forward does. Backward is in
-// reducer_backward.cpp.
+// A step: forward opens it, and its last bucket ends it, at the end of backward or later. Before
+// that, how buckets are made, and made anew.
+//
+// Where a schedule leaves buckets in flight at the end of backward, something has to wait for them
+// before their gradients are read; and another reducer of the same parameters may bring gradients
+// in between. Both are here, too. A gradient's way into its bucket is in reducer_backward.cpp, the
+// bucket's in reducer_launch.cpp.
 #include "reducer/reducer.h"
 
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <utility>
 
@@ -14,8 +18,33 @@
 #include "comm/base/fnv.h"
 #include "reducer/bucket/flat_memory.h"
 #include "reducer/plan/bucket_plan.h"
+#include "tensors/tensor_memory.h"
 
 namespace dpcore {
+namespace {
+
+constexpr size_t kNamesInMessages = 8;
+
+// Autograd has made the parameter a new place to add gradients to, without our hook.
+[[noreturn]] void raise_changed(int rank, const Gradient& gradient) {
+  const auto in_words = [](const at::TensorOptions& kind) {
+    return std::string(c10::toString(c10::typeMetaToScalarType(kind.dtype()))) + " on " +
+           kind.device().str();
+  };
+  const at::TensorOptions now = gradient.parameter.options();
+  const std::string what = gradient.kind.type_equal(now)
+                               ? " was converted and converted back after the model was wrapped, "
+                                 "so this model no longer "
+                                 "hears of its gradients"
+                               : " was " + in_words(gradient.kind) +
+                                     " when the model was wrapped, and is " + in_words(now) +
+                                     " now";
+  throw Error("rank " + std::to_string(rank) + ": " + gradient.name + what +
+              "; convert and move models before they are wrapped, or call refresh() of the "
+              "wrapped model on all ranks after it");
+}
+
+}  // namespace
 
 Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t>> modules,
                  Settings settings, std::shared_ptr<BucketCommunicator> communicator,
@@ -23,16 +52,28 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
     : gradients_(std::move(gradients)),
       settings_(std::move(settings)),
       communicator_(std::move(communicator)),
+      schedule_(std::move(schedule)),
       callbacks_(std::move(callbacks)),
       norms_(communicator_, device_of(gradients_), settings_.tag),
-      failure_{settings_.model, settings_.advice, nullptr},
-      trace_(communicator_, settings_.traced_as, settings_.profiled_as),
       copier_(gradients_, buckets_, communicator_, settings_.grad_is_part),
-      launcher_({gradients_, buckets_, communicator_, copier_, iteration_, norms_, watch_, trace_,
-                 failure_, settings_.tag, callbacks_.update, [this] { finish_iteration(); }},
-                std::move(modules), std::move(schedule)),
-      used_(gradients_.size(), communicator_, device_of(gradients_)) {
-  settings_.caps = launcher_.schedule().caps(std::move(settings_.caps));
+      used_(gradients_.size(), communicator_, device_of(gradients_)),
+      trace_(communicator_, settings_.traced_as, settings_.profiled_as),
+      progress_(schedule_->phases()),
+      modules_(std::move(modules)),
+      listens_(schedule_->listens()),
+      whole_buckets_(schedule_->whole_buckets()) {
+  if (progress_.phases().begins_with_half() && !communicator_->can_go_in_halves()) {
+    throw Unsupported(
+        "the schedule reduces by reduce_scatter and all_gather, which go over dpcore's own "
+        "communicators only; pass comm=dpcore.init(), or schedule='priority', which "
+        "all-reduces");
+  }
+  if (whole_buckets_ > 0 && !progress_.phases().updates_parts()) {
+    throw Unsupported("schedule '" + schedule_->name() +
+                      "': whole_buckets() is for the phases reduce_scatter, update, all_gather; "
+                      "with others each rank needs all averages");
+  }
+  settings_.caps = schedule_->caps(std::move(settings_.caps));
   arrival_.reserve(gradients_.size());
   arrival_ns_.reserve(gradients_.size());
   undefined_.reserve(gradients_.size());
@@ -56,25 +97,15 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
 
 Reducer::~Reducer() {
   hooks_.reset();
-  launcher_.abandon();
+  abandon();
   norms_.abandon();
 }
 
+// ---- buckets -----------------------------------------------------------------------------------
+
 void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
-  std::map<std::pair<at::ScalarType, std::string>, uint32_t> kinds;
-  std::vector<PlannedGradient> planned(gradients_.size());
-  std::vector<size_t> dense;
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    const at::Tensor& parameter = gradients_[i].parameter;
-    const auto kind = std::make_pair(parameter.scalar_type(), parameter.device().str());
-    planned[i].kind = kinds.emplace(kind, kinds.size()).first->second;
-    planned[i].bytes = static_cast<uint64_t>(parameter.numel()) * parameter.element_size();
-  }
-  std::copy_if(order.begin(), order.end(), std::back_inserter(dense),
-               [&](size_t i) { return !gradients_[i].is_sparse; });
   const bool as_torch_begins = !rebuilding && settings_.caps.size() == 1;
-  BucketPlan plan = as_torch_begins ? plan_buckets_from_end(planned, dense, settings_.caps)
-                                    : plan_buckets(planned, dense, settings_.caps);
+  BucketPlan plan = plan_of(gradients_, order, settings_.caps, as_torch_begins);
   const auto has_members = [](const Bucket& bucket, const std::vector<size_t>& members) {
     return bucket.gradients == members;
   };
@@ -99,20 +130,26 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
   std::vector<size_t> sizes;
   std::vector<at::Tensor> like;
   for (const std::vector<size_t>& members : plan) {
-    sizes.push_back(launcher_.legs().padded(flat_elements(members, gradients_),
-                                            gradients_[members.front()].parameter.element_size()));
-    like.push_back(gradients_[members.front()].parameter);
+    const size_t elements = flat_elements(members, gradients_);
+    const at::Tensor& one = gradients_[members.front()].parameter;
+    sizes.push_back(progress_.phases().begins_with_half()
+                        ? padded_for_parts(elements, one.element_size(), communicator_->world())
+                        : elements);
+    like.push_back(one);
   }
-  const std::vector<size_t>& launches = launcher_.make_order(plan.size());
+  order_ = schedule_->order(plan.size());
+  if (!is_permutation_of(order_, plan.size())) {
+    throw Unsupported("schedule '" + schedule_->name() + "': order(" + std::to_string(plan.size()) +
+                      ") must name every bucket from 0 on exactly once");
+  }
   std::vector<at::Tensor> flats =
-      launcher_.whole_buckets() > 0
-          ? lend_flats(sizes, like, launches, launcher_.whole_buckets(), *communicator_)
-          : allocate_flats(sizes, like, launcher_.schedule().may_join(), *communicator_);
+      whole_buckets_ > 0 ? lend_flats(sizes, like, order_, whole_buckets_, *communicator_)
+                         : allocate_flats(sizes, like, schedule_->may_join(), *communicator_);
   for (size_t b = 0; b < plan.size(); ++b) {
     buckets_.push_back(make_bucket(b, std::move(plan[b]), gradients_, std::move(flats[b])));
     Bucket& bucket = buckets_.back();
     bucket.layout = Fnv().add(settings_.tag).add(bucket.layout).value();
-    if (launcher_.whole_buckets() > 0) {
+    if (whole_buckets_ > 0) {
       bucket.kept =
           at::zeros({bucket.flat.numel() / communicator_->world()}, bucket.flat.options());
     }
@@ -122,12 +159,74 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
     gradients_[i].collect();
     copier_.settle(gradients_[i]);
   }
-  launcher_.buckets_changed();
+  buckets_changed();
+}
+
+void Reducer::buckets_changed() {
+  requested_.assign(buckets_.size(), std::nullopt);
+  progress_.buckets_changed(buckets_.size());
+  find_order_of_need();
+  communicator_->reserve(
+      slot_of_gather(progress_.phases().begins_with_half() ? buckets_.size() : 0));
+  if (hook_) {
+    hook_->buckets_changed(buckets_.size());
+  }
+}
+
+void Reducer::set_modules(std::vector<std::vector<size_t>> modules) {
+  modules_ = std::move(modules);
+  find_order_of_need();
+}
+
+void Reducer::find_order_of_need() {
+  order_of_need_.clear();
+  needed_by_none_.clear();
+  std::vector<bool> is_listed(buckets_.size());
+  std::vector<bool> is_awaited(gradients_.size());
+  for (const std::vector<size_t>& module : modules_) {
+    for (const size_t i : module) {
+      const size_t b = bucket_of(i);
+      is_awaited[i] = true;
+      if (b != kNoBucket && !is_listed[b]) {
+        is_listed[b] = true;
+        order_of_need_.push_back(b);
+      }
+    }
+  }
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (!is_awaited[i] && bucket_of(i) != kNoBucket) {
+      needed_by_none_.push_back(bucket_of(i));
+    }
+  }
+}
+
+void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps) {
+  if (!is_permutation_of(order, gradients_.size())) {
+    throw Mismatch("rank " + std::to_string(rank()) + " has " + std::to_string(gradients_.size()) +
+                   " gradients, rank 0 sent an order of " + std::to_string(order.size()) +
+                   "; wrap the same model on all ranks");
+  }
+  wait_for_gradients();
+  if (!caps.empty()) {
+    settings_.caps = schedule_->caps(std::move(caps));
+  }
+  make_buckets(order, true);
+  rebuilt_ = true;
+}
+
+void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
+  wait_for_gradients();
+  schedule_ = std::move(schedule);
+  listens_ = schedule_->listens();
+  order_ = schedule_->order(buckets_.size());
 }
 
 void Reducer::use_hook(std::unique_ptr<BucketHook> hook) {
   wait_for_gradients();
-  launcher_.use_hook(std::move(hook));
+  hook_ = std::move(hook);
+  if (hook_) {
+    hook_->buckets_changed(buckets_.size());
+  }
   copier_.travel_as(std::nullopt);  // a hook gets the gradients as they are
 }
 
@@ -146,29 +245,12 @@ void Reducer::set_static_graph() {
   static_graph_ = std::make_unique<StaticGraph>(gradients_.size());
 }
 
-void Reducer::rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps) {
-  if (!is_permutation_of(order, gradients_.size())) {
-    throw Mismatch("rank " + std::to_string(rank()) + " has " + std::to_string(gradients_.size()) +
-                   " gradients, rank 0 sent an order of " + std::to_string(order.size()) +
-                   "; wrap the same model on all ranks");
-  }
-  wait_for_gradients();
-  if (!caps.empty()) {
-    settings_.caps = launcher_.schedule().caps(std::move(caps));
-  }
-  make_buckets(order, true);
-  rebuilt_ = true;
-}
-
-void Reducer::use_schedule(std::shared_ptr<LaunchSchedule> schedule) {
-  wait_for_gradients();
-  launcher_.use_schedule(std::move(schedule));
-}
+// ---- forward ---------------------------------------------------------------------------------
 
 void Reducer::begin_forward() {
-  if (launcher_.legs().journey().updates()) {
-    launcher_.forward_begins_on_journey();
-  } else if (!launcher_.listens(LaunchSchedule::forward_begin)) {
+  if (progress_.phases().updates()) {
+    wait_for_what_no_module_needs();
+  } else if (!listens(LaunchSchedule::forward_begin)) {
     wait_for_gradients();
   }
   check_complete();
@@ -188,20 +270,56 @@ void Reducer::begin_forward() {
   watch_.forward_begins(times_.forward_begin_ns);
 }
 
+// The cause of an incomplete iteration, rather than the effect.
 void Reducer::check_complete() {
-  if (iteration_.open && iteration_.arrived > 0) {
-    // The cause of an incomplete iteration, rather than the effect.
-    try {
-      communicator_->check_usable();
-    } catch (const Error&) {
-      failure_.note(std::current_exception());
-    }
-    if (failure_.first) {
-      std::rethrow_exception(failure_.first);
-    }
-    raise_incomplete(rank(), gradients_, iteration_.number, iteration_.step(),
-                     static_graph_ != nullptr);
+  if (!iteration_.open || iteration_.arrived == 0) {
+    return;
   }
+  try {
+    communicator_->check_usable();
+  } catch (const Error&) {
+    if (!failure_) {
+      failure_ = std::current_exception();
+    }
+  }
+  if (failure_) {
+    std::rethrow_exception(failure_);
+  }
+  raise_incomplete();
+}
+
+// The next forward has come, and gradients are missing.
+void Reducer::raise_incomplete() const {
+  std::string names;
+  size_t missing = 0;
+  bool some_are_frozen = false;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    if (gradients_[i].iteration == iteration_.number) {
+      continue;
+    }
+    some_are_frozen |= !gradients_[i].parameter.requires_grad();
+    if (++missing <= kNamesInMessages) {
+      names += (missing > 1 ? ", " : "") + gradients_[i].name + " (" + std::to_string(i) + ")";
+    }
+  }
+  const std::string here = "rank " + std::to_string(rank()) + ": ";
+  if (missing == 0) {
+    throw Error(here +
+                "the backward before this forward ended with an error after all gradients "
+                "were there; this rank cannot go on from here");
+  }
+  const std::string advice =
+      some_are_frozen
+          ? "Some no longer require grad: after freezing or unfreezing parameters, call refresh() "
+            "of the wrapped model on all ranks"
+      : static_graph_
+          ? "With static_graph=True every step must use the parameters that the first one used"
+          : "If the model does not always use all parameters, pass find_unused_parameters=True";
+  throw Error(here + std::to_string(missing) + " of " + std::to_string(gradients_.size()) +
+              " parameters did not receive grad in the backward of " + step_in_words() +
+              ", so their buckets were not averaged: " + names +
+              (missing > kNamesInMessages ? ", ..." : "") + ". " + advice +
+              "; if backward was interrupted, this rank cannot go on from here");
 }
 
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
@@ -212,12 +330,10 @@ void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outp
     return;
   }
   if (iteration_.open) {
-    iteration_.unfinished = 0;  // no backward has followed the last forward
+    progress_.cancel();  // no backward has followed the last forward
     iteration_.open = false;
   }
-  if (iteration_.unfinished > 0) {
-    launcher_.finish_journeys();
-  }
+  finish_phases();
   synchronised_ = synchronised;
   if (!synchronised) {
     return;
@@ -245,12 +361,16 @@ void Reducer::open(bool again) {
   arrival_ns_.clear();
   undefined_.clear();
   sparse_.clear();
-  launcher_.begin_iteration();
+  iteration_.stepped = false;
+  next_launch_ = 0;
+  oldest_launched_ = 0;
+  std::fill(requested_.begin(), requested_.end(), std::nullopt);
+  progress_.begin();
   copier_.set_may_move(!shares_parameters());
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
-    bucket.next_leg_launched_ns = 0;
+    bucket.gather_launched_ns = 0;
     bucket.first_joined = static_cast<size_t>(&bucket - buckets_.data());
     bucket.joined_count = 1;
     bucket.filled = false;
@@ -259,7 +379,7 @@ void Reducer::open(bool again) {
     bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();
   }
-  norms_.begin(iteration_.completed, buckets_.size() + 1, again);
+  norms_.begin(iteration_.completed, slot_of_norms(), again);
   outermost_is_known_ = false;
   has_ended_ = false;
   if (static_graph_) {
@@ -271,6 +391,203 @@ void Reducer::open(bool again) {
       }
     }
   }
+}
+
+// ---- the end of the step ---------------------------------------------------------------------
+
+// The bucket's phase is over, or with Next::none all that were left are dropped. Nothing else moves
+// a bucket on, so the step is over when this has been called for its last bucket, or when backward
+// ends after that.
+void Reducer::advance(size_t b, Next next) {
+  if (next == Next::none) {
+    progress_.drop(b);
+  } else {
+    progress_.advance(b);
+  }
+  end_step_if_over();
+}
+
+void Reducer::end_step_if_over() {
+  if (progress_.are_all_over() && !iteration_.open) {
+    finish_iteration();
+  }
+}
+
+void Reducer::finish_iteration() {
+  make_undefined();
+  give_back();
+  if (norms_.is_on()) {
+    try {
+      const StepWatch::Wait waiting(watch_);
+      norms_.finish();
+    } catch (...) {
+      raise_about(GradientNorms::kInWords);
+    }
+  }
+  backward_ns_ = now_ns() - iteration_.first_gradient_ns;
+  times_.sample(iteration_.completed, iteration_.first_gradient_ns, buckets_);
+  if (watch_.is_watched()) {
+    record_ways();
+  }
+  ++iteration_.completed;
+}
+
+void Reducer::record_ways() {
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.skipped) {
+      const uint64_t elements = bucket.bytes / bucket.flat.element_size();
+      watch_.add_way(bucket.launched_ns, bucket.over_ns,
+                     elements * bucket.travelling().element_size());
+    }
+    if (bucket.gather_launched_ns != 0) {
+      watch_.add_way(bucket.gather_launched_ns, bucket.gather_over_ns, bucket.bytes);
+    }
+  }
+  watch_.step_ends();
+}
+
+// Gradients that autograd had none of, and another rank had.
+void Reducer::make_undefined() {
+  for (const size_t i : undefined_) {
+    Gradient& gradient = gradients_[i];
+    gradient.parameter.mutable_grad() =
+        settings_.grad_is_part ? tensor_like(gradient.part) : gradient.part.clone();
+  }
+  undefined_.clear();
+}
+
+// In a catch block: throws the error as one of dpcore's, with what it is about in front.
+void Reducer::raise_about(const std::string& what, const std::string& after) {
+  const std::string where = what + " of " + settings_.model + ", " + step_in_words() + ": ";
+  try {
+    throw;
+  } catch (const Error& problem) {
+    const bool differs = problem.kind() == ErrorKind::mismatch;
+    try {
+      throw_as(problem.kind(), where + problem.what() + (differs ? settings_.advice : after));
+    } catch (const Error&) {
+      if (!failure_) {
+        failure_ = std::current_exception();
+      }
+      throw;
+    }
+  }
+}
+
+// ---- in flight -------------------------------------------------------------------------------
+
+// From here on the program may read `parameter.grad`: to clip it, to log it, to step. What is
+// still in flight is waited for now, unless the schedule waits when the optimizer steps and whoever
+// reads a gradient before that can be made to wait as well.
+void Reducer::await_or_defer() {
+  if (progress_.are_all_over()) {
+    return;
+  }
+  const bool updates = progress_.phases().updates();
+  const bool can_wait = updates || listens(LaunchSchedule::optimizer_step);
+  if (!can_wait && listens(LaunchSchedule::forward_begin)) {
+    const auto first = std::find_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+      return bucket.state != Bucket::complete;
+    });
+    throw Error("schedule '" + schedule_->name() + "' leaves " +
+                describe(first - buckets_.begin(), *first, gradients_) +
+                " in flight at the end of backward and waits for it in forward_begin, after the "
+                "optimizer has used its gradients. Wait in backward_end, or define "
+                "optimizer_step and wait there");
+  }
+  if (updates && settings_.grad_is_part) {
+    make_undefined();
+  }
+  // A gradient that is replaced, made or handled by a hook at the end can't be deferred.
+  const bool is_memory_of_buckets =
+      settings_.grad_is_part && undefined_.empty() && sparse_.empty() && !hook_;
+  if (can_wait && is_memory_of_buckets && defer_ && defer_(true)) {
+    defers_ = true;
+  } else {
+    wait_for_all();
+  }
+}
+
+// Gradients that were deferred are the program's from here on.
+void Reducer::give_back() {
+  if (defers_) {
+    defers_ = false;
+    defer_(false);
+  }
+}
+
+void Reducer::optimizer_steps() {
+  if (listens(LaunchSchedule::optimizer_step) && is_in_flight()) {
+    schedule_->on_optimizer_step(*this);
+  }
+  wait_for_gradients();
+}
+
+void Reducer::wait_for_gradients() {
+  if (!is_in_flight()) {
+    return;
+  }
+  if (iteration_.stepped) {
+    finish_phases();
+    return;
+  }
+  wait_for_all();
+  if (progress_.phases().updates() && !progress_.phases().updates_parts()) {
+    give_back();
+  }
+}
+
+bool Reducer::is_averaged(size_t i) const {
+  const Gradient& gradient = gradients_.at(i);
+  return !iteration_.open || !is_expected() || gradient.is_sparse ||
+         buckets_[gradient.bucket].state == Bucket::complete;
+}
+
+// ---- another reducer of the same parameters --------------------------------------------------
+
+// From here on `parameter.grad` is not memory of a bucket: that of one reducer would be on its way
+// while the other one reads it.
+void Reducer::share_parameters_with(const std::shared_ptr<Reducer>& other) {
+  wait_for_gradients_if_possible();
+  shared_with_.push_back(other);
+  copier_.set_may_move(false);
+  for (Gradient& gradient : gradients_) {
+    if (gradient.part.defined() && gradient.is_in_place()) {
+      copier_.leave_part_to_holders(gradient);
+    }
+  }
+}
+
+bool Reducer::shares_parameters() const {
+  return std::any_of(shared_with_.begin(), shared_with_.end(),
+                     [](const std::weak_ptr<Reducer>& other) { return !other.expired(); });
+}
+
+// Where the group has failed, nothing is in flight any more.
+void Reducer::wait_for_gradients_if_possible() {
+  try {
+    wait_for_gradients();
+  } catch (const Error&) {
+  }
+}
+
+// Another reducer of these parameters goes forward. Gradients that come now are its own, unless
+// this one expects some from a forward of its own that has had no backward yet.
+void Reducer::stand_back() {
+  wait_for_gradients_if_possible();
+  const bool expects = iteration_.open && iteration_.arrived == 0 && is_usable();
+  if (!expects) {
+    synchronised_ = false;
+  }
+}
+
+bool Reducer::is_usable() const {
+  try {
+    communicator_->check_usable();
+  } catch (const Error&) {
+    return false;
+  }
+  return failure_ == nullptr;
 }
 
 }  // namespace dpcore

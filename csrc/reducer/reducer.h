@@ -1,42 +1,44 @@
-// Reduces gradients while backward produces them.
+// Reduces gradients while backward produces them: one state machine for the buckets of a step.
 //
 // An iteration begins when forward has ended: it is *open* until every gradient has arrived once
-// and every bucket is complete. What happens to a gradient: autograd has added it to
-// `parameter.grad` -> the hook brings it into its bucket (the one copy there is; on a device the
-// last one brings all, by one launch: bucket/gradient_copier.h) -> the last one of a bucket makes
-// the bucket ready -> the schedule launches it, sooner or later -> somebody waits for it. At the
-// end of backward, autograd calls end_of_backward().
+// and backward has ended. What happens to a gradient: autograd has added it to `parameter.grad`
+// -> the hook brings it into its bucket (the one copy there is; on a device the last one brings
+// all, by one launch: bucket/gradient_copier.h) -> the last one of a bucket makes the bucket ready
+// -> the schedule launches it, sooner or later -> something waits for it. At the end of backward,
+// autograd calls end_of_backward().
 //
 // A backward that finds no open iteration, though the last forward was synchronised, opens one
 // *again*: gradients are added to ones that are averaged already, which averaging keeps. In
-// between, gradients may be missing: which ones anybody has is agreed by a map.
+// between, gradients may be missing: a map agrees on which ones any rank has.
 //
-// All this is a bucket's first leg. On journeys of more legs (launch/journey.h) the iteration goes
-// on through the optimizer's step and the next forward, which ends with all of them over.
+// All this is a bucket's first phase. With a schedule of more phases (phases/phases.h) the
+// iteration goes on through the optimizer's step and the next forward, which ends with all of them
+// over. The step is over when backward has ended and every bucket has left its last phase:
+// advance() is the one place where that happens.
 //
-// Who does what: `GradientCopier` brings gradients into buckets and results out, `Launcher` is what
-// schedules call and moves buckets along, `UsedMap` agrees on gradients that are missing,
-// `GradientHooks` hears autograd. Here is the order of it all.
+//   reducer.cpp            forward opens a step, and its last bucket ends it; how buckets are made
+//   reducer_backward.cpp   a gradient, from autograd's hook until its bucket is ready
+//   reducer_launch.cpp     a bucket, from its launch to the end of its last phase: LaunchControl
 //
 // Memory: the reducer owns buckets; `parameter.grad` is a part of one from the first gradient on,
-// unless it is the program's own memory, and whoever holds a gradient when its part is filled anew
-// gets a copy. Where only parts of averages are kept, buckets lend each other their memory, and
-// `parameter.grad` is nobody's. After the first iteration nothing is allocated here. Threads:
-// forward and backward of one model run one after the other; hooks come on the thread that runs
-// backward, without the GIL, and no lock is taken. When a rank dies: start() or wait() of its
-// communicator throws, with the bucket's name in front; the iteration stays open and the next
+// unless it is the program's own memory, and whatever holds a gradient when its part is filled
+// anew gets a copy. Where only parts of averages are kept, buckets lend each other their memory,
+// and `parameter.grad` must not be read. After the first iteration nothing is allocated here.
+// Threads: forward and backward of one model run one after the other; hooks come on the thread
+// that runs backward, without the GIL, and no lock is taken. When a rank dies: start() or wait() of
+// its communicator throws, with the bucket's name in front; the iteration stays open and the next
 // forward raises again.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "reducer/backward/failures.h"
-#include "reducer/backward/gradient_hooks.h"
-#include "reducer/backward/iteration.h"
-#include "reducer/backward/output_hooks.h"
+#include "reducer/backward/autograd_hooks.h"
 #include "reducer/backward/static_graph.h"
 #include "reducer/backward/step_times.h"
 #include "reducer/backward/step_trace.h"
@@ -45,11 +47,14 @@
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/gradient_copier.h"
 #include "reducer/bucket/gradient_norms.h"
-#include "reducer/legs/launcher.h"
+#include "reducer/launch/launch_schedule.h"
+#include "reducer/phases/phases.h"
 
 namespace dpcore {
 
-class Reducer final : public std::enable_shared_from_this<Reducer>, private GradientListener {
+class Reducer final : public std::enable_shared_from_this<Reducer>,
+                      private GradientListener,
+                      private LaunchControl {
  public:
   struct Settings {
     std::vector<uint64_t> caps;
@@ -81,58 +86,24 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  // ---- forward and the step: reducer.cpp
+
   // Before forward: waits for what a schedule left in flight; raises when the last backward did
   // not reach every parameter.
   void begin_forward();
   // After forward: opens an iteration, or (not synchronised) lets gradients be until the next
   // one. `outputs`: of a synchronised forward, those whose backward averages.
   void end_forward(bool synchronised, const std::vector<at::Tensor>& outputs);
-  void forward_of_module_begins(size_t module) { launcher_.forward_of_module_begins(module); }
   // Tells the schedule, and waits for what it leaves in flight even then.
   void optimizer_steps();
-  // Waits for what a schedule left in flight at the end of backward; after update_steps(), for the
-  // whole journey.
+  // Waits for what a schedule left in flight at the end of backward; after update_steps(), for all
+  // phases.
   void wait_for_gradients();
-
-  // For journeys with an update: an optimizer has noted what it will do with these gradients.
-  // Returns false when nothing is left of the journey, so that the optimizer has to step by itself.
-  bool update_steps() { return launcher_.update_steps(withheld_); }
-  // Every bucket to the end of its journey. Without update_steps() no bucket is updated.
-  void finish_journeys() { launcher_.finish_journeys(); }
-  // The noted step, if there is one: from here on parameters are those after it.
-  void flush() {
-    if (iteration_.stepped) {
-      finish_journeys();
-    }
-  }
-  // Numbers of the gradients that each module needs, as forward came by the modules.
-  void set_modules(std::vector<std::vector<size_t>> modules) {
-    launcher_.set_modules(std::move(modules));
-  }
-  bool is_on_journey() const { return iteration_.is_on_journey(); }
-  // Somebody has been told of an error of a bucket on its way.
-  bool has_failed() const { return failure_.first != nullptr; }
-  // Whether forward may read the parameter of this gradient: nothing that is noted will change it.
-  bool is_current(size_t gradient) const {
-    const size_t b = launcher_.bucket_of(gradient);
-    return !iteration_.stepped || !is_on_journey() || b == LaunchControl::kNoBucket ||
-           launcher_.legs().is_over(b);
-  }
-  // This rank's part of a bucket's averages.
-  at::Tensor part_of(size_t b) const { return launcher_.legs().part_of(buckets_.at(b)); }
-  size_t whole_buckets() const { return launcher_.whole_buckets(); }
-  const at::Tensor& parameters_of(size_t b) { return launcher_.parameters_of(b); }
-  // False within a backward that has not brought the average of this gradient yet.
-  bool is_averaged(size_t gradient) const;
-
-  // Two reducers of the same parameters (a module that was wrapped again while its first wrapper
-  // lives): gradients belong to the one whose forward ran last.
-  void share_parameters_with(const std::shared_ptr<Reducer>& other);
-  // Called with true when backward ends with buckets in flight: from then on nobody may read their
+  // Called with true when backward ends with buckets in flight: from then on nothing may read their
   // gradients without wait_for_gradients(). False: that cannot be had. Called with false when
   // they are final.
-  using Withhold = std::function<bool(bool in_flight)>;
-  void withhold_by(Withhold withhold) { withhold_ = std::move(withhold); }
+  using Defer = std::function<bool(bool in_flight)>;
+  void defer_by(Defer defer) { defer_ = std::move(defer); }
 
   // Whether a backward has begun to bring gradients, and not brought all of them. Not when another
   // reducer of these parameters has gone on since then.
@@ -141,13 +112,16 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   bool has_ended_incomplete() const { return is_incomplete() && has_ended_; }
   // Raises the error that ended that backward, or the names of what is missing.
   void check_complete();
+  // Backward is over, and buckets are not.
+  bool is_in_flight() const { return !progress_.are_all_over() && !iteration_.open; }
+  // The program has been told of an error of a bucket in flight.
+  bool has_failed() const { return failure_ != nullptr; }
+  // False within a backward that has not brought the average of this gradient yet.
+  bool is_averaged(size_t gradient) const;
 
-  // Of the outermost backward, when there are backwards within: its end is the end.
-  void outermost_backward_begins();
-  // What this rank would send in a backward, as zeros: it has no inputs any more, others have.
-  void shadow_backward();
-  // Averages are multiplied by it: for averages over fewer ranks than there are.
-  void set_scale(double scale) { copier_.set_scale(scale); }
+  // Two reducers of the same parameters (a module that was wrapped again while its first wrapper
+  // lives): gradients belong to the one whose forward ran last.
+  void share_parameters_with(const std::shared_ptr<Reducer>& other);
 
   // Instead of all-reduces, from the next backward on; nullptr: all-reduces again.
   void use_hook(std::unique_ptr<BucketHook> hook);
@@ -156,14 +130,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void reduce_as(at::ScalarType type);
   // From the first iteration on.
   void set_static_graph();
+  // Averages are multiplied by it: for averages over fewer ranks than there are.
+  void set_scale(double scale) { copier_.set_scale(scale); }
   // Of the next iteration, if forward opens it, on all ranks: gradient_norms.h.
-  void measure_norms(double variance) { norms_.measure_next(variance); }
-  std::vector<GradientNorms::Step> take_norms() { return norms_.take(); }
+  GradientNorms& norms() { return norms_; }
   // No gradient is noticed from here on.
   void stop_listening() { hooks_.reset(); }
 
   // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
-  // order is the one that all ranks use. Their moments are noted until then.
+  // order is the one that all ranks use. Their moments are recorded until then.
   bool wants_rebuild() const {
     return !rebuilt_ && !settings_.find_unused && iteration_.completed > 0;
   }
@@ -173,10 +148,45 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps);
   // From the next forward on. The buckets stay as they are: both cut them alike.
   void use_schedule(std::shared_ptr<LaunchSchedule> schedule);
-  // How long the last complete iteration took, from its first gradient until all were final.
-  int64_t backward_ns() const { return backward_ns_; }
+  // Numbers of the gradients that each module needs, as forward came by the modules.
+  void set_modules(std::vector<std::vector<size_t>> modules);
 
-  // For traces: whether anybody records, and the two moments that only Python sees.
+  // ---- backward: reducer_backward.cpp
+
+  // Of the outermost backward, when there are backwards within: its end is the end.
+  void outermost_backward_begins();
+  // What this rank would send in a backward, as zeros: it has no inputs any more, others have.
+  void shadow_backward();
+
+  // ---- buckets after backward: reducer_launch.cpp
+
+  void forward_of_module_begins(size_t module);
+  // For phases with an update: an optimizer has recorded what it will do with these gradients.
+  // Returns false when nothing is left to do, so that the optimizer has to step by itself.
+  bool update_steps();
+  // Every bucket to the end of its phases. Without update_steps() no bucket is updated.
+  void finish_phases();
+  // The recorded step, if there is one: from here on parameters are those after it.
+  void flush() {
+    if (iteration_.stepped) {
+      finish_phases();
+    }
+  }
+  // Whether forward may read the parameter of this gradient: no recorded step will change it.
+  bool is_current(size_t gradient) const {
+    const size_t b = bucket_of(gradient);
+    return !iteration_.stepped || !is_in_flight() || b == kNoBucket || progress_.is_over(b);
+  }
+  // This rank's part of a bucket's averages.
+  at::Tensor part_of(size_t b) const;
+  // The memory of a bucket's parameters, laid out as that of its gradients.
+  const at::Tensor& parameters_of(size_t b);
+  // How many buckets have memory for all their gradients at a time; 0: all.
+  size_t whole_buckets() const { return whole_buckets_; }
+
+  // ---- what there is to see
+
+  // For traces: whether anything records, and the moments that only Python sees.
   bool is_recorded() const { return trace_.is_recorded(); }
   void forward_begins() { trace_.begin_compute(forward_, "forward", iteration_.number); }
   void forward_ends() { trace_.end_compute(forward_, "forward", iteration_.number); }
@@ -184,7 +194,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
 
   const std::vector<Bucket>& bucket_list() const { return buckets_; }
   const std::vector<Gradient>& gradient_list() const { return gradients_; }
-  const LaunchSchedule& schedule() const { return launcher_.schedule(); }
+  const LaunchSchedule& schedule() const { return *schedule_; }
   uint64_t completed_iterations() const { return iteration_.completed; }
   // How many ranks had each gradient, when that was agreed on last.
   const std::vector<int32_t>& used_counts() const { return used_.counts(); }
@@ -193,6 +203,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   bool has_rebuilt() const { return rebuilt_; }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
+  // How long the last complete iteration took, from its first gradient until all were final.
+  int64_t backward_ns() const { return backward_ns_; }
   int64_t first_gradient_ns() const { return iteration_.first_gradient_ns; }
   StepTimes& times() { return times_; }
   StepWatch& watch() { return watch_; }
@@ -202,44 +214,132 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void gradient_ready(size_t i, const at::Tensor& incoming) override;
   void refuse_tracing() override;
 
-  int rank() const { return communicator_->rank(); }
+  // LaunchControl
+  size_t buckets() const override { return buckets_.size(); }
+  size_t bucket_of(size_t i) const override {
+    return gradients_[i].is_sparse ? kNoBucket : gradients_[i].bucket;
+  }
+  const std::vector<size_t>& gradients_of_module(size_t module) const override {
+    return modules_.at(module);
+  }
+  uint64_t bytes(size_t b) const override { return buckets_.at(b).bytes; }
+  bool is_complete(size_t b) const override { return buckets_.at(b).missing == 0; }
+  int rank() const override { return communicator_->rank(); }
+  double elapsed_ms() const override;
+  size_t in_flight() const override;
+  std::vector<double> max_over_ranks(std::vector<double> values) override;
+  using LaunchControl::launch;
+  void launch(std::span<const size_t> buckets, Launch how) override;
+  void skip(size_t b) override;
+  void wait(size_t b) override;
+  void wait_for_all() override;
+  bool is_over(size_t b) const override;
+  using LaunchControl::update;
+  void update(std::span<const size_t> buckets) override;
+  const std::vector<size_t>& order_of_need() const override { return order_of_need_; }
+  std::optional<Phase> next_phase(size_t b) const override { return progress_.next(b); }
+
+  // The step
   void make_buckets(const std::vector<size_t>& order, bool rebuilding);
+  void buckets_changed();
+  void find_order_of_need();
+  bool listens(uint32_t event) const { return (listens_ & event) != 0; }
   void open(bool again);
-  void begin_backward_if_new();
-  void take(size_t i);  // a gradient that is there, dense or sparse
-  void arrive(size_t i);
-  void arrive_without_gradient(size_t i);
-  bool is_expected() const;
-  void accumulate(size_t i);
-  bool is_last_of_static_graph(size_t i);
-  void arrive_as_recorded();
-  void find_unused();
-  void agree_on_unused();
-  void queue_end_of_backward();
-  void end_of_backward();
-  void make_undefined();
+  enum class Next : uint8_t { phase, none };
+  void advance(size_t b, Next next = Next::phase);
+  void end_step_if_over();
   void finish_iteration();
-  void note_ways();
-  void await_or_withhold();
+  void record_ways();
+  void make_undefined();
+  void await_or_defer();
   void give_back();
   void stand_back();
   bool shares_parameters() const;
   void wait_for_gradients_if_possible();
   bool is_usable() const;
+  // "bucket 3 (12 gradients, 25.0 MiB: layer4.weight, ...)"
+  std::string in_words(size_t b) const { return describe(b, buckets_.at(b), gradients_); }
+  std::string step_in_words() const { return "step " + std::to_string(iteration_.step()); }
+  [[noreturn]] void raise_about(const std::string& what, const std::string& after = "");
+  [[noreturn]] void raise_incomplete() const;
+
+  // Backward
+  bool is_expected() const;
+  void accumulate(size_t i);
+  void take(size_t i);
+  void arrive(size_t i);
+  void arrive_without_gradient(size_t i);
+  bool is_last_of_static_graph(size_t i);
+  void arrive_as_recorded();
+  void begin_backward_if_new();
+  void find_unused();
+  void agree_on_unused();
+  void queue_end_of_backward();
+  void end_of_backward();
+  void launch_the_rest();
+
+  // Launches, waits and later phases
+  void check_launch(std::span<const size_t> buckets) const;
+  void launch_in_order();
+  void make_room(size_t at);
+  std::span<Bucket> sent_with(const Bucket& bucket);
+  void send(std::span<Bucket> together, Launch how);
+  void leave_out(size_t b);
+  void abandon();
+  bool is_done(const Bucket& bucket) const;
+  void tell_of_complete_buckets();
+  void finish_first_phase(Bucket& bucket, int64_t over_ns);
+  void hand_out(Bucket& bucket);
+  void wait_for_what_no_module_needs();
+  bool may_follow(size_t b) const;
+  void launch_next_phase(size_t b, Launch how);
+  void wait_for_gather(size_t b);
+  const at::Tensor& gathered(size_t b);
+  void finish_phases_of(size_t b);
+  uint64_t salted(uint64_t layout) const;
+  std::string which_are_new() const;
+  // Of the communicator: one per bucket, one for the map of used gradients, one for norms, and one
+  // per gather, which may be launched before the first phase is over.
+  size_t slot_of_norms() const { return buckets_.size() + 1; }
+  size_t slot_of_gather(size_t b) const { return buckets_.size() + 2 + b; }
+
+  // From the end of forward until every gradient has arrived once and backward is over.
+  struct Iteration {
+    uint64_t number = 0;     // also of those that no backward has followed
+    uint64_t completed = 0;  // iterations before this one
+    bool open = false;       // until the end of backward
+    bool again = false;      // gradients are added to ones that are averaged already
+    bool stepped = false;    // an optimizer has recorded what it does with these gradients
+    size_t arrived = 0;      // gradients
+    int64_t first_gradient_ns = 0;
+
+    uint64_t step() const { return completed + 1; }  // as messages count
+  };
 
   std::vector<Gradient> gradients_;
   std::vector<Bucket> buckets_;
   Settings settings_;
   std::shared_ptr<BucketCommunicator> communicator_;
+  std::shared_ptr<LaunchSchedule> schedule_;
   Callbacks callbacks_;
-  Withhold withhold_;      // or none
-  bool withheld_ = false;  // until the buckets in flight are complete
+  Defer defer_;                 // or none
+  bool defers_ = false;         // until the buckets in flight are complete
+  std::exception_ptr failure_;  // the first error of a bucket in flight, as one of dpcore's
   std::vector<std::weak_ptr<Reducer>> shared_with_;
   std::unique_ptr<StaticGraph> static_graph_;  // or none
+  std::unique_ptr<BucketHook> hook_;           // instead of all-reduces, or none
   GradientNorms norms_;
-  bool rebuilt_ = false;
+  GradientCopier copier_;
+  UsedMap used_;
+  StepTimes times_;
+  StepWatch watch_;
+  StepTrace trace_;
+  StepTrace::Compute forward_;
+  StepTrace::Compute backward_;
 
   Iteration iteration_;
+  PhaseProgress progress_;
+  bool rebuilt_ = false;
   bool synchronised_ = false;     // gradients are averaged: as the last forward has it
   bool only_of_outputs_ = false;  // but one that is not to be has followed the one that is
   OutputHooks output_hooks_;
@@ -255,15 +355,20 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   bool graph_changed_ = false;
   int64_t backward_ns_ = 0;
 
-  StepFailure failure_;
-  StepTrace trace_;
-  StepTrace::Compute forward_;
-  StepTrace::Compute backward_;
-  StepTimes times_;
-  StepWatch watch_;
-  GradientCopier copier_;
-  Launcher launcher_;
-  UsedMap used_;
+  std::vector<std::vector<size_t>> modules_;
+  uint32_t listens_ = 0;  // the schedule
+  size_t whole_buckets_ = 0;
+  std::vector<size_t> order_;  // of launching
+  std::vector<std::optional<Launch>> requested_;
+  size_t next_launch_ = 0;       // index in order_
+  size_t oldest_launched_ = 0;   // the same: all before it are complete
+  std::vector<size_t> updated_;  // by one call of the optimizer
+  std::vector<size_t> order_of_need_;
+  std::vector<size_t> needed_by_none_;  // buckets, of what no module was seen to need
+  uint64_t update_steps_ = 0;           // so far, equal on all ranks
+  bool in_forward_ = false;             // a module's forward begins
+  bool backward_ends_ = false;          // the schedule is being told so
+  at::Tensor measured_;                 // of max_over_ranks, as large as the most values so far
 
   // Last: destroyed first, so that no hook comes to a half-destroyed object.
   std::unique_ptr<GradientHooks> hooks_;

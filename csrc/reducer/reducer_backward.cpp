@@ -15,6 +15,16 @@
 #include "tensors/tensor_memory.h"
 
 namespace dpcore {
+namespace {
+
+[[noreturn]] void raise_too_late(int rank, const Gradient& gradient) {
+  throw Error("rank " + std::to_string(rank) + ": gradient of " + gradient.name +
+              " arrived when its bucket was on its way already. Use every "
+              "parameter in one backward per forward, put the earlier backward under no_sync(), "
+              "or pass schedule='sequential'");
+}
+
+}  // namespace
 
 void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
   if (!is_expected()) {
@@ -25,7 +35,7 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
   copier_.set_incoming(&incoming);
   try {
     if (!iteration_.open) {
-      if (iteration_.unfinished > 0) {
+      if (!progress_.are_all_over()) {
         raise_too_late(rank(), gradients_[i]);
       }
       open(true);
@@ -57,13 +67,13 @@ void Reducer::gradient_ready(size_t i, const at::Tensor& incoming) {
 // Gradients of a forward that is to be averaged, rather than of one within no_sync() or of the
 // module by itself. A second backward after a forward is known by the outputs that it goes through.
 bool Reducer::is_expected() const {
-  const bool is_certain = iteration_.open ? !only_of_outputs_ : iteration_.unfinished > 0;
+  const bool is_certain = iteration_.open ? !only_of_outputs_ : !progress_.are_all_over();
   return synchronised_ && (is_certain || output_hooks_.has_passed());
 }
 
 // This rank's own, until an average takes it along.
 void Reducer::accumulate(size_t i) {
-  used_.note_accumulated(i, gradients_[i].parameter.grad().defined());
+  used_.set_accumulated(i, gradients_[i].parameter.grad().defined());
   if (watch_.is_watched()) {
     watch_.goes_on(now_ns());
   }
@@ -94,12 +104,19 @@ void Reducer::arrive(size_t i) {
     trace_.note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
-  launcher_.gradient_arrived(i);
+  if (listens(LaunchSchedule::bucket_complete)) {
+    tell_of_complete_buckets();
+  }
+  if (listens(LaunchSchedule::gradient_ready)) {
+    schedule_->on_gradient_ready(*this, i);
+  }
   if (completes) {
     Bucket& bucket = buckets_[gradient.bucket];
     copier_.complete(bucket);
     bucket.ready_ns = now_ns();
-    launcher_.bucket_ready(gradient.bucket);
+    if (listens(LaunchSchedule::bucket_ready)) {
+      schedule_->on_bucket_ready(*this, gradient.bucket);
+    }
   }
 }
 
@@ -176,7 +193,7 @@ void Reducer::end_of_backward() {
     times_.end_of_backward_ns = now_ns();
     watch_.backward_ends(times_.end_of_backward_ns);
     trace_.end_compute(backward_, "backward", iteration_.number);
-    launcher_.backward_ends();
+    launch_the_rest();
     if (settings_.find_unused || iteration_.again || records) {
       agree_on_unused();
     }
@@ -186,57 +203,26 @@ void Reducer::end_of_backward() {
       const StepWatch::Wait waiting(watch_);
       callbacks_.reduce_sparse(sparse_);
     }
-    await_or_withhold();
+    await_or_defer();
     iteration_.open = false;
-    if (iteration_.unfinished == 0) {
-      finish_iteration();
-    }
+    end_step_if_over();
   } catch (...) {
     callbacks_.raise();
   }
 }
 
-// Gradients that autograd had none of, and another rank had.
-void Reducer::make_undefined() {
-  for (const size_t i : undefined_) {
-    Gradient& gradient = gradients_[i];
-    gradient.parameter.mutable_grad() =
-        settings_.grad_is_part ? tensor_like(gradient.part) : gradient.part.clone();
+// The schedule launches what it has not launched so far.
+void Reducer::launch_the_rest() {
+  if (listens(LaunchSchedule::backward_end)) {
+    backward_ends_ = true;
+    const auto is_told = c10::make_scope_exit([this] { backward_ends_ = false; });
+    schedule_->on_backward_end(*this);
   }
-  undefined_.clear();
-}
-
-void Reducer::finish_iteration() {
-  make_undefined();
-  give_back();
-  if (norms_.is_on()) {
-    try {
-      const StepWatch::Wait waiting(watch_);
-      norms_.finish();
-    } catch (...) {
-      failure_.raise_about(GradientNorms::kInWords, iteration_.step());
-    }
+  if (next_launch_ < order_.size()) {
+    throw Error("schedule '" + schedule_->name() + "' has not launched " +
+                in_words(order_[next_launch_]) +
+                " by the end of backward; launch or skip every bucket");
   }
-  backward_ns_ = now_ns() - iteration_.first_gradient_ns;
-  times_.sample(iteration_.completed, iteration_.first_gradient_ns, buckets_);
-  if (watch_.is_watched()) {
-    note_ways();
-  }
-  ++iteration_.completed;
-}
-
-void Reducer::note_ways() {
-  for (const Bucket& bucket : buckets_) {
-    if (!bucket.skipped) {
-      const uint64_t elements = bucket.bytes / bucket.flat.element_size();
-      watch_.add_way(bucket.launched_ns, bucket.over_ns,
-                     elements * bucket.travelling().element_size());
-    }
-    if (bucket.next_leg_launched_ns != 0) {
-      watch_.add_way(bucket.next_leg_launched_ns, bucket.next_leg_over_ns, bucket.bytes);
-    }
-  }
-  watch_.step_ends();
 }
 
 void Reducer::refuse_tracing() {
@@ -262,7 +248,7 @@ void Reducer::find_unused() {
       const std::vector<size_t>& members = buckets_[b].gradients;
       if (std::none_of(members.begin(), members.end(),
                        [&](size_t i) { return reached_[i] != 0 || used_.has_accumulated(i); })) {
-        launcher_.leave_out(b);
+        leave_out(b);
       }
     }
   }
@@ -281,14 +267,14 @@ void Reducer::find_unused() {
 // A gradient that no rank had stays what it was. One that another rank had becomes the average
 // here as well, so that optimizers go the same way everywhere.
 void Reducer::agree_on_unused() {
-  if (launcher_.hook()) {
-    launcher_.wait_for_all();  // a hook may start operations of its own
+  if (hook_) {
+    wait_for_all();  // a hook may start operations of its own
   }
   try {
     const StepWatch::Wait waiting(watch_);
     used_.agree(reached_, undefined_, buckets_.size(), settings_.tag);
   } catch (...) {
-    failure_.raise_about("the map of used parameters", iteration_.step());
+    raise_about("the map of used parameters");
   }
   undefined_.clear();
   for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -315,8 +301,8 @@ bool Reducer::is_last_of_static_graph(size_t i) {
     case StaticGraph::Arrival::unexpected:
       break;
   }
-  throw Error("rank " + std::to_string(rank()) + ", " + step_in_words(iteration_.step()) +
-              ": a gradient of " + gradients_[i].name + " came " +
+  throw Error("rank " + std::to_string(rank()) + ", " + step_in_words() + ": a gradient of " +
+              gradients_[i].name + " came " +
               (static_graph_->is_used(i) ? "more often than" : "though there was none") +
               " in the first backward, which static_graph=True takes for all. Leave it out, and "
               "pass find_unused_parameters=True when parameters are not always used");
@@ -364,9 +350,9 @@ void Reducer::shadow_backward() {
     }
   }
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    launcher_.launch(b, {.priority = 0, .background = false});
+    launch(b, {.priority = 0, .background = false});
   }
-  launcher_.wait_for_all();
+  wait_for_all();
   if (settings_.find_unused) {
     reached_.assign(gradients_.size(), 0);
     agree_on_unused();

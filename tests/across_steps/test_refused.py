@@ -9,7 +9,7 @@ from tests.across_steps.own_schedules import Priority
 from tests.across_steps.test_page import in_ranks
 
 
-def test_whole_buckets_are_of_journeys_that_gather_parameters():
+def test_whole_buckets_are_of_phases_that_gather_parameters():
     class Wrong(dpcore.LaunchSchedule):
         def whole_buckets(self):
             return 2
@@ -18,7 +18,7 @@ def test_whole_buckets_are_of_journeys_that_gather_parameters():
             control.wait_for_all()
 
     def body(comm):
-        with pytest.raises(dpcore.Unsupported, match=r"whole_buckets\(\) is for the journey"):
+        with pytest.raises(dpcore.Unsupported, match=r"whole_buckets\(\) is for the phases"):
             dpcore.DataParallel(nn.Linear(2, 2), comm=comm, schedule=Wrong())
 
     in_ranks(body)

@@ -71,7 +71,7 @@ class PythonSchedule final : public LaunchSchedule {
   std::string name() const override { return name_; }
   uint32_t listens() const override { return listens_; }
   bool may_join() const override { return true; }
-  Journey journey() const override { return Journey(list<std::string>("journey")); }
+  Phases phases() const override { return Phases(list<std::string>("journey")); }
   size_t whole_buckets() const override { return value<size_t>("whole_buckets"); }
   bool is_exact() const override { return value<bool>("is_exact"); }
   std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const override {
@@ -208,8 +208,8 @@ void register_launch_control(py::module_& m) {
       .def("order_of_need", question(&LaunchControl::order_of_need))
       .def("next_leg",
            [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
-             const std::optional<Leg> leg = control.about(bucket).next_leg(bucket);
-             return leg ? std::optional(name_of(*leg)) : std::nullopt;
+             const std::optional<Phase> phase = control.about(bucket).next_phase(bucket);
+             return phase ? std::optional(name_of(*phase)) : std::nullopt;
            })
       .def(
           "launch",

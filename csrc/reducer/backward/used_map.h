@@ -28,7 +28,7 @@ class UsedMap {
         used_anywhere_(communicator_->allocate(std::max<size_t>(gradients, 1), at::kInt, device)) {}
 
   // A backward without averaging has left something in `parameter.grad`, or not.
-  void note_accumulated(size_t i, bool is_there) { accumulated_[i] = is_there ? 1 : 0; }
+  void set_accumulated(size_t i, bool is_there) { accumulated_[i] = is_there ? 1 : 0; }
   bool has_accumulated(size_t i) const { return accumulated_[i] != 0; }
   // With what all ranks had. This one: `reached` (empty: all), less what came `undefined`, and what
   // it has accumulated.

@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <map>
+#include <utility>
 
 #include "comm/base/fnv.h"
 #include "comm/reduce/reduce.h"
-#include "reducer/plan/bucket_plan.h"
 #include "tensors/tensor_memory.h"
 
 namespace dpcore {
@@ -150,6 +152,23 @@ bool Gradient::settle(const at::Tensor* incoming, bool may_move) {
   }
   grad.unsafeGetTensorImpl()->shallow_copy_from(part.getIntrusivePtr());
   return true;
+}
+
+BucketPlan plan_of(const std::vector<Gradient>& gradients, const std::vector<size_t>& order,
+                   std::span<const uint64_t> caps, bool from_end) {
+  std::map<std::pair<at::ScalarType, std::string>, uint32_t> kinds;
+  std::vector<PlannedGradient> planned(gradients.size());
+  std::vector<size_t> dense;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const at::Tensor& parameter = gradients[i].parameter;
+    const auto kind = std::make_pair(parameter.scalar_type(), parameter.device().str());
+    planned[i].kind = kinds.emplace(kind, kinds.size()).first->second;
+    planned[i].bytes = static_cast<uint64_t>(parameter.numel()) * parameter.element_size();
+  }
+  std::copy_if(order.begin(), order.end(), std::back_inserter(dense),
+               [&](size_t i) { return !gradients[i].is_sparse; });
+  return from_end ? plan_buckets_from_end(planned, dense, caps)
+                  : plan_buckets(planned, dense, caps);
 }
 
 size_t flat_elements(const std::vector<size_t>& members, const std::vector<Gradient>& gradients) {

@@ -1,4 +1,4 @@
-// Memory of gradients that travel together, and the state of their journey.
+// Memory of gradients that travel together, and how far they have come.
 //
 // A bucket is one flat tensor. Each of its gradients has a part of it, laid out as its parameter
 // is, so that `parameter.grad` can be that part and optimizers find strides that match. What
@@ -20,10 +20,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "reducer/bucket/bucket_communicator.h"
+#include "reducer/plan/bucket_plan.h"
 
 namespace dpcore {
 
@@ -63,6 +65,7 @@ struct Bucket {
   at::Tensor flat;
   at::Tensor narrow;      // the same in another type; undefined: flat itself travels
   at::Tensor kept;        // this rank's part, where flat is lent to other buckets afterwards
+  at::Tensor parameters;  // laid out as flat, where phases gather parameters; made at first use
   bool together = false;  // gradients are copied at once when all are there
   bool has_own = false;   // a gradient of this iteration stays in the program's memory
   uint64_t bytes = 0;     // of gradients, without padding
@@ -86,9 +89,9 @@ struct Bucket {
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;
   int64_t complete_ns = 0;
-  int64_t over_ns = 0;  // of the first leg: before complete_ns, where nobody waited then
-  int64_t next_leg_launched_ns = 0;  // 0: there was none in this iteration
-  int64_t next_leg_over_ns = 0;
+  int64_t over_ns = 0;  // of the first phase: before complete_ns, where nobody waited then
+  int64_t gather_launched_ns = 0;  // 0: there was none after the first phase in this iteration
+  int64_t gather_over_ns = 0;
   std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
 
   const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
@@ -100,6 +103,10 @@ at::Device device_of(const std::vector<Gradient>& gradients);
 // Says once that derivatives of averaged gradients end there, when somebody wants them.
 void warn_of_graph(const at::Tensor& grad);
 
+// Which gradients travel together, in this order: those that are not sparse. `from_end`: filled
+// from the end of the order.
+BucketPlan plan_of(const std::vector<Gradient>& gradients, const std::vector<size_t>& order,
+                   std::span<const uint64_t> caps, bool from_end);
 // Of the flat memory for these gradients, with what aligns each.
 size_t flat_elements(const std::vector<size_t>& members, const std::vector<Gradient>& gradients);
 // A bucket over flat memory, of which its gradients get their parts.

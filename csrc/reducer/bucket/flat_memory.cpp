@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/base/fnv.h"
+#include "reducer/plan/bucket_plan.h"
 #include "tensors/tensor_memory.h"
 
 namespace dpcore {
@@ -145,6 +146,19 @@ std::vector<at::Tensor> lend_flats(const std::vector<size_t>& sizes,
     flats[order[at]] = part_of(lent.flat, 0, {size}, {1});
   }
   return flats;
+}
+
+size_t padded_for_parts(size_t elements, size_t element_size, int world) {
+  const size_t unit = static_cast<size_t>(world) * (kGradientAlignment / element_size);
+  return (elements + unit - 1) / unit * unit;
+}
+
+at::Tensor part_of_rank(const Bucket& bucket, int rank, int world) {
+  if (bucket.kept.defined()) {
+    return bucket.kept;
+  }
+  const int64_t length = bucket.flat.numel() / world;
+  return bucket.flat.narrow(0, rank * length, length);
 }
 
 void keep_part(Bucket& bucket, int rank) {

@@ -11,8 +11,8 @@
 // bucket needs all of it from its launch until its reduce_scatter is over; what stays is this
 // rank's part, in `Bucket::kept`. So the bucket that is launched as number n + k can have the
 // memory of the one that was launched as number n: with k buckets in flight at most, whole
-// gradients take the memory of k buckets, however large the model is. Who writes to one waits for
-// the bucket before: Launcher::make_room().
+// gradients take the memory of k buckets, however large the model is. The reducer waits
+// for the bucket before when it launches the next one: Reducer::make_room().
 //
 // Memory: `Bucket::joined` of the first bucket keeps what travels until the buckets are made anew;
 // lent memory is k flat tensors for each type, owned by the buckets that share them. Threads: that
@@ -49,6 +49,10 @@ void take_apart(std::span<Bucket> buckets);
 // Of what travels.
 uint64_t joined_layout(std::span<const Bucket> buckets);
 
+// Elements of flat memory of which each rank has an equal part that begins as gradients do.
+size_t padded_for_parts(size_t elements, size_t element_size, int world);
+// A rank's part of a bucket's averages.
+at::Tensor part_of_rank(const Bucket& bucket, int rank, int world);
 // After its reduce_scatter: the flat memory may go to the next bucket.
 void keep_part(Bucket& bucket, int rank);
 

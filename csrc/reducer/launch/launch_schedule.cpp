@@ -81,7 +81,7 @@ class AcrossSteps : public LaunchSchedule {
   void on_forward_begin(LaunchControl& control, size_t module) override {
     for (const size_t gradient : control.gradients_of_module(module)) {
       if (const size_t bucket = control.bucket_of(gradient);
-          bucket != LaunchControl::kNoBucket && control.next_leg(bucket)) {
+          bucket != LaunchControl::kNoBucket && control.next_phase(bucket)) {
         bring(control, bucket);
       }
     }
@@ -112,7 +112,7 @@ class WholeUpdates : public AcrossSteps {
   bool update_what_came(LaunchControl& control) {
     came_.clear();
     for (const size_t bucket : control.order_of_need()) {
-      if (control.next_leg(bucket) && control.is_over(bucket)) {
+      if (control.next_phase(bucket) && control.is_over(bucket)) {
         control.wait(bucket);
         came_.push_back(bucket);
       }
@@ -129,7 +129,7 @@ class WholeUpdates : public AcrossSteps {
 class Priority final : public WholeUpdates {
  public:
   std::string name() const override { return "priority"; }
-  Journey journey() const override { return Journey({"all_reduce", "update"}); }
+  Phases phases() const override { return Phases({"all_reduce", "update"}); }
 };
 
 // Only the first half of an all-reduce under backward, the second under forward (DeAR).
@@ -137,7 +137,7 @@ class Priority final : public WholeUpdates {
 class Dear final : public WholeUpdates {
  public:
   std::string name() const override { return "dear"; }
-  Journey journey() const override { return Journey({"reduce_scatter", "all_gather", "update"}); }
+  Phases phases() const override { return Phases({"reduce_scatter", "all_gather", "update"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | backward_end; }
   void on_backward_end(LaunchControl& control) override {
     // Both halves of what is needed first go before those of what is needed later.
@@ -153,7 +153,7 @@ class Dear final : public WholeUpdates {
 class Zero1 : public AcrossSteps {
  public:
   std::string name() const override { return "zero1"; }
-  Journey journey() const override { return Journey({"reduce_scatter", "update", "all_gather"}); }
+  Phases phases() const override { return Phases({"reduce_scatter", "update", "all_gather"}); }
   uint32_t listens() const override { return AcrossSteps::listens() | optimizer_step; }
   // All ranks gather in the order of need. They update what has come, while what comes first in
   // that order is on its way.
@@ -170,7 +170,7 @@ class Zero1 : public AcrossSteps {
 
  private:
   static bool is_updated(const LaunchControl& control, size_t bucket) {
-    return control.next_leg(bucket) == Leg::all_gather;
+    return control.next_phase(bucket) == Phase::all_gather;
   }
   static bool update_one(LaunchControl& control) {
     for (const size_t bucket : control.order_of_need()) {

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "reducer/launch/journey.h"
+#include "reducer/phases/phases.h"
 
 namespace dpcore {
 
@@ -71,7 +71,7 @@ class LaunchControl {
   // Buckets as the next forward needs them, the first one first: learned in the first forward.
   virtual const std::vector<size_t>& order_of_need() const = 0;
   // The leg after the first that the bucket goes next, or is on; none at the end of its journey.
-  virtual std::optional<Leg> next_leg(size_t bucket) const = 0;
+  virtual std::optional<Phase> next_phase(size_t bucket) const = 0;
 
   static constexpr size_t kNoBucket = ~size_t{0};
 
@@ -94,7 +94,7 @@ class LaunchSchedule {
   virtual std::string name() const = 0;
   // Whether the results are those of data parallel training.
   virtual bool is_exact() const { return true; }
-  virtual Journey journey() const { return {}; }
+  virtual Phases phases() const { return {}; }
   // How many buckets at a time have memory for whole gradients, so that each rank keeps its part of
   // the averages only; 0: all. Only where the journey updates parts.
   virtual size_t whole_buckets() const { return 0; }

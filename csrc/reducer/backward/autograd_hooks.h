@@ -1,16 +1,23 @@
-// Hooks on the nodes of autograd's graph that add a gradient to `parameter.grad`.
+// What autograd tells the reducer, by hooks on nodes of its graph.
 //
-// A node (AccumulateGrad) is only weakly held by its parameter: whoever wants its hook to stay
-// keeps the node. The hook runs after the gradient was added, on the thread that runs backward,
-// without the GIL.
+// `GradientHooks` are on the nodes that add a gradient to `parameter.grad` (AccumulateGrad). A
+// parameter holds its node only weakly, so the hooks keep theirs. A hook runs after the gradient
+// was added, on the thread that runs backward, without the GIL.
+//
+// `OutputHooks` tell whether the backward that runs goes through what a synchronised forward
+// returned, by a hook on the nodes that made it. These hooks live as long as the graph, so they
+// share nothing but a number with the object, which may be gone before. Threads: has_passed() and
+// the hooks by those that run backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -51,6 +58,17 @@ class GradientHooks {
   };
   std::vector<Installed> installed_;
   std::unordered_map<const torch::autograd::Node*, size_t> gradient_of_;
+};
+
+class OutputHooks {
+ public:
+  void watch(const std::vector<at::Tensor>& outputs);
+  // This run of autograd has come through one of them.
+  bool has_passed() const;
+
+ private:
+  // The last run that came through one.
+  std::shared_ptr<std::atomic<int>> last_run_ = std::make_shared<std::atomic<int>>(-1);
 };
 
 }  // namespace dpcore

@@ -1,7 +1,9 @@
-// See gradient_hooks.h. The walk over the graph is for find_unused_parameters only.
-#include "reducer/backward/gradient_hooks.h"
+// See autograd_hooks.h. The walk over the graph is for find_unused_parameters only.
+#include "reducer/backward/autograd_hooks.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
 #include <unordered_set>
@@ -30,6 +32,22 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
  private:
   GradientListener& listener_;
   size_t gradient_;
+};
+
+class PassedHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit PassedHook(std::shared_ptr<std::atomic<int>> last_run)
+      : last_run_(std::move(last_run)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    last_run_->store(torch::autograd::get_current_graph_task_id());
+    return grads;
+  }
+  // Compiled autograd is refused where gradients arrive (ReadyHook).
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  std::shared_ptr<std::atomic<int>> last_run_;
 };
 
 }  // namespace
@@ -83,6 +101,19 @@ void GradientHooks::find_reached(const std::vector<at::Tensor>& outputs,
       visit(edge.function.get());
     }
   }
+}
+
+void OutputHooks::watch(const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (const auto& node = output.grad_fn()) {
+      node->add_pre_hook(std::make_unique<PassedHook>(last_run_));
+    }
+  }
+}
+
+bool OutputHooks::has_passed() const {
+  const int run = torch::autograd::get_current_graph_task_id();
+  return run >= 0 && last_run_->load() == run;
 }
 
 }  // namespace dpcore

@@ -1,0 +1,576 @@
+// The way of a bucket, and what a schedule's calls on LaunchControl come to: it is launched in the
+// order that all ranks have, waited for, and its gradients are handed out. Where the schedule has
+// more phases than one (phases/phases.h), the bucket goes on from there:
+//
+//   backward         first phases, in the background
+//   update_steps()   the optimizer has recorded its step; zero1 updates and gathers
+//   forward          each module waits for what it needs, by the schedule's forward_begin
+//   end of forward   whatever is left
+//
+// A program that leaves out the step ends the phases where the update would have been.
+//
+// Where buckets lend each other their memory (bucket/flat_memory.h), the launch of a bucket waits
+// for the one that had its memory before, which every rank has launched before, so ranks that
+// launch in one order never wait in a circle. The wait has the deadline and the errors of every
+// wait for a bucket.
+//
+// What opens and ends the step around this is in reducer.cpp.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+
+#include "comm/base/clock.h"
+#include "comm/base/error.h"
+#include "comm/base/fnv.h"
+#include "reducer/bucket/flat_memory.h"
+#include "reducer/reducer.h"
+
+namespace dpcore {
+
+// ---- the launch ------------------------------------------------------------------------------
+
+void Reducer::launch(std::span<const size_t> buckets, Launch how) {
+  if (buckets.size() == 1 && (progress_.next(buckets.front()) != progress_.phases().first() ||
+                              may_follow(buckets.front()))) {
+    launch_next_phase(buckets.front(), how);
+    return;
+  }
+  check_launch(buckets);
+  size_t requested = 0;
+  for (const size_t b : buckets) {
+    requested += requested_[b] || buckets_[b].skipped ? 1 : 0;
+  }
+  if (requested == buckets.size()) {
+    return;
+  }
+  if (requested > 0) {
+    throw Error("schedule '" + schedule_->name() + "': launch of buckets " +
+                std::to_string(buckets.front()) + " to " + std::to_string(buckets.back()) +
+                " as one, of which some are launched already");
+  }
+  for (const size_t b : buckets) {
+    requested_[b] = how;
+    buckets_[b].first_joined = hook_ ? b : buckets.front();  // a hook gets each bucket by itself
+  }
+  buckets_[buckets.front()].joined_count = hook_ ? 1 : buckets.size();
+  launch_in_order();
+}
+
+// Throws what a schedule did wrong.
+void Reducer::check_launch(std::span<const size_t> buckets) const {
+  const auto refuse = [&](const std::string& what) {
+    throw Error("schedule '" + schedule_->name() + "': launch of " + what);
+  };
+  for (const size_t b : buckets) {
+    if (const Bucket& bucket = buckets_.at(b); bucket.missing > 0) {
+      refuse(in_words(b) + ", of which " + std::to_string(bucket.missing) +
+             " gradients are missing; launch it after bucket_ready, or ask is_complete()");
+    }
+  }
+  if (buckets.size() == 1) {
+    return;
+  }
+  const auto refuse_as_one = [&](const std::string& why) {
+    std::string list;
+    for (const size_t b : buckets) {
+      list += (list.empty() ? "" : ", ") + std::to_string(b);
+    }
+    refuse("[" + list + "] as one operation: " + why);
+  };
+  if (buckets.empty()) {
+    refuse_as_one("the list is empty");
+  }
+  for (size_t i = 1; i < buckets.size(); ++i) {
+    if (buckets[i] != buckets[i - 1] + 1) {
+      refuse_as_one("only neighbours can go as one, such as [3, 4, 5]");
+    }
+    const at::Tensor& one = buckets_[buckets[i - 1]].flat;
+    const at::Tensor& other = buckets_[buckets[i]].flat;
+    if (one.scalar_type() != other.scalar_type() || one.device() != other.device()) {
+      refuse_as_one("they hold gradients of different types or devices");
+    }
+  }
+  if (progress_.phases().first() == Phase::reduce_scatter) {
+    refuse_as_one("in these phases each bucket is scattered by itself");
+  }
+  const auto begin =
+      std::find_first_of(order_.begin(), order_.end(), buckets.begin(), buckets.end());
+  const auto count = static_cast<ptrdiff_t>(buckets.size());
+  if (order_.end() - begin < count ||
+      std::any_of(
+          begin, begin + count,
+          [&](size_t b) { return b < buckets.front() || b > buckets.back(); })) {
+    refuse_as_one("in order(), others come between them");
+  }
+}
+
+void Reducer::launch_in_order() {
+  while (next_launch_ < order_.size()) {
+    const size_t b = order_[next_launch_];
+    if (buckets_[b].skipped) {
+      ++next_launch_;
+      continue;
+    }
+    if (!requested_[b]) {
+      return;
+    }
+    make_room(next_launch_);
+    const std::span<Bucket> together = sent_with(buckets_[b]);
+    next_launch_ += together.size();
+    send(together, *requested_[b]);
+  }
+  if (norms_.is_on()) {
+    try {
+      norms_.start();
+    } catch (...) {
+      raise_about(GradientNorms::kInWords);
+    }
+  }
+}
+
+// Before the bucket at this place of the order of launching is filled.
+void Reducer::make_room(size_t at) {
+  if (whole_buckets_ == 0 || at < whole_buckets_) {
+    return;
+  }
+  const size_t before = order_[at - whole_buckets_];
+  if (buckets_[before].state == Bucket::launched) {
+    wait(before);
+  }
+}
+
+// All buckets that travel in the same operation.
+std::span<Bucket> Reducer::sent_with(const Bucket& bucket) {
+  return std::span(buckets_).subspan(bucket.first_joined,
+                                     buckets_[bucket.first_joined].joined_count);
+}
+
+void Reducer::send(std::span<Bucket> together, Launch how) {
+  const size_t first = together.front().first_joined;
+  BucketCall call;
+  call.collective =
+      progress_.phases().begins_with_half() ? Collective::reduce_scatter : Collective::all_reduce;
+  call.layout = salted(together.size() == 1 ? together.front().layout : joined_layout(together));
+  call.priority = how.priority;
+  call.background = how.background;
+  const int64_t now = now_ns();
+  for (size_t i = 0; i < together.size(); ++i) {
+    Bucket& bucket = together[i];
+    bucket.launched_ns = now;
+    trace_.note_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
+    bucket.profiled = trace_.profiled_bucket();
+  }
+  try {
+    for (Bucket& bucket : together) {
+      copier_.fill(bucket);
+      if (norms_.is_on()) {
+        norms_.add_own(bucket.travelling());
+      }
+    }
+    if (hook_) {
+      hook_->start(first, together.front().flat, call);
+    } else {
+      communicator_->start(
+          first,
+          together.size() == 1 ? together.front().travelling() : join(together, *communicator_),
+          call);
+    }
+  } catch (...) {
+    raise_about(in_words(first));
+  }
+  for (Bucket& bucket : together) {
+    bucket.state = Bucket::launched;
+  }
+}
+
+void Reducer::skip(size_t b) {
+  if (schedule_->is_exact()) {
+    throw Error("schedule '" + schedule_->name() + "': skip of " + in_words(b) +
+                ", whose gradients then stay each rank's own, though its is_exact() says that "
+                "gradients are averaged; launch the bucket, or return False from is_exact()");
+  }
+  leave_out(b);
+}
+
+void Reducer::leave_out(size_t b) {
+  Bucket& bucket = buckets_.at(b);
+  if (bucket.state != Bucket::filling || requested_[b]) {
+    return;
+  }
+  bucket.skipped = true;
+  bucket.launched_ns = now_ns();
+  finish_first_phase(bucket, 0);
+  launch_in_order();
+}
+
+// ---- the wait --------------------------------------------------------------------------------
+
+bool Reducer::is_done(const Bucket& bucket) const {
+  return !hook_ && communicator_->is_done(bucket.first_joined);
+}
+
+bool Reducer::is_over(size_t b) const {
+  if (progress_.is_gathering(b)) {
+    return communicator_->is_done(slot_of_gather(b));
+  }
+  const Bucket& bucket = buckets_.at(b);
+  return bucket.state == Bucket::complete || (bucket.state == Bucket::launched && is_done(bucket));
+}
+
+size_t Reducer::in_flight() const {
+  size_t count = 0;
+  for (size_t at = oldest_launched_; at < next_launch_; ++at) {
+    const Bucket& bucket = buckets_[order_[at]];
+    const bool is_first = bucket.first_joined == order_[at];
+    count += bucket.state == Bucket::launched && is_first && !is_done(bucket) ? 1 : 0;
+    count +=
+        progress_.is_gathering(order_[at]) && !communicator_->is_done(slot_of_gather(order_[at]))
+            ? 1
+            : 0;
+  }
+  return count;
+}
+
+double Reducer::elapsed_ms() const {
+  return static_cast<double>(now_ns() - iteration_.first_gradient_ns) * 1e-6;
+}
+
+// Tells the schedule of buckets that have become averages while backward went on.
+void Reducer::tell_of_complete_buckets() {
+  for (size_t at = oldest_launched_; at < next_launch_; ++at) {
+    const size_t b = order_[at];
+    if (buckets_[b].state == Bucket::launched && is_done(buckets_[b])) {
+      wait(b);
+    }
+    if (buckets_[b].state == Bucket::complete && at == oldest_launched_) {
+      ++oldest_launched_;
+    }
+  }
+}
+
+void Reducer::wait(size_t b) {
+  Bucket& bucket = buckets_.at(b);
+  if (bucket.state == Bucket::complete) {
+    wait_for_gather(b);
+    return;
+  }
+  if (bucket.state == Bucket::filling) {
+    communicator_->check_usable();  // after a failure nothing is sent
+    throw Error("schedule '" + schedule_->name() + "': wait for " + in_words(b) +
+                ", which is not launched, or comes after one in order() that is not");
+  }
+  const std::span<Bucket> together = sent_with(bucket);
+  const size_t first = bucket.first_joined;
+  int64_t over_ns = 0;
+  try {
+    const StepWatch::Wait waiting(watch_);
+    if (hook_) {
+      hook_->wait(b, bucket.flat);
+    } else {
+      communicator_->wait(first);
+      over_ns = communicator_->over_ns(first);
+      if (together.size() > 1) {
+        take_apart(together);
+      }
+    }
+  } catch (...) {
+    raise_about(in_words(first));
+  }
+  for (Bucket& member : together) {
+    finish_first_phase(member, over_ns);
+  }
+  if (listens(LaunchSchedule::bucket_complete) && progress_.phases().first() == Phase::all_reduce) {
+    for (size_t i = 0; i < together.size(); ++i) {
+      schedule_->on_bucket_complete(*this, first + i);
+    }
+  }
+  wait_for_gather(b);
+}
+
+void Reducer::wait_for_all() {
+  for (const size_t b : order_) {
+    wait(b);
+  }
+}
+
+// `over_ns`: when the operation was over; 0 where nothing can tell.
+void Reducer::finish_first_phase(Bucket& bucket, int64_t over_ns) {
+  const auto b = static_cast<size_t>(&bucket - buckets_.data());
+  bucket.state = Bucket::complete;
+  bucket.profiled.reset();
+  bucket.complete_ns = now_ns();
+  bucket.over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
+  if (bucket.skipped) {
+    advance(b, Next::none);
+    return;
+  }
+  if (norms_.is_on()) {
+    norms_.add_mean(bucket.travelling());
+  }
+  if (progress_.phases().first() == Phase::all_reduce) {
+    hand_out(bucket);
+  } else if (bucket.kept.defined()) {
+    keep_part(bucket, rank());
+  }
+  advance(b);
+}
+
+// A rank without inputs has lent zeros: its own gradients are not of this iteration.
+void Reducer::hand_out(Bucket& bucket) {
+  if (iteration_.arrived > 0) {
+    copier_.hand_out(bucket, hook_ == nullptr);
+  }
+}
+
+void Reducer::abandon() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Bucket& bucket = buckets_[b];
+    if (bucket.state == Bucket::launched && !bucket.skipped) {
+      if (hook_) {
+        hook_->abandon(b);
+      } else if (bucket.first_joined == b) {
+        communicator_->abandon(b, bucket.joined_count > 1 ? bucket.joined : bucket.travelling());
+      }
+    }
+    if (progress_.is_gathering(b)) {
+      communicator_->abandon(slot_of_gather(b), gathered(b));
+    }
+  }
+}
+
+// In the slot behind those of the buckets. The memory is kept for the next call.
+std::vector<double> Reducer::max_over_ranks(std::vector<double> values) {
+  const at::NoGradGuard no_grad;
+  const auto count = static_cast<int64_t>(values.size());
+  const at::Tensor here = at::from_blob(values.data(), {count}, at::kDouble);
+  if (!measured_.defined() || measured_.numel() < count) {
+    measured_ = communicator_->allocate(values.size(), at::kDouble, device_of(gradients_));
+  }
+  const at::Tensor everywhere =
+      measured_.numel() == count ? measured_ : measured_.narrow(0, 0, count);
+  everywhere.copy_(here);
+  const size_t slot = buckets_.size();
+  try {
+    communicator_->start(slot, everywhere,
+                         {.op = ReduceOp::max, .layout = settings_.tag, .background = false});
+    const StepWatch::Wait waiting(watch_);
+    communicator_->wait(slot);
+  } catch (...) {
+    raise_about("max_over_ranks of schedule '" + schedule_->name() + "'");
+  }
+  here.copy_(everywhere);
+  return values;
+}
+
+// ---- phases after the first ------------------------------------------------------------------
+
+void Reducer::forward_of_module_begins(size_t module) {
+  if (listens(LaunchSchedule::forward_begin) && is_in_flight()) {
+    in_forward_ = true;
+    const auto afterwards = c10::make_scope_exit([this] { in_forward_ = false; });
+    schedule_->on_forward_begin(*this, module);
+  }
+}
+
+void Reducer::wait_for_what_no_module_needs() {
+  if (!is_in_flight()) {
+    return;
+  }
+  if (!iteration_.stepped) {
+    finish_phases();
+    return;
+  }
+  for (const size_t b : needed_by_none_) {
+    finish_phases_of(b);
+  }
+}
+
+// At the end of backward every first phase is launched, on all ranks in the same order, so the next
+// one may be launched behind it.
+bool Reducer::may_follow(size_t b) const {
+  return backward_ends_ && progress_.phases().gathers_gradients() &&
+         buckets_.at(b).state == Bucket::launched;
+}
+
+void Reducer::launch_next_phase(size_t b, Launch how) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error("schedule '" + schedule_->name() + "': launch of " + in_words(b) + why);
+  };
+  if (progress_.is_over(b) || progress_.is_gathering(b)) {
+    return;
+  }
+  const bool follows = may_follow(b);
+  if (!follows && progress_.next(b) != Phase::all_gather) {
+    refuse(", whose next phase is update: call control.update()");
+  }
+  if (in_forward_) {
+    refuse(
+        " in forward_begin, where ranks may differ in the modules that they run; launch it in "
+        "bucket_ready, backward_end or optimizer_step");
+  }
+  Bucket& bucket = buckets_[b];
+  BucketCall call;
+  call.priority = how.priority;
+  call.background = how.background;
+  if (follows) {
+    call.after = b;
+  }
+  call.collective = Collective::all_gather;
+  call.layout = salted(Fnv().add(bucket.layout).add(uint64_t{1}).value());
+  bucket.gather_launched_ns = now_ns();
+  trace_.note_moment("bucket launch", EventKind::launch, b, bucket.bytes,
+                     bucket.gather_launched_ns);
+  try {
+    communicator_->start(slot_of_gather(b), gathered(b), call);
+    progress_.set_gathering(b, true);
+  } catch (...) {
+    raise_about(in_words(b));
+  }
+}
+
+void Reducer::wait_for_gather(size_t b) {
+  if (!progress_.is_gathering(b)) {
+    return;
+  }
+  Bucket& bucket = buckets_[b];
+  int64_t over_ns = 0;
+  try {
+    const StepWatch::Wait waiting(watch_);
+    communicator_->wait(slot_of_gather(b));
+    progress_.set_gathering(b, false);
+    over_ns = communicator_->over_ns(slot_of_gather(b));
+  } catch (...) {
+    const bool of_parameters = progress_.phases().updates_parts();
+    raise_about(in_words(b), of_parameters ? which_are_new() : "");
+  }
+  bucket.complete_ns = now_ns();
+  bucket.gather_launched_ns = std::max(bucket.gather_launched_ns, bucket.over_ns);
+  bucket.gather_over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
+  if (!progress_.phases().updates_parts()) {
+    hand_out(bucket);
+    if (listens(LaunchSchedule::bucket_complete)) {
+      schedule_->on_bucket_complete(*this, b);
+    }
+  }
+  advance(b);
+}
+
+// Of the parameters, when a gather of them has failed.
+std::string Reducer::which_are_new() const {
+  std::string old;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!progress_.is_over(b)) {
+      old += (old.empty() ? "" : ", ") + std::to_string(b);
+    }
+  }
+  return ". The parameters of this rank lie between step " + std::to_string(iteration_.completed) +
+         " and step " + std::to_string(iteration_.step()) + ": buckets " + old +
+         " are not whole, the others are new. Go on from a checkpoint";
+}
+
+void Reducer::update(std::span<const size_t> buckets) {
+  if (!progress_.phases().updates()) {
+    throw Error("schedule '" + schedule_->name() +
+                "': update(), though its phases have no update; the program steps by itself");
+  }
+  updated_.clear();
+  for (const size_t b : buckets) {
+    const bool is_named_twice = std::find(updated_.begin(), updated_.end(), b) != updated_.end();
+    if (is_named_twice || progress_.has_updated(b) || !iteration_.stepped) {
+      continue;
+    }
+    if (progress_.next(b) != Phase::update) {
+      throw Error("schedule '" + schedule_->name() + "': update of " + in_words(b) +
+                  " before its " + name_of(*progress_.next(b)) +
+                  " is over; wait for the bucket first");
+    }
+    updated_.push_back(b);
+  }
+  if (updated_.empty()) {
+    return;
+  }
+  StepTrace::Compute span;
+  if (trace_.is_recorded()) {
+    trace_.begin_compute(span, "update", iteration_.number);
+  }
+  callbacks_.update(updated_);
+  trace_.end_compute(span, "update", iteration_.number);
+  for (const size_t b : updated_) {
+    advance(b);
+  }
+}
+
+bool Reducer::update_steps() {
+  ++update_steps_;
+  if (!is_in_flight()) {
+    return false;
+  }
+  iteration_.stepped = true;
+  if (listens(LaunchSchedule::optimizer_step)) {
+    schedule_->on_optimizer_step(*this);
+  }
+  if (progress_.phases().updates_parts()) {
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      if (!progress_.is_over(b) && !progress_.is_gathering(b)) {
+        throw Error("schedule '" + schedule_->name() + "' has not launched all_gather of " +
+                    in_words(b) + " by the end of optimizer_step");
+      }
+    }
+  } else if (!defers_) {
+    finish_phases();  // the program has read the gradients, so all of them are there
+  }
+  return true;
+}
+
+void Reducer::finish_phases() {
+  if (!is_in_flight()) {
+    return;
+  }
+  for (const size_t b : order_) {
+    finish_phases_of(b);
+  }
+}
+
+void Reducer::finish_phases_of(size_t b) {
+  wait(b);
+  while (!progress_.is_over(b)) {
+    if (progress_.is_gathering(b)) {
+      wait_for_gather(b);
+    } else if (progress_.next(b) == Phase::update && iteration_.stepped) {
+      update(b);
+    } else if (iteration_.stepped || progress_.next(b) == Phase::all_gather) {
+      throw Error("schedule '" + schedule_->name() + "' has not launched the next phase of " +
+                  in_words(b) + ", " + name_of(*progress_.next(b)));
+    } else {
+      advance(b, Next::none);
+    }
+  }
+}
+
+// A rank that has left out a step is told from the others by its layouts.
+uint64_t Reducer::salted(uint64_t layout) const {
+  return update_steps_ == 0 ? layout : Fnv().add(layout).add(update_steps_).value();
+}
+
+// What an all_gather after the first phase sends: parameters, or gradients.
+const at::Tensor& Reducer::gathered(size_t b) {
+  return progress_.phases().updates_parts() ? parameters_of(b) : buckets_[b].flat;
+}
+
+at::Tensor Reducer::part_of(size_t b) const {
+  return part_of_rank(buckets_.at(b), rank(), communicator_->world());
+}
+
+// Made when it is asked for first.
+const at::Tensor& Reducer::parameters_of(size_t b) {
+  Bucket& bucket = buckets_.at(b);
+  if (!bucket.parameters.defined()) {
+    bucket.parameters = communicator_->allocate(static_cast<size_t>(bucket.flat.numel()),
+                                                bucket.flat.scalar_type(), bucket.flat.device());
+  }
+  return bucket.parameters;
+}
+
+}  // namespace dpcore
