@@ -14,7 +14,7 @@
 #include "bindings/call_arguments.h"
 #include "bindings/py_stream.h"
 #include "comm/base/error.h"
-#include "comm/collective/parts.h"
+#include "comm/collective/request.h"
 #include "comm/schedule/schedule.h"
 
 namespace py = pybind11;

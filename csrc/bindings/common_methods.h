@@ -7,7 +7,6 @@
 #include <string>
 
 #include "bindings/py_work.h"
-#include "comm/group/program_error.h"
 
 namespace dpcore {
 
@@ -23,7 +22,7 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
                              })
       .def("note_error",
            [](const Comm& comm, const std::string& error) {
-             note_program_error(comm.core->group().endpoint(), error);
+             comm.core->group().endpoint().record_program_error(error);
            })
       .def("unheard_failure",
            [](const Comm& comm) { return unheard_failure_of(comm.core->group()); })

@@ -11,7 +11,7 @@
 
 #include "comm/base/clock.h"
 #include "comm/base/types.h"
-#include "comm/engine/long_wait.h"
+#include "comm/engine/engine.h"
 #include "comm/group/group.h"
 #include "comm/memory/control.h"
 

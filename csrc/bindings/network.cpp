@@ -13,7 +13,6 @@
 #include "comm/base/error.h"
 #include "comm/base/sha256.h"
 #include "comm/network/tcp_socket.h"
-#include "comm/network/tcp_user.h"
 #include "comm/rendezvous/meet_tcp.h"
 #include "comm/transport/link.h"
 

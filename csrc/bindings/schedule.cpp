@@ -13,7 +13,6 @@
 #include "comm/base/error.h"
 #include "comm/schedule/check.h"
 #include "comm/schedule/cost.h"
-#include "comm/schedule/cost_model.h"
 #include "comm/schedule/program.h"
 #include "comm/schedule/schedule.h"
 

@@ -1,15 +1,22 @@
-// Numbering, pooling, waiting, groups and the end. What runs: communicator_choice.cpp.
+// What a call is refused for before it has a number, which algorithm it runs, numbering, pooling,
+// waiting, groups and the end.
 #include "comm/communicator.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
+#include <mutex>
+#include <numeric>
+#include <string_view>
 #include <thread>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
-#include "comm/operations/last_calls.h"
-#include "comm/schedule/names.h"
+#include "comm/base/fnv.h"
+#include "comm/collective/geometry.h"
+#include "comm/operations/collective_operation.h"
+#include "comm/schedule/choice.h"
 
 namespace dpcore {
 namespace {
@@ -373,6 +380,202 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
   context_->keep_until_everybody_left(group_, std::move(blocks));
   if (interruption) {
     std::rethrow_exception(interruption);
+  }
+}
+
+namespace {
+
+uint64_t hash_of(const AskedAlgorithm& asked) {
+  return Fnv().add(asked.name).add(asked.literal ? 1 : 0).value();
+}
+
+}  // namespace
+
+// Where ranks that share memory play at a slow network, each has a NIC of its own.
+std::vector<int> Communicator::hosts_for_costs() const {
+  std::vector<int> hosts = group_->hosts();
+  if (options_.link && group_->remote() == nullptr) {
+    std::iota(hosts.begin(), hosts.end(), 0);
+  }
+  return hosts;
+}
+
+// A small operation over TCP needs no messages, unless a link is to hold them back.
+void Communicator::choose_by_cost(Request& request) {
+  const bool has_remote = group_->remote() != nullptr;
+  if (goes_by_messages() && (options_.link || !is_small(request, world(), has_remote))) {
+    const size_t bytes = bytes_of(request, world());
+    request.program = programs_.of(choice_.choose(request.collective, bytes, request.ordered),
+                                   request.collective, request.root);
+    request.algorithm = request.program->hash;  // the choice hangs on options of each rank
+  }
+}
+
+void Communicator::choose_algorithm(Request& request, const std::string& name) {
+  const bool by_messages = goes_by_messages();
+  const bool uneven_exchange = announces_parts(request);
+  if (uneven_exchange && (request.program || (!name.empty() && name != "auto"))) {
+    throw Unsupported("all_to_all with uneven parts has one algorithm; leave algorithm out");
+  }
+  if (uneven_exchange) {
+    if (static_cast<size_t>(world()) * sizeof(uint64_t) > kAnnouncedBytes) {
+      throw Unsupported("all_to_all with uneven parts is for at most " +
+                        std::to_string(kAnnouncedBytes / sizeof(uint64_t)) + " ranks");
+    }
+    if (by_messages) {
+      request.program = programs_.of("direct", request.collective, request.root);
+    }
+    return;
+  }
+  if (request.program) {  // the user's own schedule
+    programs_.check_deterministic(request.program->schedule);
+    request.algorithm = request.program->hash;
+    return;
+  }
+  if (request.collective == Collective::barrier) {
+    return;
+  }
+  if (name.empty() ? is_open_ : name == "auto") {  // most calls: then no name is looked up
+    choose_by_cost(request);
+    return;
+  }
+  const AskedAlgorithm asked = resolve_algorithm(request.collective, name, options_.algorithm);
+  if (asked.is_open()) {
+    choose_by_cost(request);
+    return;
+  }
+  request.algorithm = hash_of(asked);
+  const bool literal = by_messages || asked.literal;
+  if (!literal && asked.name == "direct" && request.collective != Collective::all_reduce) {
+    return;
+  }
+  if (!literal && request.collective == Collective::all_reduce &&
+      (asked.name == "one_shot" || asked.name == "two_shot")) {
+    request.force = asked.name == "one_shot" ? Path::stage : Path::two_shot_push;
+    return;
+  }
+  request.program = programs_.of(asked.name, request.collective, request.root);
+  programs_.check_deterministic(request.program->schedule);
+}
+
+Explanation Communicator::explain(Collective collective, size_t bytes) {
+  Explanation why;
+  const AskedAlgorithm asked = resolve_algorithm(collective, "", options_.algorithm);
+  why.asked = !asked.is_open();
+  if (world() == 1 || collective == Collective::barrier) {
+    return why;
+  }
+  if (goes_by_messages()) {
+    const bool small = !options_.link && bytes <= small_bytes(world(), group_->remote() != nullptr);
+    why.way = small && !why.asked ? Explanation::Way::entry : Explanation::Way::messages;
+  } else {
+    const bool fused =
+        asked.name == "one_shot" || asked.name == "two_shot" || asked.name == "direct";
+    why.way = why.asked && (asked.literal || !fused) ? Explanation::Way::messages
+                                                     : Explanation::Way::memory;
+  }
+  const std::lock_guard<SpinLock> lock(submission_);
+  why.candidates = choice_.candidates(collective);
+  why.algorithm = why.asked ? asked.name : choice_.choose(collective, bytes, false);
+  return why;
+}
+
+namespace {
+
+// All communicators of the process, where DPCORE_CHECK asks whether they use the same memory at
+// once. Never destroyed: communicators may go after it would.
+struct Everywhere {
+  std::mutex mutex;
+  std::vector<Communicator*> communicators;
+};
+Everywhere& everywhere() {
+  static auto* const all = new Everywhere;
+  return *all;
+}
+bool checks_everywhere() {
+  static const bool checks = [] {
+    const char* text = std::getenv("DPCORE_CHECK");
+    return text != nullptr && *text != '\0' && std::string_view(text) != "0";
+  }();
+  return checks;
+}
+
+}  // namespace
+
+void Communicator::show_memory_in_use() {
+  if (checks_everywhere()) {
+    const std::lock_guard<std::mutex> lock(everywhere().mutex);
+    everywhere().communicators.push_back(this);
+  }
+}
+
+void Communicator::hide_memory_in_use() {
+  if (checks_everywhere()) {
+    const std::lock_guard<std::mutex> lock(everywhere().mutex);
+    std::erase(everywhere().communicators, this);
+  }
+}
+
+void Communicator::check_not_forked() const {
+  if (endpoint().is_forked_copy()) {
+    throw Error("rank " + std::to_string(rank()) +
+                ": this process was forked after init(); a communicator belongs to the process "
+                "that made it. Call init() in the child, or start it with spawn");
+  }
+}
+
+void Communicator::check_usable() const {
+  check_not_forked();
+  if (closed_.load(std::memory_order_relaxed)) {
+    throw Error("rank " + std::to_string(rank()) +
+                ": this communicator was finalized; call init() for a new one");
+  }
+  if (group_->failed()) {
+    group_->raise_failure();
+  }
+}
+
+void Communicator::check(const Request& request) const {
+  check_usable();
+  check_operator(request);
+  if (checks_everywhere()) {
+    check_not_in_use_elsewhere(memory_use(request, rank(), world()));
+  }
+}
+
+void Communicator::check_message(const MessageCall& call) const {
+  check_usable();
+  if (call.peer == MessageOperation::kAnyRank && call.bytes == 0) {
+    throw Unsupported("rank " + std::to_string(rank()) +
+                      ": a message without elements does not travel, so it can't be received from "
+                      "any rank; name the rank");
+  }
+  if (checks_everywhere()) {
+    check_not_in_use_elsewhere(memory_use(call.sends, call.data, call.bytes));
+  }
+}
+
+void Communicator::check_not_in_use(const MemoryUse& use) const {
+  const auto check = [&](const auto& pool) {
+    for (const auto& other : pool) {
+      if (other->status.load(std::memory_order_acquire) == Operation::pending &&
+          other->memory_use().conflicts_with(use)) {
+        throw Unsupported("rank " + std::to_string(rank()) +
+                          ": the memory of this call is in use by " + other->describe() +
+                          ", which is still in flight, and one of the two writes it; call wait() "
+                          "of that operation first, or pass a copy");
+      }
+    }
+  };
+  check(pool_);
+  check(message_pool_);
+}
+
+void Communicator::check_not_in_use_elsewhere(const MemoryUse& use) const {
+  const std::lock_guard<std::mutex> lock(everywhere().mutex);
+  for (Communicator* other : everywhere().communicators) {
+    const std::lock_guard<SpinLock> its_lock(other->submission_);
+    other->check_not_in_use(use);
   }
 }
 

@@ -19,7 +19,7 @@
 #include "comm/operations/collective_operation.h"
 #include "comm/operations/message_operation.h"
 #include "comm/schedule/choice.h"
-#include "comm/schedule/program_cache.h"
+#include "comm/schedule/program.h"
 
 namespace dpcore {
 
@@ -146,6 +146,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   Communicator(Options options, std::shared_ptr<Context> context, std::shared_ptr<Group> group);
   void choose_algorithm(Request& request, const std::string& algorithm);
+  void choose_by_cost(Request& request);
   std::vector<int> hosts_for_costs() const;
   // Where data has to travel as messages.
   bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }

@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "comm/base/error.h"
-#include "comm/group/program_error.h"
 #include "tensors/tensor_memory.h"
 #include "torch_backend/python_lock.h"
 
@@ -163,7 +162,7 @@ void TorchBackend::abort() {
 
 void TorchBackend::shutdown() {
   if (const std::string problem = exception_on_its_way(); !problem.empty()) {
-    note_program_error(state_->communicator->endpoint(), problem);
+    state_->communicator->endpoint().record_program_error(problem);
   }
   leave(devices_, *state_);
 }

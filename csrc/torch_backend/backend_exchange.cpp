@@ -1,6 +1,6 @@
 // all_to_all: every rank has a part for every other one.
 #include "comm/base/error.h"
-#include "comm/collective/parts.h"
+#include "comm/collective/request.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

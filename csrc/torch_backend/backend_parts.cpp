@@ -1,7 +1,7 @@
 // Collectives with a part per rank. A list of tensors becomes one buffer (staging.h); parts may
 // have different sizes where every rank knows all of them.
 #include "comm/base/error.h"
-#include "comm/collective/parts.h"
+#include "comm/collective/request.h"
 #include "torch_backend/backend.h"
 
 namespace dpcore {

@@ -8,7 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "comm/base/error.h"
-#include "comm/collective/parts.h"
+#include "comm/collective/request.h"
 #include "tensors/tensor_memory.h"
 #include "torch_backend/backend.h"
 

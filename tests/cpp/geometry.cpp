@@ -6,9 +6,8 @@
 #include <vector>
 
 #include "check.h"
-#include "comm/collective/path_choice.h"
-#include "comm/collective/pieces.h"
-#include "comm/collective/stage_layout.h"
+#include "comm/collective/path.h"
+#include "comm/collective/geometry.h"
 
 using namespace dpcore;
 

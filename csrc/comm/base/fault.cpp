@@ -117,10 +117,7 @@ void perform(const Fault& fault, int rank) {
 
 }  // namespace
 
-bool enabled() {
-  static const bool any = !faults().empty();
-  return any;
-}
+bool holds_any() { return !faults().empty(); }
 
 void reach_slow(Point point, int rank, uint64_t operation) {
   for (const auto& fault : faults()) {

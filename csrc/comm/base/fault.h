@@ -18,8 +18,13 @@ enum class Point : uint8_t { init, grow, entry, middle, exit, thread };
 
 constexpr int kNoRank = -2;
 
-// True when DPCORE_FAULT holds anything: callers skip the rest otherwise.
-bool enabled();
+// Whether DPCORE_FAULT holds anything. Throws Unsupported where it can't be read.
+bool holds_any();
+
+inline bool enabled() {
+  static const bool any = holds_any();
+  return any;
+}
 
 // Performs the action of every fault that matches. May not return.
 void reach_slow(Point point, int rank, uint64_t operation);

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <mutex>
 
 #include "comm/base/error.h"
@@ -32,7 +31,6 @@ constexpr size_t kMaxDescriptors = 8192;
 std::array<Mapping, kMaxMappings> mappings;
 std::array<int, kMaxDescriptors> descriptors;  // fd + 1, 0 = free
 SpinLock table_lock;
-std::atomic<uint64_t> forks{0};
 
 void lock() { table_lock.lock(); }
 void unlock() { table_lock.unlock(); }
@@ -81,8 +79,6 @@ void install_once() {
 }
 
 }  // namespace
-
-uint64_t generation() { return forks.load(std::memory_order_relaxed); }
 
 void add_mapping(void* base, size_t bytes, int fd, size_t offset) {
   install_once();

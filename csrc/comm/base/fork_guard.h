@@ -10,6 +10,7 @@
 // malloc and mutexes may be unusable in the child.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,7 +19,8 @@ namespace dpcore::fork_guard {
 inline constexpr int kDropMapping = -1;
 
 // How often this process image has been forked, counted along the line of its ancestors.
-uint64_t generation();
+inline std::atomic<uint64_t> forks{0};
+inline uint64_t generation() { return forks.load(std::memory_order_relaxed); }
 
 // Member of what a forked child may inherit, and then has to leave alone: whoever held a lock of it
 // at the fork is not there to let go.

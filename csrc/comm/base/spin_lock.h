@@ -3,9 +3,17 @@
 
 #include <atomic>
 
-#include "comm/base/pause.h"
-
 namespace dpcore {
+
+// What a thread that spins does between two polls: tells the processor, so that the thread beside
+// it on the same core gets more of it.
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 class SpinLock {
  public:

@@ -1,4 +1,4 @@
-// Names and validity of element types, operators and collectives.
+// Names of element types, operators and collectives.
 #include "comm/base/types.h"
 
 #include <array>
@@ -82,32 +82,6 @@ DType parse_dtype(std::string_view name) {
 
 Collective parse_collective(std::string_view name) {
   return parse<Collective>("collective", name, kCollectiveCount);
-}
-
-bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
-
-bool is_valid(ReduceOp op, DType dtype) {
-  const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
-  const bool is_scaled = op == ReduceOp::mean || op == ReduceOp::premul_sum;
-  switch (dtype) {
-    case DType::f64:
-    case DType::f32:
-    case DType::f16:
-    case DType::bf16:
-      return !is_bitwise;
-    case DType::c64:
-    case DType::c128:
-      return op == ReduceOp::sum || op == ReduceOp::prod || is_scaled;
-    case DType::i64:
-    case DType::i32:
-    case DType::i16:
-    case DType::i8:
-    case DType::u8:
-      return op != ReduceOp::premul_sum;
-    case DType::boolean:
-      return !is_scaled;
-  }
-  return false;
 }
 
 }  // namespace dpcore

@@ -68,9 +68,31 @@ constexpr bool is_on_whole(Collective kind) {
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
 // no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as
 // any other sum, divided by the number of ranks and rounded toward zero.
-bool is_valid(ReduceOp op, DType dtype);
+constexpr bool is_valid(ReduceOp op, DType dtype) {
+  const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
+  const bool is_scaled = op == ReduceOp::mean || op == ReduceOp::premul_sum;
+  switch (dtype) {
+    case DType::f64:
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+      return !is_bitwise;
+    case DType::c64:
+    case DType::c128:
+      return op == ReduceOp::sum || op == ReduceOp::prod || is_scaled;
+    case DType::i64:
+    case DType::i32:
+    case DType::i16:
+    case DType::i8:
+    case DType::u8:
+      return op != ReduceOp::premul_sum;
+    case DType::boolean:
+      return !is_scaled;
+  }
+  return false;
+}
 
 // Whether elements can be multiplied by a factor: floating-point and complex types.
-bool takes_factors(DType dtype);
+constexpr bool takes_factors(DType dtype) { return is_valid(ReduceOp::premul_sum, dtype); }
 
 }  // namespace dpcore

@@ -1,12 +1,17 @@
-// What a caller asks for: one collective with its buffers and options. A value; the buffers stay
-// the caller's until the operation is over.
+// What a caller asks for: one collective with its buffers and options, and parts of different
+// sizes, one per rank. Values; the buffers stay the caller's until the operation is over.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
+#include <string>
 #include <vector>
 
+#include "comm/base/error.h"
+#include "comm/base/fnv.h"
 #include "comm/base/types.h"
 #include "comm/collective/path.h"
 #include "comm/memory/control.h"
@@ -48,8 +53,49 @@ inline Fingerprint fingerprint_of(const Request& request) {
           request.algorithm};
 }
 // Throws Unsupported when its operator has no meaning for its elements.
-void check_operator(const Request& request);
+inline void check_operator(const Request& request) {
+  if (!is_valid(request.op, request.dtype)) {
+    throw Unsupported(std::string(name_of(request.op)) + " has no meaning for " +
+                      std::string(name_of(request.dtype)));
+  }
+}
 // Throws Unsupported when a rank can't send to `peer` or receive from it.
-void check_peer(int peer, int rank, int world);
+inline void check_peer(int peer, int rank, int world) {
+  if (peer < 0 || peer >= world || peer == rank) {
+    throw Unsupported("rank " + std::to_string(rank) + " can't exchange a message with " +
+                      std::to_string(peer) + ": choose another rank of 0.." +
+                      std::to_string(world - 1));
+  }
+}
+
+using Parts = std::vector<uint64_t>;
+
+inline uint64_t sum_of(const Parts& parts) {
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+}
+
+// For the fingerprint: ranks that cut differently must not exchange anything. Never 0.
+inline uint64_t layout_of(const Parts& parts) {
+  Fnv hash;
+  for (const uint64_t part : parts) {
+    hash.add(part);
+  }
+  return hash.value() | 1;
+}
+
+// Parts that are the same list on all ranks: of everything but all_to_all.
+inline void set_parts(Request& request, const Parts& parts) {
+  request.input_parts = parts;
+  request.output_parts = parts;
+  request.count = *std::max_element(parts.begin(), parts.end());
+  request.layout ^= layout_of(parts);
+}
+
+// The bytes of all parts together: in an exchange, of those that this rank gives or of those that
+// it takes, whichever are more.
+inline size_t bytes_of_parts(const Request& request) {
+  return std::max(sum_of(request.input_parts), sum_of(request.output_parts)) *
+         size_of(request.dtype);
+}
 
 }  // namespace dpcore

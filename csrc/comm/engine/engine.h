@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,14 @@
 #include "comm/engine/operation.h"
 
 namespace dpcore {
+
+// Of the operations in which this process waits, the one that was called first. All engines of the
+// process record it whenever they look for trouble, every 20 ms. Any thread may ask.
+struct LongWait {
+  int64_t called_ns = 0;  // 0: no operation was incomplete when they last looked
+  double timeout_s = 0;
+};
+LongWait longest_wait(int64_t now_ns);
 
 class ScopedCount {  // counts a scope in an atomic
  public:

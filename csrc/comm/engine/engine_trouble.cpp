@@ -1,14 +1,31 @@
 // What a thread that waits looks at every kSliceNs: dead and departed peers, failures that peers
 // have published, deadlines. Called under the progress lock.
+#include <mutex>
 #include <string>
 
 #include "comm/base/clock.h"
 #include "comm/engine/engine.h"
-#include "comm/engine/long_wait.h"
 
 namespace dpcore {
-
 namespace {
+
+// An operation that was not seen for so long is complete; a busy machine may look late.
+constexpr int64_t kOverNs = 1'000'000'000;
+
+struct RecordedWait {
+  std::mutex mutex;
+  LongWait wait;
+  int64_t seen_ns = 0;
+};
+RecordedWait first_wait;
+
+void record_wait(const LongWait& wait, int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(first_wait.mutex);
+  if (wait.called_ns <= first_wait.wait.called_ns || now_ns - first_wait.seen_ns > kOverNs) {
+    first_wait.wait = wait;
+    first_wait.seen_ns = now_ns;
+  }
+}
 
 int find_missing_peer(const Operation& operation) {
   const Group& group = operation.group();
@@ -91,8 +108,8 @@ bool Engine::look_for_trouble() {
   const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
     operation->show_wait(last_look_ns_);
-    note_wait({operation->deadline_ns - to_ns(operation->timeout_s), operation->timeout_s},
-              last_look_ns_);
+    record_wait({operation->deadline_ns - to_ns(operation->timeout_s), operation->timeout_s},
+                last_look_ns_);
   }
   for (const auto& operation : active_) {
     Group& group = operation->group();
@@ -130,6 +147,11 @@ void Engine::take_in_unexpected() {
     endpoint_->network()->poll();
     endpoint_->network()->set_aside_unexpected();
   }
+}
+
+LongWait longest_wait(int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(first_wait.mutex);
+  return now_ns - first_wait.seen_ns > kOverNs ? LongWait{} : first_wait.wait;
 }
 
 }  // namespace dpcore

@@ -14,7 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/collective/pieces.h"
+#include "comm/collective/geometry.h"
 #include "comm/group/group.h"
 
 namespace dpcore {

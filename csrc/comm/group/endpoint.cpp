@@ -188,11 +188,20 @@ void Endpoint::look_for_deaths() {
   }
 }
 
-void Endpoint::note_failure(const FirstFailure& failure) {
+void Endpoint::record_failure(const FirstFailure& failure) {
   const std::lock_guard<std::mutex> lock(failure_mutex_);
   if (!first_failure_) {
     first_failure_ = failure;
   }
+}
+
+void Endpoint::record_program_error(const std::string& error) {
+  FirstFailure cause;
+  cause.kind = static_cast<uint32_t>(ErrorKind::peer_lost);
+  cause.culprit = rank_;
+  cause.when_ns = now_ns();
+  cause.text = error;
+  record_failure(cause);
 }
 
 std::optional<FirstFailure> Endpoint::first_failure() const {
@@ -271,7 +280,5 @@ void Endpoint::wake_own_threads() {
     network_->wake(bell().asleep.load(std::memory_order_seq_cst));
   }
 }
-
-bool Endpoint::is_forked_copy() const { return origin_.is_forked_copy(); }
 
 }  // namespace dpcore

@@ -115,14 +115,17 @@ class Endpoint {
   void look_for_deaths();
   bool dead(int r) const { return peers_[r].dead.load(std::memory_order_acquire); }
 
-  void note_failure(const FirstFailure& failure);
+  void record_failure(const FirstFailure& failure);
+  // An error of the program itself, which no operation has failed with. Peers hear of it if they
+  // still need this rank when it leaves. What failed before goes first.
+  void record_program_error(const std::string& error);
   std::optional<FirstFailure> first_failure() const;
 
   // How r's end showed, for messages: "died", "is out of reach: ...".
   std::string how_it_ended(int r) const;
 
   // This process was forked off the one that made the endpoint.
-  bool is_forked_copy() const;
+  bool is_forked_copy() const { return origin_.is_forked_copy(); }
 
  private:
   Endpoint() = default;

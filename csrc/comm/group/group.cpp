@@ -189,9 +189,10 @@ void Group::fail(ErrorKind kind, int culprit, const std::string& reason, uint64_
     if (remote_) {
       remote_->tell_failure(mine().abort);
     }
-    endpoint_->note_failure({this, static_cast<uint32_t>(kind),
-                             culprit < 0 ? -1 : members_[static_cast<size_t>(culprit)],
-                             failure_.when_ns, name_of(kind) + (" in " + name()) + ": " + reason});
+    endpoint_->record_failure({this, static_cast<uint32_t>(kind),
+                               culprit < 0 ? -1 : members_[static_cast<size_t>(culprit)],
+                               failure_.when_ns,
+                               name_of(kind) + (" in " + name()) + ": " + reason});
   }
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {

@@ -28,9 +28,9 @@
 #include "comm/base/fork_guard.h"
 #include "comm/base/spin_lock.h"
 #include "comm/network/message.h"
-#include "comm/network/peer.h"
 #include "comm/network/tcp_frame.h"
 #include "comm/network/tcp_line.h"
+#include "comm/network/tcp_socket.h"
 
 namespace dpcore {
 

@@ -18,7 +18,6 @@
 #include "comm/network/message.h"
 #include "comm/network/tcp_flow.h"
 #include "comm/network/tcp_frame.h"
-#include "comm/network/tcp_load.h"
 #include "comm/network/tcp_socket.h"
 
 namespace dpcore {

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,6 +82,19 @@ class TcpSocket {
 
  private:
   Descriptor fd_;
+};
+
+// Which user the other end of a connection belongs to. The kernel tells it of every socket of this
+// network namespace (sock_diag), so of the other end where that is one, as on loopback. Nothing
+// where the kernel does not say, or the other end is elsewhere, or has not accepted the connection.
+std::optional<uid_t> user_of_peer(const TcpSocket& connection);
+
+// A peer that is reached over TCP, as the rendezvous hands it to the network, which then owns the
+// connections.
+struct TcpPeer {
+  std::string address;
+  std::vector<TcpSocket> lines;  // empty for this rank and its local peers
+  bool is_remote() const { return !lines.empty(); }
 };
 
 }  // namespace dpcore

@@ -1,16 +1,97 @@
-// The life of a collective: everything but what it waits for and the bodies.
+// The life of a collective: everything but what it waits for and the bodies. First whether ranks
+// called the same: fingerprints lie in slots of control blocks, and reading a peer's moves a cache
+// line. Last what a collective says about itself, in messages and traces.
 #include "comm/operations/collective_operation.h"
 
 #include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
 
 #include "comm/base/clock.h"
+#include "comm/base/error.h"
 #include "comm/base/fault.h"
-#include "comm/collective/parts.h"
-#include "comm/collective/path_choice.h"
+#include "comm/collective/path.h"
+#include "comm/collective/request.h"
 #include "comm/memory/peer_memory.h"
-#include "comm/operations/paths.h"
+#include "comm/operations/path_run.h"
 
 namespace dpcore {
+namespace {
+
+constexpr const char* kAdvice =
+    "make every rank call the same operations in the same order with the same arguments";
+
+bool has_entered(const Group& group, int r, uint64_t number) {
+  return group.slot(r, number).posted.load(std::memory_order_acquire) > number;
+}
+
+// Only wrapped models broadcast with a layout.
+bool is_of_a_model(const Fingerprint& what) {
+  return what.collective == static_cast<uint8_t>(Collective::broadcast) && what.layout != 0;
+}
+
+// Throws Mismatch where rank r, which has entered the operation, called something else than this
+// rank. `is_over`: on this rank.
+void check_same_call(const Group& group, int r, uint64_t number, bool is_over) {
+  const Fingerprint& ours = group.slot(group.rank(), number).fingerprint;
+  const Fingerprint& theirs = group.slot(r, number).fingerprint;
+  if (theirs == ours) {
+    return;
+  }
+  std::string text = "the ranks disagree at operation " + std::to_string(number) + ": rank " +
+                     std::to_string(group.rank()) + " called " + Group::describe(number, ours) +
+                     ", rank " + std::to_string(r) + " called " + Group::describe(number, theirs);
+  if (theirs.collective != ours.collective) {
+    if (is_of_a_model(theirs) || is_of_a_model(ours)) {
+      text +=
+          "; a wrapped model broadcasts rank 0's buffers before its forward: to evaluate on one "
+          "rank alone, call model.module there";
+    }
+  } else if (theirs.layout != ours.layout) {
+    text += "; the lists of sizes (or the layout of the buckets, or the models) differ";
+  }
+  if (theirs.algorithm != ours.algorithm) {
+    text += "; the algorithms differ (algorithm=, deterministic= or link= of the ranks)";
+  }
+  throw Mismatch(text +
+                 (is_over ? ". This rank was done with it by then; " : ". No data was touched; ") +
+                 kAdvice);
+}
+
+void check_last_call(const Group& group, int r, uint64_t number) {
+  const AbortRecord& record = group.control(r).abort;
+  // Asked in this order: what it entered it had entered before it left.
+  const bool left_well =
+      group.has_left(r) && record.state.load(std::memory_order_acquire) == AbortRecord::none;
+  if (has_entered(group, r, number)) {
+    check_same_call(group, r, number, true);
+  } else if (left_well) {
+    throw Mismatch("rank " + std::to_string(r) + " finalized and left without " +
+                   Group::describe(number, group.slot(group.rank(), number).fingerprint) +
+                   ", which rank " + std::to_string(group.rank()) + " called; " + kAdvice);
+  }
+}
+
+}  // namespace
+
+// The fence: of two ranks that leave at the same time, at least one sees that the other has
+// entered.
+void compare_last_calls(SharedState& shared) {
+  Group& group = shared.group();
+#if !defined(__SANITIZE_THREAD__)  // which does not know fences
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  try {
+    for (const uint64_t number : shared.unchecked()) {
+      for (int r = 0; r < group.world(); ++r) {
+        check_last_call(group, r, number);
+      }
+    }
+  } catch (const Mismatch& problem) {
+    group.fail(ErrorKind::mismatch, group.rank(), problem.what());
+  }
+}
 
 CollectiveOperation::~CollectiveOperation() {
   if (body_.handle) {
@@ -326,6 +407,124 @@ void CollectiveOperation::retire() {
   }
   run_.request.program.reset();
   run_.earlier.reset();
+}
+
+namespace {
+
+// A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
+constexpr int64_t kSilenceNs = 200'000'000;
+
+}  // namespace
+
+void CollectiveOperation::check_fingerprints(uint64_t number) const {
+  for (int r = 0; r < run_.world(); ++r) {
+    check_fingerprint_of(r, number);
+  }
+}
+
+void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
+  check_same_call(*group_, r, number, number != run_.number);
+}
+
+// Whoever only gives does not wait for those who take: they compare with the giver's slot before
+// they read, but two ranks that both take themselves for the root would never meet. And whoever
+// takes from the root alone has not looked at the others, whom it does not need. So they compare
+// later: before the operation that is kSlots later at the latest, which waits for
+// everybody to have finished this one, and `wherever_possible` when it has waited for everybody
+// anyway. (The one that is kSlots later may be held back, and urgent ones come past it.) In between
+// it compares what is known to be over, many at a time: each look at another rank's slot is a cache
+// line on its way. The slots still hold the operation then: they are used again kSlotsKept
+// operations later, which has to wait for this rank to finish the one that is kSlots ahead of the
+// given one.
+void CollectiveOperation::check_what_is_over(bool wherever_possible) const {
+  std::vector<uint64_t>& unchecked = shared_->unchecked();
+  size_t left = 0;
+  for (const uint64_t number : unchecked) {
+    bool have_all_entered = shared_->is_known_over(number) || number + kSlots == run_.number;
+    if (!have_all_entered && wherever_possible) {
+      have_all_entered = true;
+      for (int r = 0; r < run_.world() && have_all_entered; ++r) {
+        have_all_entered = has_entered(*group_, r, number);
+      }
+    }
+    if (have_all_entered) {
+      check_fingerprints(number);
+    } else {
+      unchecked[left++] = number;
+    }
+  }
+  unchecked.resize(left);
+}
+
+std::string CollectiveOperation::describe() const {
+  return Group::describe(run_.number, fingerprint_);
+}
+
+const char* CollectiveOperation::trace_name() const {
+  return name_of(run_.request.collective).data();
+}
+
+// One that failed before its path was chosen has run nothing.
+void CollectiveOperation::tell_what_ran(TraceEvent& event) const {
+  if (run_.path == Path::automatic) {
+    return;
+  }
+  event.path = name_of(run_.path, run_.request.collective);
+  event.world = run_.world();
+  event.root = run_.has_root() ? run_.request.root : -1;
+  if (run_.path == Path::moves) {
+    const std::shared_ptr<const Program>& program = run_.request.program;
+    event.schedule = program->identity;
+    group_->endpoint().trace().keep(program->identity, {program, &program->schedule});
+  }
+}
+
+bool CollectiveOperation::needs(int r) const {
+  return r == run_.unread_owner ||
+         run_.slot(r).finished.load(std::memory_order_acquire) <= run_.number;
+}
+
+bool CollectiveOperation::waits_for(int r) const {
+  return r != run_.me() && (!only_takes_ || r == run_.request.root);
+}
+
+int CollectiveOperation::first_late() const {
+  for (int r = 0; r < run_.world(); ++r) {
+    if (waits_for(r) && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
+      return r;
+    }
+  }
+  // Everybody is in it. Who waits gives signs of life; who is silent keeps all others waiting,
+  // along whatever chain of moves.
+  int silent = -1;
+  int64_t oldest = now_ns() - kSilenceNs;
+  for (int r = 0; r < run_.world(); ++r) {
+    const int64_t alive = group_->control(r).alive_ns.load(std::memory_order_relaxed);
+    if (r != run_.me() && needs(r) && alive < oldest) {
+      oldest = alive;
+      silent = r;
+    }
+  }
+  if (silent >= 0) {
+    return silent;
+  }
+  return run_.awaited.next < run_.world() ? run_.awaited.next : -1;
+}
+
+std::string CollectiveOperation::who_is_late() const {
+  std::string late;
+  for (int r = 0; r < run_.world(); ++r) {
+    if (waits_for(r) && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {
+      late += (late.empty() ? "" : "; ") + ("rank " + std::to_string(r)) +
+              " has not entered it: " + group_->last_operation_of(r);
+    }
+  }
+  if (late.empty()) {
+    const int peer = first_late();
+    late = "every rank has entered it, but rank " + std::to_string(peer) +
+           " stopped in the middle (waiting for " + run_.awaited.name + ")";
+  }
+  return late;
 }
 
 }  // namespace dpcore

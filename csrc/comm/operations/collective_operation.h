@@ -1,7 +1,7 @@
 // A collective in flight on one rank.
 //
 // Its life: wait until its slot is free, publish the fingerprint (post), wait until every rank
-// has posted, compare, choose the path (collective/path_choice.h), run the path's body (paths.h),
+// has posted, compare, choose the path (collective/path.h), run the path's body (path_run.h),
 // tell that it is finished. A small one is over when all have posted, without a body; where only
 // the root gives something, as soon as the root has, and the others are compared later. One that
 // follows another operation begins its body after that one's end; it posts before, where peers get
@@ -9,7 +9,10 @@
 // time.
 #pragma once
 
+#include <cstdint>
+
 #include "comm/operations/path_run.h"
+#include "comm/operations/shared_state.h"
 
 namespace dpcore {
 
@@ -67,5 +70,11 @@ class CollectiveOperation final : public Operation {
   bool is_prefilled_ = false;
   PathRun::Steps body_{};
 };
+
+// An operation that was over here before the other ranks had entered it is compared with theirs by
+// a later operation, or else by this, with the ranks that have entered it by now. One that enters
+// it later finds this rank's call when it leaves itself. To be called when nothing is in flight;
+// the group fails where they differ.
+void compare_last_calls(SharedState& shared);
 
 }  // namespace dpcore

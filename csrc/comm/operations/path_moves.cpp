@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "comm/base/clock.h"
-#include "comm/collective/chunk_memory.h"
-#include "comm/operations/paths.h"
+#include "comm/collective/geometry.h"
+#include "comm/operations/path_run.h"
 
 namespace dpcore {
 namespace {

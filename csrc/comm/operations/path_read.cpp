@@ -15,7 +15,7 @@
 
 #include "comm/base/error.h"
 #include "comm/memory/peer_memory.h"
-#include "comm/operations/paths.h"
+#include "comm/operations/path_run.h"
 
 namespace dpcore {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/network/tcp_frame.h"
-#include "comm/operations/paths.h"
+#include "comm/operations/path_run.h"
 
 namespace dpcore {
 

@@ -1,7 +1,7 @@
 // What the body of a path sees of its operation: the request, the slots of all ranks, and how to
 // wait. The operation keeps it, and uses it again for the next request.
 //
-// A body is a coroutine on a PathRun (paths.h): straight-line code in which each co_await names
+// A body is a coroutine on a PathRun: straight-line code in which each co_await names
 // what it waits for, resumed by the engine. Its frame lies in memory that is kept here, so nothing
 // is allocated after the first time.
 #pragma once
@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "comm/base/fault.h"
+#include "comm/collective/geometry.h"
 #include "comm/collective/path.h"
-#include "comm/collective/pieces.h"
-#include "comm/collective/stage_layout.h"
 #include "comm/engine/operation.h"
 #include "comm/operations/executor.h"
 #include "comm/operations/shared_state.h"
@@ -239,5 +238,35 @@ inline void PathRun::finish(bool ring) {
     group->ring_others();
   }
 }
+
+// ---- the bodies; collective/path.h says when which one is run
+
+using Steps = PathRun::Steps;
+
+// path_mapped.cpp: data that every rank can reach
+Steps run_alone(PathRun& run);
+Steps run_two_shot_push(PathRun& run);
+Steps run_reducing_pull(PathRun& run);
+Steps run_copies(PathRun& run);  // pull, push, shared
+// path_read.cpp, path_stage.cpp: ordinary memory
+Steps run_read(PathRun& run);
+Steps run_stage(PathRun& run);
+Steps run_two_shot_stage(PathRun& run);
+// path_moves.cpp
+Steps run_moves(PathRun& run);
+Steps run_barrier_over_link(PathRun& run);
+
+// What several of them do, and small operations without any of them.
+
+// The part of the data that does not travel: own input to own output.
+void copy_own_piece(PathRun& run);
+// One chunk into the own stage, and out of the stages of the others.
+void fill_stage(PathRun& run, size_t chunk, size_t quota);
+void consume_stage(PathRun& run, size_t chunk, size_t quota);
+// Throws Mismatch when what the others announced at the front of their stages is not what this rank
+// expects.
+void check_announced_parts(const PathRun& run);
+// `is_prefilled`: the stage has something for them.
+void tell_remote_members(const PathRun& run, bool is_prefilled);
 
 }  // namespace dpcore

@@ -21,8 +21,8 @@
 #include <algorithm>
 
 #include "comm/base/error.h"
-#include "comm/collective/path_choice.h"
-#include "comm/operations/paths.h"
+#include "comm/collective/path.h"
+#include "comm/operations/path_run.h"
 #include "comm/schedule/schedule.h"
 
 namespace dpcore {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "comm/base/prefetch.h"
 #include "comm/transport/mapped_transport.h"
 #include "comm/transport/paced_transport.h"
 #include "comm/transport/routed_transport.h"
@@ -42,28 +41,6 @@ uint64_t SharedState::look_what_is_over() {
     over = std::min(over, group_->control(r).over_below.load(std::memory_order_acquire));
   }
   return known_over_ = over;
-}
-
-std::byte* SharedState::stage(uint64_t number) {
-  auto& stage = stages_[number % kStages];
-  if (!stage) {
-    stage = group_->endpoint().arena().allocate(kStageBytes, 4096);
-  }
-  stage_users_[number % kStages] = number;
-  return stage.get();
-}
-
-void SharedState::fetch_for_writing(uint64_t number, size_t stage_bytes) const {
-  constexpr size_t kLine = 64;
-  constexpr size_t kMostLines = 32;
-  const OperationSlot& slot = group_->slot(group_->rank(), number);
-  prefetch_for_writing(&slot.posted);
-  prefetch_for_writing(&slot.input_offset);
-  const std::byte* stage = stages_[number % kStages].get();
-  for (size_t at = 0; stage != nullptr && at < std::min(stage_bytes, kMostLines * kLine);
-       at += kLine) {
-    prefetch_for_writing(stage + at);
-  }
 }
 
 std::vector<std::shared_ptr<std::byte>> SharedState::take_blocks() {

@@ -2,6 +2,7 @@
 // stages that ordinary memory is copied through, and the counters behind stats().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
@@ -9,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/base/prefetch.h"
 #include "comm/collective/path.h"
 #include "comm/group/group.h"
 #include "comm/transport/link.h"
@@ -43,10 +45,28 @@ class SharedState {
   Transport::Sent sent() const;
   // The memory behind the stage of an operation, made at first use, and who used it before the
   // operation; under the engine's progress lock.
-  std::byte* stage(uint64_t number);
+  std::byte* stage(uint64_t number) {
+    auto& stage = stages_[number % kStages];
+    if (!stage) {
+      stage = group_->endpoint().arena().allocate(kStageBytes, 4096);
+    }
+    stage_users_[number % kStages] = number;
+    return stage.get();
+  }
   // The peers' caches hold what the next operation will write first: asks for it early.
   // `stage_bytes`: as much of the stage as it is going to fill, if it is like the last one.
-  void fetch_for_writing(uint64_t number, size_t stage_bytes) const;
+  void fetch_for_writing(uint64_t number, size_t stage_bytes) const {
+    constexpr size_t kLine = 64;
+    constexpr size_t kMostLines = 32;
+    const OperationSlot& slot = group_->slot(group_->rank(), number);
+    prefetch_for_writing(&slot.posted);
+    prefetch_for_writing(&slot.input_offset);
+    const std::byte* stage = stages_[number % kStages].get();
+    for (size_t at = 0; stage != nullptr && at < std::min(stage_bytes, kMostLines * kLine);
+         at += kLine) {
+      prefetch_for_writing(stage + at);
+    }
+  }
   static constexpr uint64_t kNobody = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
   // Operations that never need a stage, noted as they are called: urgent ones that do need one come

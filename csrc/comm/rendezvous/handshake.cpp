@@ -8,7 +8,7 @@
 
 #include "comm/base/error.h"
 #include "comm/memory/control.h"
-#include "comm/network/tcp_user.h"
+#include "comm/network/tcp_socket.h"
 
 namespace dpcore {
 namespace {

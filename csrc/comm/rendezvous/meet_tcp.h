@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/network/peer.h"
 #include "comm/network/tcp_socket.h"
 #include "comm/rendezvous/rendezvous.h"
 

@@ -18,7 +18,7 @@
 
 #include "comm/base/descriptor.h"
 #include "comm/memory/arena.h"
-#include "comm/schedule/cost_model.h"
+#include "comm/schedule/cost.h"
 
 namespace dpcore {
 

@@ -141,13 +141,4 @@ std::vector<std::string> algorithms_of(Collective collective) {
   return names;
 }
 
-ElementRange chunk_range(size_t count, int chunks, int index) {
-  const size_t parts = static_cast<size_t>(chunks);
-  const size_t position = static_cast<size_t>(index);
-  const size_t shorter = count / parts;
-  const size_t longer_parts = count % parts;
-  const size_t begin = position * shorter + std::min(position, longer_parts);
-  return {begin, begin + shorter + (position < longer_parts ? 1 : 0)};
-}
-
 }  // namespace dpcore

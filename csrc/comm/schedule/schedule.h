@@ -20,6 +20,7 @@
 //   all_to_all      world*world chunks, chunk s*world+d goes from rank s to rank d
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +66,13 @@ struct ElementRange {
   size_t end = 0;
   size_t size() const { return end - begin; }
 };
-ElementRange chunk_range(size_t count, int chunks, int index);
+inline ElementRange chunk_range(size_t count, int chunks, int index) {
+  const size_t parts = static_cast<size_t>(chunks);
+  const size_t position = static_cast<size_t>(index);
+  const size_t shorter = count / parts;
+  const size_t longer_parts = count % parts;
+  const size_t begin = position * shorter + std::min(position, longer_parts);
+  return {begin, begin + shorter + (position < longer_parts ? 1 : 0)};
+}
 
 }  // namespace dpcore

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/collective/chunk_memory.h"
+#include "comm/collective/geometry.h"
 #include "comm/schedule/schedule.h"
 
 namespace dpcore {

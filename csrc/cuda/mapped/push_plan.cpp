@@ -3,7 +3,7 @@
 #include <array>
 
 #include "comm/base/fnv.h"
-#include "comm/collective/chunk_memory.h"
+#include "comm/collective/geometry.h"
 #include "cuda/mapped/push_collectives.h"
 
 namespace dpcore {

@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/schedule/names.h"
-#include "comm/schedule/program_cache.h"
+#include "comm/schedule/choice.h"
+#include "comm/schedule/program.h"
 #include "cuda/device/device_trace.h"
 #include "cuda/stream/stream_moves.h"
 #include "cuda/stream/stream_watch.h"

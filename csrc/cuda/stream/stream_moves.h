@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/collective/chunk_memory.h"
+#include "comm/collective/geometry.h"
 #include "cuda/device/device.h"
 
 namespace dpcore {
