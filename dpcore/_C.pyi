@@ -259,7 +259,7 @@ class Communicator:
     def family_failed(self) -> bool:
         """Whether this communicator failed, or one that was split from the same one."""
 
-    def note_error(self, error: str, /) -> None:
+    def record_error(self, error: str, /) -> None:
         """What the peers of this and its sibling communicators hear, if they still need this rank
         when it leaves. A failure that came before goes first."""
 
@@ -322,7 +322,7 @@ class Communicator:
     def split(self, color: int, key: int, /) -> Communicator | None:
         """The group of the ranks with this color; None for a negative one."""
 
-    def unheard_failure(self) -> tuple[str, str] | None:
+    def unacknowledged_failure(self) -> tuple[str, str] | None:
         """(name of the class in dpcore.errors, message) if it failed and nothing has raised that."""
 
     def abort(self, reason: str, /) -> None:
@@ -353,7 +353,7 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """Counters by collective and path."""
 
-    def show_where(self, where: str, since_ns: int) -> None:
+    def show_placement(self, placement: str, since_ns: int) -> None:
         """Notes in the black box where the program is, and since when (of the monotonic clock)."""
 
     def start_trace(self, capacity: int, /) -> None:

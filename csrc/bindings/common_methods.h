@@ -20,17 +20,17 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
                              [](const Comm& comm) {
                                return comm.core->group().endpoint().first_failure().has_value();
                              })
-      .def("note_error",
+      .def("record_error",
            [](const Comm& comm, const std::string& error) {
              comm.core->group().endpoint().record_program_error(error);
            })
-      .def("unheard_failure",
-           [](const Comm& comm) { return unheard_failure_of(comm.core->group()); })
+      .def("unacknowledged_failure",
+           [](const Comm& comm) { return unacknowledged_failure_of(comm.core->group()); })
       .def("abort",
            [](Comm& comm, const std::string& reason) {
              const pybind11::gil_scoped_release no_gil;
              comm.core->abort(reason);
-             comm.core->group().say_heard();  // it is the program that said it
+             comm.core->group().acknowledge();  // it is the program that said it
            })
       .def("close", [](Comm& comm) {
         {

@@ -87,9 +87,10 @@ void register_communicator(py::module_& m) {
       .def("explain", explanation_of, py::arg("collective"), py::arg("nbytes"))
       .def("stats", stats_of)
       .def(
-          "show_where",  // with the GIL: it waits for nothing, and the interpreter may be ending
+          "show_placement",  // with the GIL: it waits for nothing, and the interpreter may be
+                             // ending
           [](PyCommunicator& comm, const std::string& where, int64_t since_ns) {
-            comm.core->show_where(where, since_ns);
+            comm.core->show_placement(where, since_ns);
           },
           py::arg("where"), py::arg("since_ns"))
       .def("start_trace", [](PyCommunicator& comm,

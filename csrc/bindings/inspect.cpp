@@ -61,7 +61,7 @@ py::dict control_layout() {
        FIELD(ControlBlock, world), FIELD(ControlBlock, member), FIELD(ControlBlock, job),
        FIELD(ControlBlock, group), FIELD(ControlBlock, left), FIELD(ControlBlock, operations_seen),
        FIELD(ControlBlock, alive_ns), FIELD(ControlBlock, abort), FIELD(ControlBlock, message),
-       FIELD(ControlBlock, where), FIELD(ControlBlock, history)});
+       FIELD(ControlBlock, placement), FIELD(ControlBlock, history)});
   add("abort", sizeof(AbortRecord),
       {FIELD(AbortRecord, state), FIELD(AbortRecord, kind), FIELD(AbortRecord, culprit),
        FIELD(AbortRecord, when_ns), FIELD(AbortRecord, reason)});
@@ -77,9 +77,9 @@ py::dict control_layout() {
   add("message", sizeof(MessageWait),
       {FIELD(MessageWait, seen_ns), FIELD(MessageWait, since_ns), FIELD(MessageWait, tag),
        FIELD(MessageWait, bytes), FIELD(MessageWait, peer), FIELD(MessageWait, sends)});
-  add("where", sizeof(Whereabouts),
-      {FIELD(Whereabouts, changes), FIELD(Whereabouts, seen_ns), FIELD(Whereabouts, since_ns),
-       FIELD(Whereabouts, operations), FIELD(Whereabouts, text)});
+  add("placement", sizeof(Placement),
+      {FIELD(Placement, changes), FIELD(Placement, seen_ns), FIELD(Placement, since_ns),
+       FIELD(Placement, operations), FIELD(Placement, text)});
   layout["collectives"] = names<Collective>(kCollectiveCount);
   layout["dtypes"] = names<DType>(kDTypeCount);
   layout["ops"] = names<ReduceOp>(kReduceOpCount);

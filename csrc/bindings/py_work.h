@@ -107,7 +107,7 @@ void define_collectives(pybind11::handle type);
 pybind11::tuple told(const Group& group);
 
 // The same of a communicator that failed and whose program does not know yet, otherwise None.
-pybind11::object unheard_failure_of(const Group& group);
+pybind11::object unacknowledged_failure_of(const Group& group);
 
 // Sets the Python error for one of the core's; false when `problem` is none of those.
 bool set_python_error(const std::exception_ptr& problem);

@@ -36,13 +36,13 @@ void check_signals() {
 }
 
 py::tuple told(const Group& group) {
-  group.say_heard();
+  group.acknowledge();
   const Failure failure = group.failure();
   return py::make_tuple(name_of(failure.kind), failure.message);
 }
 
-py::object unheard_failure_of(const Group& group) {
-  return group.is_unheard() ? py::object(told(group)) : py::none();
+py::object unacknowledged_failure_of(const Group& group) {
+  return group.is_unacknowledged() ? py::object(told(group)) : py::none();
 }
 
 std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,

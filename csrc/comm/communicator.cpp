@@ -1,5 +1,5 @@
-// What a call is refused for before it has a number, which algorithm it runs, numbering, pooling,
-// waiting, groups and the end.
+// Numbering, pooling, waiting, groups and the end; which algorithm a call runs; and what it is
+// refused for.
 #include "comm/communicator.h"
 
 #include <algorithm>
@@ -29,12 +29,12 @@ constexpr int64_t kSettlePatienceNs = 200'000'000;  // of a communicator that fa
 
 }  // namespace
 
-void Context::keep_until_everybody_left(std::shared_ptr<Group> group,
-                                        std::vector<std::shared_ptr<std::byte>> blocks) {
+void Context::keep_until_all_left(std::shared_ptr<Group> group,
+                                  std::vector<std::shared_ptr<std::byte>> blocks) {
   const std::lock_guard<std::mutex> lock(mutex_);
   closed_.push_back({std::move(group), std::move(blocks)});
   endpoint_->look_for_deaths();
-  std::erase_if(closed_, [](const Closed& entry) { return entry.group->everybody_left(); });
+  std::erase_if(closed_, [](const Closed& entry) { return entry.group->all_peers_left(); });
 }
 
 std::shared_ptr<Communicator> Communicator::start(const Options& options) {
@@ -87,7 +87,7 @@ Communicator::Communicator(Options options, std::shared_ptr<Context> context,
     context_->engine().sleep_early();
   }
   if (Network* network = endpoint().network()) {
-    network->bear_silence(to_ns(options_.timeout_s));
+    network->set_timeout(to_ns(options_.timeout_s));
   }
   options_.interrupt = nullptr;
   options_.tcp = nullptr;
@@ -121,7 +121,7 @@ void Communicator::make_pending(Operation& operation, double timeout_s) const {
   const int64_t patience = to_ns(operation.timeout_s);
   operation.deadline_ns = now_roughly_ns() + patience;
   if (Network* network = endpoint().network()) {
-    network->bear_silence(patience);
+    network->set_timeout(patience);
   }
   operation.status.store(Operation::pending, std::memory_order_relaxed);
 }
@@ -140,7 +140,7 @@ CollectiveOperation& Communicator::prepare(Request&& request, const std::string&
   return operation;
 }
 
-Work Communicator::begin(Request&& request, const std::string& algorithm, int looks) {
+Work Communicator::begin(Request&& request, const std::string& algorithm, int polls) {
   check(request);
   Engine& engine = context_->engine();
   Operation* operation = nullptr;
@@ -157,7 +157,7 @@ Work Communicator::begin(Request&& request, const std::string& algorithm, int lo
     }
   }
   Work pending;
-  if (engine.run_inline(*operation, looks, pending) == Operation::failed) {
+  if (engine.run_inline(*operation, polls, pending) == Operation::failed) {
     group_->raise_failure();
   }
   return pending;
@@ -165,7 +165,7 @@ Work Communicator::begin(Request&& request, const std::string& algorithm, int lo
 
 void Communicator::run(Request&& request, const std::string& algorithm,
                        const Engine::Interrupt& interrupt) {
-  if (const Work pending = begin(std::move(request), algorithm, Engine::kLooksBeforeSleep)) {
+  if (const Work pending = begin(std::move(request), algorithm, Engine::kPollsBeforeSleep)) {
     wait(*pending, 0, interrupt);
   }
 }
@@ -230,15 +230,15 @@ void Communicator::wait(Operation& operation, double timeout_s,
     if (!context_->engine().wait(operation, deadline, interrupt)) {
       group_->fail(ErrorKind::timeout, operation.first_late(),
                    operation.describe() + " was not complete " + in_seconds(timeout_s) +
-                       " after wait() began; " + operation.who_is_late(),
+                       " after wait() began; " + operation.describe_late_ranks(),
                    operation.place_in_group());
     }
-  } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
+  } catch (...) {  // Ctrl-C: the operation can't be taken back, so no rank can go on
     group_->fail(
         ErrorKind::peer_lost, rank(),
         "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe(),
         operation.place_in_group());
-    group_->say_heard();
+    group_->acknowledge();
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
     throw;
   }
@@ -254,8 +254,8 @@ void Communicator::wait(Operation& operation, double timeout_s,
   }
 }
 
-// Everybody tells everybody its color, key, where its control block lies and how many groups it has
-// made; so all members agree on ranks and on the group's name without another word.
+// Every rank tells all others its color, key, where its control block lies and how many groups it
+// has made; so all members agree on ranks and on the group's name without another word.
 std::shared_ptr<Communicator> Communicator::split(int color, int key,
                                                   const Engine::Interrupt& interrupt) {
   check_usable();
@@ -265,7 +265,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
     uint32_t groups_made;
     uint64_t offset;
   };
-  // Nobody knows yet how large its group will be: room for everybody.
+  // No rank knows yet how large its group will be: room for all.
   auto block = endpoint().arena().allocate(Group::control_bytes(world()), 64);
   const Entry own{color, key, context_->next_group(), endpoint().arena().offset_of(block.get(), 1)};
   const std::vector<Entry> entries = hear_all(own, interrupt);
@@ -294,7 +294,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
                            {endpoint().job(), name, members[new_rank]});
     remote = Group::meet_remote(endpoint(), members, new_rank, name);
   }
-  // A barrier: nobody looks at a control block, or sends a frame, before it is prepared.
+  // A barrier: no rank reads a control block, or sends a frame, before it is prepared.
   run(Request{}, "auto", interrupt);
   if (new_world == 0) {
     return nullptr;
@@ -304,11 +304,11 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
   return std::shared_ptr<Communicator>(new Communicator(options_, context_, std::move(group)));
 }
 
-void Communicator::show_where(const std::string& where, int64_t since_ns) {
+void Communicator::show_placement(const std::string& where, int64_t since_ns) {
   if (closed()) {
     return;
   }
-  group_->show_where(where, since_ns, now_ns());
+  group_->show_placement(where, since_ns, now_ns());
   // A rank that is busy elsewhere still hears what the others say of themselves.
   if (endpoint().network() != nullptr && context_->engine().in_flight() == 0) {
     context_->engine().take_in_control();
@@ -329,8 +329,8 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
   if (closed_.exchange(true) || endpoint().is_forked_copy()) {
     return;
   }
-  const bool others_wait = context_->engine().somebody_waits();
-  // Nobody can end the wait of a destructor.
+  const bool others_wait = context_->engine().has_waiter();
+  // The wait of a destructor cannot be interrupted.
   const int64_t patience =
       std::min(to_ns(options_.timeout_s), interrupted ? INT64_MAX : kUnwatchedPatienceNs);
   const int64_t deadline_ns = now_ns() + (group_->failed() ? kClosePatienceNs : patience);
@@ -342,13 +342,13 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
     interruption = std::current_exception();
     group_->fail(ErrorKind::peer_lost, rank(),
                  "rank " + std::to_string(rank()) + " was interrupted during close()");
-    group_->say_heard();
+    group_->acknowledge();
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
   }
   Network* network = endpoint().network();
   const auto take_in = [this] { context_->engine().take_in_unexpected(); };
   if (!shared_->unchecked().empty() && !group_->failed()) {
-    if (group_->remote() != nullptr) {  // each of two ranks has sent its entry before it looks
+    if (group_->remote() != nullptr) {  // each of two ranks has sent its entry before it reads
       network->settle(now_ns() + kClosePatienceNs, take_in);
       take_in();
     }
@@ -377,11 +377,13 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
   if (network != nullptr) {
     network->settle(now_ns() + (group_->failed() ? kSettlePatienceNs : kClosePatienceNs), take_in);
   }
-  context_->keep_until_everybody_left(group_, std::move(blocks));
+  context_->keep_until_all_left(group_, std::move(blocks));
   if (interruption) {
     std::rethrow_exception(interruption);
   }
 }
+
+// ---- which algorithm an operation runs, and why
 
 namespace {
 
@@ -479,6 +481,9 @@ Explanation Communicator::explain(Collective collective, size_t bytes) {
   why.algorithm = why.asked ? asked.name : choice_.choose(collective, bytes, false);
   return why;
 }
+
+// ---- what a call is refused for before it has a number: a communicator that is over, and memory
+// that another operation in flight uses
 
 namespace {
 

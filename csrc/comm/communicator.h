@@ -63,8 +63,8 @@ class Context {
     return (static_cast<uint64_t>(first_member) + 1) << 32 | its_count;
   }
   uint32_t next_group() { return ++groups_; }
-  void keep_until_everybody_left(std::shared_ptr<Group> group,
-                                 std::vector<std::shared_ptr<std::byte>> blocks);
+  void keep_until_all_left(std::shared_ptr<Group> group,
+                           std::vector<std::shared_ptr<std::byte>> blocks);
 
  private:
   struct Closed {
@@ -107,11 +107,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return all;
   }
   // The same as run(), but returns the operation to be waited for when it is not complete after so
-  // many looks, and null when it is.
-  Work begin(Request&& request, const std::string& algorithm, int looks);
+  // many polls, and null when it is.
+  Work begin(Request&& request, const std::string& algorithm, int polls);
   // Throws before the operation has a number, or not at all. Not in `background`: only waits drive
-  // it, so somebody must wait for it on every rank. `after`: one of this communicator's that makes
-  // what this one sends; they follow each other without anybody's wait.
+  // it, so a thread must wait for it on every rank. `after`: one of this communicator's that makes
+  // what this one sends; they follow each other without a wait between them.
   Work submit(Request&& request, const std::string& algorithm, bool background = true,
               Work after = nullptr);
   // The same for a schedule made by the user.
@@ -133,12 +133,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<std::byte> allocate(size_t bytes) { return endpoint().arena().allocate(bytes); }
 
   // For `dpcore inspect`: where the program is, and since when. By one thread.
-  void show_where(const std::string& where, int64_t since_ns);
+  void show_placement(const std::string& where, int64_t since_ns);
   // Tells the peers that this rank gives up, and why; every rank's next call raises.
   void abort(const std::string& reason);
-  // Waits for operations in flight, then leaves. Later calls raise. What has failed, and nobody was
-  // told, is left for the caller to ask (Group::is_unheard): this is called by destructors too.
-  // `interrupted`: throws when the wait shall end; without it a long timeout is cut short.
+  // Waits for operations in flight, then leaves. Later calls raise. A failure of which the program
+  // was not told is left for the caller to ask (Group::is_unacknowledged): this is called by
+  // destructors too. `interrupted`: throws when the wait shall end; without it a long timeout is
+  // cut short.
   void close(const Engine::Interrupt& interrupted = {});
   Explanation explain(Collective collective, size_t bytes);
   bool closed() const { return closed_.load() || endpoint().is_forked_copy(); }
@@ -151,7 +152,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Where data has to travel as messages.
   bool goes_by_messages() const { return group_->remote() != nullptr || options_.link; }
   void check(const Request& request) const;
-  // Both under the submission lock. The operation is the pool's, and nobody takes it out of there
+  // Both under the submission lock. The operation is the pool's, and is not taken out of there
   // again before it is complete.
   CollectiveOperation& prepare(Request&& request, const std::string& algorithm);
   MessageOperation& prepare_message(const MessageCall& call);

@@ -1,13 +1,15 @@
 // Kernels with a barrier (csrc/cuda/kernels/share_sync.h), as threads: several ranks, each with
 // several blocks of several workers, reduce into each other's memory round after round, with random
-// delays. Numbers begin shortly before 2^32. After each round comes a kernel that waits for nobody.
+// delays. Numbers begin shortly before 2^32. After each round comes a kernel that waits for no
+// rank.
 //
 //   barriers WORLD SEED ROUNDS all     every round has the right sum on every rank
 //   barriers WORLD SEED ROUNDS absent  then the last rank stays away: the others say so in time
 //   barriers WORLD SEED ROUNDS stopped then it stays away, and the others are told to give up
 //
-// After the last two nobody's memory has been touched. Under the thread sanitizer: what a worker
-// reads without a barrier between it and who wrote it is a race here as it would be on a GPU.
+// After the last two no rank's memory has been touched. Under the thread sanitizer: what a worker
+// reads without a barrier between it and the worker that wrote it is a race here as it would be on
+// a GPU.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -37,7 +39,7 @@ constexpr uint64_t kShortPatience = 1'000'000'000;
 // A block of a few threads, with the barrier that a GPU has.
 struct BlockState {
   std::barrier<> barrier{kWorkers};
-  std::atomic<bool> somebody_says_no{false};
+  std::atomic<bool> is_refused{false};
 };
 
 class ThreadsBlock {
@@ -50,13 +52,13 @@ class ThreadsBlock {
   int blocks() const { return kBlocks; }
   bool all(bool says) {
     if (!says) {
-      state_.somebody_says_no.store(true);
+      state_.is_refused.store(true);
     }
     state_.barrier.arrive_and_wait();
-    const bool result = !state_.somebody_says_no.load();
+    const bool result = !state_.is_refused.load();
     state_.barrier.arrive_and_wait();
     if (thread_ == 0) {
-      state_.somebody_says_no.store(false);
+      state_.is_refused.store(false);
     }
     state_.barrier.arrive_and_wait();
     return result;
@@ -115,7 +117,7 @@ void run_blocks(const DeviceReduction& job, const ShareSync& sync, unsigned seed
   }
 }
 
-// One that doubles what a rank has, and waits for nobody.
+// One that doubles what a rank has, and waits for no rank.
 void run_in_order(Rank& own, unsigned seed) {
   const void* twice[] = {own.data.data(), own.data.data()};
   void* out = own.data.data();
@@ -129,7 +131,7 @@ void run_in_order(Rank& own, unsigned seed) {
 // One that waits for those of the other ranks.
 void run_kernel(World& world, int rank, unsigned seed, uint64_t patience) {
   const int n = static_cast<int>(world.ranks.size());
-  // Each rank owns an equal share of everybody's data, the last one the rest too.
+  // Each rank owns an equal share of every rank's data, the last one the rest too.
   const size_t share = kElements / static_cast<size_t>(n);
   const size_t begin = share * static_cast<size_t>(rank);
   const size_t count = rank == n - 1 ? kElements - begin : share;
@@ -181,7 +183,7 @@ void run_rank(World& world, int rank, unsigned seed, int rounds, const std::stri
     return;
   }
   fill(own, -1);
-  std::thread host;  // of the rank: it gives up when it knows that somebody is gone
+  std::thread host;  // of the rank: it gives up when it knows that a rank is gone
   if (end == "stopped") {
     host = std::thread([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));

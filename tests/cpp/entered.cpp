@@ -7,7 +7,7 @@
 //   entered mapped|tcp BYTES CALLS
 //
 // Built with -finstrument-functions (make build/cpp/entered/entered), so the compiler calls
-// __cyg_profile_func_enter at the start of every function. It only notes the address, in a table
+// __cyg_profile_func_enter at the start of every function. It only records the address, in a table
 // that is read while both ranks are between two calls.
 #include <barrier>
 #include <chrono>

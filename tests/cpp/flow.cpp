@@ -1,5 +1,6 @@
 // How much a connection carries at a time, of a link that moves 100 bytes in a microsecond: when a
-// frame may start, who overtakes whom, and what counts as a look that came late. Nothing is sent.
+// frame may start, which frame overtakes which, and what counts as a poll that came late. Nothing
+// is sent.
 #include "comm/network/tcp_flow.h"
 
 #include <initializer_list>
@@ -63,8 +64,8 @@ void an_urgent_frame_starts_at_once_and_holds_back_its_equals() {
 }
 
 // A look that comes late has left the link idle, so more is kept here from then on: up to a
-// segment, until looks have come in time for a while.
-void late_looks_lengthen_the_queue() {
+// segment, until polls have come in time for a while.
+void late_polls_lengthen_the_queue() {
   TcpFlow made = flow();
   CHECK(made.unsent() == kFrame);
   CHECK(!made.has_room(kFull, 0, true, 0));
@@ -84,7 +85,7 @@ void late_looks_lengthen_the_queue() {
 }
 
 // Frames that started instead were not late, nor was the next one, whenever it came.
-void a_look_at_which_no_frame_waited_is_not_late() {
+void a_poll_at_which_no_frame_waited_is_not_late() {
   for (const TcpLoad& next : {kIdle, kFull}) {
     TcpFlow made = flow();
     CHECK(!made.has_room(kFull, 0, true, 0));
@@ -101,8 +102,8 @@ int main() {
   without_priorities_the_queue_is_long();
   with_priorities_it_is_short();
   an_urgent_frame_starts_at_once_and_holds_back_its_equals();
-  late_looks_lengthen_the_queue();
-  a_look_at_which_no_frame_waited_is_not_late();
+  late_polls_lengthen_the_queue();
+  a_poll_at_which_no_frame_waited_is_not_late();
   std::puts("flow: fine");
   return 0;
 }

@@ -173,7 +173,7 @@ void control_round(Dice& dice) {
   }
 }
 
-// Data that nobody asks for is set aside whole; nonsense behind it ends the connection.
+// Data that no operation asks for is set aside whole; nonsense behind it ends the connection.
 void data_round(Dice& dice) {
   Line line;
   const size_t total = 1 + dice() % 300'000;

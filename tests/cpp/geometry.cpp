@@ -1,13 +1,14 @@
-// Who gives what to whom, by which path and through which part of the stage: pure functions, so no
-// rank is started. What the giver of a piece says about it must be what its taker says, the pieces
-// must make up the result, and what lies in the stage at the same time must not overlap.
+// What goes from which rank to which, by which path and through which part of the stage: pure
+// functions, so no rank is started. What the giver of a piece says about it must be what its taker
+// says, the pieces must make up the result, and what lies in the stage at the same time must not
+// overlap.
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "check.h"
-#include "comm/collective/path.h"
 #include "comm/collective/geometry.h"
+#include "comm/collective/path.h"
 
 using namespace dpcore;
 

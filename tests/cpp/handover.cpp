@@ -1,10 +1,10 @@
-// Who gets the progress lock when the progress thread is about to sleep?
+// Which thread gets the progress lock when the progress thread is about to sleep?
 //
 // An operation in the background keeps the progress thread within its last look before a sleep,
 // under the lock, until another thread has called wait() and sleeps for want of the lock. Then
-// that thread has to be woken: the progress thread leaves everything to those who wait. If nobody
-// wakes it, it comes back after a slice of 20 ms. On a busy machine a round may take long all the
-// same, so the shortest of several counts.
+// that thread has to be woken: the progress thread leaves everything to threads that wait. If no
+// thread wakes it, it comes back after a slice of 20 ms. On a busy machine a round may take long
+// all the same, so the shortest of several counts.
 //
 // And does an operation go on once its group has failed? The engine gives up what was sent in part,
 // so another step would send some of it again.
@@ -35,7 +35,7 @@ bool is_asleep(int thread) {
   return text.at(text.rfind(')') + 2) == 'S';
 }
 
-class Alone : public Operation {  // needs nobody
+class Alone : public Operation {  // needs no peer
  public:
   explicit Alone(std::shared_ptr<Group> group) {
     group_ = std::move(group);
@@ -48,7 +48,7 @@ class Alone : public Operation {  // needs nobody
   uint64_t trace_bytes() const override { return 0; }
   uint64_t trace_number() const override { return 0; }
   bool needs(int) const override { return false; }
-  std::string who_is_late() const override { return ""; }
+  std::string describe_late_ranks() const override { return ""; }
   int first_late() const override { return 0; }
   void retire() override {}
 };
@@ -61,7 +61,7 @@ class KeepsLock final : public Alone {  // until the waiting thread sleeps
     if (may_end.load()) {
       return Progress::finished;
     }
-    if (is_last_look_ && !is_in_last_look.exchange(true)) {
+    if (is_last_poll_ && !is_in_last_poll.exchange(true)) {
       const int64_t until = now_ns() + kLongEnoughNs;
       while (!is_asleep(waiting_thread_) && now_ns() < until) {
         std::this_thread::yield();
@@ -70,16 +70,16 @@ class KeepsLock final : public Alone {  // until the waiting thread sleeps
     return Progress::blocked;
   }
   bool relieve() override {  // asked for right before that look
-    is_last_look_ = true;
+    is_last_poll_ = true;
     return false;
   }
 
-  std::atomic<bool> is_in_last_look{false};
+  std::atomic<bool> is_in_last_poll{false};
   std::atomic<bool> may_end{false};
 
  private:
   int waiting_thread_;
-  bool is_last_look_ = false;
+  bool is_last_poll_ = false;
 };
 
 class Fails final : public Alone {
@@ -124,7 +124,7 @@ int main(int count, char** arguments) {
   for (int round = 0; round < std::stoi(arguments[1]); ++round) {
     const auto background = std::make_shared<KeepsLock>(group, gettid());
     engine.submit(background, true);
-    while (!background->is_in_last_look.load()) {
+    while (!background->is_in_last_poll.load()) {
       std::this_thread::yield();
     }
     const auto urgent = std::make_shared<Alone>(group);

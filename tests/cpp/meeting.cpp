@@ -1,4 +1,4 @@
-// Connections that have not said yet who they are: more of them at once than are heard side by
+// Connections whose rank is not known yet: more of them at once than are heard side by
 // side.
 //
 // All clients have spoken before the first one is accepted, as the ranks of many hosts have that
@@ -40,7 +40,7 @@ ConnectionState hear(Pending::Connection& connection) {
   return bytes == 1 ? ConnectionState::accepted : ConnectionState::waiting;
 }
 
-void nobody_who_speaks_is_turned_away(int silent) {
+void no_speaker_is_turned_away(int silent) {
   TcpSocket listener = TcpSocket::listen_at(TcpAddress::resolve("127.0.0.1:0").front());
   std::vector<TcpSocket> clients;
   for (int i = 0; i < silent + kSpeaking; ++i) {
@@ -61,8 +61,8 @@ void nobody_who_speaks_is_turned_away(int silent) {
 }  // namespace
 
 int main() {
-  nobody_who_speaks_is_turned_away(0);
-  nobody_who_speaks_is_turned_away(kSilent);
+  no_speaker_is_turned_away(0);
+  no_speaker_is_turned_away(kSilent);
   std::printf("meeting: fine\n");
   return 0;
 }

@@ -103,7 +103,7 @@ void wait_for_a_late_rank(StreamCommunicator& comm, std::mt19937& dice) {
   comm.device().destroy_stream(stream);
 }
 
-// Memory that nobody waits for is kept until its operation is over, and goes on a thread of the
+// Memory that no thread waits for is kept until its operation is over, and goes on a thread of the
 // program.
 void keep_memory(StreamCommunicator& comm, std::mt19937& dice) {
   std::thread::id let_go_by;

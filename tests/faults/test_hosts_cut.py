@@ -85,4 +85,4 @@ def test_the_port_of_rank_0_is_taken_on_its_host():
         finally:
             other.communicate()
     assert f"cannot listen at 10.77.0.1:{PORT}" in problems[0] and "choose another" in problems[0]
-    assert "rank 1: somebody listens as rank 0 at 10.77.0.1:" in problems[1], problems
+    assert "rank 1: a process listens as rank 0 at 10.77.0.1:" in problems[1], problems

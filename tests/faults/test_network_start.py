@@ -150,7 +150,7 @@ def test_another_secret_is_refused_by_both_sides():
     results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0)], rendezvous_url(), environment=secrets)
     assert "rank 2: rank 0 does not know the secret of this job" in results[2][0]
     for message, _ in results[:2]:
-        assert "missing: 2; refused: whoever says to be rank 2 does not know the secret" in message
+        assert "missing: 2; refused: the process that says to be rank 2 does not know the secret" in message
 
 
 def test_the_same_secret_lets_everybody_in():
@@ -233,7 +233,7 @@ def test_the_port_is_taken():
         results = meet([(0, 2, 0), (1, 2, 0)], url)
     assert "cannot listen at 127.0.0.1:" in results[0][0] and "choose another" in results[0][0]
     in_time(results[0][1] < 0.5)
-    assert "rank 1: somebody listens as rank 0 at 127.0.0.1:" in results[1][0]
+    assert "rank 1: a process listens as rank 0 at 127.0.0.1:" in results[1][0]
     assert "is it stopped, or is the port taken by another program?" in results[1][0]
 
 

@@ -28,7 +28,7 @@ class CallbackThreads {
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
   // There is a thread from here on. For the thread that attaches a callback: throws an Error where
-  // none can be started, which the thread that completes an operation could tell nobody.
+  // none can be started, which the thread that completes an operation could not report.
   void be_ready();
   // Where no further thread can be started, the call waits for one of those there are.
   void run(std::function<void()> call);

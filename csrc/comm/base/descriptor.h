@@ -37,7 +37,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Of what somebody else owns; -1 has an empty one.
+// A copy of one that has another owner; an empty one of -1.
 inline Descriptor copy_of(int fd) {
   return Descriptor(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }

@@ -1,5 +1,5 @@
 // FNV-1a, a word at a time: the hash by which ranks compare what they were asked to do. Not
-// against anybody's will: that is sha256.h.
+// safe against an attacker: that is sha256.h.
 #pragma once
 
 #include <cstdint>

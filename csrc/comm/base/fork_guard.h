@@ -22,8 +22,8 @@ inline constexpr int kDropMapping = -1;
 inline std::atomic<uint64_t> forks{0};
 inline uint64_t generation() { return forks.load(std::memory_order_relaxed); }
 
-// Member of what a forked child may inherit, and then has to leave alone: whoever held a lock of it
-// at the fork is not there to let go.
+// Member of what a forked child may inherit, and then has to leave alone: a thread that held a lock
+// of it at the fork is not there to let go.
 class Origin {
  public:
   bool is_forked_copy() const { return generation() != made_in_; }

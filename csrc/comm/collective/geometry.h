@@ -1,4 +1,5 @@
-// Which bytes go from whom to whom, and where they lie on the way: the geometry of each collective.
+// Which bytes go from which rank to which, and where they lie on the way: the geometry of each
+// collective.
 //
 //   pieces  from one rank's input to another rank's output, in elements. Reducing collectives add
 //           the pieces that go to the same elements.
@@ -104,7 +105,7 @@ size_t lay_out_chunks(const Request& request, const Program& program, bool presc
 // its pieces has its place. A *quota* is how many elements of one piece go into one chunk.
 //
 //   stage   [ announced sizes ] [ buffer 0 ][ buffer 1 ][ buffer 2 ][ buffer 3 ]
-//   buffer  [ the piece for everybody ], or [ piece for rank 0 ][ piece for rank 1 ]...
+//   buffer  [ the piece for all ranks ], or [ piece for rank 0 ][ piece for rank 1 ]...
 
 inline constexpr size_t kStageBuffers = 4;
 inline constexpr size_t kAnnouncedBytes = 4096;  // at the front, where parts differ
@@ -120,7 +121,7 @@ inline size_t in_chunk(size_t elements, size_t chunk, size_t quota) {
 struct StageLayout {
   size_t element = 1;            // bytes of one
   size_t bytes = 0;              // of the whole operation
-  size_t pieces = 1;             // of a chunk: one for everybody, or one for each rank
+  size_t pieces = 1;             // of a chunk: one for all ranks, or one for each rank
   bool announces_parts = false;  // uneven all_to_all: the stage begins with what its owner sends
 
   // Of what is not small. Few bytes are cut finer, so that readers begin early.

@@ -1,5 +1,5 @@
-// The ways in which a collective can be carried out, which one is taken when, and who copies what
-// on it: pure functions of what all ranks have posted, so all decide alike.
+// The ways in which a collective can be carried out, which one is taken when, and what a rank
+// copies on it: pure functions of what all ranks have posted, so all decide alike.
 //
 //   alone          world of one
 //   two_shot/push  all_reduce, every buffer in an arena: each rank reduces its slice straight

@@ -1,5 +1,5 @@
 // See engine.h for the rules. The order of checks in wait() and progress_loop() is the
-// interesting part: publish, fence, look, sleep - on both sides of every sleep. What a waiting
+// interesting part: publish, fence, poll, sleep - on both sides of every sleep. What a waiting
 // thread looks for every kSliceNs is in engine_trouble.cpp.
 #include "comm/engine/engine.h"
 
@@ -18,22 +18,22 @@ namespace dpcore {
 namespace {
 
 // 150 us: longer than a thread takes to wake up, or two ranks keep sending each other to sleep.
-constexpr int kLooksAtNetwork = 400;
-constexpr int kLooksAgainAtNetwork = 8;  // in a wait for much, when some of it has come
-constexpr int kLooksPerGlance = 8;       // at who is on which processor
-constexpr int kRunsPerNote = 16;         // of the own one, which takes 7 ns
+constexpr int kPollsOfNetwork = 400;
+constexpr int kPollsAgainOfNetwork = 8;     // in a wait for much, when some of it has come
+constexpr int kPollsPerProcessorCheck = 8;  // of which rank is on which processor
+constexpr int kRunsPerRecord = 16;          // of the own processor, which takes 7 ns
 // With more ranks than processors the peer needs ours: give it away a few times, then sleep.
 constexpr int kYieldsWhenCrowded = 40;
 constexpr int64_t kLongYieldNs = 2'000'000;
 constexpr int64_t kRestAfterYield = 20;  // so long yields take a twentieth of the time
-constexpr int kRoundsPerLook = 256;
+constexpr int kRoundsPerCheck = 256;
 
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Endpoint> endpoint)
     : endpoint_(std::move(endpoint)),
-      looks_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAtNetwork),
-      looks_again_(endpoint_->network() == nullptr ? kLooksBeforeSleep : kLooksAgainAtNetwork),
+      polls_(endpoint_->network() == nullptr ? kPollsBeforeSleep : kPollsOfNetwork),
+      polls_again_(endpoint_->network() == nullptr ? kPollsBeforeSleep : kPollsAgainOfNetwork),
       has_short_way_(endpoint_->network() == nullptr) {}
 
 Engine::~Engine() {
@@ -58,7 +58,7 @@ void Engine::submit(std::shared_ptr<Operation> operation, bool background) {
   raw->over_ns = 0;
   raw->blocked_since_ns = 0;
   raw->in_background = background;
-  endpoint_->note_processor();
+  endpoint_->record_processor();
   raw->status.store(Operation::pending, std::memory_order_relaxed);
   count_in_flight(*raw);
   if (background) {
@@ -101,17 +101,17 @@ bool Engine::try_begin_inline() {
   return false;
 }
 
-Operation::Status Engine::run_inline(Operation& running, int looks,
+Operation::Status Engine::run_inline(Operation& running, int polls,
                                      std::shared_ptr<Operation>& pending) {
   ProgressLock lock(*this, ProgressLock::Taken{});
   running.begun_ns = 0;
   running.blocked_since_ns = 0;
   running.in_background = false;
   running.counted = 0;
-  if (++inline_runs_ % kRunsPerNote == 0) {
-    endpoint_->note_processor();
+  if (++inline_runs_ % kRunsPerRecord == 0) {
+    endpoint_->record_processor();
   }
-  for (int rounds = 0; rounds < looks && !is_progress_lock_wanted();) {
+  for (int rounds = 0; rounds < polls && !is_progress_lock_wanted();) {
     const Operation::Progress progress = advance_or_fail(running);
     const bool failed = running.group().failed();
     if (failed || progress == Operation::Progress::finished) {
@@ -121,10 +121,10 @@ Operation::Status Engine::run_inline(Operation& running, int looks,
       return status;
     }
     if (progress == Operation::Progress::blocked) {
-      if (endpoint_->oversubscribed() || is_looking_in_vain(++rounds)) {
+      if (endpoint_->oversubscribed() || polls_in_vain(++rounds)) {
         break;
       }
-      pause_between_looks();
+      pause_between_polls();
     }
   }
   pending = running.shared_from_this();
@@ -145,19 +145,19 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
   {
     const ScopedCount waiting(waiters_);
     int idle_rounds = 0;
-    int64_t next_look_ns = 0;
+    int64_t next_check_ns = 0;
     while (!operation.is_complete()) {
       if (ProgressLock lock(*this); lock) {
         take_submissions();
         if (advance_all() || (!crowded && watch(idle_rounds))) {
-          idle_rounds = crowded ? 0 : std::min(idle_rounds, looks_ - looks_again_);
+          idle_rounds = crowded ? 0 : std::min(idle_rounds, polls_ - polls_again_);
           if (!operation.is_complete() && waiters_.load(std::memory_order_relaxed) <= 1) {
             lock.release_quietly();
           }
           continue;
         }
         ++idle_rounds;
-        if (crowded ? idle_rounds < kYieldsWhenCrowded && may_yield() : idle_rounds < looks_) {
+        if (crowded ? idle_rounds < kYieldsWhenCrowded && may_yield() : idle_rounds < polls_) {
           lock.release_quietly();
           if (crowded) {
             yield();
@@ -167,7 +167,7 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
           continue;
         }
         sleep_on_bell(lock, now_ns() + kSliceNs, Sleeper::waits);
-      } else if (++idle_rounds < looks_ && may_yield()) {
+      } else if (++idle_rounds < polls_ && may_yield()) {
         yield();  // another thread is within a segment: it will see that we want the lock
       } else {
         const ScopedCount asleep(sleepers_);
@@ -177,8 +177,8 @@ bool Engine::wait(Operation& operation, int64_t deadline_ns, const Interrupt& in
         }
       }
       const int64_t now = now_ns();
-      if (now >= next_look_ns) {
-        next_look_ns = now + kSliceNs;
+      if (now >= next_check_ns) {
+        next_check_ns = now + kSliceNs;
         if (interrupt) {
           call_interrupt(interrupt);
         }
@@ -223,7 +223,7 @@ bool Engine::may_yield() const {
   return now_ns() >= yields_again_ns_.load(std::memory_order_relaxed);
 }
 
-// Whoever waited has driven everything in flight; now somebody else has to.
+// The thread that waited has driven everything in flight; now another one has to.
 void Engine::leave_rest_to_progress_thread() {
   if (background_.load(std::memory_order_seq_cst) > 0 &&
       progress_idle_.load(std::memory_order_seq_cst)) {
@@ -233,26 +233,26 @@ void Engine::leave_rest_to_progress_thread() {
 
 // The pauses leave the processor's units to a sibling thread, which may be the very rank that we
 // wait for.
-void Engine::pause_between_looks() {
+void Engine::pause_between_polls() {
   pause_briefly();
   pause_briefly();
 }
 
 // A peer on the same processor gets it sooner when this thread sleeps.
-bool Engine::is_looking_in_vain(int rounds) {
-  return rounds % kLooksPerGlance == 0 && endpoint_->is_on_processor_of_peer();
+bool Engine::polls_in_vain(int rounds) {
+  return rounds % kPollsPerProcessorCheck == 0 && endpoint_->is_on_processor_of_peer();
 }
 
-// Looks again and again, under the progress lock, until something moved, patience is over, or
+// Polls again and again, under the progress lock, until something moved, patience is over, or
 // another thread has work or wants the lock.
 bool Engine::watch(int& rounds) {
-  while (rounds < looks_ && waiters_.load(std::memory_order_relaxed) == 1 &&
+  while (rounds < polls_ && waiters_.load(std::memory_order_relaxed) == 1 &&
          submitted_.load(std::memory_order_relaxed) == nullptr) {
-    if (is_looking_in_vain(++rounds)) {
-      rounds = looks_;
+    if (polls_in_vain(++rounds)) {
+      rounds = polls_;
       return false;
     }
-    pause_between_looks();
+    pause_between_polls();
     if (advance_all()) {
       return true;
     }
@@ -294,7 +294,7 @@ bool Engine::advance_all() {
   if (Network* network = endpoint_->network()) {
     network->poll();
   }
-  if (++rounds_ % kRoundsPerLook == 0 && now_ns() - last_look_ns_ > kSliceNs &&
+  if (++rounds_ % kRoundsPerCheck == 0 && now_ns() - last_check_ns_ > kSliceNs &&
       look_for_trouble()) {
     return true;
   }
@@ -328,24 +328,24 @@ bool Engine::step(size_t index) {
     return true;
   }
   if (progress == Operation::Progress::blocked) {
-    note_blocked(operation);
+    record_blocked(operation);
     return false;
   }
-  note_end_of_wait(operation);
+  record_end_of_wait(operation);
   if (progress == Operation::Progress::finished) {
     complete(index, Operation::done);
   }
   return true;
 }
 
-void Engine::note_blocked(Operation& operation) {
+void Engine::record_blocked(Operation& operation) {
   if (endpoint_->trace().recording() && operation.blocked_since_ns == 0) {
     operation.blocked_since_ns = now_ns();
     operation.blocked_at = operation.waiting();
   }
 }
 
-void Engine::note_end_of_wait(Operation& operation) {
+void Engine::record_end_of_wait(Operation& operation) {
   if (operation.blocked_since_ns != 0) {
     endpoint_->trace().add({operation.blocked_at.name, EventKind::wait, operation.blocked_at.peer,
                             0, operation.trace_number(), operation.trace_bytes(),
@@ -357,7 +357,7 @@ void Engine::note_end_of_wait(Operation& operation) {
 void Engine::complete(size_t index, Operation::Status status) {
   const std::shared_ptr<Operation> operation = std::move(active_[index]);
   active_.erase(active_.begin() + static_cast<ptrdiff_t>(index));
-  note_end_of_wait(*operation);  // of one that failed: the wait that it never came out of
+  record_end_of_wait(*operation);  // of one that failed: the wait that it never came out of
   if (operation->begun_ns != 0) {
     TraceEvent event;
     event.name = operation->trace_name();
@@ -389,7 +389,7 @@ void Engine::complete(size_t index, Operation::Status status) {
 
 namespace {
 
-// A sleep ends some time after it should; the rest is spent looking.
+// A sleep ends some time after it should; the rest is spent polling.
 constexpr int64_t kWakeEarlyNs = 15'000;
 
 // By default the kernel adds up to 50 us to every sleep of a thread.
@@ -420,11 +420,11 @@ class Announced {  // at the bell, that this thread is about to sleep
 
 }  // namespace
 
-// Whoever wants the lock, and did not get it while this thread looked, sleeps until it is rung for.
-// A thread that waits need not ring: it goes on driving the operations of all. The progress thread
-// leaves them to those who wait, so it rings instead of going to sleep.
+// A thread that wants the lock, and did not get it while this thread polled, sleeps until it is
+// rung for. // A thread that waits need not ring: it goes on driving the operations of all. The
+// progress thread leaves them to threads that wait, so it rings instead of going to sleep.
 void Engine::sleep_on_bell(ProgressLock& lock, int64_t until_ns, Sleeper sleeper) {
-  if (relieve_all() || (now_ns() - last_look_ns_ >= kSliceNs && look_for_trouble())) {
+  if (relieve_all() || (now_ns() - last_check_ns_ >= kSliceNs && look_for_trouble())) {
     lock.release();
     return;
   }

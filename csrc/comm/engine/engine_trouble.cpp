@@ -1,4 +1,4 @@
-// What a thread that waits looks at every kSliceNs: dead and departed peers, failures that peers
+// What a thread that waits checks every kSliceNs: dead and departed peers, failures that peers
 // have published, deadlines. Called under the progress lock.
 #include <mutex>
 #include <string>
@@ -9,7 +9,7 @@
 namespace dpcore {
 namespace {
 
-// An operation that was not seen for so long is complete; a busy machine may look late.
+// An operation that was not seen for so long is complete; a busy machine may check late.
 constexpr int64_t kOverNs = 1'000'000'000;
 
 struct RecordedWait {
@@ -60,11 +60,11 @@ void fail_for_want_of(int r, const Operation& operation) {
 
 }  // namespace
 
-// A peer that is gone may have given all it had to give, after the operation was stepped last: who
-// sends a message and finalizes has done everything right. So all operations are stepped again
-// (what one waits for may lie behind what another takes) after the peer was seen to be gone, and
-// only what misses it when nothing moves any more is stuck. Who keeps this rank busy for longer
-// than a look may take postpones the verdict to the next one.
+// A peer that is gone may have given all it had to give, after the operation was stepped last: a
+// rank that sends a message and finalizes has done everything right. So all operations are stepped
+// again (what one waits for may lie behind what another takes) after the peer was seen to be gone,
+// and only what misses it when nothing moves any more is stuck. An operation that keeps this rank
+// busy for longer than a check may take postpones the verdict to the next one.
 bool Engine::find_missing_peers() {
   bool went_on = false;
   for (bool moved = true; moved; went_on |= moved) {
@@ -83,8 +83,8 @@ bool Engine::find_missing_peers() {
     for (size_t i = 0; i < active_.size() && !moved; ++i) {
       moved = step(i);
     }
-    moved = moved || relieve_all();  // something that nobody asked for may lie before it
-    if (moved && now_ns() - last_look_ns_ > kSliceNs) {
+    moved = moved || relieve_all();  // something that was not asked for yet may lie before it
+    if (moved && now_ns() - last_check_ns_ > kSliceNs) {
       for (const auto& operation : active_) {
         operation->missing_peer = -1;
       }
@@ -100,34 +100,34 @@ bool Engine::find_missing_peers() {
 }
 
 bool Engine::look_for_trouble() {
-  last_look_ns_ = now_ns();
+  last_check_ns_ = now_ns();
   if (Network* network = endpoint_->network()) {
     network->look_for_broken_lines();
   }
   endpoint_->look_for_deaths();
   const bool went_on = find_missing_peers();
   for (const auto& operation : active_) {
-    operation->show_wait(last_look_ns_);
+    operation->show_wait(last_check_ns_);
     record_wait({operation->deadline_ns - to_ns(operation->timeout_s), operation->timeout_s},
-                last_look_ns_);
+                last_check_ns_);
   }
   for (const auto& operation : active_) {
     Group& group = operation->group();
-    group.show_life(last_look_ns_);
+    group.show_life(last_check_ns_);
     if (group.failed() || group.adopt_failure_of_peer()) {
       continue;
     }
     if (const int r = operation->missing_peer; r >= 0) {
       fail_for_want_of(r, *operation);
     }
-    const bool is_closing = last_look_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
-    if (!group.failed() && (is_closing || last_look_ns_ >= operation->deadline_ns)) {
+    const bool is_closing = last_check_ns_ >= group.closes_at_ns.load(std::memory_order_relaxed);
+    if (!group.failed() && (is_closing || last_check_ns_ >= operation->deadline_ns)) {
       group.fail(
           ErrorKind::timeout, operation->first_late(),
           operation->describe() + " was not complete " +
               (is_closing ? "when close() had waited as long as a call may take"
                           : "after " + in_seconds(operation->timeout_s)) +
-              "; " + operation->who_is_late() +
+              "; " + operation->describe_late_ranks() +
               ". Look at what the late rank does, or allow more time: timeout= of dpcore.init() or "
               "init_process_group()",
           operation->place_in_group());

@@ -44,12 +44,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual uint64_t trace_number() const = 0;
   // Number + 1 of a collective in its group; 0 of what is none.
   virtual uint64_t place_in_group() const { return 0; }
-  // Notes in the event of its end what it ran; before retire().
+  // Records in the event of its end what it ran; before retire().
   virtual void tell_what_ran(TraceEvent&) const {}
   // Whether rank r, if it is gone, can still be needed.
   virtual bool needs(int r) const = 0;
-  // Why nobody can go on, from the point of view of the deadline: which ranks are late.
-  virtual std::string who_is_late() const = 0;
+  // What the error says when the deadline is over: which ranks are late, and what they did last.
+  virtual std::string describe_late_ranks() const = 0;
   virtual int first_late() const = 0;
   // Shows peers what is waited for, where no entry in the history does; now and then, in a wait.
   virtual void show_wait(int64_t) const {}
@@ -94,7 +94,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   int64_t begun_ns = 0;  // for the trace
   int64_t over_ns = 0;   // of one in the background, once it is complete; 0 of others
   int64_t blocked_since_ns = 0;
-  int missing_peer = -1;  // was gone at the last look, and is needed
+  int missing_peer = -1;  // was gone at the last check, and is needed
   WaitPoint blocked_at;
   Operation* next_submitted = nullptr;
   std::shared_ptr<Operation> self;  // holds it while it is in flight

@@ -48,7 +48,7 @@ std::shared_ptr<Endpoint> Endpoint::meet(RankKind how, const Rendezvous& rendezv
   header.root_control_offset = self->arena_->offset_of(self->control_block_.get(), control_bytes);
   header.address = reinterpret_cast<uint64_t>(&header);
   if (getrandom(&header.token, sizeof(header.token), 0) != sizeof(header.token)) {
-    header.token = 0;  // then nobody reads this rank's memory
+    header.token = 0;  // then no peer reads this rank's memory
   }
 
   fault::reach(fault::Point::init, rendezvous.rank, 0);
@@ -232,14 +232,14 @@ void Endpoint::sleep(uint32_t seen, int64_t nanoseconds) {
   }
 }
 
-int Endpoint::note_processor() {
+int Endpoint::record_processor() {
   const int here = sched_getcpu();
-  bell().note_processor(here);
+  bell().record_processor(here);
   return here;
 }
 
 bool Endpoint::is_on_processor_of_peer() {
-  const int here = note_processor();
+  const int here = record_processor();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_ && peers_[r].bell->processor.load(std::memory_order_relaxed) == here) {
       return !leaves_peers();  // the bell of remote ranks has no processor
@@ -249,7 +249,8 @@ bool Endpoint::is_on_processor_of_peer() {
   return false;
 }
 
-// A peer notes where it is when it comes, and rings whoever sleeps: only then is it known anew.
+// A peer records its processor when it comes, and rings a rank that sleeps: only then is it known
+// anew.
 bool Endpoint::leaves_peers() {
   const uint32_t rings = bell().rings.load(std::memory_order_relaxed);
   meetings_here_ += rings != rings_then_ ? 1 : 0;
@@ -270,7 +271,7 @@ bool Endpoint::leaves_peers() {
   if (!leave_processors(theirs)) {
     return false;
   }
-  note_processor();
+  record_processor();
   return true;
 }
 

@@ -1,5 +1,5 @@
 // One rank among the others: its arena, the mapped arenas of its host, its network
-// connections to ranks of other hosts, its doorbell, and who is still alive.
+// connections to ranks of other hosts, its doorbell, and which ranks are still alive.
 //
 // A rank that has connections sleeps on them (epoll) and on an eventfd, of which its local peers
 // (the other ranks of its host) have a copy: they ring by both, the word in memory and the eventfd.
@@ -83,8 +83,8 @@ class Endpoint {
   // Sleeps until the own bell rings, the network has something, or the time is over. `seen` is
   // what announce_sleep() said.
   void sleep(uint32_t seen, int64_t nanoseconds);
-  // Notes at the own bell which processor this thread is on.
-  int note_processor();
+  // Records at the own bell which processor this thread is on.
+  int record_processor();
   // Whether a local peer was last on the processor of this thread, as happens beside other load:
   // it can't come while this thread looks for it. Where they met there again and again, this
   // thread leaves for another one. Under the progress lock.
@@ -92,7 +92,7 @@ class Endpoint {
   // Whether ranks take turns on processors, and local rank r was last on that of this thread.
   bool takes_turns_with(int r) {
     return oversubscribed_ &&
-           note_processor() == peers_[r].bell->processor.load(std::memory_order_relaxed);
+           record_processor() == peers_[r].bell->processor.load(std::memory_order_relaxed);
   }
   // Wakes this process's own threads, wherever they sleep.
   void wake_own_threads();
@@ -100,9 +100,9 @@ class Endpoint {
   // Of a rank that shares memory with this one.
   const ArenaView& arena_of(int r) const { return *peers_[r].view; }
   // Wakes r; remote ranks are woken by frames. What r is to find is published, and
-  // Doorbell::fence_before_look() was called.
+  // Doorbell::fence_before_poll() was called.
   void ring_if_asleep(int r) const {
-    if (peers_[r].bell->is_anybody_asleep()) {
+    if (peers_[r].bell->has_sleeper()) {
       ring(r);
     }
   }
@@ -159,7 +159,7 @@ class Endpoint {
   std::shared_ptr<std::byte> control_block_;
   std::vector<Peer> peers_;
   std::unique_ptr<Network> network_;
-  Doorbell bell_of_remote_;  // nobody sleeps on it: frames wake remote ranks
+  Doorbell bell_of_remote_;  // no thread sleeps on it: frames wake remote ranks
   TraceRecorder trace_;
   int meetings_here_ = 0;  // with a peer, on the processor of this thread
   uint32_t rings_then_ = 0;

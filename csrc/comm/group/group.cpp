@@ -1,4 +1,4 @@
-// Failures travel through abort records: whoever finds one writes it into its own control
+// Failures travel through abort records: the rank that finds one writes it into its own control
 // block and rings; the others copy reason and culprit on, so every message names the same
 // first culprit, whatever order ranks notice in.
 #include "comm/group/group.h"
@@ -102,7 +102,7 @@ void Group::prepare_control(std::byte* at, int rank, int world, const Names& nam
 }
 
 void Group::ring_others() const {
-  Doorbell::fence_before_look();
+  Doorbell::fence_before_poll();
   for (int r = 0; r < world(); ++r) {
     if (r != rank_) {
       endpoint_->ring_if_asleep(members_[r]);
@@ -119,7 +119,7 @@ Failure Group::failure() const {
 }
 
 void Group::raise_failure() const {
-  say_heard();
+  acknowledge();
   const Failure first = failure();
   throw_as(first.kind, first.message);
 }
@@ -254,7 +254,7 @@ void Group::leave() {
   }
 }
 
-bool Group::everybody_left() const {
+bool Group::all_peers_left() const {
   uint32_t gone = 0;
   for (int r = 0; r < world(); ++r) {
     // A remote rank never looks at this rank's memory. One that left has said so in `departed`.
@@ -265,11 +265,11 @@ bool Group::everybody_left() const {
 }
 
 void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes) {
-  mine().note_entered(number, what, bytes, now_roughly_ns());
+  mine().record_entered(number, what, bytes, now_roughly_ns());
 }
 
 void Group::finish_operation(uint64_t number) {
-  mine().note_finished(number);
+  mine().record_finished(number);
   HistoryEntry& entry = mine().history[number % kHistory];
   if (entry.number.load(std::memory_order_relaxed) == number + 1) {
     entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
@@ -297,13 +297,13 @@ void Group::show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int
   message.show(sends, peer, tag, bytes, since, now);
 }
 
-void Group::show_where(const std::string& text, int64_t since, int64_t now) {
-  Whereabouts& where = mine().where;
+void Group::show_placement(const std::string& text, int64_t since, int64_t now) {
+  Placement& placement = mine().placement;
   const uint64_t entered = mine().operations_seen.load(std::memory_order_acquire);
-  const bool stays = where.operations.load(std::memory_order_relaxed) == entered;
-  note_where(where, text.c_str(), since, entered, now);
+  const bool stays = placement.operations.load(std::memory_order_relaxed) == entered;
+  record_placement(placement, text.c_str(), since, entered, now);
   if (remote_ && stays) {
-    remote_->tell_where(where, now);
+    remote_->tell_placement(placement, now);
   }
 }
 

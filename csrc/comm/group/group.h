@@ -1,9 +1,9 @@
-// The members of one communicator as one of them sees it: where everybody's control block
-// lies, who failed and why, and what everybody did last.
+// The members of one communicator as one of them sees it: where each rank's control block
+// lies, which rank failed and why, and what each did last.
 //
 // Threads: ranks, offsets and pointers never change. fail() may be called by any thread; the
 // first failure stays and is told to all peers before the caller does anything else. The
-// history is written by whoever drives the operations (one thread at a time, see engine.h).
+// history is written by the thread that drives the operations (one at a time, see engine.h).
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ class Group {
                                                     const std::vector<int>& members, int rank,
                                                     uint64_t id);
   static size_t control_bytes(int world);
-  // Who a control block belongs to: see ControlBlock.
+  // Which rank and group a control block belongs to: see ControlBlock.
   struct Names {
     uint64_t job = 0;
     uint64_t group = 0;
@@ -87,18 +87,20 @@ class Group {
       remote_->flush(r);
       return;
     }
-    Doorbell::fence_before_look();
+    Doorbell::fence_before_poll();
     endpoint_->ring_if_asleep(members_[r]);
   }
   void ring_others() const;
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Failure failure() const;
-  // Raising it is telling the program, and so is say_heard(): then the end of the communicator does
-  // not raise it once more.
+  // The program has been told of it: by raising it, or by other means (acknowledge()): then the end
+  // of the communicator does not raise it once more.
   [[noreturn]] void raise_failure() const;
-  void say_heard() const { heard_.store(true, std::memory_order_relaxed); }
-  bool is_unheard() const { return failed() && !heard_.load(std::memory_order_relaxed); }
+  void acknowledge() const { acknowledged_.store(true, std::memory_order_relaxed); }
+  bool is_unacknowledged() const {
+    return failed() && !acknowledged_.load(std::memory_order_relaxed);
+  }
   // `operation`: number + 1 of the collective that failed, where it was one.
   void fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation = 0) {
     fail(kind, culprit, reason, operation, rank_);
@@ -115,8 +117,8 @@ class Group {
   // Makes the error because of which r left, elsewhere in its program, the failure of this one.
   // False when r left for another reason.
   bool adopt_why_it_left(int r, const std::string& missed);
-  // Every peer has left or died: nobody looks at this rank's blocks any more.
-  bool everybody_left() const;
+  // Every peer has left or died: none reads this rank's blocks any more.
+  bool all_peers_left() const;
   std::shared_ptr<std::byte> take_own_block() { return std::move(own_block_); }
   bool has_left(int r) const { return control(r).left.load(std::memory_order_acquire) != 0; }
   bool is_dead(int r) const { return endpoint_->dead(members_[r]); }
@@ -127,9 +129,9 @@ class Group {
   void show_life(int64_t now);
   // And it waits for this message; of several, the first one is shown.
   void show_message(bool sends, int peer, uint64_t tag, uint64_t bytes, int64_t since, int64_t now);
-  // Where the program of this rank is, and how long: for those who look while it hangs. Ranks of
+  // Where the program of this rank is, and how long: for `dpcore inspect` while it hangs. Ranks of
   // other hosts are told when no operation was entered since the last call. By one thread.
-  void show_where(const std::string& where, int64_t since, int64_t now);
+  void show_placement(const std::string& where, int64_t since, int64_t now);
   // "operation 41 (all_reduce of 1000 x float32, sum), finished 3.2 s ago", from r's black box.
   std::string last_operation_of(int r) const;
   static std::string describe(uint64_t number, const Fingerprint& what);
@@ -156,7 +158,7 @@ class Group {
   std::shared_ptr<std::byte> own_block_;
   std::unique_ptr<RemoteMembers> remote_;
   std::atomic<bool> failed_{false};
-  mutable std::atomic<bool> heard_{false};
+  mutable std::atomic<bool> acknowledged_{false};
   mutable std::mutex failure_mutex_;
   Failure failure_;
 };

@@ -24,8 +24,8 @@ constexpr uint64_t kEverything = ~uint64_t{0};
 
 }  // namespace
 
-// Where no descriptor is left, or a file may not be so long, nobody can look from outside, which is
-// no reason to fail.
+// Where no descriptor is left, or a file may not be so long, `dpcore inspect` cannot read it, which
+// is no reason to fail.
 RemoteMembers::Memory::Memory(size_t bytes)
     : fd_(static_cast<int>(syscall(SYS_memfd_create, "dpcore-mirrors", MFD_CLOEXEC))),
       bytes_(bytes) {
@@ -159,12 +159,12 @@ void RemoteMembers::tell_alive(const MessageWait& message, int64_t now) {
   });
 }
 
-void RemoteMembers::tell_where(const Whereabouts& where, int64_t now) {
-  WhereBody body;
-  body.age_ns = now - where.since_ns.load(std::memory_order_relaxed);
-  body.operations = where.operations.load(std::memory_order_relaxed);
-  std::memcpy(body.text, where.text, sizeof(body.text));
-  const FrameHeader frame = frame_of(FrameKind::where);
+void RemoteMembers::tell_placement(const Placement& placement, int64_t now) {
+  PlacementBody body;
+  body.age_ns = now - placement.since_ns.load(std::memory_order_relaxed);
+  body.operations = placement.operations.load(std::memory_order_relaxed);
+  std::memcpy(body.text, placement.text, sizeof(body.text));
+  const FrameHeader frame = frame_of(FrameKind::placement);
   for_each([&](int peer) {
     if (network_.has_room(peer)) {
       network_.queue(peer, frame, &body, sizeof(body));
@@ -190,7 +190,7 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
       take_post(r, frame, payload);
       break;
     case FrameKind::finished: {
-      block.note_finished(frame.operation);
+      block.record_finished(frame.operation);
       HistoryEntry& entry = block.history[frame.operation % kHistory];
       entry.end_ns.store(now_roughly_ns(), std::memory_order_release);
       break;
@@ -209,8 +209,8 @@ void RemoteMembers::take(int peer, const FrameHeader& frame, const std::byte* pa
         take_message_wait(r, payload);
       }
       break;
-    case FrameKind::where:
-      take_where(r, payload);
+    case FrameKind::placement:
+      take_placement(r, payload);
       break;
     case FrameKind::data:
       break;
@@ -232,7 +232,7 @@ void RemoteMembers::take_post(int r, const FrameHeader& frame, const std::byte* 
   slot.fingerprint = body.fingerprint;
   slot.prescale = body.prescale;
 
-  block.note_entered(number, body.fingerprint, body.bytes, now_roughly_ns());
+  block.record_entered(number, body.fingerprint, body.bytes, now_roughly_ns());
   slot.posted.store(number + 1, std::memory_order_release);
 }
 
@@ -262,12 +262,12 @@ void RemoteMembers::take_message_wait(int r, const std::byte* payload) {
   control(r).message.show(body.sends != 0, body.peer, body.tag, body.bytes, now - body.age_ns, now);
 }
 
-void RemoteMembers::take_where(int r, const std::byte* payload) {
-  WhereBody body;
+void RemoteMembers::take_placement(int r, const std::byte* payload) {
+  PlacementBody body;
   std::memcpy(&body, payload, sizeof(body));
   body.text[sizeof(body.text) - 1] = '\0';
   const int64_t now = now_ns();
-  note_where(control(r).where, body.text, now - body.age_ns, body.operations, now);
+  record_placement(control(r).placement, body.text, now - body.age_ns, body.operations, now);
 }
 
 }  // namespace dpcore

@@ -1,14 +1,14 @@
 // The members of a group that share no memory with this rank, as if they did.
 //
 // For each of them this rank keeps a *mirror*: a control block and stages like those in the
-// member's own arena, filled from the control frames that the member sends. Whoever compares
-// fingerprints, waits for a counter, adopts a failure or tells who is late reads a mirror as it
-// reads a mapped arena, and need not know the difference. The other way round, what this rank
+// member's own arena, filled from the control frames that the member sends. Code that compares
+// fingerprints, waits for a counter, adopts a failure or tells which rank is late reads a mirror as
+// it reads a mapped arena, and need not know the difference. The other way round, what this rank
 // writes into its own control block is sent to these members by the calls below. The mirrors lie in
 // a memfd, like an arena, so that `dpcore inspect` finds in one process what is known of all.
 //
 // Threads: mirrors are written by take(), under the engine's progress lock (and the network's lock
-// on its targets); their atomics are read by anybody. The tell_ functions may be called by any
+// on its targets); their atomics are read by any thread. The tell_ functions may be called by any
 // thread. A post fills the slot of an operation kSlotsKept later only after all have finished the
 // earlier one, which is the sender's side of the same rule, so a mirror is never overwritten while
 // it is read.
@@ -47,7 +47,7 @@ class RemoteMembers final : public Network::Target {
   // With the message that this rank waits for, if it was seen to at `now`.
   void tell_alive(const MessageWait& message, int64_t now);
   // Where this rank's program is. Peers that have not taken what was sent before are left out.
-  void tell_where(const Whereabouts& where, int64_t now);
+  void tell_placement(const Placement& placement, int64_t now);
   // Of user data, sent with posts so far.
   uint64_t posted_bytes() const { return posted_bytes_.load(std::memory_order_relaxed); }
   void flush(int r) { network_.flush(members_[r]); }
@@ -78,7 +78,7 @@ class RemoteMembers final : public Network::Target {
   void take_post(int r, const FrameHeader& frame, const std::byte* payload);
   void take_abort(int r, AbortRecord::State state, const std::byte* payload);
   void take_message_wait(int r, const std::byte* payload);
-  void take_where(int r, const std::byte* payload);
+  void take_placement(int r, const std::byte* payload);
   template <class F>
   void for_each(F&& call) const;
   FrameHeader frame_of(FrameKind kind, uint64_t operation = 0) const;

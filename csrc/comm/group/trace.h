@@ -7,7 +7,7 @@
 // kept beside the ring, as many as fit, each list once.
 //
 // start() and stop() may be called at any time, by one thread: add() and keep() count themselves in
-// before they look again whether recording is on, and stop() waits until nobody is counted in.
+// before they look again whether recording is on, and stop() waits until no writer is counted in.
 #pragma once
 
 #include <array>
@@ -61,7 +61,7 @@ class TraceRecorder {
  private:
   static constexpr size_t kMostSchedules = 64;
   struct Kept {
-    std::atomic<uint64_t> identity{0};  // whoever makes it another one writes the schedule
+    std::atomic<uint64_t> identity{0};  // the thread that sets it writes the schedule
     std::shared_ptr<const Schedule> schedule;
   };
 

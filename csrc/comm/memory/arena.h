@@ -10,7 +10,7 @@
 // is as large as memory allows. The file is sealed against shrinking, so no peer can be made to
 // fault by another.
 //
-// Who owns what: the owner rank allocates and frees blocks, under a lock of its process that no
+// Ownership: the owner rank allocates and frees blocks, under a lock of its process that no
 // transfer ever takes. Peers only read and write bytes of blocks that an operation names.
 // Lifetime: blocks hold a reference to their arena, so a tensor may outlive the communicator
 // and the endpoint; the memory goes when the last of them goes.

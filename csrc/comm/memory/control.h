@@ -1,7 +1,7 @@
 // The memory that ranks of a host share beside their data, and the bell by which they wake each
-// other: who has entered which operation, how far it is, why it gave up, and what it did last. It
-// lies in each rank's own arena and is written by that rank alone (two exceptions: the receiver's
-// side of a mailbox, and the count of those who departed); peers read.
+// other: which operation a rank has entered, how far it is, why it gave up, and what it did last.
+// It lies in each rank's own arena and is written by that rank alone (two exceptions: the
+// receiver's side of a mailbox, and the count of the ranks that departed); peers read.
 //
 // Every field that another process reads is an atomic or is published by one: the writer fills
 // the plain fields, then stores the atomic with release; readers load it with acquire.
@@ -43,11 +43,11 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings{0};
   std::atomic<uint32_t> asleep{0};
-  // Where its owner last began an operation or waited. Seldom written, so that those who ring
+  // Where its owner last began an operation or waited. Seldom written, so that threads that ring
   // keep this line in their caches.
   std::atomic<int32_t> processor{-1};
 
-  void note_processor(int32_t now) {
+  void record_processor(int32_t now) {
     if (processor.load(std::memory_order_relaxed) != now) {
       processor.store(now, std::memory_order_relaxed);
     }
@@ -58,8 +58,8 @@ struct alignas(64) Doorbell {
     futex_wake_all(rings);
   }
 
-  // To be asked after publishing with release stores and fence_before_look().
-  bool is_anybody_asleep() {
+  // To be asked after publishing with release stores and fence_before_poll().
+  bool has_sleeper() {
 #if defined(__SANITIZE_THREAD__)
     // The thread sanitizer does not know fences; a read-modify-write says the same.
     return asleep.fetch_add(0, std::memory_order_seq_cst) != 0;
@@ -68,7 +68,7 @@ struct alignas(64) Doorbell {
 #endif
   }
 
-  static void fence_before_look() {
+  static void fence_before_poll() {
 #if !defined(__SANITIZE_THREAD__)
     std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
@@ -88,13 +88,13 @@ inline constexpr uint32_t kLayoutVersion = 8;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
-// A slot is used again only two rounds later: who only gave compares with it afterwards, and by
-// then the others may have kSlots further operations in flight.
+// A slot is used again only two rounds later: a rank that only gave compares with it afterwards,
+// and by then the others may have kSlots further operations in flight.
 inline constexpr int kSlotsKept = 2 * kSlots;
 // Operations kept in the black box: those in flight, and as many finished ones.
 inline constexpr int kHistory = 2 * kSlots;
 inline constexpr int kReasonBytes = 1024;
-inline constexpr int kWhereBytes = 240;
+inline constexpr int kPlacementBytes = 240;
 inline constexpr int kStages = 4;  // memory that ordinary buffers are copied through
 inline constexpr size_t kStageBytes = size_t{512} << 10;
 
@@ -119,15 +119,15 @@ inline constexpr size_t kTinyBytes = 24;
 // What an operation costs at least is the way of a cache line from one processor to another, so
 // fields that are read together lie together: the first line is all that peers read of a tiny
 // operation (but for the factor of premul_sum). The processor fetches lines in pairs, so the second
-// one is written before `posted`, where it is written at all. The counters lie apart from both: who
-// writes them must not wait for those who read the entry.
+// one is written before `posted`, where it is written at all. The counters lie apart from both:
+// writing them must not wait for the ranks that read the entry.
 struct alignas(128) OperationSlot {
   std::atomic<uint64_t> posted;  // number + 1 of the operation the fields describe
   Fingerprint fingerprint;
   alignas(8) std::byte tiny[kTinyBytes];  // the data, if there is no more of it
 
   uint64_t input_offset;   // in this rank's arena, or Arena::kNowhere
-  uint64_t input_address;  // in this rank's process (peer_memory.h); kNowhere: nobody is to read it
+  uint64_t input_address;  // in this rank's process (peer_memory.h); kNowhere: not to be read
   uint64_t output_offset;
   uint64_t stage_offset;
   double prescale;
@@ -146,7 +146,7 @@ static_assert(offsetof(OperationSlot, filled) == 128 && sizeof(OperationSlot) ==
 
 // Why a rank gave up. Written once; `state` publishes it.
 struct AbortRecord {
-  // A rank whose other group failed leaves this one, which has not failed for those who need
+  // A rank whose other group failed leaves this one, which has not failed for the ranks that need
   // nothing more of that rank.
   enum State : uint32_t { none, why_it_left, why_it_failed };
   std::atomic<uint32_t> state;
@@ -186,29 +186,29 @@ struct MessageWait {
   }
 };
 
-// Where the program of a rank is, for those who look while it hangs. Written about once a second,
-// by a thread beside the program, and by nobody while the process is stopped. `changes` is odd
+// Where the program of a rank is, for `dpcore inspect` while it hangs. Written about once a second,
+// by a thread beside the program, and not while the process is stopped. `changes` is odd
 // while the text is being replaced: a reader that finds it odd, or another number afterwards, reads
 // again.
-struct Whereabouts {
+struct Placement {
   std::atomic<uint64_t> changes;
-  std::atomic<int64_t> seen_ns;      // 0: nobody has looked yet
+  std::atomic<int64_t> seen_ns;      // 0: not recorded yet
   std::atomic<int64_t> since_ns;     // it is there since
   std::atomic<uint64_t> operations;  // that the rank had entered by then
-  char text[kWhereBytes];
+  char text[kPlacementBytes];
 };
 
 // By one thread at a time.
-inline void note_where(Whereabouts& where, const char* text, int64_t since_ns, uint64_t operations,
-                       int64_t now) {
-  where.changes.fetch_add(1, std::memory_order_acq_rel);
-  const size_t length = strnlen(text, sizeof(where.text) - 1);
-  std::memcpy(where.text, text, length);
-  where.text[length] = '\0';
-  where.since_ns.store(since_ns, std::memory_order_relaxed);
-  where.operations.store(operations, std::memory_order_relaxed);
-  where.seen_ns.store(now, std::memory_order_relaxed);
-  where.changes.fetch_add(1, std::memory_order_release);
+inline void record_placement(Placement& placement, const char* text, int64_t since_ns,
+                             uint64_t operations, int64_t now) {
+  placement.changes.fetch_add(1, std::memory_order_acq_rel);
+  const size_t length = strnlen(text, sizeof(placement.text) - 1);
+  std::memcpy(placement.text, text, length);
+  placement.text[length] = '\0';
+  placement.since_ns.store(since_ns, std::memory_order_relaxed);
+  placement.operations.store(operations, std::memory_order_relaxed);
+  placement.seen_ns.store(now, std::memory_order_relaxed);
+  placement.changes.fetch_add(1, std::memory_order_release);
 }
 
 // One per communicator and rank. Mailbox descriptors for `world` peers follow it in memory.
@@ -229,7 +229,7 @@ struct alignas(64) ControlBlock {
   alignas(64) std::atomic<uint64_t> over_below;
   alignas(64) AbortRecord abort;
   MessageWait message;
-  Whereabouts where;
+  Placement placement;
   OperationSlot slots[kSlotsKept];
   HistoryEntry history[kHistory];
 
@@ -246,7 +246,7 @@ struct alignas(64) ControlBlock {
     group = in_group;
   }
 
-  void note_entered(uint64_t number, const Fingerprint& what, uint64_t bytes, int64_t now) {
+  void record_entered(uint64_t number, const Fingerprint& what, uint64_t bytes, int64_t now) {
     HistoryEntry& entry = history[number % kHistory];
     entry.number.store(0, std::memory_order_relaxed);
     entry.fingerprint = what;
@@ -258,7 +258,7 @@ struct alignas(64) ControlBlock {
   }
 
   // Operations may finish in another order than they began.
-  void note_finished(uint64_t number) {
+  void record_finished(uint64_t number) {
     slot(number).finished.store(number + 1, std::memory_order_release);
     uint64_t over = over_below.load(std::memory_order_relaxed);
     while (slot(over).finished.load(std::memory_order_relaxed) > over) {

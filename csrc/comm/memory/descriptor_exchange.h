@@ -23,7 +23,7 @@ std::vector<Descriptor> exchange_descriptors(const std::string& name, int rank, 
                                              int64_t deadline_ns,
                                              const std::function<void()>& interrupted);
 
-// A name that nobody guesses.
+// A name that no other process can guess.
 std::string secret_socket_name();
 
 }  // namespace dpcore

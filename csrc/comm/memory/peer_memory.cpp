@@ -1,5 +1,5 @@
 // The token is read in the same call as the data, so no process that came later is taken for the
-// owner, and nobody has to ask whether the owner lives.
+// owner, and no rank has to ask whether the owner lives.
 #include "comm/memory/peer_memory.h"
 
 #include <sys/mman.h>

@@ -1,14 +1,14 @@
 // Reading a peer's ordinary memory: one copy, made by the kernel (process_vm_readv), where a stage
 // takes two.
 //
-// Who owns what: the bytes belong to the rank that posted their address. It keeps them until every
+// Ownership: the bytes belong to the rank that posted their address. It keeps them until every
 // reader has finished the operation. A reader that is done asks whether the owner is still in the
-// operation; if it is not, what was read does not count. Nobody writes to a peer's ordinary
+// operation; if it is not, what was read does not count. No rank writes to a peer's ordinary
 // memory: a late read can be thrown away, but a rank that has given up may have freed what a late
 // write would hit.
 //
 // The kernel allows it where one process may trace the other: the same user, no seccomp filter
-// against it, Yama's ptrace_scope 0 or the capability. Nobody here asks for more than that
+// against it, Yama's ptrace_scope 0 or the capability. dpcore asks for no more than that
 // (PR_SET_PTRACER). Ranks find out when they meet; where one of them may not, all go by the stage.
 #pragma once
 

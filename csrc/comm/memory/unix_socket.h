@@ -18,7 +18,7 @@ class UnixSocket {
 
   // Listens at an abstract name. An empty socket when the name is taken.
   static UnixSocket listen_at(const std::string& name);
-  // An empty socket when nobody listens there (yet).
+  // An empty socket when no process listens there (yet).
   static UnixSocket connect_to(const std::string& name);
   // The next connection, or an empty socket when none came within `wait_ms`.
   UnixSocket accept(int wait_ms);
@@ -35,7 +35,7 @@ class UnixSocket {
   bool receive(void* data, size_t bytes, std::vector<Descriptor>* descriptors, int64_t deadline_ns,
                const Interrupt& interrupted);
   // Up to `bytes`; 0 when nothing is there now, -1 when the other side is gone. Descriptors that
-  // nobody wants are closed.
+  // the caller does not want are closed.
   ptrdiff_t receive_some(void* data, size_t bytes, std::vector<Descriptor>* descriptors);
 
  private:

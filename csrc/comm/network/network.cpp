@@ -79,12 +79,12 @@ Network::Network(int rank, std::vector<TcpPeer> peers, Descriptor wake_event)
     peers_.push_back(std::move(peer));
   }
   share_card();
-  bear_longer_silence(kLeastSilenceNs);
+  set_longer_timeout(kLeastTimeoutNs);
 }
 
 // What the kernel has taken leaves before anything more urgent, and so does the rest of a frame
 // that has begun: together one segment of 256 KiB, which all connections share, as long as that
-// leaves each of them enough to keep the NIC busy until this rank looks again. Where looks are late
+// leaves each of them enough to keep the NIC busy until this rank polls again. Where polls are late
 // a connection gets more, up to its peer's share of a segment.
 void Network::share_card() {
   size_t lines = 0;
@@ -104,17 +104,17 @@ void Network::share_card() {
   }
 }
 
-void Network::bear_longer_silence(int64_t nanoseconds) {
-  const std::lock_guard<SpinLock> hold(borne_lock_);
-  if (nanoseconds <= borne_ns_.load(std::memory_order_relaxed)) {
+void Network::set_longer_timeout(int64_t nanoseconds) {
+  const std::lock_guard<SpinLock> hold(timeout_lock_);
+  if (nanoseconds <= timeout_ns_.load(std::memory_order_relaxed)) {
     return;
   }
-  borne_ns_.store(nanoseconds, std::memory_order_relaxed);
+  timeout_ns_.store(nanoseconds, std::memory_order_relaxed);
   for (const auto& peer : peers_) {
     if (peer) {
-      TcpSocket::bear_silence(peer->control.fd(), nanoseconds);
+      TcpSocket::set_timeout(peer->control.fd(), nanoseconds);
       for (const TcpLine& line : peer->data) {
-        TcpSocket::bear_silence(line.fd(), nanoseconds);
+        TcpSocket::set_timeout(line.fd(), nanoseconds);
       }
     }
   }
@@ -191,7 +191,7 @@ void Network::send_queued(Peer& peer) {
 }
 
 void Network::poll() {
-  ++looks_;
+  ++polls_;
   epoll_event events[kEvents];
   int count = 0;
   do {
@@ -350,6 +350,10 @@ void Network::settle(int64_t deadline_ns, const TakeIn& take_in) {
     }
   }
 }
+
+// ---- data frames that no operation asks for: set aside when they stand in the way of others.
+// Collectives send data only after every rank has entered, so these are messages whose receive has
+// not been called yet, and segments that are ahead of this rank's window.
 
 bool Network::is_wanted(uint64_t group) {
   const std::lock_guard<SpinLock> hold(groups_lock_);

@@ -2,13 +2,13 @@
 //
 // Per peer: one connection for control frames (tcp_frame.h) and some for data (tcp_line.h). The
 // network moves bytes and knows no operation: control frames go to the *target* registered for
-// their group, data frames wait in their connections until somebody pulls them.
+// their group, data frames wait in their connections until an operation pulls them.
 //
 // Threads. poll(), read_control() and the data lines: under the engine's progress lock. Queues of
-// control frames: any thread (a failure is told by whoever finds it), under a spin lock per peer
-// that is held for a copy or one non-blocking send. sleep() and wake(): any thread; a sleeper only
-// looks at the epoll descriptor, so it never takes an event away from the holder of the lock, which
-// never takes the token away by which a sleeper is woken.
+// control frames: any thread (a failure is told by the one that finds it), under a spin lock per
+// peer that is held for a copy or one non-blocking send. sleep() and wake(): any thread; a sleeper
+// only waits on the epoll descriptor, so it never takes an event away from the holder of the lock,
+// which never takes the token away by which a sleeper is woken.
 //
 // A peer is lost when its control connection ends: what it had sent before, control and data, is
 // still read. Memory: a queue holds what its peer has not taken yet, which the slots of
@@ -44,7 +44,7 @@ class Network {
     // Whether data frames of the group may still be asked for.
     virtual bool wants_data() const = 0;
   };
-  // A frame that came before anybody asked for it.
+  // A frame that came before an operation asked for it.
   struct Fragment {
     size_t total;
     uint64_t content;
@@ -72,9 +72,9 @@ class Network {
   // Whether everything queued for the peer has left (then one more sign of life does no harm).
   bool has_room(int peer) const;
 
-  // Takes in what epoll has to say and all control frames that came. Each is a look.
+  // Takes in what epoll has to say and all control frames that came. Each call is a poll.
   void poll();
-  uint64_t looks() const { return looks_; }
+  uint64_t polls() const { return polls_; }
   // Until something happens on a connection, wake() is called, or the time is over.
   void sleep(int64_t nanoseconds);
   // So many sleepers; a token that comes too late wakes the next one.
@@ -92,25 +92,25 @@ class Network {
   // The longest frame of data that leaves this rank, and how much of a connection's data the kernel
   // keeps before it has left: an urgent frame has to wait for both.
   size_t frame_bytes() const { return frame_bytes_; }
-  // Somebody gives messages priorities: from the first of these on, connections are handed no more
-  // than keeps them busy until this rank looks again (tcp_flow.h).
+  // The program gives messages priorities: from the first of these on, connections are handed no
+  // more than keeps them busy until this rank polls again (tcp_flow.h).
   void expect_priorities() { has_priorities_ = true; }
   bool has_priorities() const { return has_priorities_; }
   // A message found no connection to the peer that could take a frame of it. Operations are asked
-  // in the order of their urgency at every look, so no message after it starts a frame at this
-  // look; frames that have begun go on.
-  void want_line(int peer) { peers_[peer]->wanted_at_look = looks_; }
-  bool is_line_wanted(int peer) const { return peers_[peer]->wanted_at_look == looks_; }
+  // in the order of their urgency at every poll, so no message after it starts a frame at this
+  // poll; frames that have begun go on.
+  void want_line(int peer) { peers_[peer]->wanted_at_poll = polls_; }
+  bool is_line_wanted(int peer) const { return peers_[peer]->wanted_at_poll == polls_; }
   // Gives the sink what was set aside of a message; `have` and the result count its bytes.
   // `named` is the peer's rank in the group, for messages.
   size_t take_aside(int peer, int named, uint64_t group, const Message& message, size_t have,
                     const Sink& sink);
   std::byte* scratch() { return scratch_.get(); }
-  // Takes data frames that nobody has asked for out of the way, as far as memory may be used for
-  // them; those of closed or failed groups are thrown away. True when anything moved.
+  // Takes data frames that no operation has asked for out of the way, as far as memory may be used
+  // for them; those of closed or failed groups are thrown away. True when anything moved.
   bool set_aside_unexpected();
 
-  // Called between two looks of the functions below: what has come is to be taken in, for peers
+  // Called between two polls of the functions below: what has come is to be taken in, for peers
   // that wait like this rank and hold what it has sent until then.
   using TakeIn = std::function<void()>;
   // Waits until the peer's kernel has the data that was sent before the call, as long as
@@ -123,16 +123,16 @@ class Network {
 
   // Operations may wait so long: until then a connection is not given up, whatever happens to the
   // network. Any thread; the longest that was ever asked for counts.
-  void bear_silence(int64_t nanoseconds) {
-    if (nanoseconds > borne_ns_.load(std::memory_order_relaxed)) [[unlikely]] {
-      bear_longer_silence(nanoseconds);
+  void set_timeout(int64_t nanoseconds) {
+    if (nanoseconds > timeout_ns_.load(std::memory_order_relaxed)) [[unlikely]] {
+      set_longer_timeout(nanoseconds);
     }
   }
 
   static constexpr size_t kMaxAsideBytes = size_t{256} << 20;
   // At least, since a peer may allow itself more time than this rank, and one that does not take
   // what was sent to it (its program computes) counts as silent too, as soon as its memory is full.
-  static constexpr int64_t kLeastSilenceNs = int64_t{900} * 1'000'000'000;
+  static constexpr int64_t kLeastTimeoutNs = int64_t{900} * 1'000'000'000;
 
  private:
   struct Peer {
@@ -148,7 +148,7 @@ class Network {
     bool readable = true;
     std::atomic<bool> lost{false};
     std::string problem;  // set before lost
-    uint64_t wanted_at_look = UINT64_MAX;
+    uint64_t wanted_at_poll = UINT64_MAX;
     Aside aside;
     size_t aside_bytes = 0;
   };
@@ -161,16 +161,16 @@ class Network {
   bool set_aside(int peer, TcpLine& line);
   bool is_wanted(uint64_t group);
   void forget_closed_groups();
-  void bear_longer_silence(int64_t nanoseconds);
+  void set_longer_timeout(int64_t nanoseconds);
 
   void share_card();
 
   int rank_;
   size_t frame_bytes_ = 0;
-  uint64_t looks_ = 0;
+  uint64_t polls_ = 0;
   bool has_priorities_ = false;
-  std::atomic<int64_t> borne_ns_{0};
-  SpinLock borne_lock_;
+  std::atomic<int64_t> timeout_ns_{0};
+  SpinLock timeout_lock_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none for those without connections
   Descriptor epoll_;
   Descriptor wake_event_;

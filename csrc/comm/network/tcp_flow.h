@@ -4,14 +4,14 @@
 // peer, or an urgent one, waits behind what they hold, and several senders that fill the queue of
 // one receiver lose segments. So a frame does not start while more bytes are unacknowledged than
 // keep the link busy: what it carries in two of its shortest round trips, and three times what it
-// carries until this rank looks again. One part fills the queue of this host, one that of the
+// carries until this rank polls again. One part fills the queue of this host, one that of the
 // network, where other senders are in between, and one covers the time in which an acknowledgement
-// waits behind the data that the peer sends. A rank that has to share a processor may look late, so
+// waits behind the data that the peer sends. A rank that has to share a processor may poll late, so
 // that time is generous.
 //
 // Once a message has had a priority, two limits take the place of that one. What has not left this
-// host keeps its NIC busy until this rank looks again, for half a millisecond, or for as long as
-// looks have been late. And what is unacknowledged is no more than a segment besides the round
+// host keeps its NIC busy until this rank polls again, for half a millisecond, or for as long as
+// polls have been late. And what is unacknowledged is no more than a segment besides the round
 // trips: it may be in a queue elsewhere, or the receiver is late to confirm it. So urgent data
 // waits for a segment and a frame at most, and a busy processor leaves no link idle. A frame that
 // is more urgent than what is on its way starts at once.
@@ -44,7 +44,7 @@ class TcpFlow {
   int64_t free_ns() const { return free_ns_; }
 
   // This connection's shares: so many bytes the kernel may always keep that have not left, and as
-  // many as `most` where looks are late, or that are on their way.
+  // many as `most` where polls are late, or that are on their way.
   void share(size_t unsent, size_t most);
   // Bytes that the kernel may keep that have not left.
   size_t unsent() const { return static_cast<size_t>(unsent_); }
@@ -53,12 +53,12 @@ class TcpFlow {
 
  private:
   double too_many(const TcpLoad& load, bool has_priorities);
-  void note_look(int64_t now);
+  void record_poll(int64_t now);
 
   int priority_ = 0;  // of what is on its way
   int64_t free_ns_ = 0;
-  bool waits_ = false;   // a frame, for this rank to look at free_ns_
-  int64_t late_ns_ = 0;  // by which looks come after that; what was long ago counts less
+  bool waits_ = false;   // a frame, for this rank to poll at free_ns_
+  int64_t late_ns_ = 0;  // by which polls come after that; what was long ago counts less
   double unsent_ = 0;
   double least_unsent_ = 0;
   double most_unsent_ = 0;

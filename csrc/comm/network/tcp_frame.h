@@ -9,7 +9,7 @@
 //   failed    why it gave up
 //   left      it will call no further operation; why, where an error ended its program
 //   alive     it waits, and is neither stopped nor cut off; for which message, if it is one
-//   where     where its program is, in words
+//   placement where its program is, in words
 //   data      bytes [offset, offset + bytes) of a message of `total` bytes
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace dpcore {
 
-enum class FrameKind : uint8_t { data = 1, post, finished, failed, left, alive, where };
+enum class FrameKind : uint8_t { data = 1, post, finished, failed, left, alive, placement };
 
 inline constexpr uint32_t kFrameMagic = 0x6d'66'70'64;           // "dpfm"
 inline constexpr uint32_t kMaxDataBytes = uint32_t{512} << 10;   // of one frame
@@ -70,10 +70,10 @@ struct AliveBody {
   uint32_t sends = 0;
 };
 
-struct WhereBody {
+struct PlacementBody {
   int64_t age_ns = 0;  // how long it is there
   uint64_t operations = 0;
-  char text[kWhereBytes] = {};
+  char text[kPlacementBytes] = {};
 };
 
 // Whether a header may be what a rank of this version sent.
@@ -94,8 +94,8 @@ inline bool is_plausible(const FrameHeader& frame) {
       return frame.bytes == 0 || frame.bytes == sizeof(FailedBody);
     case FrameKind::alive:
       return frame.bytes == 0 || frame.bytes == sizeof(AliveBody);
-    case FrameKind::where:
-      return frame.bytes == sizeof(WhereBody);
+    case FrameKind::placement:
+      return frame.bytes == sizeof(PlacementBody);
     case FrameKind::finished:
       return frame.bytes == 0;
   }

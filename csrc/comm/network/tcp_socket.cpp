@@ -26,10 +26,10 @@ namespace {
 constexpr int kPollSliceMs = 20;
 constexpr int kBacklog = 1024;
 // While nothing is on its way. A host that was started anew says at once that it knows nothing of
-// the connection; one that answers nothing is given up after what bear_silence() says.
+// the connection; one that answers nothing is given up after what set_timeout() says.
 constexpr int kQuietSeconds = 5;
 constexpr int kProbeSeconds = 2;
-constexpr int64_t kMostSilenceMs = int64_t{1} << 30;
+constexpr int64_t kMostTimeoutMs = int64_t{1} << 30;
 // After a break the kernel tries again at intervals that double, up to two minutes: a link that is
 // back would be found late. Linux 6.15 and later have this bound; others do not know the option.
 constexpr int kRetryAtMostMs = 1000;
@@ -111,7 +111,7 @@ TcpSocket TcpSocket::connect_to(const TcpAddress& address, int64_t deadline_ns,
   }
   // A port of the ephemeral range may meet itself: both ends of the connection are then ours.
   if (socket.local_address().text() == socket.peer_address().text()) {
-    *problem = "nobody listens";
+    *problem = "no process listens";
     return {};
   }
   return socket;
@@ -147,9 +147,9 @@ void TcpSocket::prepare_for_frames() {
   set_option(fd_.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, kRetryAtMostMs);
 }
 
-void TcpSocket::bear_silence(int fd, int64_t nanoseconds) {
+void TcpSocket::set_timeout(int fd, int64_t nanoseconds) {
   const int64_t wanted = nanoseconds / 1'000'000;
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(wanted, kMostSilenceMs)));
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(wanted, kMostTimeoutMs)));
 }
 
 void TcpSocket::limit_unsent(int fd, size_t bytes) {
@@ -211,6 +211,8 @@ bool TcpSocket::receive_all(void* data, size_t bytes, int64_t deadline_ns,
   }
   return true;
 }
+
+// ---- addresses: what "host:port", an interface or a route mean on this host
 
 TcpAddress::TcpAddress(const sockaddr* address, socklen_t length) : length_(length) {
   std::memcpy(&storage_, address, std::min<size_t>(length, sizeof(storage_)));
@@ -317,6 +319,7 @@ std::string TcpAddress::text() const {
 
 namespace {
 
+// One question to the kernel by a netlink socket, and its answer.
 struct Question {
   nlmsghdr header;
   inet_diag_req_v2 request;

@@ -51,7 +51,7 @@ class TcpSocket {
 
   // Throws RendezvousError with the address and the reason.
   static TcpSocket listen_at(const TcpAddress& address);
-  // An empty socket when nobody listens there (yet) or the way is blocked; `problem` says why.
+  // An empty socket when no process listens there (yet) or the way is blocked; `problem` says why.
   static TcpSocket connect_to(const TcpAddress& address, int64_t deadline_ns,
                               const Interrupt& interrupted, std::string* problem);
   // The next connection, or an empty socket when there is none now. Throws RendezvousError where no
@@ -70,7 +70,7 @@ class TcpSocket {
   static void limit_unsent(int fd, size_t bytes);
   // How long a connection may be without an answer before the kernel gives it up. The kernel counts
   // in milliseconds, and 12 days at most here.
-  static void bear_silence(int fd, int64_t nanoseconds);
+  static void set_timeout(int fd, int64_t nanoseconds);
 
   // False when the other side is gone; throws NoAnswerError at the deadline.
   bool send_all(const void* data, size_t bytes, int64_t deadline_ns, const Interrupt& interrupted);

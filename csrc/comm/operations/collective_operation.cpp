@@ -160,7 +160,7 @@ void CollectiveOperation::prepare(const std::shared_ptr<SharedState>& shared, Re
   run_.is_tiny = run_.is_small && asked.input_parts.empty() && published <= kTinyBytes &&
                  group_->remote() == nullptr;
   if (asked.program ? !run_.announces_parts : run_.is_tiny) {
-    shared_->note_needs_no_stage(number);
+    shared_->record_needs_no_stage(number);
   }
   only_gives_ = run_.is_small && !run_.consumes();
   only_takes_ = run_.is_small && world > 2 && comes_from_root(asked.collective) &&
@@ -201,7 +201,7 @@ Operation::Progress CollectiveOperation::advance() {
       check_what_is_over(false);
       post();
       if (only_gives_) {
-        shared_->note_unchecked(run_.number);
+        shared_->record_unchecked(run_.number);
         finish_at_entry();
         return Progress::finished;
       }
@@ -219,7 +219,7 @@ Operation::Progress CollectiveOperation::advance() {
     case Phase::posted:
       if (only_takes_) {
         check_fingerprint_of(run_.request.root, run_.number);
-        shared_->note_unchecked(run_.number);
+        shared_->record_unchecked(run_.number);
         finish_at_entry();
         return Progress::finished;
       }
@@ -312,7 +312,7 @@ void CollectiveOperation::post() {
   if (group_->remote() != nullptr) {
     tell_remote_members(run_, is_prefilled_);
   }
-  if (!only_gives_ && !only_takes_) {  // else nobody waits for more than finish(), which rings
+  if (!only_gives_ && !only_takes_) {  // else no rank waits for more than finish(), which rings
     group_->ring_others();
   }
 }
@@ -362,10 +362,10 @@ void CollectiveOperation::finish_at_entry() {
   ring_at_entry();
 }
 
-// Nobody needs to be woken when this is the only operation in flight: a peer that waits for our
+// No rank needs to be woken when this is the only operation in flight: a peer that waits for our
 // stage or slot is ahead of us and waits for our next post as well, which rings. With a root there
-// may be no such post. Then whoever waits for data is woken at once, and whoever has run out of
-// slots when several are free: being woken for each costs two changes of the process every time.
+// may be no such post. Then a rank that waits for data is woken at once, and one that has run out
+// of slots when several are free: being woken for each costs two changes of the process every time.
 void CollectiveOperation::ring_at_entry() {
   constexpr uint64_t kSlotsPerRing = kSlots / 4;
   if (!run_.has_root()) {
@@ -411,7 +411,7 @@ void CollectiveOperation::retire() {
 
 namespace {
 
-// A waiting rank that has not looked up for so long is stopped (it looks every 20 ms).
+// A waiting rank that has given no sign of life for so long is stopped (it gives one every 20 ms).
 constexpr int64_t kSilenceNs = 200'000'000;
 
 }  // namespace
@@ -426,13 +426,13 @@ void CollectiveOperation::check_fingerprint_of(int r, uint64_t number) const {
   check_same_call(*group_, r, number, number != run_.number);
 }
 
-// Whoever only gives does not wait for those who take: they compare with the giver's slot before
-// they read, but two ranks that both take themselves for the root would never meet. And whoever
-// takes from the root alone has not looked at the others, whom it does not need. So they compare
-// later: before the operation that is kSlots later at the latest, which waits for
-// everybody to have finished this one, and `wherever_possible` when it has waited for everybody
+// A rank that only gives does not wait for those that take: they compare with the giver's slot
+// before they read, but two ranks that both take themselves for the root would never meet. And a
+// rank that takes from the root alone has not read the others' slots, which it does not need. So
+// they compare later: before the operation that is kSlots later at the latest, which waits for all
+// ranks to have finished this one, and `wherever_possible` when it has waited for all of them
 // anyway. (The one that is kSlots later may be held back, and urgent ones come past it.) In between
-// it compares what is known to be over, many at a time: each look at another rank's slot is a cache
+// it compares what is known to be over, many at a time: each read of another rank's slot is a cache
 // line on its way. The slots still hold the operation then: they are used again kSlotsKept
 // operations later, which has to wait for this rank to finish the one that is kSlots ahead of the
 // given one.
@@ -494,8 +494,8 @@ int CollectiveOperation::first_late() const {
       return r;
     }
   }
-  // Everybody is in it. Who waits gives signs of life; who is silent keeps all others waiting,
-  // along whatever chain of moves.
+  // All ranks are in it. One that waits gives signs of life; one that is silent keeps all others
+  // waiting, along whatever chain of moves.
   int silent = -1;
   int64_t oldest = now_ns() - kSilenceNs;
   for (int r = 0; r < run_.world(); ++r) {
@@ -511,7 +511,7 @@ int CollectiveOperation::first_late() const {
   return run_.awaited.next < run_.world() ? run_.awaited.next : -1;
 }
 
-std::string CollectiveOperation::who_is_late() const {
+std::string CollectiveOperation::describe_late_ranks() const {
   std::string late;
   for (int r = 0; r < run_.world(); ++r) {
     if (waits_for(r) && run_.slot(r).posted.load(std::memory_order_acquire) <= run_.number) {

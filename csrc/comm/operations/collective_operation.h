@@ -35,7 +35,7 @@ class CollectiveOperation final : public Operation {
   uint64_t place_in_group() const override { return run_.number + 1; }
   void tell_what_ran(TraceEvent& event) const override;
   bool needs(int r) const override;
-  std::string who_is_late() const override;
+  std::string describe_late_ranks() const override;
   int first_late() const override;
   bool relieve() override;
   int64_t next_event_ns() const override;
@@ -66,7 +66,7 @@ class CollectiveOperation final : public Operation {
   bool only_gives_ = false;     // small, and nothing comes back: over as soon as it is posted
   bool only_takes_ = false;     // small, and all comes from the root: over when that has posted
   // The first chunk of the stage is filled before the post when it is certain to be needed: the
-  // wait for everybody's entry is then the wait for the data as well.
+  // wait for all ranks to enter is then the wait for the data as well.
   bool is_prefilled_ = false;
   PathRun::Steps body_{};
 };

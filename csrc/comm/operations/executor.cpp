@@ -3,7 +3,7 @@
 // Jobs (a lane for one segment) are started segment by segment, a window of them at a time; within
 // a segment each rank takes the chunks in its own order (Program::order). A window has room for
 // every chunk, so the lowest segment that is unfinished on any rank lies in every window and
-// somebody can always go on; what arrives for jobs outside the window is set aside by the
+// some rank can always go on; what arrives for jobs outside the window is set aside by the
 // transport.
 #include "comm/operations/executor.h"
 

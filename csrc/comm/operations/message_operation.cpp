@@ -97,7 +97,7 @@ Operation::Progress MessageOperation::advance() {
   return done_ == before ? Progress::blocked : Progress::advanced;
 }
 
-// One that takes a message of anybody is stuck when somebody died, or when all have left.
+// A receive from any rank is stuck when a rank died, or when all have left.
 bool MessageOperation::needs(int r) const {
   if (peer_ != kAnyRank) {
     return r == peer_;
@@ -131,7 +131,7 @@ void MessageOperation::tell_what_ran(TraceEvent& event) const {
   }
 }
 
-std::string MessageOperation::who_is_late() const {
+std::string MessageOperation::describe_late_ranks() const {
   if (peer_ == kAnyRank) {
     return "nothing with this tag came from any rank";
   }

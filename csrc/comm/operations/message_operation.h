@@ -42,7 +42,7 @@ class MessageOperation final : public Operation {
   uint64_t trace_number() const override { return message_.tag.part; }
   void tell_what_ran(TraceEvent& event) const override;
   bool needs(int r) const override;
-  std::string who_is_late() const override;
+  std::string describe_late_ranks() const override;
   int first_late() const override { return peer_; }
   void show_wait(int64_t now) const override;
   bool relieve() override { return shared_->transport().set_aside_unexpected(); }

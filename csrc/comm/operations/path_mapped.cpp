@@ -3,14 +3,14 @@
 // Two-shot push (all_reduce). The buffer is cut into one slice per rank, as the schedule
 // "two_shot" cuts it. Both of its steps are one pass: the owner of a slice reads it from all
 // inputs in rank order and writes the result to all outputs. In place this is safe because a
-// slice is read and written by its owner only; it needs a wait at entry (everybody's data is
+// slice is read and written by its owner only; it needs a wait at entry (every rank's data is
 // there) and one at exit (every slice is written), and moves 2*S bytes per rank.
 //
-// Pull (schedule "direct"): whoever needs data reads it from the inputs of its peers.
-// Push (schedule "direct"): whoever has data writes it to the outputs of its peers.
+// Pull (schedule "direct"): a rank that needs data reads it from the inputs of its peers.
+// Push (schedule "direct"): a rank that has data writes it to the outputs of its peers.
 // Shared (schedule "direct", rooted): both. The root copies the first N-th of every piece and the
 // other side the rest, so that all are equally busy; pulling alone would leave the root idle.
-// All wait at exit until nobody touches this rank's buffers any more.
+// All wait at exit until no peer touches this rank's buffers any more.
 #include <algorithm>
 #include <cstring>
 
@@ -102,7 +102,7 @@ Steps run_copies(PathRun& run) {
   size_t copied[2] = {0, 0};  // taken, given
   copy_own_piece(run);
   for (int i = 1; i < run.world(); ++i) {
-    const int peer = (run.me() + i) % run.world();  // not everybody at the same peer at once
+    const int peer = (run.me() + i) % run.world();  // not all ranks at the same peer at once
     for (const bool giving : {false, true}) {
       if (giving ? !run.publishes() : !run.consumes()) {
         continue;

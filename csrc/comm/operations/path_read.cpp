@@ -2,9 +2,9 @@
 // it needs out of its owner's memory (memory/peer_memory.h). Schedule "direct", one copy, where the
 // stage takes two.
 //
-// Who waits for whom: a taker for nobody once all have entered; an owner until all takers have
-// finished, since its memory goes back to the program then. An owner that gives up goes back at
-// once: its failure is published before that, so a taker that finds none after its last byte has
+// What waits for what: a taker for no other rank once all have entered; an owner until all takers
+// have finished, since its memory goes back to the program then. An owner that gives up goes back
+// at once: its failure is published before that, so a taker that finds none after its last byte has
 // read what was meant, and one that finds a failure, or no owner any more, never finishes. It still
 // needs that owner, though the owner has finished its own part, so the engine's next look fails the
 // operation, as any other that waits for a rank that is gone.
@@ -20,7 +20,8 @@
 namespace dpcore {
 namespace {
 
-// Each call of the kernel costs 1.5 us beside its copy, so where nobody else waits there are fewer.
+// Each call of the kernel costs 1.5 us beside its copy, so where no other operation waits there are
+// fewer.
 constexpr size_t kReadAlone = size_t{1} << 20;
 
 }  // namespace
@@ -29,7 +30,7 @@ Steps run_read(PathRun& run) {
   size_t read = 0;
   copy_own_piece(run);
   for (int i = 1; i < run.world() && run.consumes(); ++i) {
-    const int owner = (run.me() + i) % run.world();  // not everybody at the same one at once
+    const int owner = (run.me() + i) % run.world();  // not all ranks at the same one at once
     const Piece piece = run.incoming(owner);
     const size_t offset = piece.theirs * run.element;
     const size_t bytes = piece.elements * run.element;

@@ -54,7 +54,7 @@ bool PathRun::is_stage_free() {
   for (int r = 0; r < world(); ++r) {
     awaited.next = r;
     if (group->slot(r, user).finished.load(std::memory_order_acquire) <= user &&
-        user != SharedState::kNobody) {
+        user != SharedState::kNoOperation) {
       return false;
     }
   }

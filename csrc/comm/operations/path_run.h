@@ -26,7 +26,7 @@ struct PathRun {
   PathRun(const PathRun&) = delete;
   PathRun& operator=(const PathRun&) = delete;
 
-  // Unit of work between two looks at other operations.
+  // Unit of work between two polls of other operations.
   static constexpr size_t kSegmentBytes = size_t{256} << 10;
   // A counter that no chunk will ever exceed.
   static constexpr uint64_t kNoMore = ~uint64_t{0};
@@ -145,7 +145,7 @@ struct PathRun {
   std::byte* take_stage();  // after until_stage_is_free()
   void count_traffic(size_t read, size_t written);
   void count_staged_traffic();
-  // Whether the owner still keeps its input for those who read it.
+  // Whether the owner still keeps its input for ranks that read it.
   bool keeps_its_input(int owner) const;
   // Of those that this rank has read: one that has given up, and may have changed it meanwhile; -1.
   int owner_that_gave_up() const;

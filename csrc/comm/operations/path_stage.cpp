@@ -1,11 +1,11 @@
 // Bodies for ordinary memory, which peers cannot see: it is copied into the owner's stage (a
 // small part of its arena that stays in the cache), chunk by chunk, and reduced or copied out
-// of there by whoever needs it.
+// of there by each rank that needs it.
 //
 // A chunk is the part of the data that fits one of the stage's kStageBuffers buffers. Two
 // counters of the slot keep the pipeline going:
 //   filled    chunks that peers may read; a reader waits for it
-//   consumed  chunks this rank has read from everybody; a writer waits for it before it fills
+//   consumed  chunks this rank has read from all ranks; a writer waits for it before it fills
 //             a buffer again
 // A rank that has no (more) chunks to fill or to read sets its counter to the maximum. Filling
 // runs one chunk ahead of reading, so a rank is always busy while its peers catch up.
@@ -50,7 +50,7 @@ void copy_other_slices(PathRun& run, size_t chunk, size_t quota, bool into_stage
 void fill_stage(PathRun& run, size_t chunk, size_t quota) {
   const auto copy_for = [&](int reader, bool is_only_one) {
     const Piece piece = run.outgoing(reader);
-    // Whoever runs on this processor next finds the data in its caches.
+    // The thread that runs on this processor next finds the data in its caches.
     const bool is_beside = is_only_one && !run.is_small &&
                            run.group->endpoint().takes_turns_with(run.group->member(reader));
     const auto copy = is_beside ? copy_bytes : copy_to_peers;

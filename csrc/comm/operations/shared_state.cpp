@@ -35,8 +35,8 @@ Transport::Sent SharedState::sent() const {
   return sent;
 }
 
-uint64_t SharedState::look_what_is_over() {
-  uint64_t over = kNobody;
+uint64_t SharedState::read_what_is_over() {
+  uint64_t over = kNoOperation;
   for (int r = 0; r < group_->world(); ++r) {
     over = std::min(over, group_->control(r).over_below.load(std::memory_order_acquire));
   }

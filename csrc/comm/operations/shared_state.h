@@ -43,8 +43,8 @@ class SharedState {
   bool has_link() const { return has_link_; }
   // Bytes of user data that went to others as messages, and by the network with a rank's entry.
   Transport::Sent sent() const;
-  // The memory behind the stage of an operation, made at first use, and who used it before the
-  // operation; under the engine's progress lock.
+  // The memory behind the stage of an operation, made at first use, and the one that used it before
+  // the operation; under the engine's progress lock.
   std::byte* stage(uint64_t number) {
     auto& stage = stages_[number % kStages];
     if (!stage) {
@@ -67,11 +67,12 @@ class SharedState {
       prefetch_for_writing(stage + at);
     }
   }
-  static constexpr uint64_t kNobody = ~uint64_t{0};
+  static constexpr uint64_t kNoOperation = ~uint64_t{0};
   uint64_t last_user_of_stage(uint64_t number) const { return stage_users_[number % kStages]; }
-  // Operations that never need a stage, noted as they are called: urgent ones that do need one come
-  // past them. What is known of an operation may be forgotten when kSlotsKept others were called.
-  void note_needs_no_stage(uint64_t number) {
+  // Operations that never need a stage, recorded as they are called: urgent ones that do need one
+  // come past them. What is known of an operation may be forgotten when kSlotsKept others were
+  // called.
+  void record_needs_no_stage(uint64_t number) {
     needs_no_stage_[number % kSlotsKept].store(number + 1, std::memory_order_relaxed);
   }
   bool needs_no_stage(uint64_t number) const {
@@ -80,11 +81,11 @@ class SharedState {
   // Whether every rank has finished the operation and all before it. What is known of the others
   // is asked for again only when it does not say yes; under the engine's progress lock.
   bool is_over_everywhere(uint64_t number) {
-    return known_over_ > number || look_what_is_over() > number;
+    return known_over_ > number || read_what_is_over() > number;
   }
   bool is_known_over(uint64_t number) const { return known_over_ > number; }
   // Operations that ended here before the others had entered them; under the progress lock.
-  void note_unchecked(uint64_t number) { unchecked_.push_back(number); }
+  void record_unchecked(uint64_t number) { unchecked_.push_back(number); }
   std::vector<uint64_t>& unchecked() { return unchecked_; }
   PathCounters& counters(Collective collective, Path path) {
     return counters_[static_cast<size_t>(collective) * kPathCount + static_cast<size_t>(path)];
@@ -95,13 +96,14 @@ class SharedState {
   std::vector<std::shared_ptr<std::byte>> take_blocks();
 
  private:
-  uint64_t look_what_is_over();
+  uint64_t read_what_is_over();
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<Transport> transport_;
   bool has_link_ = false;
   std::array<std::shared_ptr<std::byte>, kStages> stages_;
-  std::array<uint64_t, kStages> stage_users_{kNobody, kNobody, kNobody, kNobody};
+  std::array<uint64_t, kStages> stage_users_{kNoOperation, kNoOperation, kNoOperation,
+                                             kNoOperation};
   std::array<std::atomic<uint64_t>, kSlotsKept> needs_no_stage_{};
   std::vector<uint64_t> unchecked_;  // kSlotsKept at most
   uint64_t known_over_ = 0;          // all ranks have finished what has a smaller number

@@ -120,7 +120,7 @@ bool introduce(TcpSocket& to, const Greeting& greeting, const Credentials& own,
       return false;
     }
   } catch (const NoAnswerError&) {
-    throw RendezvousError(who + "somebody listens as " + server + " at " +
+    throw RendezvousError(who + "a process listens as " + server + " at " +
                           to.peer_address().text() + " but did not answer before the deadline; " +
                           "is it stopped, or is the port taken by another program?");
   }
@@ -188,7 +188,7 @@ ConnectionState HandshakeServer::advance(TcpSocket& socket, Handshake& handshake
   return greets ? answer_greeting(socket, handshake) : judge(socket, handshake);
 }
 
-// What can be said to anybody: nothing here depends on the secret.
+// What can be said to any process: nothing here depends on the secret.
 std::string HandshakeServer::problem_of(const Greeting& greeting) const {
   const Greeting own = greeting_of(own_, Purpose::meet, 0, "");
   if (greeting.version != own.version || greeting.control_bytes != own.control_bytes ||
@@ -248,7 +248,7 @@ ConnectionState HandshakeServer::judge(TcpSocket& socket, const Handshake& hands
   const Digest expected = proof_of(own_, kClientLabel, handshake.greeting, handshake.challenge);
   std::string problem;
   if (!equal_in_constant_time(handshake.proof, expected)) {
-    problem = "whoever says to be rank " + std::to_string(handshake.greeting.rank) +
+    problem = "the process that says to be rank " + std::to_string(handshake.greeting.rank) +
               " does not know the secret of this job; set DPCORE_SECRET (or the secret file) to "
               "the same on all ranks";
   } else {

@@ -1,4 +1,4 @@
-// Who may connect: the handshake with which every TCP connection between ranks begins.
+// Which processes may connect: the handshake with which every TCP connection between ranks begins.
 //
 //   client -> server   Greeting   version, job, rank, purpose, a nonce
 //   server -> client   Challenge  a nonce, and the proof that the server knows the secret;
@@ -11,7 +11,7 @@
 // that was overheard can be used again, and neither side's proof passes for the other's. Without
 // a secret (an empty key) the exchange still keeps other jobs and other programs out, and both
 // sides refuse a process of another user where the kernel knows whose it is: on the same host. With
-// a secret, whoever knows it may come.
+// a secret, every process that knows it may come.
 //
 // The server hears many connections at once, each with a buffer of fixed size and five seconds to
 // say all this (pending_connections.h). Strangers and port scanners cost the ranks that belong here

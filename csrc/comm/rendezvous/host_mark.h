@@ -2,11 +2,11 @@
 // on both sides. Host names and boot ids say nothing about it: containers and network namespaces
 // share them, and share no memory.
 //
-// Every rank shows itself at a name made of the job and its rank before it tells anybody that it
-// came. Once all have come, each looks for the lowest rank that it reaches: ranks with the same
+// Every rank shows itself at a name made of the job and its rank before it tells another rank that
+// it came. Once all have come, each looks for the lowest rank that it reaches: ranks with the same
 // answer are *local peers*, and they hand over their arenas as ranks of one host do (rendezvous.h).
 //
-// Used by one thread, while ranks meet. Owns one listening socket, to which nobody ever talks:
+// Used by one thread, while ranks meet. Owns one listening socket, on which no data is ever sent:
 // that a connection comes about is the whole message. A rank that finds its own name taken (by
 // another user, since names bear the job) cannot be found: it is alone on its host then, which is
 // slower and just as right.
@@ -23,7 +23,7 @@ namespace dpcore {
 
 class HostMark {
  public:
-  // Ranks with another `label` are on another host, as far as anybody can tell.
+  // Ranks with another `label` are on another host, as far as dpcore can tell.
   HostMark(const Rendezvous& rendezvous, const std::string& label)
       : rendezvous_(rendezvous),
         label_(label),
@@ -50,7 +50,7 @@ class HostMark {
 };
 
 // `hosts[r]`: the lowest rank on the host of r. Throws when the ranks do not say the same: that
-// `r` reaches somebody who reaches others than r does.
+// `r` reaches a rank that reaches others than r does.
 inline void check_hosts(const std::vector<int>& hosts) {
   for (size_t r = 0; r < hosts.size(); ++r) {
     const int lowest = hosts[r];

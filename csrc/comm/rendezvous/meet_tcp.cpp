@@ -1,5 +1,5 @@
-// Phases: gather (all ranks at rank 0), hosts (who shares one), link (all pairs), and the word to
-// go.
+// Phases: gather (all ranks at rank 0), hosts (which ranks share one), link (all pairs), and the
+// word to go.
 #include "comm/rendezvous/meet_tcp.h"
 
 #include <unistd.h>
@@ -19,7 +19,8 @@ namespace dpcore {
 namespace {
 
 // The TCP connections of one rank to the others while they meet: it connects to those below it, and
-// those above connect to it. Both sides of a connection prove who they are (handshake.h).
+// those above connect to it. Both sides of a connection prove that they belong to the job
+// (handshake.h).
 class RendezvousLines {
  public:
   // All of them outlive it; connections go into `present`.
@@ -129,7 +130,7 @@ void RendezvousLines::accept_lines(TcpSocket& listener) {
   }
 }
 
-// Rank 0 says at its own deadline who is missing: the others give it time for that.
+// Rank 0 says at its own deadline which ranks are missing: the others give it time for that.
 constexpr int64_t kGraceNs = 1'000'000'000;
 
 // From rank 0 to the others at the end of a phase, and from them to rank 0 once they are linked.
@@ -169,7 +170,7 @@ class TcpRendezvous {
   std::vector<RendezvousPeer> run() {
     if (rendezvous_.rank == 0) {
       host();
-      *net_.listener = TcpSocket();  // nobody else is expected
+      *net_.listener = TcpSocket();  // no further rank is expected
     } else {
       join();
     }
@@ -264,7 +265,7 @@ class TcpRendezvous {
     give_all(clients, list.data(), list.size() * sizeof(Entry));
   }
 
-  // What everybody waits for at the end of a phase, after a notice that all is well.
+  // What every rank waits for at the end of a phase, after a notice that all is well.
   void give_all(std::vector<TcpSocket>& clients, const void* data, size_t bytes) {
     Notice complete;
     complete.all_well = 1;
@@ -315,8 +316,8 @@ class TcpRendezvous {
     }
   }
 
-  // Those that have said already how linking went: whoever failed is heard at once, and not when
-  // the ranks that wait for it have waited in vain.
+  // Those that have said already how linking went: a rank that failed is heard at once, and not
+  // when the ranks that wait for it have waited in vain.
   void hear_who_came(std::vector<TcpSocket>& clients, std::vector<bool>& heard) {
     for (int r = 1; r < rendezvous_.world; ++r) {
       if (!heard[r] && clients[r].has_something()) {
@@ -379,7 +380,7 @@ class TcpRendezvous {
           std::string(list[r].address, strnlen(list[r].address, sizeof(Entry::address)));
     }
     find_own_host(root);
-    // Before this rank is linked, rank 0 only says that somebody failed.
+    // Before this rank is linked, rank 0 only says that a rank failed.
     lines_.look = [&] {
       lines_.look_up();
       if (root.has_something()) {
@@ -450,7 +451,7 @@ class TcpRendezvous {
     }
   }
 
-  // Memory first: local peers need nobody else for it, so nobody waits in a circle.
+  // Memory first: local peers need no other rank for it, so ranks do not wait in a circle.
   void link(TcpSocket& listener) {
     check_hosts(hosts_);
     Rendezvous local = local_rendezvous(rendezvous_, hosts_);

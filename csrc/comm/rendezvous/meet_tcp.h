@@ -2,14 +2,14 @@
 // every other pair.
 //
 // Rank 0 listens at an address that all know (or have read from a store); the others come to it,
-// say where they listen themselves, and get the list of all. Then everybody looks who shares its
-// host (host_mark.h), tells rank 0, and hears who shares one with whom; local peers hand over their
-// arenas. Of each other pair the higher rank connects to the lower one, `lines` times. Every
-// connection begins with a handshake (handshake.h). At the end rank 0 hears from everybody
+// say where they listen themselves, and get the list of all. Then every rank finds out which ranks
+// share its host (host_mark.h), tells rank 0, and hears the same of all others; local peers hand
+// over their arenas. Of each other pair the higher rank connects to the lower one, `lines` times.
+// Every connection begins with a handshake (handshake.h). At the end rank 0 hears from every rank
 // that it is connected and lets all go: init() returns on every rank or raises on every rank, with
 // the same reason.
 //
-// The listeners are closed before meet_tcp returns. Whoever calls owns the sockets.
+// The listeners are closed before meet_tcp returns. The caller owns the sockets.
 #pragma once
 
 #include <memory>

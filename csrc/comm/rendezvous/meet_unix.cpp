@@ -8,7 +8,7 @@
 //
 // A pidfd is made by the process that it stands for and handed over like the memfd: process
 // numbers mean nothing across containers, descriptors do. A connection of another user is
-// dropped unread; silent ones of the same user keep nobody waiting (pending_connections.h).
+// dropped unread; silent ones of the same user keep no rank waiting (pending_connections.h).
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -235,7 +235,7 @@ std::vector<LocalPeer> host_rendezvous(const Rendezvous& rendezvous, const Arena
         hello.costs = peer.costs;
         handles = handles_of(peer.memfd.get(), peer.pidfd.get(), peer.wake_event.get());
       }
-      // A rank that has died already is not a reason to let the others down: everybody holds its
+      // A rank that has died already is not a reason to let the others down: all ranks hold its
       // pidfd, and the first operation names it.
       if (!lines[to].send(&hello, sizeof(hello), handles, rendezvous.deadline_ns,
                           rendezvous.interrupted)) {

@@ -1,4 +1,4 @@
-// Connections that have not said yet who they are, heard side by side: one that is silent costs the
+// Connections whose rank is not known yet, heard side by side: one that is silent costs the
 // ranks that belong here a look, and is dropped after five seconds. Rank 0 hears them at its
 // abstract socket (meet_unix) and at its TCP port (handshake).
 //
@@ -64,7 +64,7 @@ class PendingConnections {
 
  private:
   // The one that has been silent longest makes room, though not before it can have spoken: a
-  // thousand ranks may come at once, and those that nobody has accepted yet wait in the kernel.
+  // thousand ranks may come at once, and those that are not accepted yet wait in the kernel.
   bool has_room() const {
     return pending_.size() < kMost ||
            now_ns() > pending_.front().leaves_at_ns - kPatienceNs + kToSpeakNs;

@@ -257,7 +257,7 @@ class Proof {
       value.merge(incoming);
       const bool single = own.is_just(move.dst) && incoming.is_just(move.src);
       if (move.reduce && !single) {
-        note_unordered(index);
+        record_unordered(index);
       }
     }
     for (size_t index : moves) {
@@ -268,7 +268,7 @@ class Proof {
       const Arrival& arrival = arrivals[arrival_at_[static_cast<size_t>(move.dst)]];
       completing_[index] = arrival.value == complete_;
       if (!completing_[index]) {
-        note_unordered(index);
+        record_unordered(index);
       }
     }
     for (Arrival& arrival : arrivals) {
@@ -279,7 +279,7 @@ class Proof {
 
   Contributions& held_by(int rank) { return held_[static_cast<size_t>(rank)]; }
 
-  void note_unordered(size_t index) {
+  void record_unordered(size_t index) {
     first_unordered_move_ = std::min(first_unordered_move_, index);
   }
 

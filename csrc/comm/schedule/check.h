@@ -16,7 +16,7 @@ namespace dpcore {
 //   * ranks, chunks and steps are in range, moves are sorted by step, no rank sends to itself,
 //     the number of chunks suits the collective;
 //   * no chunk of a rank is copied into twice in one step, nor copied and reduced into;
-//   * nobody sends a chunk that it does not hold, and nobody adds one contribution twice;
+//   * no rank sends a chunk that it does not hold, and none adds one contribution twice;
 //   * at the end every rank holds what the collective promises it, complete;
 //   * a schedule that calls itself ordered is.
 // A schedule that is ordered without saying so passes: it promises less than it keeps.

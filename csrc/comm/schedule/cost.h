@@ -50,7 +50,7 @@ struct WayCosts {
   double byte_s = 0;
 };
 
-// Defaults for a machine that nobody has measured: mailboxes in memory, a NIC of 10 Gbit/s.
+// Defaults for a machine that has not been measured: mailboxes in memory, a NIC of 10 Gbit/s.
 struct CostConstants {
   WayCosts memory{3e-6, 1e-6, 0.25e-9};
   WayCosts network{30e-6, 8e-6, 0.8e-9};

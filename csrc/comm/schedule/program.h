@@ -5,10 +5,10 @@
 // it. Each rank works through the chunks in its own order, the one in which it first sends them: so
 // the list of moves also says whose NIC is busy when.
 //
-// Where in a step each rank sends to several, those who send to the same one take turns, or else
+// Where in a step each rank sends to several, ranks that send to the same one take turns, or else
 // some NICs would idle while others are asked twice. So the k-th message of a rank waits for the
 // one that comes here as the (k-1)-th of its sender, and the first for the last of some segments
-// ago. Nobody tells anybody whose turn it is: what has arrived does.
+// ago. No message says whose turn it is: what has arrived does.
 //
 // Values only; comm/operations/executor.h runs a program.
 #pragma once

@@ -8,9 +8,9 @@
 namespace dpcore {
 namespace {
 
-// Of a peer that is gone: several looks of the engine.
+// Of a peer that is gone: several checks of the engine.
 constexpr int64_t kTurnNs = 200'000'000;
-constexpr int64_t kLookNs = 5'000'000;  // a look takes less
+constexpr int64_t kCheckNs = 5'000'000;  // a check takes less
 
 enum class Draw : uint64_t { jitter = 1, loss = 2 };
 
@@ -102,8 +102,8 @@ bool Link::keeps_from(int peer, int64_t now) {
   if (is_taken && has_turn_ != peer) {
     return true;
   }
-  if (is_taken && turn_ends_ns_ - now > kTurnNs - kLookNs) {
-    return true;  // another operation asks in the same look
+  if (is_taken && turn_ends_ns_ - now > kTurnNs - kCheckNs) {
+    return true;  // another operation asks in the same check
   }
   const bool is_answered = is_taken && was_free_;
   has_turn_ = is_answered ? -1 : peer;

@@ -10,7 +10,7 @@
 // the seed, the pair of ranks and the number of the message: the same in every run.
 //
 // Time is an argument. What the NIC does between two calls is worked out at the second one, with
-// the moments at which messages became ready: a thread that looks too late does not slow it down.
+// the moments at which messages became ready: a thread that polls too late does not slow it down.
 //
 // Threads: under the engine's progress lock. One per endpoint, shared by its communicators.
 #pragma once
@@ -61,7 +61,7 @@ class Link {
   // Whether the ingress may still keep this rank from something that a peer has sent which is gone.
   // Others may keep it busy for ever: so the first question gives that peer the turn, and the
   // answer is known when the ingress has been free for it between two questions. To be asked at
-  // every look, after everything that may be taken in was.
+  // every check, after everything that may be taken in was.
   bool keeps_from(int peer, int64_t now);
 
   double latency_s(int peer) const { return settings_.to[peer].latency_s; }
@@ -90,7 +90,7 @@ class Link {
   int64_t ingress_free_ns_ = 0;
   int has_turn_ = -1;           // the peer that was asked for
   bool was_free_ = false;       // the ingress, when it was
-  int64_t turn_ends_ns_ = 0;    // when nobody asks any more
+  int64_t turn_ends_ns_ = 0;    // when it is asked for no more
   std::vector<uint64_t> sent_;  // messages, by peer
   Ticket next_ticket_ = 0;
   std::vector<Message> messages_;  // in the order in which they became ready

@@ -60,7 +60,7 @@ size_t MappedTransport::push(int peer, const Message& message, const std::byte* 
   const size_t before = from;
   const uint64_t first = box.written.load(std::memory_order_relaxed);
   uint64_t written = first;
-  // Whoever runs on this processor next finds the data in its caches.
+  // The thread that runs on this processor next finds the data in its caches.
   const auto copy =
       group_.endpoint().takes_turns_with(group_.member(peer)) ? copy_bytes : copy_to_peers;
   while (from < total && written - box.taken.load(std::memory_order_acquire) < kCells) {
@@ -122,7 +122,7 @@ size_t MappedTransport::pull(int peer, const Message& message, size_t from, cons
   }
   if (taken != first) {
     if (group_.endpoint().oversubscribed()) {
-      group_.endpoint().note_processor();  // for the peer's next message
+      group_.endpoint().record_processor();  // for the peer's next message
     }
     group_.ring(peer);
   }

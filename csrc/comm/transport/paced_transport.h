@@ -1,7 +1,7 @@
 // Any transport behind a link (link.h): a message is held back at its sender until the moment at
 // which its last byte would have arrived, and goes on at once then.
 //
-// Nobody computes while messages wait: next_event_ns() says when there is something to do, and
+// No thread spins while messages wait: next_event_ns() says when there is something to do, and
 // the engine sleeps until then. What ranks say to each other about their operations is not held
 // back; instead every operation waits for entry_latency_ns() when all have entered.
 //

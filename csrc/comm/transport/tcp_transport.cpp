@@ -1,4 +1,4 @@
-// A line that is broken is silent here: the end of the control connection says who is lost.
+// A line that is broken is silent here: the end of the control connection says which rank is lost.
 #include "comm/transport/tcp_transport.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ bool TcpTransport::can_start(TcpLine& line, int priority) {
   if (line.has_room(priority, network.has_priorities(), now)) {
     return true;
   }
-  const bool is_first = std::exchange(held_back_at_look_, network.looks()) != network.looks();
+  const bool is_first = std::exchange(held_back_at_poll_, network.polls()) != network.polls();
   free_ns_ = is_first ? line.free_ns() : std::min(free_ns_, line.free_ns());
   return false;
 }
 
 // It may be past by now: then this is the moment.
 int64_t TcpTransport::next_event_ns() const {
-  return held_back_at_look_ == group_.remote()->network().looks() ? free_ns_ : INT64_MAX;
+  return held_back_at_poll_ == group_.remote()->network().polls() ? free_ns_ : INT64_MAX;
 }
 
 // The connection that goes on with a frame of the message, or one that can take a new frame.
@@ -37,7 +37,7 @@ TcpLine* TcpTransport::line_for(int peer, const Message& message) {
   std::vector<TcpLine>& lines = network.data_lines(peer);
   for (TcpLine& line : lines) {
     if (line.is_sending(group, message.tag)) {
-      return line.can_resume() ? &line : nullptr;  // broken: the look for lost peers says so
+      return line.can_resume() ? &line : nullptr;  // broken: the check for lost peers says so
     }
   }
   if (network.is_line_wanted(peer)) {

@@ -26,7 +26,7 @@ class TcpTransport final : public Transport {
   int64_t next_event_ns() const override;
   Sent sent() const override { return {0, sent_.load(std::memory_order_relaxed)}; }
   // When all of a rank's contributions have left, each of its peers still waits for the result of
-  // the last segment: the shorter, the sooner. With less, looks cost more than that saves. Of
+  // the last segment: the shorter, the sooner. With less, polls cost more than that saves. Of
   // two ranks each waits for one result only.
   size_t segment_bytes() const override {
     return TcpFlow::kSegmentBytes / (group_.world() == 2 ? 2 : 4);
@@ -42,7 +42,7 @@ class TcpTransport final : public Transport {
 
   Group& group_;
   size_t next_line_ = 0;
-  uint64_t held_back_at_look_ = 0;  // a frame was, since enough was on its way
+  uint64_t held_back_at_poll_ = 0;  // a frame was, since enough was on its way
   int64_t free_ns_ = 0;             // when there may be room for it
   std::atomic<uint64_t> sent_{0};   // one writer: the lock's holder
 };

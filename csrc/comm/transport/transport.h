@@ -25,16 +25,16 @@ class Transport {
   virtual size_t pull(int peer, const Message& message, size_t from, const Sink& sink) = 0;
   // The due_ns of the message that pull() gave bytes of last, as its sender said.
   int64_t due_ns() const { return due_ns_; }
-  // Called when no operation can go on: sets aside messages that nobody has asked for yet, if
+  // Called when no operation can go on: sets aside messages that no operation has asked for yet, if
   // they stand in the way of others. True when that made room.
   virtual bool set_aside_unexpected() = 0;
-  // An operation of the group has failed: nobody will come back for what is on its way.
+  // An operation of the group has failed: no operation will come back for what is on its way.
   virtual void give_up() {}
   // What an operation waits for after all have entered it, where the link is an emulated one.
   virtual int64_t entry_latency_ns() const { return 0; }
   // When a message that is held back may go on; INT64_MAX: none is.
   virtual int64_t next_event_ns() const { return INT64_MAX; }
-  // Whether something of a peer that is gone may lie here and be held back. Asked at every look,
+  // Whether something of a peer that is gone may lie here and be held back. Asked at every check,
   // after nothing of it could be taken.
   virtual bool is_held_back(int) { return false; }
   // How large the segments should be that a large transfer is cut into. The same on all ranks.
@@ -49,7 +49,7 @@ class Transport {
     uint64_t network = 0;
   };
   virtual Sent sent() const = 0;
-  // Memory that peers may still look at after this transport is gone.
+  // Memory that peers may still read after this transport is gone.
   virtual std::vector<std::shared_ptr<std::byte>> take_blocks() = 0;
 
  protected:

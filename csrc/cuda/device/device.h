@@ -3,10 +3,10 @@
 // Two implementations. On a GPU (device_cuda.cu) a stream is a cudaStream_t. On the host
 // (device_host.h) memory is ordinary and a stream is a thread: there communicators for GPUs run
 // without one, with the same ordering as on one, which is what tests and the thread sanitizer look
-// at. Nobody above this file knows which of the two it has.
+// at. No code above this file knows which of the two it has.
 //
-// Memory: streams, events and allocations belong to whoever made them, until the device is gone.
-// Threads: any thread may call while it has a DeviceGuard; has_happened(), is_capturing(),
+// Memory: streams, events and allocations belong to the code that made them, until the device is
+// gone. Threads: any thread may call while it has a DeviceGuard; has_happened(), is_capturing(),
 // name(), uuid() and destroying events need none. Work is waited for by synchronize() and settle(),
 // by what takes away memory that may be in use (release, forget_memory), by upload(), and by
 // whatever puts work into a stream whose queue is full: then until there is room. Calls throw Error
@@ -88,7 +88,7 @@ class Device {
   virtual bool is_capturing(Stream stream) = 0;
 
   virtual std::byte* allocate(size_t bytes) = 0;
-  // Waits for the device: work of the program, in streams that nobody here knows, may use it.
+  // Waits for the device: work of the program, in streams that are not known here, may use it.
   virtual void release(std::byte* memory) = 0;
   // No work uses it any more: waits for nothing. Waiting for the device means waiting for all of
   // the process, also for what another rank, as a thread of it, has told to wait for this one.
@@ -148,7 +148,7 @@ class DeviceGuard {
   Device::Attachment was_;
 };
 
-// For destructors, which have nobody to tell: where the device is broken, nothing is left to do.
+// For destructors, which cannot report errors: where the device is broken, nothing is left to do.
 template <class Work>
 void at_the_end(Device& device, Work work) noexcept {
   try {

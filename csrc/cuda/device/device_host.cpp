@@ -188,7 +188,7 @@ class HostDevice final : public Device {
   }
   static void check_flag(const void* flag) {
     if (!are_host_pages_shared(flag)) {
-      throw Error("host: a flag in pages that nobody has mapped");
+      throw Error("host: a flag in pages that are not mapped");
     }
   }
   void add(Stream stream, std::function<void()> work) const {

@@ -2,7 +2,7 @@
 //
 // It is slow and it is not for training: it makes the communicators for GPUs run where there is
 // none. A stream does its work later than it is asked to, as a GPU does, so that an order that
-// nobody has asked for is an order that does not hold. Work comes as functions, also from a
+// the program did not ask for is an order that does not hold. Work comes as functions, also from a
 // stand-in for NCCL that tests load (tests/cuda_host).
 //
 // Calls are refused where a GPU's would fail or go to another one: by a thread that has not made
@@ -44,7 +44,7 @@ class HostStream {
   }
 
  private:
-  static constexpr size_t kRoom = 1024;  // whoever comes then waits, as for a GPU's queue
+  static constexpr size_t kRoom = 1024;  // a thread that comes then waits, as for a GPU's queue
 
   void run() {
     while (true) {

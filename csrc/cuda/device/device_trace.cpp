@@ -101,7 +101,7 @@ DeviceTrace::Entry* DeviceTrace::find(Span span) {
   return entry.span == span ? &entry : nullptr;  // overwritten otherwise
 }
 
-// Nobody takes the lock while nobody records.
+// No thread takes the lock unless a trace is recorded.
 template <class Note>
 void DeviceTrace::while_recording(Device::Stream stream, Note note) {
   if (!recording() || device_->is_capturing(stream)) {

@@ -1,15 +1,16 @@
 // When things happened on a device, on the clock of the host: what dpcore.trace shows of it.
 //
 // The host puts work into streams and goes on; when it runs is known to the device alone. While
-// somebody records, a span of work gets a timed event before it and one behind it, and a stream
+// a trace is recorded, a span of work gets a timed event before it and one behind it, and a stream
 // that waits for the work's end one where it begins to wait: from there to the end it stands
 // still, which is what "exposed" means on a device. A device counts time from nowhere: one event
 // whose moment the host has seen (the zero) says where on the host's clock its times lie. Clocks
 // drift apart, so short traces are exact ones.
 //
 // Memory: events are made as they are needed, up to the capacity, and used again; the oldest spans
-// are overwritten and counted. Threads: any may add; a mutex, which nobody takes while nobody
-// records. start() and stop() wait for the device, and for no longer than they are told to.
+// are overwritten and counted. Threads: any may add; a mutex, which no thread takes unless a
+// trace is recorded. start() and stop() wait for the device, and for no longer than they are told
+// to.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,7 @@ struct Table {
   std::map<const std::byte*, Pages> pages;
 };
 
-// Never destroyed: whoever holds pages until the process ends still finds it.
+// Never destroyed: code that holds pages until the process ends still finds it.
 Table& table() {
   static auto* it = new Table;
   return *it;

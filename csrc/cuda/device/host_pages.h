@@ -13,8 +13,8 @@
 
 namespace dpcore {
 
-// `begin` is called where nobody in this process has these pages, `end` when the last result is
-// dropped. What begin() throws is passed on, and nothing is counted.
+// `begin` is called where these pages are not registered in this process, `end` when the last
+// result is dropped. What begin() throws is passed on, and nothing is counted.
 std::shared_ptr<void> share_host_pages(void* pages, size_t bytes,
                                        const std::function<void()>& begin,
                                        std::function<void()> end);

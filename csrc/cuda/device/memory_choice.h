@@ -1,9 +1,9 @@
 // How ranks of a host get to memory of each other's devices: which of the ways that there are.
 //
 //   descriptor  physical memory behind a file descriptor that is handed over like the host's arena:
-//               it lives as long as anybody has it mapped, so nobody can pull it away (CUDA: VMM)
+//               it lives as long as a rank has it mapped, so no other can pull it away (CUDA: VMM)
 //   ipc         a handle of 64 bytes (cudaIpc): where descriptors can't be handed over. Its owner
-//               must outlive those who have it open
+//               must outlive the ranks that have it open
 //   address     the address itself, where all ranks are threads of one process
 //
 // The choice is a pure function of what every rank can do, the same on all of them.

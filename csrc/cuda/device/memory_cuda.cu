@@ -169,7 +169,7 @@ void CudaMemory::stop_freeing() {
 }
 
 void CudaMemory::release(std::byte* memory, bool is_idle) {
-  // cudaFree waits for the device, cuMemUnmap for nobody.
+  // cudaFree waits for the device, cuMemUnmap for nothing.
   if (!is_idle) {
     Driver::ignore(cudaDeviceSynchronize());
   }

@@ -91,14 +91,14 @@ CudaProbe probe_cuda(int only) {
     probe.problem = "the GPUs cannot be counted: " + described(error);
   }
   if (!probe.problem.empty()) {
-    cudaGetLastError();  // clears the error for those who call CUDA after us
+    cudaGetLastError();  // clears the error for the calls of CUDA after ours
     return probe;
   }
   CUcontext before = nullptr;
   const Driver* driver = nullptr;
   try {
     driver = &Driver::get();
-    driver->current_context(&before);  // none where nobody has called CUDA yet
+    driver->current_context(&before);  // none where CUDA has not been called yet
   } catch (const Error& error) {
     probe.problem = error.what();
   }

@@ -1,8 +1,8 @@
 // Calls that only the driver has. They are asked for by name at run time, so nothing is linked
 // against libcuda and the module loads where there is none; cuda.h gives types alone.
 //
-// Errors of the runtime stay behind in the thread until somebody asks for the last one, which is
-// how a launch is checked: whoever handles one by itself takes it away (ignore).
+// Errors of the runtime stay behind in the thread until a caller asks for the last one, which is
+// how a launch is checked: code that handles one by itself takes it away (ignore).
 //
 // Internal to the .cu files. The table is filled once per process and never changes.
 #pragma once
@@ -43,7 +43,7 @@ struct Driver {
     return driver;
   }
 
-  // What has nobody to tell, and is not to be taken for an error of the next call.
+  // An error that cannot be reported, and is not to be taken for an error of the next call.
   static void ignore(cudaError_t error) {
     if (error != cudaSuccess) {
       cudaGetLastError();

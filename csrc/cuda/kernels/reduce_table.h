@@ -1,4 +1,4 @@
-// Which instance of element::Reducer does what, for whoever runs it: the launcher of kernels and
+// Which instance of element::Reducer does what, for what runs it: the launcher of kernels and
 // the host instantiate the same list.
 //
 // Internal to csrc/cuda. `Make` has a template <class Reducer> static Entry make(): a kernel of it,

@@ -2,7 +2,7 @@
 // runs, on the GPU and, for tests and for devices of the host, as ordinary code.
 //
 // Two policies. StreamOrder: the stream has waited for the others before the kernel begins and
-// tells them behind it; the kernel only looks whether the communicator was given up, and then
+// tells them behind it; the kernel only checks whether the communicator was given up, and then
 // touches nothing. It waits for no other kernel, so ranks can take turns on one GPU.
 // InKernelBarrier: the kernel itself waits, for GPUs of their own: each block of it has a barrier
 // with the blocks of the same index on all ranks, before it works and behind it, and there is
@@ -10,14 +10,14 @@
 //
 // A barrier. Every rank has a signal pad in the memory of its device. To arrive, a block writes its
 // number of this barrier on the pads of all others (release, for the whole system: what its kernel
-// and all before it wrote is visible to whoever reads the number), then waits until theirs stand on
-// its own pad (acquire). Numbers grow by one for each barrier of the block and are compared around
-// 2^32. They are counted on the pad itself: a captured graph has new numbers at each
-// replay.
+// and all before it wrote is visible to the rank that reads the number), then waits until theirs
+// stand on its own pad (acquire). Numbers grow by one for each barrier of the block and are
+// compared around 2^32. They are counted on the pad itself: a captured graph has new numbers at
+// each replay.
 //
 // A wait ends when the other comes, when the host gives up (a word on the host that is looked at
-// now and then, being far), or when patience ends: then the kernel says who is late in another
-// word, gives up by itself, and all work on this pad behind it does nothing.
+// now and then, being far), or when patience ends: then the kernel says which rank is late in
+// another word, gives up by itself, and all work on this pad behind it does nothing.
 //
 // Memory: the pad is its rank's, written by the kernels of its peers; the two words lie in the
 // rank's page of flags on the host. Blocks of one kernel must be able to run at the same time as
@@ -37,7 +37,7 @@ inline constexpr int kBarrierRanks = kMaxOperands;
 inline constexpr int kBarrierBlocks = 32;
 
 // What the blocks of a kernel know of the host's word `given_up`. A GPU reads such a word about
-// once per microsecond, however many blocks ask for it: so the block that comes first looks, and
+// once per microsecond, however many blocks ask for it: so the block that comes first reads it, and
 // the others hear from it. Zero before the first kernel; kernels leave it as they found it.
 struct HostAnswer {
   uint32_t came;   // how many blocks of the kernel have come
@@ -50,12 +50,13 @@ struct HostAnswer {
 };
 
 struct SignalPad {
-  uint32_t arrived[kBarrierBlocks][kBarrierRanks];  // numbers, by block and by who wrote it
-  uint32_t rounds[kBarrierBlocks];                  // the own block's, written by it alone
-  HostAnswer answer;                                // the own rank's
+  uint32_t arrived[kBarrierBlocks]
+                  [kBarrierRanks];  // numbers, by block and by the rank that wrote it
+  uint32_t rounds[kBarrierBlocks];  // the own block's, written by it alone
+  HostAnswer answer;                // the own rank's
 };
 
-// Of `late`: for whom a kernel waits, as it says when that takes long. 0: nobody.
+// Of `late`: for whom a kernel waits, as it says when that takes long. 0: no rank.
 struct LatePeer {
   static DPCORE_BOTH uint32_t of(int peer, int block) {
     return static_cast<uint32_t>(block) << 8 | static_cast<uint32_t>(peer + 1);
@@ -65,7 +66,7 @@ struct LatePeer {
 };
 
 struct ShareSync {
-  uint32_t* given_up = nullptr;  // null: nobody can
+  uint32_t* given_up = nullptr;  // null: no rank can
   HostAnswer* answer = nullptr;  // of the own pad
   // For InKernelBarrier:
   uint32_t* late = nullptr;
@@ -114,7 +115,8 @@ DPCORE_BOTH uint32_t next_turn(uint32_t* word, uint32_t count) {
 #endif
 }
 
-// Of all memory that this worker wrote; the barrier of the block carries it to who publishes.
+// Of all memory that this worker wrote; the barrier of the block carries it to the worker that
+// publishes.
 DPCORE_BOTH void fence_for_system() {
 #if defined(__CUDA_ARCH__)
   __threadfence_system();
@@ -184,15 +186,15 @@ struct StreamOrder {
 };
 
 struct InKernelBarrier {
-  static constexpr uint32_t kLooks = 64;            // at the pad, between two at the host's words
+  static constexpr uint32_t kPolls = 64;            // at the pad, between two at the host's words
   static constexpr uint64_t kPartBeforeSaying = 4;  // of the patience, for whom it waits
 
   static DPCORE_BOTH bool arrives(const ShareSync& sync, int peer, int block, uint32_t number,
                                   uint64_t begin) {
     const uint32_t* word = &sync.pads[sync.rank]->arrived[block][peer];
     bool said = false;
-    for (uint32_t looks = 1; !has_reached(look_at(word), number); ++looks) {
-      if (looks % kLooks == 0) {
+    for (uint32_t polls = 1; !has_reached(look_at(word), number); ++polls) {
+      if (polls % kPolls == 0) {
         if (look_at(sync.given_up) != 0) {
           return false;
         }

@@ -34,7 +34,7 @@ void Mailboxes::receive(void* data, size_t bytes, int from) {
 
 // Fragment by fragment: all mailboxes are filled before one is emptied, and a mailbox is filled
 // again when the fragment before has been taken. So each rank's k-th turn needs of the others no
-// more than their k-th filling and their emptying before it, and nobody waits in a circle.
+// more than their k-th filling and their emptying before it, and ranks do not wait in a circle.
 void Mailboxes::end_group() {
   // Several messages to one peer are taken one after the other, in as many turns.
   const auto turns = [](std::vector<Message>& messages, auto fragment) {

@@ -4,9 +4,9 @@
 // mailbox, a flag is raised, the receiver copies it out and raises another. Flags are numbers that
 // only grow; the stream itself writes them and waits for them, so no kernel spins.
 //
-// Memory: mailboxes and flags belong to the communicator; nothing is owned here. Threads: whoever
-// holds the communicator's lock puts messages into the stream; numbers are atomic for let_pass(),
-// which any thread may call.
+// Memory: mailboxes and flags belong to the communicator; nothing is owned here. Threads: the one
+// that holds the communicator's lock puts messages into the stream; numbers are atomic for
+// let_pass(), which any thread may call.
 #pragma once
 
 #include <atomic>

@@ -79,10 +79,10 @@ MappedCommunicator::MappedCommunicator(std::shared_ptr<Communicator> control,
 
 MappedCommunicator::~MappedCommunicator() {
   close();
-  const bool may_go = !group().failed() && everybody_leaves();
+  const bool may_go = !group().failed() && all_peers_leave();
   if (regions_) {
     const bool owner_may_leave = may_go || regions_->kind() != MemoryKind::ipc;
-    const bool graph_may_run = has_captured_ && group().failed();  // nobody has waited for it
+    const bool graph_may_run = has_captured_ && group().failed();  // no thread has waited for it
     const bool peers_are_in_use = !has_passed_ || graph_may_run;
     if (peers_are_in_use || !owner_may_leave) {
       regions_->abandon();
@@ -92,8 +92,8 @@ MappedCommunicator::~MappedCommunicator() {
     }
   }
   if (!may_go) {
-    // Whoever is still there, or was stopped and wakes up, may raise flags: never given to anybody
-    // else.
+    // A rank that is still there, or was stopped and wakes up, may raise flags: never given to
+    // another else.
     new std::shared_ptr<std::byte>(std::move(own_page_));
   }
   if (has_passed_) {
@@ -109,9 +109,9 @@ MappedCommunicator::~MappedCommunicator() {
 }
 
 // The page of flags may go when no peer's stream looks at it. Ranks usually leave together.
-bool MappedCommunicator::everybody_leaves() {
+bool MappedCommunicator::all_peers_leave() {
   const int64_t deadline = now_ns() + kDeparturePatienceNs;
-  while (!group().everybody_left()) {
+  while (!group().all_peers_left()) {
     if (now_ns() > deadline) {
       return false;
     }
@@ -129,11 +129,11 @@ void MappedCommunicator::meet() {
   const std::string barrier = agree_on_barrier();
   own_region_ = regions_->add(region_bytes(world()));
   open(barrier);
-  // Nobody writes to a pad before its rank has prepared it.
+  // No rank writes to a pad before its rank has prepared it.
   control_->run(Request{}, "auto", options_.interrupt);  // a barrier
 }
 
-// Where everybody's flags are, and which barrier the ranks use.
+// Where every rank's flags are, and which barrier the ranks use.
 std::string MappedCommunicator::agree_on_barrier() {
   RankInfo own;
   own.page = control_->endpoint().arena().offset_of(own_page_.get(), 1);
@@ -150,7 +150,7 @@ std::string MappedCommunicator::agree_on_barrier() {
     offsets.push_back(info.page);
   }
   map_pages(offsets);
-  return choose_barrier(uuids, infos.front().wish);  // rank 0's wish is everybody's
+  return choose_barrier(uuids, infos.front().wish);  // rank 0's wish counts for all
 }
 
 void MappedCommunicator::map_pages(const std::vector<uint64_t>& offsets) {
@@ -225,7 +225,7 @@ std::shared_ptr<StreamCommunicator> MappedCommunicator::split(int color, int key
 // ---- calls -----------------------------------------------------------------------------------
 
 void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
-  const StreamWatch::Trouble before = trouble();  // of a graph, which nobody looks after
+  const StreamWatch::Trouble before = trouble();  // of a graph, which no thread watches
   if (!before.what.empty()) {
     watch_->fail(before.kind, before.culprit, before.what);
     group().raise_failure();
@@ -257,7 +257,7 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
   programs_.check_deterministic(request.program->schedule);
 }
 
-// Nobody looks after what runs in a graph, but what went wrong there is found at the next call.
+// No thread watches what runs in a graph, but what went wrong there is found at the next call.
 void MappedCommunicator::check_captured(const Request& request) const {
   const bool is_barrier = request.collective == Collective::barrier;
   if (barrier_->can_be_captured() && (is_barrier || planned_.path != PushPath::none)) {
@@ -338,7 +338,7 @@ StreamWatch::Trouble MappedCommunicator::trouble() {
     return {};
   }
   const int late = late_peer();
-  // Nobody: who was late has come to one block after another one had given up.
+  // None: the rank that was late has come to one block after another one had given up.
   const std::string whom =
       late < 0 ? "those of the others" : "that of rank " + std::to_string(late);
   return {"a kernel on " + device_->name() + " has waited in vain for " + whom +
@@ -348,7 +348,8 @@ StreamWatch::Trouble MappedCommunicator::trouble() {
 
 int MappedCommunicator::late_peer() const { return is_open_ ? barrier_->late_peer() : -1; }
 
-// By whoever finds out that it failed, whatever other threads are in. Words of memory, and no lock.
+// By the thread that finds out that it failed, whatever other threads are in. Words of memory, and
+// no lock.
 void MappedCommunicator::let_pass() {
   if (!is_open_) {
     return;  // the ranks have not met: nothing waits in the stream

@@ -15,12 +15,12 @@
 // lives as long as any rank has it mapped. The page of flags lies in the host's arena, and outlives
 // the communicator when peers may still write to it.
 //
-// When a rank is gone its flags are never raised. Whoever finds that out says that nothing may be
-// touched any more and raises those that this rank waits for (let_pass), and the thread that looks
-// after the stream (stream_watch.h) does so again and again until it has passed: what it copies
-// from there on is garbage in memory of a communicator that raises at every call, and nothing is
-// written to others. None of it waits for a thread that is in a call: that may be waiting for room
-// in the stream's queue, which there is when the stream passes.
+// When a rank is gone its flags are never raised. The thread that finds that out says that nothing
+// may be touched any more and raises those that this rank waits for (let_pass), and the thread that
+// looks after the stream (stream_watch.h) does so again and again until it has passed: what it
+// copies from there on is garbage in memory of a communicator that raises at every call, and
+// nothing is written to others. None of it waits for a thread that is in a call: that may be
+// waiting for room in the stream's queue, which there is when the stream passes.
 #pragma once
 
 #include <array>
@@ -53,7 +53,7 @@ class MappedCommunicator final : public StreamCommunicator {
 
  private:
   // Of pages, for a communicator and all that are split from it: to end one waits for the device,
-  // which is for the time when nobody of them is there any more.
+  // which is for the time when none of them is there any more.
   struct Registrations {
     std::mutex mutex;
     std::vector<std::shared_ptr<void>> list;
@@ -69,7 +69,7 @@ class MappedCommunicator final : public StreamCommunicator {
   void keep_registered(std::shared_ptr<void> pages);
   void open(const std::string& barrier);
   std::string agree_on_barrier();
-  bool everybody_leaves();
+  bool all_peers_leave();
 
   void plan(Request& request, const std::string& algorithm) override;
   void check_captured(const Request& request) const;

@@ -149,7 +149,7 @@ void PushCollectives::gather_parts(const Request& request) {
          rest_of(part(rank_), begin, chunk) * element);
     barrier_.wait();
     for (int i = 0; i < world(); ++i) {
-      const int r = (rank_ + i) % world();  // not everybody from the same rank at once
+      const int r = (rank_ + i) % world();  // not all ranks from the same one at once
       const size_t at = part_begin_of(request, request.output_parts, r) + begin;
       copy(request.output + at * element,
            r == rank_ ? request.input + begin * element : stage_of(r),
@@ -161,7 +161,7 @@ void PushCollectives::gather_parts(const Request& request) {
   }
 }
 
-// The root alone would give everything to everybody: with more ranks each gives on a share.
+// The root alone would give everything to all ranks: with more ranks each gives on a share.
 void PushCollectives::broadcast(const Request& request) {
   const size_t element = size_of(request.dtype);
   const size_t chunk = kPushStageBytes / element;

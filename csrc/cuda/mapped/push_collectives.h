@@ -1,16 +1,16 @@
-// Collectives over memory that all ranks have mapped: one pass of reading from everybody and
-// writing to everybody, without a message.
+// Collectives over memory that all ranks have mapped: one pass of reading from all of them and
+// writing to all of them, without a message.
 //
 //   direct_push   tensors lie in the arena, at the same place on all ranks. Each rank owns a slice,
 //                 reads it from all inputs in rank order and writes the result to all outputs. A
-//                 barrier before (everybody's data is there) and one behind (all is written). 2 S
+//                 barrier before (every rank's data is there) and one behind (all is written). 2 S
 //                 of traffic per rank for an all-reduce, the floor; reduce-scatter, all-gather and
 //                 broadcast move each byte once.
 //   two_shot_stage   ordinary tensors, chunk by chunk: copied into the own stage, the same as above
 //                 on the stages, and copied out. 6 S.
 //   one_shot_stage   small ones: copied into the stage, then every rank reduces all of them for
-//                 itself. One barrier: stages take turns, and whoever comes to the next barrier has
-//                 read those of the one before. (N + 3) S.
+//                 itself. One barrier: stages take turns, and a rank that comes to the next barrier
+//                 has read those of the one before. (N + 3) S.
 //   stage         the other collectives of ordinary tensors: in, one barrier, out.
 //
 // All of them are the ordered schedules (one_shot, two_shot, direct): the bits are those of the
@@ -19,7 +19,8 @@
 // A captured graph may run at any time: its operations use a stage of their own, and have a barrier
 // behind their work too.
 //
-// Memory: stages are the communicator's; nothing is owned here. Threads: whoever holds its lock.
+// Memory: stages are the communicator's; nothing is owned here. Threads: the one that holds its
+// lock.
 #pragma once
 
 #include <string>

@@ -52,7 +52,7 @@ class StreamBarrier final : public RankBarrier {
     }
   }
 
-  // Words that nobody else waits for. A peer's stream may lower one again.
+  // Words that no other rank waits for. A peer's stream may lower one again.
   void let_pass() override {
     for (int r = 0; r < world(); ++r) {
       if (r == at_.rank) {

@@ -6,8 +6,8 @@
 //   fused    a kernel waits for its counterparts before and behind its work. For GPUs of their
 //            own: a kernel that waits keeps its GPU from the others.
 //
-// Memory: pages of flags and signal pads belong to the communicator. Threads: whoever holds the
-// communicator's lock; give_up, let_pass and what only asks by any.
+// Memory: pages of flags and signal pads belong to the communicator. Threads: the one that holds
+// the communicator's lock; give_up, let_pass and what only asks by any.
 #pragma once
 
 #include <memory>
@@ -53,7 +53,7 @@ class RankBarrier {
                       std::span<void* const> out, size_t count, size_t largest_bytes,
                       Barriers barriers) = 0;
 
-  // From here on kernels touch nobody's memory and wait for nobody.
+  // From here on kernels touch no peer's memory and wait for no peer.
   void give_up();
   // Lets this rank's stream pass where it waits now; again and again until it has passed.
   virtual void let_pass() {}

@@ -23,7 +23,7 @@ struct Hello {
 };
 
 // Memory that ranks of this process have offered to each other: an address says where it is, and
-// this table who keeps it there.
+// this table which rank keeps it there.
 struct Offers {
   std::mutex mutex;
   std::map<uint64_t, std::weak_ptr<std::byte>> memory;
@@ -148,7 +148,7 @@ void SharedRegions::share(SharedRegion& region) {
       problem = error.what();
     }
   }
-  // How it went everywhere. Also the moment from which on nobody has mapped what was let go.
+  // How it went everywhere. Also the moment from which on no rank has mapped what was let go.
   const uint8_t failed = problem.empty() ? 0 : 1;
   const std::vector<uint8_t> who_failed = control_->hear_all(failed, interrupt_);
   check(infos, who_failed, problem);

@@ -2,10 +2,11 @@
 // for each call of add(), which all ranks make in the same order and with as many bytes.
 //
 // So an offset in a region means the same on all ranks: where this rank's tensor lies says where
-// everybody's does, and nobody has to ask. The way to the memory is chosen once (memory_choice.h).
+// every other rank's does, without a message. The way to the memory is chosen once
+// (memory_choice.h).
 //
 // Memory: a region belongs to its rank and to all that have it mapped: behind a descriptor it lives
-// until the last of them has let go, and ranks of one process count who holds it. So a rank may
+// until the last of them has let go, and ranks of one process count how many hold it. So a rank may
 // leave at any time, and a peer that comes late writes to memory that is still there. Of ipc the
 // owner has to stay: there a region goes when all ranks have left, or never (abandon). What all
 // ranks have dropped is found out at the next add(), the rest at the end. Threads: add() by one at
@@ -38,9 +39,10 @@ struct SharedRegion {
   std::shared_ptr<std::byte> memory;             // the own one
   std::vector<std::byte*> at;                    // by rank, as this device sees it; own too
   std::vector<std::shared_ptr<std::byte>> held;  // of other ranks of this process
-  mutable std::atomic<bool> is_programs{false};  // a tensor lies in it: nobody knows who uses it
-  mutable std::atomic<bool> dropped{false};      // by who uses it here
-  std::atomic<bool> settled{false};              // the device has been waited for since
+  mutable std::atomic<bool> is_programs{
+      false};  // a tensor lies in it: it is not known which kernels use it
+  mutable std::atomic<bool> dropped{false};  // by the code that uses it here
+  std::atomic<bool> settled{false};          // the device has been waited for since
   std::atomic<bool> abandoned{false};
 };
 

@@ -11,7 +11,7 @@ void NcclCommunicator::begin_group() { check(library_.GroupStart(), "ncclGroupSt
 // Waits, if NCCL has to connect two ranks first; not for the messages.
 void NcclCommunicator::end_group() { check(library_.GroupEnd(), "ncclGroupEnd"); }
 
-// Within a group a call can only be noted down: in progress is what it is until the group ends. One
+// Within a group a call can only be recorded: in progress is what it is until the group ends. One
 // that stays open would keep whatever this thread calls of NCCL from here on.
 void NcclCommunicator::check_in_group(int result, const char* call) {
   if (result == nccl::kSuccess || result == nccl::kInProgress) {
@@ -69,7 +69,7 @@ void NcclCommunicator::enqueue(const Request& request) {
       run_exchange(request);
       break;
     case Collective::barrier: {
-      // Nobody's bytes count, only that everybody has come.
+      // The bytes do not count, only that every rank has come.
       auto* byte = scratch(1);
       check(library_.AllReduce(byte, byte, 1, nccl::kInt8, nccl::kSum, comm_, stream_),
             "ncclAllReduce");

@@ -20,7 +20,7 @@ constexpr auto kNap = std::chrono::microseconds(20);
 // A thread of NCCL's own does what a call asks for, within some tens of microseconds as a rule: a
 // nap would be longer.
 constexpr int64_t kBriefNs = 200'000;
-// Whoever is in a call sees a failure at the next look, unless the call itself does not come back.
+// A thread in a call sees a failure at its next poll, unless the call itself does not come back.
 constexpr int64_t kCallPatienceNs = 2'000'000'000;
 constexpr int kSharesGpuFrom = 23003;  // NCCL 2.30.3
 
@@ -270,7 +270,7 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
 StreamWatch::Trouble NcclCommunicator::trouble() {
   const std::unique_lock<std::mutex> lock(calls_, std::try_to_lock);
   if (!lock.owns_lock() || comm_ == nullptr) {
-    return {};  // whoever is in a call looks itself
+    return {};  // a thread in a call checks itself
   }
   const int state = asynchronous_state();
   const bool fine = state == nccl::kSuccess || state == nccl::kInProgress;

@@ -1,6 +1,6 @@
 // NCCL as a library found at run time. dpcore is not linked against it: a machine without it (or
-// without a GPU) loads the module all the same, and whoever has several NCCLs sees which one is
-// used.
+// without a GPU) loads the module all the same, and a program that has several NCCLs sees which one
+// is used.
 //
 // Looked for, in this order: the path in DPCORE_NCCL_LIBRARY; a libnccl.so.2 that the process has
 // loaded already (torch's); the paths that the caller knows (the wheels nvidia-nccl-cu13 and

@@ -5,7 +5,7 @@
 // event keeps its turn to the end, though it waits for a rank that needs one; a stream that waits
 // for a flag gives the turn away (docs/decisions/0045).
 //
-// Memory: a page that nobody else is ever given while a stream may still look at it, since ending
+// Memory: a page that is never given away while a stream may still look at it, since ending
 // its registration waits for the device. Threads: raise() with the communicator's lock, wait() by
 // any.
 #pragma once

@@ -15,7 +15,7 @@ namespace dpcore {
 namespace {
 
 constexpr int64_t kFailedPatienceNs = 5'000'000'000;
-constexpr size_t kPoolLooks = 4;
+constexpr size_t kPoolTries = 4;
 constexpr auto kFirstNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(1000);
 
@@ -195,7 +195,7 @@ StreamCommunicator::Work StreamCommunicator::take_work() {
     return work;
   };
   if (capturing_) {
-    return fresh();  // it is the graph's: nobody ever takes it again
+    return fresh();  // it is the graph's: it is never taken again
   }
   if (const Work* const free = free_work()) {
     pool_at_ = static_cast<size_t>(free - pool_.data()) + 1;
@@ -208,7 +208,7 @@ StreamCommunicator::Work StreamCommunicator::take_work() {
 
 // Works end in the order in which they were taken: when these are busy, so are the others.
 const StreamCommunicator::Work* StreamCommunicator::free_work() const {
-  for (size_t i = 0; i < std::min(pool_.size(), kPoolLooks); ++i) {
+  for (size_t i = 0; i < std::min(pool_.size(), kPoolTries); ++i) {
     const Work& candidate = pool_[(pool_at_ + i) % pool_.size()];
     if (candidate.use_count() == 1 && candidate->is_complete()) {
       return &candidate;
@@ -217,8 +217,8 @@ const StreamCommunicator::Work* StreamCommunicator::free_work() const {
   return nullptr;
 }
 
-// The lock under which a call is made. A work is free again once somebody has seen that it is
-// complete, and the thread that watches may be late: before the pool grows, the caller looks.
+// The lock under which a call is made. A work is free again once a thread has seen that it is
+// complete, and the thread that watches may be late: before the pool grows, the caller checks.
 std::unique_lock<std::mutex> StreamCommunicator::enter(Device::Stream current) {
   let_go_of_kept(false);
   std::unique_lock<std::mutex> lock(calls_);
@@ -256,7 +256,7 @@ bool StreamCommunicator::wait_for_stream(std::unique_lock<std::mutex>& calls, in
   auto nap = kFirstNap;
   while (now_ns() < deadline_ns) {
     meanwhile();
-    // Whoever is in a call may still put work there; who comes later is refused.
+    // A thread in a call may still put work there; one that comes later is refused.
     // While a graph is captured the stream can't be asked, but what runs there is in flight.
     if ((calls.owns_lock() || calls.try_lock()) &&
         (device_->is_capturing(stream_) ? watch_->has_all_happened() : device_->is_idle(stream_))) {
@@ -309,7 +309,7 @@ void StreamCommunicator::wait(const Work& work, double timeout_s,
     }
   } catch (const Error&) {
     throw;
-  } catch (...) {  // Ctrl-C: the operation can't be taken back, so nobody can go on
+  } catch (...) {  // Ctrl-C: the operation can't be taken back, so no rank can go on
     watch_->fail(ErrorKind::peer_lost, rank(),
                  "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
     throw;
@@ -379,7 +379,7 @@ void StreamCommunicator::close() {
   watch_->close(now_ns() + (had_failed ? kFailedPatienceNs : to_ns(options_.timeout_s)));
   if (group().failed()) {
     control_->abort(group().failure().reason);
-    control_->group().say_heard();  // this communicator tells it, or has told it
+    control_->group().acknowledge();  // this communicator tells it, or has told it
   } else {
     release();
   }

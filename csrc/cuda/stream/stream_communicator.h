@@ -6,10 +6,10 @@
 // wires, is a subclass's matter: NCCL (nccl_communicator.h) or our own kernels.
 //
 // Beside the device there is a communicator on the host over the same ranks, `control`: over it
-// the ranks meet, it knows who is alive, and its groups hold the black box.
+// the ranks meet, it knows which ranks are alive, and its groups hold the black box.
 //
 // Captured into a graph, a call is recorded like any other work; it is not watched, since a graph
-// runs when nobody calls, and it has no deadline.
+// runs when no thread calls, and it has no deadline.
 //
 // Memory: buffers belong to the operation until it is complete, or until its failure is told, which
 // waits until nothing in the stream uses them; works are pooled. Threads: any may call, one at a
@@ -78,8 +78,8 @@ class StreamCommunicator : public std::enable_shared_from_this<StreamCommunicato
   // Blocks the caller. `timeout_s` 0: until the deadline of the operation.
   void wait(const Work& work, double timeout_s, const Engine::Interrupt& interrupt);
 
-  // Keeps memory until the work is complete, when nobody waits for that. It is let go of by a later
-  // call, or at the end, on a thread of the program: never by the one that watches.
+  // Keeps memory until the work is complete, when no thread waits for that. It is let go of by a
+  // later call, or at the end, on a thread of the program: never by the one that watches.
   void keep(Work work, std::shared_ptr<void> memory);
 
   // Memory that peers reach without a copy. All ranks call it alike. Null: any memory is as good.

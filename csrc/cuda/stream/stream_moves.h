@@ -53,8 +53,8 @@ class StreamMessages {
 
 using Scratch = std::function<std::byte*(size_t bytes)>;
 
-// What "auto" is among these messages, whose costs nobody has measured: 2 steps and 2(N-1)/N of the
-// data, the fewest bytes there are; with two ranks that have a root a single step does.
+// What "auto" is among these messages, whose costs have not been measured: 2 steps and 2(N-1)/N of
+// the data, the fewest bytes there are; with two ranks that have a root a single step does.
 std::string algorithm_of_fewest_bytes(Collective collective, int world);
 
 // Puts the whole execution of request.program into the stream.

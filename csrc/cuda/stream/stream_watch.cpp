@@ -18,7 +18,7 @@ uint64_t hash_of(const Fingerprint& what) {
   Fnv hash;
   hash.add(static_cast<uint64_t>(what.collective | what.dtype << 8 | what.op << 16));
   hash.add(static_cast<uint64_t>(what.root)).add(what.count).add(what.layout).add(what.algorithm);
-  return hash.value() | 1;  // 0 is a slot that nobody has written
+  return hash.value() | 1;  // 0 is a slot that no rank has written
 }
 
 }  // namespace
@@ -203,7 +203,7 @@ void StreamWatch::look_at_peers(const StreamWork& waiting) {
     if (r == group.rank()) {
       continue;
     }
-    // Who has left and done its part may end while this rank still waits for its device.
+    // A rank that has left and done its part may end while this rank still waits for its device.
     const bool has_left = group.has_left(r);
     if (group.is_dead(r) && !has_left) {
       fail(ErrorKind::peer_lost, r,
@@ -259,7 +259,7 @@ void StreamWatch::fail_as_late(const StreamWork& late, const std::string& when) 
   }
   fail(ErrorKind::timeout, culprit,
        late.describe() + " was not complete on " + device_->name() + " " + when + "; " +
-           who_is_late(late));
+           describe_late_ranks(late));
 }
 
 // Messages have no number that both sides know.
@@ -268,7 +268,7 @@ bool StreamWatch::has_not_called(int r, const StreamWork& work) const {
          group().control(r).operations_seen.load(std::memory_order_acquire) <= work.number;
 }
 
-std::string StreamWatch::who_is_late(const StreamWork& work) const {
+std::string StreamWatch::describe_late_ranks(const StreamWork& work) const {
   if (!work.message.empty()) {
     return "the other side may not have called it";
   }

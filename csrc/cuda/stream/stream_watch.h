@@ -1,7 +1,7 @@
-// What the ranks of a device communicator know of each other without waiting: who does what, who is
-// gone, who is late.
+// What the ranks of a device communicator know of each other without waiting: which rank does what,
+// which is gone, and which is late.
 //
-// Work on a device goes on while no thread of the program waits for it, so somebody else has to
+// Work on a device goes on while no thread of the program waits for it, so another thread has to
 // look: one thread per communicator, every 20 ms while something is in flight. It notices that
 // work is complete, and otherwise what can keep it from ever being: a rank that died or left, a
 // rank that gave up and said why, an error that the library found by itself, a deadline. The first
@@ -9,7 +9,7 @@
 //
 // What ranks are about to do is compared before it is started, where they share a host: each
 // posts a hash of its arguments under the number of the operation, then looks at those of the
-// others. Of two ranks that differ the later one always sees it. Nobody waits for that; a rank
+// others. Of two ranks that differ the later one always sees it. No rank waits for that; a rank
 // that is ahead is seen by those behind it, up to 32 operations.
 //
 // Memory: the list of works, and the black box of a group that no other operation uses. Threads:
@@ -29,7 +29,7 @@
 
 namespace dpcore {
 
-// One operation on the device, from submission until somebody has seen that it is complete.
+// One operation on the device, from submission until a thread has seen that it is complete.
 struct StreamWork {
   enum State : uint32_t { pending, done, failed };
 
@@ -42,11 +42,11 @@ struct StreamWork {
   std::shared_ptr<Device> device;
   Device::Event event = nullptr;  // happens when the device has done it
   uint32_t flag_number = 0;       // of the communicator's DoneFlag, where it has one
-  bool captured = false;          // part of a graph: nobody looks at it
+  bool captured = false;          // part of a graph: no thread watches it
   uint64_t number = 0;
   Fingerprint what;
   std::string message;  // of send and recv, what they are; else empty
-  uint64_t traced = 0;  // its span in a trace; 0: nobody records
+  uint64_t traced = 0;  // its span in a trace; 0: no trace is recorded
   int64_t deadline_ns = 0;
   double timeout_s = 0;
   std::atomic<uint32_t> state{done};
@@ -68,14 +68,14 @@ class StreamWatch {
   };
   class Watched {  // the communicator
    public:
-    // Both by whoever looks. stop() ends what runs on the device, which nobody can complete any
-    // more, and returns when nothing runs there; called once.
+    // Both by the thread that looks. stop() ends what runs on the device, which cannot be completed
+    // any more, and returns when nothing runs there; called once.
     virtual Trouble trouble() = 0;
     virtual void stop() = 0;
     // For whom the device itself waits, if it knows; -1 otherwise.
     virtual int late_peer() const { return -1; }
-    // By whoever finds that it failed, at once, and as often: ends what waits on the device as far
-    // as words in memory can. Takes no lock and calls no driver.
+    // By the thread that finds that it failed, at once, and as often: ends what waits on the device
+    // as far as words in memory can. Takes no lock and calls no driver.
     virtual void let_pass() {}
     // Whether there is such a let_pass(): once a rank has failed, work may end on the device of any
     // rank without a result.
@@ -99,7 +99,7 @@ class StreamWatch {
   // Looks now, on the thread of the caller.
   void look();
   void fail(ErrorKind kind, int culprit, const std::string& reason);
-  // Until nothing is in flight, or the deadline; then nobody looks any more.
+  // Until nothing is in flight, or the deadline; then no thread looks any more.
   void close(int64_t deadline_ns);
 
  private:
@@ -110,7 +110,7 @@ class StreamWatch {
   void look_at_deadlines();
   void fail_as_late(const StreamWork& late, const std::string& when);
   bool has_not_called(int r, const StreamWork& work) const;
-  std::string who_is_late(const StreamWork& work) const;
+  std::string describe_late_ranks(const StreamWork& work) const;
   void stop_once();
 
   std::shared_ptr<Communicator> black_box_;

@@ -124,7 +124,7 @@ class Communicator(NativeCalls):
         ``finally``) that one goes on, with this as a note.
         """
         self._native.close()
-        raise_unheard(self._native.unheard_failure())
+        raise_unheard(self._native.unacknowledged_failure())
 
     @property
     def closed(self) -> bool:

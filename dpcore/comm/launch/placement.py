@@ -100,7 +100,7 @@ class _Watched:
         text = place_of(sys._current_frames().get(self.thread))
         if text != self.text or self.since_ns == 0:
             self.text, self.since_ns = text, time.monotonic_ns()
-        communicator._native.show_where(
+        communicator._native.show_placement(
             text.encode()[:_LONGEST].decode(errors="ignore"), self.since_ns
         )
         return True

@@ -304,9 +304,9 @@ def finalize() -> None:
     """
     communicator = _current()
     if communicator is not None:
-        note_error = getattr(_native_of(communicator), "note_error", None)
-        if note_error is not None and (problem := on_its_way()):
-            note_error(problem)
+        record_error = getattr(_native_of(communicator), "record_error", None)
+        if record_error is not None and (problem := on_its_way()):
+            record_error(problem)
         try:
             for check in _before_finalize:
                 check(communicator)

@@ -204,12 +204,12 @@ class _Reader:
 
     def _where(self, control_at: int) -> dict[str, Any] | None:
         """The line that the program was last seen in."""
-        at = control_at + self._layout["control"]["where"][0]
-        where, again = self._struct("where", at), self._struct("where", at)
+        at = control_at + self._layout["control"]["placement"][0]
+        where, again = self._struct("placement", at), self._struct("placement", at)
         for _ in range(10):  # it may be replaced just now
             if where is None or again is None or (again == where and where["changes"] % 2 == 0):
                 break
-            where, again = again, self._struct("where", at)
+            where, again = again, self._struct("placement", at)
         if where is None or where["seen_ns"] == 0:
             return None
         return {

@@ -21,7 +21,7 @@ struct Plan {
 // Collectives without a root ignore the second argument.
 using Algorithm = Plan (*)(int world, int root);
 
-// The same for algorithms that look at who shares a host: equal numbers do.
+// The same for algorithms that care which ranks share a host: equal numbers do.
 using HostAlgorithm = Plan (*)(const std::vector<int>& hosts, int root);
 
 // direct.cpp: one step, every pair of ranks that has something to say talks at once.

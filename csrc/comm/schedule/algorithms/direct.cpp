@@ -1,16 +1,16 @@
-// One step: whoever has data that somebody needs hands it over, all pairs at once.
+// One step: each rank hands its data to every rank that needs it, all pairs at once.
 //
 // There is no shorter plan, since every rank needs one step to hear of anything. What it costs
 // depends on whether the same bytes have to be sent more than once. S is the whole buffer, N the
 // number of ranks, and the last column is what the busiest rank moves in one direction:
 //
-//   all_reduce ("one_shot")       1 step, (N-1) S: every rank reads everybody's whole buffer
+//   all_reduce ("one_shot")       1 step, (N-1) S: every rank reads every other's whole buffer
 //   reduce_scatter, all_gather    1 step, (N-1)/N S: nothing twice, this is the minimum
 //   all_to_all                    1 step, (N-1)/N S: the minimum as well
 //   gather, scatter               1 step, (N-1)/N S at the root: the minimum
 //   broadcast, reduce             1 step, (N-1) S at the root
 //
-// All are ordered: whoever reduces holds all operands at once and adds them in rank order.
+// All are ordered: a rank that reduces holds all operands at once and adds them in rank order.
 //
 // When it loses: one_shot and broadcast as soon as bytes cost more than a second step (two_shot
 // moves 2(N-1)/N S instead); everything here where a rank cannot serve N-1 peers at once, for
