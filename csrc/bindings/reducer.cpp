@@ -107,12 +107,14 @@ std::shared_ptr<Reducer> make_reducer(
 
 py::list report_of(const Reducer& reducer) {
   py::list buckets;
+  const StepRecord& record = reducer.record();
   const auto after = [&](int64_t ns) -> std::optional<double> {
-    return reducer.completed_iterations() == 0
+    return reducer.completed_iterations() == 0 || ns == 0
                ? std::nullopt
-               : std::optional(static_cast<double>(ns - reducer.first_gradient_ns()) * 1e-6);
+               : std::optional(static_cast<double>(ns - record.first_gradient_ns) * 1e-6);
   };
-  for (const Bucket& bucket : reducer.bucket_list()) {
+  for (size_t b = 0; b < record.buckets.size(); ++b) {
+    const Bucket& bucket = reducer.bucket_list()[b];
     py::list names;
     for (const size_t i : bucket.gradients) {
       names.append(reducer.gradient_list()[i].name);
@@ -121,9 +123,9 @@ py::list report_of(const Reducer& reducer) {
     entry["dtype"] = py::str(c10::toString(bucket.flat.scalar_type()));
     entry["parameters"] = names;
     entry["bytes"] = bucket.bytes;
-    entry["ready_ms"] = after(bucket.ready_ns);
-    entry["launched_ms"] = after(bucket.launched_ns);
-    entry["complete_ms"] = after(bucket.complete_ns);
+    entry["ready_ms"] = after(record.buckets[b].ready_ns);
+    entry["launched_ms"] = after(record.buckets[b].launched_ns);
+    entry["complete_ms"] = after(record.buckets[b].complete_ns);
     buckets.append(entry);
   }
   return buckets;
@@ -154,12 +156,12 @@ py::tuple bucket_of(const Reducer& reducer, size_t number) {
 }
 
 py::dict times_of(Reducer& reducer) {
-  const StepTimes& times = reducer.times();
+  const StepSamples& times = reducer.samples();
   py::dict out;
   const auto add = [&out, &times](const char* name, int64_t last, int64_t sum) {
     out[name] = last;
     out[(std::string("avg_") + name).c_str()] =
-        times.samples > 0 ? sum / static_cast<int64_t>(times.samples) : 0;
+        times.count > 0 ? sum / static_cast<int64_t>(times.count) : 0;
   };
   add("forward_compute_time", times.last.forward, times.sum.forward);
   add("backward_compute_time", times.last.backward, times.sum.backward);
@@ -175,11 +177,11 @@ py::dict times_of(Reducer& reducer) {
   return out;
 }
 
-// See step_watch.h.
+// See step_figures.h.
 py::tuple sums_of(Reducer& reducer) {
-  const StepWatch::Sums& sums = reducer.watch().sums();
-  return py::make_tuple(sums.backwards, sums.compute_ns, sums.waited_ns, sums.communication_ns,
-                        sums.bytes);
+  const StepSums& sums = reducer.sums();
+  return py::make_tuple(sums.backwards, sums.compute_ns, reducer.record().waited_ns,
+                        sums.communication_ns, sums.bytes);
 }
 
 // Of all tensors in the list, which may hold None. Python takes a hundred times as long to look.
@@ -313,10 +315,11 @@ void register_reducer(py::module_& m) {
              }
              return steps;
            })
-      .def("sample_every", [](Reducer& reducer, uint64_t steps) { reducer.times().every = steps; })
+      .def("sample_every",
+           [](Reducer& reducer, uint64_t steps) { reducer.samples().every = steps; })
       .def("bucket", bucket_of)
       .def("times", times_of)
-      .def("watch", [](Reducer& reducer, bool on) { reducer.watch().watch(on); })
+      .def("watch", [](Reducer& reducer, bool on) { reducer.sums().is_watched = on; })
       .def("sums", sums_of)
       .def_property_readonly("is_incomplete", &Reducer::is_incomplete)
       .def_property_readonly("has_ended_incomplete", &Reducer::has_ended_incomplete)
@@ -330,11 +333,16 @@ void register_reducer(py::module_& m) {
              const py::gil_scoped_release no_gil;  // it may wait
              reducer.use_schedule(std::move(made));
            })
-      .def_property_readonly("backward_ns", &Reducer::backward_ns)
+      .def_property_readonly("backward_ns",
+                             [](const Reducer& reducer) {
+                               return reducer.record().over_ns - reducer.record().first_gradient_ns;
+                             })
       .def_property_readonly("wants_rebuild", &Reducer::wants_rebuild)
       .def_property_readonly("has_rebuilt", &Reducer::has_rebuilt)
-      .def_property_readonly("arrival_order", &Reducer::arrival_order)
-      .def_property_readonly("arrival_ns", &Reducer::arrival_ns)
+      .def_property_readonly("arrival_order",
+                             [](const Reducer& reducer) { return reducer.record().arrival; })
+      .def_property_readonly("arrival_ns",
+                             [](const Reducer& reducer) { return reducer.record().arrival_ns; })
       .def_property_readonly("schedule",
                              [](const Reducer& reducer) { return reducer.schedule().name(); })
       .def_property_readonly("is_exact",

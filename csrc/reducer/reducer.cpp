@@ -74,8 +74,8 @@ Reducer::Reducer(std::vector<Gradient> gradients, std::vector<std::vector<size_t
                       "with others each rank needs all averages");
   }
   settings_.caps = schedule_->caps(std::move(settings_.caps));
-  arrival_.reserve(gradients_.size());
-  arrival_ns_.reserve(gradients_.size());
+  record_.arrival.reserve(gradients_.size());
+  record_.arrival_ns.reserve(gradients_.size());
   undefined_.reserve(gradients_.size());
   sparse_.reserve(gradients_.size());
   // Backward reaches what was registered last first, more or less: good enough to overlap in the
@@ -164,6 +164,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, bool rebuilding) {
 
 void Reducer::buckets_changed() {
   requested_.assign(buckets_.size(), std::nullopt);
+  record_.buckets.assign(buckets_.size(), {});
   progress_.buckets_changed(buckets_.size());
   find_order_of_need();
   communicator_->reserve(
@@ -266,8 +267,9 @@ void Reducer::begin_forward() {
       alive->stand_back();
     }
   }
-  times_.forward_begin_ns = now_ns();
-  watch_.forward_begins(times_.forward_begin_ns);
+  record_.forward_begin_ns = now_ns();
+  sums_.add_compute(record_);  // of a forward that no backward has followed
+  record_.compute_begins(record_.forward_begin_ns);
 }
 
 // The cause of an incomplete iteration, rather than the effect.
@@ -323,8 +325,7 @@ void Reducer::raise_incomplete() const {
 }
 
 void Reducer::end_forward(bool synchronised, const std::vector<at::Tensor>& outputs) {
-  times_.forward_end_ns = now_ns();
-  watch_.goes_on(times_.forward_end_ns);
+  record_.forward_end_ns = record_.computes_until_ns = now_ns();
   if (iteration_.open && synchronised_ && !synchronised) {
     only_of_outputs_ = true;  // backward of the forward before may still come
     return;
@@ -357,8 +358,8 @@ void Reducer::open(bool again) {
   only_of_outputs_ = false;
   graph_task_ = -1;
   iteration_.arrived = 0;
-  arrival_.clear();
-  arrival_ns_.clear();
+  record_.arrival.clear();
+  record_.arrival_ns.clear();
   undefined_.clear();
   sparse_.clear();
   iteration_.stepped = false;
@@ -370,7 +371,6 @@ void Reducer::open(bool again) {
   for (Bucket& bucket : buckets_) {
     bucket.state = Bucket::filling;
     bucket.skipped = false;
-    bucket.gather_launched_ns = 0;
     bucket.first_joined = static_cast<size_t>(&bucket - buckets_.data());
     bucket.joined_count = 1;
     bucket.filled = false;
@@ -378,6 +378,9 @@ void Reducer::open(bool again) {
     bucket.stream.reset();
     bucket.has_one_stream = true;
     bucket.missing = bucket.gradients.size();
+  }
+  for (StepRecord::OfBucket& bucket : record_.buckets) {
+    bucket.begin();
   }
   norms_.begin(iteration_.completed, slot_of_norms(), again);
   outermost_is_known_ = false;
@@ -418,32 +421,16 @@ void Reducer::finish_iteration() {
   give_back();
   if (norms_.is_on()) {
     try {
-      const StepWatch::Wait waiting(watch_);
+      const StepRecord::Wait waiting(record_);
       norms_.finish();
     } catch (...) {
       raise_about(GradientNorms::kInWords);
     }
   }
-  backward_ns_ = now_ns() - iteration_.first_gradient_ns;
-  times_.sample(iteration_.completed, iteration_.first_gradient_ns, buckets_);
-  if (watch_.is_watched()) {
-    record_ways();
-  }
+  record_.over_ns = now_ns();
+  samples_.add(iteration_.completed, record_);
+  sums_.add_communication(record_);
   ++iteration_.completed;
-}
-
-void Reducer::record_ways() {
-  for (const Bucket& bucket : buckets_) {
-    if (!bucket.skipped) {
-      const uint64_t elements = bucket.bytes / bucket.flat.element_size();
-      watch_.add_way(bucket.launched_ns, bucket.over_ns,
-                     elements * bucket.travelling().element_size());
-    }
-    if (bucket.gather_launched_ns != 0) {
-      watch_.add_way(bucket.gather_launched_ns, bucket.gather_over_ns, bucket.bytes);
-    }
-  }
-  watch_.step_ends();
 }
 
 // Gradients that autograd had none of, and another rank had.

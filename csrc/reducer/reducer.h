@@ -40,9 +40,9 @@
 
 #include "reducer/backward/autograd_hooks.h"
 #include "reducer/backward/static_graph.h"
-#include "reducer/backward/step_times.h"
+#include "reducer/backward/step_figures.h"
+#include "reducer/backward/step_record.h"
 #include "reducer/backward/step_trace.h"
-#include "reducer/backward/step_watch.h"
 #include "reducer/backward/used_map.h"
 #include "reducer/bucket/bucket.h"
 #include "reducer/bucket/gradient_copier.h"
@@ -138,12 +138,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void stop_listening() { hooks_.reset(); }
 
   // The buckets follow the order of arrival once, after the first complete iteration. Rank 0's
-  // order is the one that all ranks use. Their moments are recorded until then.
+  // order is the one that all ranks use.
   bool wants_rebuild() const {
     return !rebuilt_ && !settings_.find_unused && iteration_.completed > 0;
   }
-  const std::vector<size_t>& arrival_order() const { return arrival_; }
-  const std::vector<int64_t>& arrival_ns() const { return arrival_ns_; }
   // `caps`: other ones from now on; empty: as before.
   void rebuild(const std::vector<size_t>& order, std::vector<uint64_t> caps);
   // From the next forward on. The buckets stay as they are: both cut them alike.
@@ -203,11 +201,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   bool has_rebuilt() const { return rebuilt_; }
   // How gradients came into buckets and results out of them.
   const GradientCopier::Counts& copies() const { return copier_.counts(); }
-  // How long the last complete iteration took, from its first gradient until all were final.
-  int64_t backward_ns() const { return backward_ns_; }
-  int64_t first_gradient_ns() const { return iteration_.first_gradient_ns; }
-  StepTimes& times() { return times_; }
-  StepWatch& watch() { return watch_; }
+  // When the parts of the step that runs, or ran last, happened, and what follows from that.
+  const StepRecord& record() const { return record_; }
+  StepSums& sums() { return sums_; }
+  StepSamples& samples() { return samples_; }
 
  private:
   // GradientListener
@@ -249,7 +246,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   void advance(size_t b, Next next = Next::phase);
   void end_step_if_over();
   void finish_iteration();
-  void record_ways();
   void make_undefined();
   void await_or_defer();
   void give_back();
@@ -311,7 +307,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
     bool again = false;      // gradients are added to ones that are averaged already
     bool stepped = false;    // an optimizer has recorded what it does with these gradients
     size_t arrived = 0;      // gradients
-    int64_t first_gradient_ns = 0;
 
     uint64_t step() const { return completed + 1; }  // as messages count
   };
@@ -331,8 +326,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   GradientNorms norms_;
   GradientCopier copier_;
   UsedMap used_;
-  StepTimes times_;
-  StepWatch watch_;
+  StepRecord record_;
+  StepSums sums_;
+  StepSamples samples_;
   StepTrace trace_;
   StepTrace::Compute forward_;
   StepTrace::Compute backward_;
@@ -343,17 +339,14 @@ class Reducer final : public std::enable_shared_from_this<Reducer>,
   bool synchronised_ = false;     // gradients are averaged: as the last forward has it
   bool only_of_outputs_ = false;  // but one that is not to be has followed the one that is
   OutputHooks output_hooks_;
-  int graph_task_ = -1;  // the run of autograd that will call end_of_backward()
-  std::vector<size_t> arrival_;
-  std::vector<int64_t> arrival_ns_;  // of the same, until buckets are rebuilt
-  std::vector<uint8_t> reached_;     // by the outputs of forward; empty: all
-  std::vector<size_t> undefined_;    // arrived, but autograd had no gradient for them
-  std::vector<size_t> sparse_;       // arrived as sparse tensors
-  bool has_ended_ = false;           // a backward, though not with all gradients
+  int graph_task_ = -1;            // the run of autograd that will call end_of_backward()
+  std::vector<uint8_t> reached_;   // by the outputs of forward; empty: all
+  std::vector<size_t> undefined_;  // arrived, but autograd had no gradient for them
+  std::vector<size_t> sparse_;     // arrived as sparse tensors
+  bool has_ended_ = false;         // a backward, though not with all gradients
   bool outermost_is_known_ = false;
   std::vector<uint8_t> reached_before_;  // in the last iteration that looked
   bool graph_changed_ = false;
-  int64_t backward_ns_ = 0;
 
   std::vector<std::vector<size_t>> modules_;
   uint32_t listens_ = 0;  // the schedule

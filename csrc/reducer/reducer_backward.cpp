@@ -74,8 +74,8 @@ bool Reducer::is_expected() const {
 // This rank's own, until an average takes it along.
 void Reducer::accumulate(size_t i) {
   used_.set_accumulated(i, gradients_[i].parameter.grad().defined());
-  if (watch_.is_watched()) {
-    watch_.goes_on(now_ns());
+  if (sums_.is_watched) {
+    record_.computes_until_ns = now_ns();
   }
 }
 
@@ -95,13 +95,13 @@ void Reducer::take(size_t i) {
 void Reducer::arrive(size_t i) {
   Gradient& gradient = gradients_[i];
   gradient.iteration = iteration_.number;
-  arrival_.push_back(i);
+  record_.arrival.push_back(i);
   if (!rebuilt_) {
-    arrival_ns_.push_back(now_ns());
+    record_.arrival_ns.push_back(now_ns());
   }
   ++iteration_.arrived;
   if (trace_.is_recorded()) {
-    trace_.note_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
+    trace_.add_moment("gradient ready", EventKind::ready, i, gradient.bytes, now_ns());
   }
   const bool completes = !gradient.is_sparse && --buckets_[gradient.bucket].missing == 0;
   if (listens(LaunchSchedule::bucket_complete)) {
@@ -113,7 +113,7 @@ void Reducer::arrive(size_t i) {
   if (completes) {
     Bucket& bucket = buckets_[gradient.bucket];
     copier_.complete(bucket);
-    bucket.ready_ns = now_ns();
+    record_.buckets[gradient.bucket].ready_ns = now_ns();
     if (listens(LaunchSchedule::bucket_ready)) {
       schedule_->on_bucket_ready(*this, gradient.bucket);
     }
@@ -143,9 +143,9 @@ void Reducer::begin_backward_if_new() {
   if (iteration_.arrived > 0) {
     return;
   }
-  iteration_.first_gradient_ns = now_ns();
-  if (!watch_.computes()) {
-    watch_.forward_begins(iteration_.first_gradient_ns);  // a backward again
+  record_.first_gradient_ns = now_ns();
+  if (record_.computes_since_ns == 0) {
+    record_.compute_begins(record_.first_gradient_ns);  // a backward again
   }
   find_unused();
 }
@@ -190,8 +190,9 @@ void Reducer::end_of_backward() {
         }
       }
     }
-    times_.end_of_backward_ns = now_ns();
-    watch_.backward_ends(times_.end_of_backward_ns);
+    record_.backward_end_ns = record_.computes_until_ns = now_ns();
+    sums_.add_compute(record_);
+    ++sums_.backwards;
     trace_.end_compute(backward_, "backward", iteration_.number);
     launch_the_rest();
     if (settings_.find_unused || iteration_.again || records) {
@@ -200,7 +201,7 @@ void Reducer::end_of_backward() {
     if (!sparse_.empty()) {
       // Another order on another rank would pair different parameters.
       std::sort(sparse_.begin(), sparse_.end());
-      const StepWatch::Wait waiting(watch_);
+      const StepRecord::Wait waiting(record_);
       callbacks_.reduce_sparse(sparse_);
     }
     await_or_defer();
@@ -271,7 +272,7 @@ void Reducer::agree_on_unused() {
     wait_for_all();  // a hook may start operations of its own
   }
   try {
-    const StepWatch::Wait waiting(watch_);
+    const StepRecord::Wait waiting(record_);
     used_.agree(reached_, undefined_, buckets_.size(), settings_.tag);
   } catch (...) {
     raise_about("the map of used parameters");
@@ -310,11 +311,11 @@ bool Reducer::is_last_of_static_graph(size_t i) {
 
 void Reducer::arrive_as_recorded() {
   const std::vector<StaticGraph::Recorded> recorded = static_graph_->finish_recording();
-  iteration_.first_gradient_ns = recorded.empty() ? now_ns() : recorded.front().ns;
+  record_.first_gradient_ns = recorded.empty() ? now_ns() : recorded.front().ns;
   for (const StaticGraph::Recorded& last : recorded) {
     take(last.gradient);
     if (!rebuilt_) {
-      arrival_ns_.back() = last.ns;
+      record_.arrival_ns.back() = last.ns;
     }
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -363,7 +364,7 @@ void Reducer::shadow_backward() {
   }
   iteration_.open = false;
   synchronised_ = false;
-  watch_.shadow_ends();
+  ++sums_.backwards;
   ++iteration_.completed;
 }
 

@@ -158,8 +158,12 @@ void Reducer::send(std::span<Bucket> together, Launch how) {
   const int64_t now = now_ns();
   for (size_t i = 0; i < together.size(); ++i) {
     Bucket& bucket = together[i];
-    bucket.launched_ns = now;
-    trace_.note_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
+    StepRecord::OfBucket& record = record_.buckets[first + i];
+    record.launched_ns = now;
+    record.is_sent = true;
+    record.sent_bytes =
+        bucket.bytes / bucket.flat.element_size() * bucket.travelling().element_size();
+    trace_.add_moment("bucket launch", EventKind::launch, first + i, bucket.bytes, now);
     bucket.profiled = trace_.profiled_bucket();
   }
   try {
@@ -200,7 +204,7 @@ void Reducer::leave_out(size_t b) {
     return;
   }
   bucket.skipped = true;
-  bucket.launched_ns = now_ns();
+  record_.buckets[b].launched_ns = now_ns();
   finish_first_phase(bucket, 0);
   launch_in_order();
 }
@@ -234,7 +238,7 @@ size_t Reducer::in_flight() const {
 }
 
 double Reducer::elapsed_ms() const {
-  return static_cast<double>(now_ns() - iteration_.first_gradient_ns) * 1e-6;
+  return static_cast<double>(now_ns() - record_.first_gradient_ns) * 1e-6;
 }
 
 // Tells the schedule of buckets that have become averages while backward went on.
@@ -265,7 +269,7 @@ void Reducer::wait(size_t b) {
   const size_t first = bucket.first_joined;
   int64_t over_ns = 0;
   try {
-    const StepWatch::Wait waiting(watch_);
+    const StepRecord::Wait waiting(record_);
     if (hook_) {
       hook_->wait(b, bucket.flat);
     } else {
@@ -300,8 +304,9 @@ void Reducer::finish_first_phase(Bucket& bucket, int64_t over_ns) {
   const auto b = static_cast<size_t>(&bucket - buckets_.data());
   bucket.state = Bucket::complete;
   bucket.profiled.reset();
-  bucket.complete_ns = now_ns();
-  bucket.over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
+  StepRecord::OfBucket& record = record_.buckets[b];
+  record.complete_ns = now_ns();
+  record.over_ns = over_ns != 0 ? over_ns : record.complete_ns;
   if (bucket.skipped) {
     advance(b, Next::none);
     return;
@@ -355,7 +360,7 @@ std::vector<double> Reducer::max_over_ranks(std::vector<double> values) {
   try {
     communicator_->start(slot, everywhere,
                          {.op = ReduceOp::max, .layout = settings_.tag, .background = false});
-    const StepWatch::Wait waiting(watch_);
+    const StepRecord::Wait waiting(record_);
     communicator_->wait(slot);
   } catch (...) {
     raise_about("max_over_ranks of schedule '" + schedule_->name() + "'");
@@ -419,9 +424,10 @@ void Reducer::launch_next_phase(size_t b, Launch how) {
   }
   call.collective = Collective::all_gather;
   call.layout = salted(Fnv().add(bucket.layout).add(uint64_t{1}).value());
-  bucket.gather_launched_ns = now_ns();
-  trace_.note_moment("bucket launch", EventKind::launch, b, bucket.bytes,
-                     bucket.gather_launched_ns);
+  StepRecord::OfBucket& record = record_.buckets[b];
+  record.gather_launched_ns = now_ns();
+  record.gathered_bytes = bucket.bytes;
+  trace_.add_moment("bucket launch", EventKind::launch, b, bucket.bytes, record.gather_launched_ns);
   try {
     communicator_->start(slot_of_gather(b), gathered(b), call);
     progress_.set_gathering(b, true);
@@ -437,7 +443,7 @@ void Reducer::wait_for_gather(size_t b) {
   Bucket& bucket = buckets_[b];
   int64_t over_ns = 0;
   try {
-    const StepWatch::Wait waiting(watch_);
+    const StepRecord::Wait waiting(record_);
     communicator_->wait(slot_of_gather(b));
     progress_.set_gathering(b, false);
     over_ns = communicator_->over_ns(slot_of_gather(b));
@@ -445,9 +451,10 @@ void Reducer::wait_for_gather(size_t b) {
     const bool of_parameters = progress_.phases().updates_parts();
     raise_about(in_words(b), of_parameters ? which_are_new() : "");
   }
-  bucket.complete_ns = now_ns();
-  bucket.gather_launched_ns = std::max(bucket.gather_launched_ns, bucket.over_ns);
-  bucket.gather_over_ns = over_ns != 0 ? over_ns : bucket.complete_ns;
+  StepRecord::OfBucket& record = record_.buckets[b];
+  record.complete_ns = now_ns();
+  record.gather_launched_ns = std::max(record.gather_launched_ns, record.over_ns);
+  record.gather_over_ns = over_ns != 0 ? over_ns : record.complete_ns;
   if (!progress_.phases().updates_parts()) {
     hand_out(bucket);
     if (listens(LaunchSchedule::bucket_complete)) {

@@ -9,7 +9,7 @@
     differs by 2%, no rank is slow
 
 Nothing is traced. The reducer keeps sums of what its steps cost (csrc/reducer/backward/
-step_watch.h); here they are read before each forward, and the differences are those of a step.
+step_figures.h); here they are read before each forward, and the differences are those of a step.
 Between two lines ranks send nothing. For a line each sends the medians of its steps, 11 numbers, in
 an all-reduce that travels while the step goes on; the line is printed in the next step.
 """

@@ -2,6 +2,7 @@
 changes."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -86,3 +87,24 @@ def test_what_auto_does_not_go_with():
                 dpcore.DataParallel(module, comm=comm, **options)
 
     dpcore.spawn(body, 1, mode="threads")
+
+
+def test_buckets_that_have_just_been_planned_anew_report_no_times():
+    def body(comm):
+        layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        model = dpcore.DataParallel(layers, comm=comm, bucket_cap_mb=0.0005)
+        model(torch.ones(2, 8)).sum().backward()
+        out = model(torch.ones(2, 8))
+        planned = model.bucket_report()
+        assert planned.rebuilt
+        out.sum().backward()
+        return [
+            (line.ready_ms, line.launched_ms, line.complete_ms)
+            for report in (planned, model.bucket_report())
+            for line in report
+        ]
+
+    for times in dpcore.spawn(body, 2, mode="threads"):
+        planned, reduced = times[: len(times) // 2], times[len(times) // 2 :]
+        assert planned == [(None, None, None)] * len(planned)
+        assert all(0 <= ready <= sent <= done for ready, sent, done in reduced)

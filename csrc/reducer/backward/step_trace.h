@@ -1,6 +1,9 @@
-// What the reducer tells whoever records: moments of gradients and buckets, and the spans in which
-// a step computes; torch's profiler, the way of each bucket. Belongs to the thread of forward and
-// backward.
+// The record of a step as a trace shows it: moments of gradients and buckets, and the spans in
+// which a step computes; in torch's profiler, the time in flight of each bucket.
+//
+// Events are added as the reducer records them and not at the end of the step: on a device a moment
+// belongs to what its stream does then, and a run that ends within a step has left what it got to.
+// Belongs to the thread of forward and backward.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -24,12 +27,12 @@ class StepTrace {
         traced_as_(traced_as),
         profiled_as_(std::move(profiled_as)) {}
 
-  // Whether anybody records.
+  // Whether anything records.
   bool is_recorded() const {
     const TraceRecorder* trace = communicator_->trace();
     return trace != nullptr && trace->recording();
   }
-  // Of a bucket, until it is complete. Null while the profiler is off, which costs one look.
+  // Of a bucket, until it is complete. Null while the profiler is off, which costs one check.
   std::unique_ptr<at::RecordFunction> profiled_bucket() const {
     if (profiled_as_.empty()) {
       return nullptr;
@@ -43,7 +46,7 @@ class StepTrace {
     record->before(profiled_as_);
     return record;
   }
-  void note_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now) {
+  void add_moment(const char* name, EventKind kind, uint64_t number, uint64_t bytes, int64_t now) {
     if (!is_recorded()) {
       return;
     }

@@ -85,13 +85,6 @@ struct Bucket {
   // On a device: where the last work on the bucket was put, and whether it was always the same.
   std::optional<c10::Stream> stream;
   bool has_one_stream = true;
-  // When, for reports; CLOCK_MONOTONIC.
-  int64_t ready_ns = 0;
-  int64_t launched_ns = 0;
-  int64_t complete_ns = 0;
-  int64_t over_ns = 0;  // of the first phase: before complete_ns, where nobody waited then
-  int64_t gather_launched_ns = 0;  // 0: there was none after the first phase in this iteration
-  int64_t gather_over_ns = 0;
   std::unique_ptr<at::RecordFunction> profiled;  // while torch's profiler looks at its way
 
   const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
