@@ -186,7 +186,7 @@ format: $(STAMPS)/extra-dev ## rewrites the files as lint wants them
 	$(VENV)/bin/ruff format $(PYTHON_FILES)
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-compile-matrix: $(STAMPS)/venv ## the torch-facing files against the headers of torch 2.11 to 2.15
+compile-matrix: $(STAMPS)/venv ## the torch-facing units against the headers of torch 2.11 to 2.15
 	$(PY) tools/compile_matrix.py --jobs $(JOBS)
 
 clean: ## removes what was built, keeps the environments

@@ -8,8 +8,9 @@ The metadata is in pyproject.toml; only what needs a program is here. Three thin
   pip was called in, and stop with the command to type when there is none.
 * .cu files are compiled by our own step. torch's CUDAExtension refuses to work under a CPU build
   of torch, while ours uses no CUDA header of torch and runs under any build.
-* Objects are kept in ``build/objects`` also for ``pip install -e .``, which would use a temporary
-  directory: an edit of one file recompiles one file.
+* The compiler does not take files but units of several, which read the headers of torch once
+  (tools/build_units.py). Their objects are kept in ``build/objects`` also for ``pip install -e .``,
+  which would use a temporary directory: an edit of one file recompiles one unit.
 * A module fits one minor version of torch and one of Python. Its path says both,
   ``dpcore/_cores/torch2_13/_C.cpython-311-x86_64-linux-gnu.so``, so that several can lie side by
   side; ``dpcore/_C.py`` loads the one that fits.
@@ -46,6 +47,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "tools"))  # pip does not run this file as a script
 
 from build_target import TORCH_LIBRARIES, find_target, minor_of  # noqa: E402
+from build_units import units_of, write_units  # noqa: E402
 from index_page import links, readme_elsewhere  # noqa: E402
 
 MINIMUM_TORCH = (2, 11)
@@ -292,8 +294,10 @@ def extension_arguments() -> dict[str, Any]:
     flavour += "-cuda" if nvcc else ""
     objects = ROOT / "build" / "objects"
     tag = f"{target.cache_tag}-{platform.machine()}-torch{target.torch}-{flavour}"
-    sources = sorted((ROOT / "csrc").rglob("*.cpp"))
+    units = units_of(ROOT / "csrc")
+    # The kernels take the longest: first, so that the processors end together.
     kernels = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
+    kernels.sort(key=lambda path: path.parent.name != "kernels")
     # Keeps the static CUDA runtime's symbols to ourselves; and torch's libraries are named, however
     # little the linker finds in them.
     link_flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", f"-L{target.torch_libraries}"]
@@ -305,7 +309,7 @@ def extension_arguments() -> dict[str, Any]:
     extension = setuptools.Extension(
         target.module,
         # Relative: setuptools puts objects where the source's path leads from the build directory.
-        [str(path.relative_to(ROOT)) for path in sources],
+        [f"build/units/{unit}.cpp" for unit in units],
         include_dirs=[str(ROOT / "csrc")],
         extra_compile_args=cxx_flags(target.torch_includes, with_cuda=nvcc is not None),
         extra_link_args=link_flags,
@@ -333,6 +337,7 @@ def extension_arguments() -> dict[str, Any]:
         def build_extensions(self) -> None:
             os.environ.setdefault("MAX_JOBS", str(available_jobs()))
             with exclusive(objects):
+                write_units(units, ROOT / "build" / "units")
                 if nvcc:
                     # Before CXX becomes the ccache wrapper: nvcc calls it in ways ccache rejects.
                     host = shutil.which(os.environ.get("CXX", ""))

@@ -1,4 +1,4 @@
-"""Environments and building: torch of another environment, a toolkit that is too old."""
+"""Environments and building: torch of another environment, units, a toolkit that is too old."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tools import build_units
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +32,31 @@ def test_another_clone_that_is_installed_in_part_does_not_stop_it(tmp_path):
     # Finds torch and names the sources; there is no C library to build.
     out = run("setup.py", "-q", "build_clib")
     assert out.returncode == 0, out.stderr
+
+
+def test_every_source_is_in_one_unit():
+    units = build_units.units_of(ROOT / "csrc")
+    sources = [source for unit in units.values() for source in unit]
+    files = (ROOT / "csrc").rglob("*.cpp")
+    assert sorted(sources) == sorted(path.relative_to(ROOT / "csrc").as_posix() for path in files)
+
+
+def test_the_table_of_units_names_what_is_there():
+    for unit, parts in build_units.UNITS.items():
+        for part in parts:
+            assert (ROOT / "csrc" / part).exists(), f"{unit}: csrc has no {part}"
+
+
+def test_a_unit_is_written_again_only_when_its_sources_change(tmp_path):
+    """The compiler would run again for a newer date."""
+    build_units.write_units({"one": ["a.cpp", "b.cpp"], "two": ["c.cpp"]}, tmp_path)
+    text = (tmp_path / "one.cpp").read_text()
+    assert text.endswith('#include "a.cpp"\n#include "b.cpp"\n')
+    for file in tmp_path.iterdir():
+        os.utime(file, (1, 1))
+    build_units.write_units({"one": ["a.cpp"], "two": ["c.cpp"]}, tmp_path)
+    assert (tmp_path / "one.cpp").stat().st_mtime > 1
+    assert (tmp_path / "two.cpp").stat().st_mtime == 1
 
 
 def test_a_borrowed_torch_has_its_launcher_in_the_environment(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Compiles every torch-facing file against the headers of several torch versions.
+"""Compiles every torch-facing unit against the headers of several torch versions.
 
     python tools/compile_matrix.py                        # 2.11 to 2.15
     python tools/compile_matrix.py --torch 2.12 --jobs 4 --verbose
@@ -6,7 +6,8 @@
 Headers change between torch versions, and only one of them is installed here. This asks pip where
 the wheel of each version is, takes the headers out of it (a torch wheel is hundreds of megabytes,
 of which the headers are a few percent, so only those are fetched where the server allows reading a
-part of a file), and checks the syntax of each file against them. Nothing is linked or run.
+part of a file), and checks the syntax of each unit of the build (tools/build_units.py) against
+them. Nothing is linked or run.
 
 The headers are kept in build/torch-headers/<version>.
 """
@@ -24,12 +25,15 @@ import sysconfig
 import time
 import urllib.request
 import zipfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))  # tests import this file from the root
+
+from build_units import units_of, write_units  # noqa: E402
+
 CACHE = ROOT / "build" / "torch-headers"
 VERSIONS = ["2.11", "2.12", "2.13", "2.14", "2.15"]
 # What the module is compiled with, as far as it decides about syntax (setup.py).
@@ -135,10 +139,16 @@ def headers_of(version: str) -> Path:
     return target / "torch" / "include"
 
 
-def torch_facing_files() -> Iterator[Path]:
+def torch_facing_units() -> list[Path]:
     """What knows torch, and the bindings: pybind11's headers come from torch for all of them."""
-    for folder in ("bindings", "reducer", "tensors", "torch_backend"):
-        yield from sorted((ROOT / "csrc" / folder).rglob("*.cpp"))
+    folders = ("bindings/", "reducer/", "tensors/", "torch_backend/")
+    units = {
+        unit: sources
+        for unit, sources in units_of(ROOT / "csrc").items()
+        if any(source.startswith(folders) for source in sources)
+    }
+    write_units(units, ROOT / "build" / "units")
+    return [ROOT / "build" / "units" / f"{unit}.cpp" for unit in units]
 
 
 def check(version: str, source: Path, include: Path) -> tuple[str, Path, float, str]:
@@ -164,15 +174,15 @@ def main() -> int:
             parser.error(f"{version}: write major.minor, as in 2.12")
 
     includes = {version: headers_of(version) for version in arguments.torch}
-    sources = list(torch_facing_files())
+    sources = torch_facing_units()
     failed = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
         cells = [(version, source) for version in includes for source in sources]
         results = pool.map(lambda cell: check(cell[0], cell[1], includes[cell[0]]), cells)
         for version, source, seconds, errors in results:
             verdict = "FAILED" if errors else "ok"
-            name = str(source.relative_to(ROOT))
-            print(f"torch {version}  {name:40} {verdict:7} {seconds:5.1f} s", flush=True)
+            name = source.stem
+            print(f"torch {version}  {name:20} {verdict:7} {seconds:5.1f} s", flush=True)
             if errors:
                 failed += 1
                 lines = [

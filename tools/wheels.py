@@ -42,8 +42,8 @@ OLDEST_TORCH = (2, 11)
 OF_TORCH = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so")
 # Measured on two cores with an empty compiler cache, and for the second core and further ones with
 # what the first left there: the files that know neither torch nor Python are not compiled again.
-FIRST_CORE_CPU_SECONDS = 1200
-NEXT_CORE_CPU_SECONDS = 700
+FIRST_CORE_CPU_SECONDS = 500
+NEXT_CORE_CPU_SECONDS = 230
 
 
 def stop(message: str) -> None:

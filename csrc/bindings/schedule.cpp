@@ -80,12 +80,12 @@ std::vector<MoveTuple> moves_of(const Schedule& schedule) {
   return moves;
 }
 
-std::string collective_of(const Schedule& schedule) {
+std::string collective_name_of(const Schedule& schedule) {
   return std::string(name_of(schedule.collective));
 }
 
 std::string repr_of(const Schedule& schedule) {
-  return "<Schedule '" + schedule.algorithm + "' " + collective_of(schedule) + ", " +
+  return "<Schedule '" + schedule.algorithm + "' " + collective_name_of(schedule) + ", " +
          std::to_string(schedule.world) + " ranks, " + std::to_string(schedule.chunks) +
          " chunks, " + std::to_string(schedule.moves.size()) + " moves>";
 }
@@ -118,7 +118,7 @@ void register_schedule(py::module_& m) {
            py::arg("ordered") = false,
            "A schedule of one's own. check_schedule tells whether it is right.")
       .def_readonly("algorithm", &Schedule::algorithm)
-      .def_property_readonly("collective", &collective_of)
+      .def_property_readonly("collective", &collective_name_of)
       .def_readonly("world", &Schedule::world)
       .def_readonly("chunks", &Schedule::chunks)
       .def_readonly("root", &Schedule::root)
@@ -131,7 +131,7 @@ void register_schedule(py::module_& m) {
             const auto& schedule = self.cast<const Schedule&>();
             return py::make_tuple(
                 py::type::of(self),
-                py::make_tuple(schedule.algorithm, collective_of(schedule), schedule.world,
+                py::make_tuple(schedule.algorithm, collective_name_of(schedule), schedule.world,
                                schedule.chunks, moves_of(schedule), schedule.root,
                                schedule.ordered));
           },

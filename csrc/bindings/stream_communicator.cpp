@@ -48,7 +48,7 @@ py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicato
   return py::none();  // a reference is counted with the GIL
 }
 
-py::object barrier(const py::object& self, double timeout, bool asynchronous) {
+py::object stream_barrier(const py::object& self, double timeout, bool asynchronous) {
   auto& comm = self.cast<PyStreamCommunicator&>();
   StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
@@ -88,8 +88,8 @@ py::object messages(const py::object& self,
   return finish(comm, self, std::move(work), asynchronous, std::move(buffers));
 }
 
-py::object message(const py::object& self, bool sends, py::object tensor, int peer, uint64_t tag,
-                   double timeout, bool asynchronous) {
+py::object stream_message(const py::object& self, bool sends, py::object tensor, int peer,
+                          uint64_t tag, double timeout, bool asynchronous) {
   if (tag != 0) {
     throw Unsupported("messages over " + self.cast<PyStreamCommunicator&>().core->describe() +
                       " have no tags: they meet in the order of the calls; leave tag out");
@@ -107,7 +107,7 @@ void wait_for(PyStreamWork& held, RealArgument<"timeout"> timeout) {
   held.communicator->core->order(held.operation, current);
 }
 
-py::object failure_of(PyStreamWork& held) {
+py::object failure_of_stream_work(PyStreamWork& held) {
   if (held.operation->state.load(std::memory_order_acquire) != StreamWork::failed) {
     return py::none();
   }
@@ -193,8 +193,8 @@ void register_stream_communicator(py::module_& m) {
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
-      .def("barrier", barrier, arg("timeout") = 0.0, arg("async_op") = false)
-      .def("message", message, arg("sends"), arg("tensor"), arg("peer"), arg("tag") = 0,
+      .def("barrier", stream_barrier, arg("timeout") = 0.0, arg("async_op") = false)
+      .def("message", stream_message, arg("sends"), arg("tensor"), arg("peer"), arg("tag") = 0,
            arg("timeout") = 0.0, arg("async_op") = false)
       .def("messages", messages)
       .def("empty",
@@ -226,7 +226,7 @@ void register_stream_communicator(py::module_& m) {
              const StreamWork& work = *held.operation;
              return work.is_complete() || work.device->has_happened(work.event);
            })
-      .def("failure", failure_of)
+      .def("failure", failure_of_stream_work)
       .def_property_readonly("source", [](const PyStreamWork&) { return py::none(); });
   m.def("start_on_device", start_on_device_of, arg("control"), arg("device"), arg("timeout"),
         arg("algorithm"), arg("deterministic"), arg("libraries") = std::vector<std::string>{},

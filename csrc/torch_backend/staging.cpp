@@ -24,7 +24,7 @@ std::byte* memory_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-void copy(const at::Tensor& to, const at::Tensor& from) {
+void copy_values(const at::Tensor& to, const at::Tensor& from) {
   const c10::AutoGradMode no_grad(false);
   const c10::InferenceMode as_it_was_made(to.is_inference());
   to.copy_(from);
@@ -123,7 +123,7 @@ const std::byte* Staging::read(const at::Tensor& tensor) {
     return static_cast<const std::byte*>(tensor.const_data_ptr());
   }
   const at::Tensor whole = buffer(tensor.numel(), tensor.scalar_type());
-  copy(whole.view(tensor.sizes()), tensor);
+  copy_values(whole.view(tensor.sizes()), tensor);
   return memory_of(whole);
 }
 
@@ -141,7 +141,7 @@ std::byte* Staging::write(const at::Tensor& tensor) {
 std::byte* Staging::update(const at::Tensor& tensor) {
   std::byte* memory = write(tensor);
   if (!is_plain(tensor)) {
-    copy(copies_.back().from, tensor);
+    copy_values(copies_.back().from, tensor);
   }
   return memory;
 }
@@ -164,7 +164,8 @@ std::byte* Staging::joined(const std::vector<at::Tensor>& parts, ForEach each) {
 }
 
 const std::byte* Staging::read_joined(const std::vector<at::Tensor>& parts) {
-  return joined(parts, [](const at::Tensor& part, const at::Tensor& room) { copy(room, part); });
+  return joined(parts,
+                [](const at::Tensor& part, const at::Tensor& room) { copy_values(room, part); });
 }
 
 std::byte* Staging::write_joined(const std::vector<at::Tensor>& parts) {
@@ -185,7 +186,7 @@ void Staging::take(Staging&& other) {
 
 void Staging::copy_back() const {
   for (const Copy& one : copies_) {
-    copy(one.to, one.from);
+    copy_values(one.to, one.from);
   }
 }
 

@@ -1,7 +1,7 @@
 // Processes of one host meet at rank 0's abstract socket.
 //
 //   rank r -> 0   Hello {magic, version, sizes, world, rank, process, first_bytes} + descriptors
-//   rank 0 -> r   Verdict {ok} or {refused, text}
+//   rank 0 -> r   LocalVerdict {ok} or {refused, text}
 //   rank 0 -> r   for every rank: Hello + descriptors
 //
 // The descriptors are memfd, pidfd and, of ranks that have a network as well, an eventfd.
@@ -44,7 +44,7 @@ struct Hello {
   CostConstants costs;
 };
 
-struct Verdict {
+struct LocalVerdict {
   uint32_t accepted = 0;
   char text[252] = {};
 };
@@ -136,7 +136,7 @@ std::string missing_ranks(const std::vector<LocalPeer>& present, const Rendezvou
 }
 
 void send_verdict(UnixSocket& to, const std::string& problem, const Rendezvous& rendezvous) {
-  Verdict verdict;
+  LocalVerdict verdict;
   verdict.accepted = problem.empty() ? 1 : 0;
   std::strncpy(verdict.text, problem.c_str(), sizeof(verdict.text) - 1);
   to.send(&verdict, sizeof(verdict), {}, now_ns() + kHelloPatienceNs, rendezvous.interrupted);
@@ -269,7 +269,7 @@ std::vector<LocalPeer> join_rendezvous(const Rendezvous& rendezvous, const Arena
   const Hello hello = own_hello(rendezvous, arena);
   const Descriptor pidfd = own_pidfd();
   const std::vector<int> handles = handles_of(arena.fd(), pidfd.get(), wake_event);
-  Verdict verdict;
+  LocalVerdict verdict;
   bool answered = false;
   try {
     answered =
