@@ -34,6 +34,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "quick_method": ("bindings/quick_method.cpp",),
     "bindings": ("bindings",),
     "torch_backend": ("torch_backend",),
+    "reducer": ("reducer",),
     # Thousands of small functions, for one instruction set each: long as they are.
     "reduce_portable": ("comm/reduce/reduce_portable.cpp",),
     "reduce_avx2": ("comm/reduce/reduce_avx2.cpp",),
