@@ -490,13 +490,13 @@ class Reducer:
         """Waits for what a schedule left in flight at the end of backward."""
 
     def update_steps(self) -> bool:
-        """An optimizer has noted its step; False when there is nothing in flight that it is of."""
+        """An optimizer has recorded its step; False when there is nothing in flight that it is of."""
 
     def flush(self) -> None:
-        """Finishes a noted step, so that parameters are those after it."""
+        """Finishes a recorded step, so that parameters are those after it."""
 
-    def finish_journeys(self) -> None:
-        """Ends what is in flight; without a noted step nothing is updated."""
+    def finish_phases(self) -> None:
+        """Ends what is in flight; without a recorded step nothing is updated."""
 
     def set_modules(self, modules: Sequence[Sequence[int]], /) -> None:
         """The gradients of the parameters that each module needs, in the order of need."""
@@ -522,7 +522,7 @@ class Reducer:
         """How many there are."""
 
     @property
-    def is_on_journey(self) -> bool:
+    def is_in_flight(self) -> bool:
         """Between a backward and the end of the next forward, while anything is in flight."""
 
     @property
@@ -530,8 +530,8 @@ class Reducer:
         """Whether an error of a bucket on its way was raised."""
 
     @property
-    def journey(self) -> list[str]:
-        """The legs of the schedule, by name."""
+    def phases(self) -> list[str]:
+        """The phases of a bucket under the schedule, by name."""
 
     def is_averaged(self, gradient: int, /) -> bool:
         """False within a backward that has not brought the average of this gradient yet."""
@@ -539,8 +539,8 @@ class Reducer:
     def share_parameters_with(self, other: Reducer, /) -> None:
         """Gradients belong to the one of both whose forward ran last. Tell both."""
 
-    def withhold_by(self, guard: Callable[[bool], bool], /) -> None:
-        """guard(True): buckets are in flight at the end of backward, so nobody may read their
+    def defer_by(self, guard: Callable[[bool], bool], /) -> None:
+        """guard(True): buckets are in flight at the end of backward, so nothing may read their
         gradients without wait_for_gradients(); False when that cannot be had. guard(False): they
         are final."""
 

@@ -2,7 +2,7 @@
 
     python examples/across_steps.py [ranks]
 
-``Own`` is "zero1" in a few lines of Python. A bucket goes from leg to leg: its gradients are
+``Own`` is "zero1" in a few lines of Python. A bucket goes from phase to phase: its gradients are
 reduced and scattered under backward, each rank updates its part in ``optimizer.step()``, and the
 new parameters are gathered under the next forward, where each module waits for what it needs.
 """
@@ -19,7 +19,7 @@ import dpcore as dp
 
 
 class Own(dp.LaunchSchedule):
-    def journey(self) -> list[str]:
+    def phases(self) -> list[str]:
         return ["reduce_scatter", "update", "all_gather"]
 
     def bucket_ready(self, control: dp.LaunchControl, bucket: int) -> None:

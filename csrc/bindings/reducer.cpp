@@ -277,7 +277,7 @@ void register_reducer(py::module_& m) {
       .def("wait_for_gradients", &Reducer::wait_for_gradients, NoGil())
       .def("update_steps", &Reducer::update_steps, NoGil())
       .def("flush", &Reducer::flush, NoGil())
-      .def("finish_journeys", &Reducer::finish_phases, NoGil())
+      .def("finish_phases", &Reducer::finish_phases, NoGil())
       .def("set_modules", &Reducer::set_modules)
       .def("parameters_of",
            [](Reducer& reducer, size_t bucket) { return wrapped(reducer.parameters_of(bucket)); })
@@ -290,11 +290,11 @@ void register_reducer(py::module_& m) {
       .def_property_readonly("buckets",
                              [](const Reducer& reducer) { return reducer.bucket_list().size(); })
       .def_property_readonly("has_failed", &Reducer::has_failed)
-      .def_property_readonly("is_on_journey", &Reducer::is_in_flight)
-      .def_property_readonly("journey", phases_of)
+      .def_property_readonly("is_in_flight", &Reducer::is_in_flight)
+      .def_property_readonly("phases", phases_of)
       .def("is_averaged", &Reducer::is_averaged)
       .def("share_parameters_with", &Reducer::share_parameters_with, NoGil())
-      .def("withhold_by", defer_by)
+      .def("defer_by", defer_by)
       .def("check_complete", &Reducer::check_complete, NoGil())
       .def("outermost_backward_begins", &Reducer::outermost_backward_begins)
       .def("shadow_backward", &Reducer::shadow_backward, NoGil())

@@ -4,11 +4,11 @@ Gradients travel under backward, but the last ones, of the layers that forward n
 there when backward is over. A step that waits for them stands still. The next forward needs one
 layer at a time, though, so each layer can wait for its own.
 
-A *bucket*, here the weights of one layer, has a *journey*: collectives, which are its *legs*, and
-``update``, which is the optimizer's part of it. Schedules differ only in where ``update`` stands
+A *bucket*, here the weights of one layer, goes through *phases*: collectives and ``update``, which
+is the optimizer's part. Schedules differ only in where ``update`` stands
 and who waits where:
 
-             journey                                      who waits
+             phases                                       who waits
 ``Plain``    all_reduce, update                           the end of backward, for all
 ``Priority`` all_reduce, update                           forward, for the layer it needs
 ``Dear``     reduce_scatter, all_gather, update           the same
@@ -98,13 +98,13 @@ class Plain:
             [np.zeros_like(layer) for layer in mine] for mine in self.weights
         ]
         self.states: list[list[dict[str, Any]]] = [[{} for _ in weights] for _ in self.ranks]
-        self.legs: list[list[tuple[Any, list[np.ndarray]]]] = [[] for _ in weights]  # in flight
+        self.phases: list[list[tuple[Any, list[np.ndarray]]]] = [[] for _ in weights]  # in flight
         self.noted: list[dict[int, dict[str, Any]]] = [{} for _ in self.ranks]  # updates to make
         self.order_of_need: list[int] = []
         self.has_gradient: set[int] = set()
         self.log: list[str] = []
 
-    # ---- what differs: where legs begin, where somebody waits, where update stands -----------
+    # ---- what differs: where phases begin, where somebody waits, where update stands -----------
 
     def gradient_ready(self, layer: int) -> None:
         self.launch(all_reduce, layer, self.gradients)
@@ -182,18 +182,18 @@ class Plain:
 
     # ---- what all schedules are made of ------------------------------------------------------
 
-    def launch(self, leg: Any, layer: int, memory: Sequence[Sequence[np.ndarray]]) -> None:
+    def launch(self, phase: Any, layer: int, memory: Sequence[Sequence[np.ndarray]]) -> None:
         """All ranks do. Nothing moves until somebody waits: a network may be as late as that."""
-        self.log.append(f"send {leg.__name__} {layer}")
-        self.legs[layer].append((leg, [mine[layer] for mine in memory]))
+        self.log.append(f"send {phase.__name__} {layer}")
+        self.phases[layer].append((phase, [mine[layer] for mine in memory]))
 
     def wait(self, layer: int) -> None:
-        """For all legs of the bucket that have been launched."""
-        if self.legs[layer]:
+        """For all phases of the bucket that have been launched."""
+        if self.phases[layer]:
             self.log.append(f"wait for {layer}")
-        for leg, buckets in self.legs[layer]:
-            leg(buckets)
-        self.legs[layer].clear()
+        for phase, buckets in self.phases[layer]:
+            phase(buckets)
+        self.phases[layer].clear()
 
     def update(self, rank: int, layer: int, settings: dict[str, Any]) -> None:
         """The optimizer's part."""
@@ -286,13 +286,13 @@ class Zero2(Zero1):
     at_a_time = 4
 
     def gradient_ready(self, layer: int) -> None:
-        travelling = [sent for sent in reversed(self.order_of_need) if self.legs[sent]]
+        travelling = [sent for sent in reversed(self.order_of_need) if self.phases[sent]]
         if len(travelling) == self.at_a_time:
             self.wait(travelling[0])
         super().gradient_ready(layer)
 
     def wait(self, layer: int) -> None:
-        is_gradient = any(leg is reduce_scatter for leg, _ in self.legs[layer])
+        is_gradient = any(phase is reduce_scatter for phase, _ in self.phases[layer])
         super().wait(layer)
         if is_gradient and layer in self.has_gradient:  # else it was not used, and all is zero
             for rank, mine in enumerate(self.gradients):

@@ -1,5 +1,5 @@
 """How long a step takes when communication goes on under the next forward: a model with one
-computing thread and one network, which carries a leg at a time.
+computing thread and one network, which carries a phase at a time.
 
 Times are per layer, in any unit. ``network`` is an all-reduce of the layer; a reduce-scatter and an
 all-gather take half of it each. The optimizer takes no time, and the network takes none from
@@ -24,24 +24,27 @@ AT_A_TIME = 4  # whole buckets that zero2 has memory for
 
 
 class Network:
-    """Carries the most urgent leg that is ready, to its end."""
+    """Carries the most urgent phase that is ready, to its end."""
 
     def __init__(self) -> None:
         self.free = 0.0
         self.waiting: list[tuple[float, int, int, float]] = []  # ready, urgency, layer, takes
-        self.arrived: dict[int, float] = {}  # by layer: its last leg
+        self.arrived: dict[int, float] = {}  # by layer: its last phase
 
     def launch(self, layer: int, ready: float, takes: float, urgency: int) -> None:
         self.waiting.append((ready, urgency, layer, takes))
 
     def wait(self, layer: int) -> float:
-        """When the last leg of a layer has arrived. Nobody launches anything meanwhile."""
-        while any(leg[2] == layer for leg in self.waiting):
+        """When the last phase of a layer has arrived. Nobody launches anything meanwhile."""
+        while any(phase[2] == layer for phase in self.waiting):
             self.free = max(self.free, min(ready for ready, *_ in self.waiting))
-            leg = min((leg for leg in self.waiting if leg[0] <= self.free), key=lambda leg: leg[1])
-            self.waiting.remove(leg)
-            self.free += leg[3]
-            self.arrived[leg[2]] = self.free
+            phase = min(
+                (phase for phase in self.waiting if phase[0] <= self.free),
+                key=lambda phase: phase[1],
+            )
+            self.waiting.remove(phase)
+            self.free += phase[3]
+            self.arrived[phase[2]] = self.free
         return self.arrived.get(layer, 0.0)
 
 

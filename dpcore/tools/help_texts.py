@@ -75,7 +75,7 @@ columns of --csv:
   step_ms          length of the step
   step_exposed_ms  exposed time of the whole step
   parameters       the first parameters in the bucket
-  leg              reduce_scatter or all_gather, where a bucket has several legs
+  phase            reduce_scatter or all_gather, where a bucket has several phases
 """
 
 DOCTOR = """\

@@ -8,7 +8,7 @@ import dpcore
 
 
 class Priority(dpcore.LaunchSchedule):
-    def journey(self):
+    def phases(self):
         return ["all_reduce", "update"]
 
     def bucket_ready(self, control, bucket):
@@ -24,7 +24,7 @@ class Priority(dpcore.LaunchSchedule):
 
 
 class Dear(Priority):
-    def journey(self):
+    def phases(self):
         return ["reduce_scatter", "all_gather", "update"]
 
     def backward_end(self, control):
@@ -42,7 +42,7 @@ class DearAtOnce(Dear):
 
 
 class Zero1(Priority):
-    def journey(self):
+    def phases(self):
         return ["reduce_scatter", "update", "all_gather"]
 
     def optimizer_step(self, control):

@@ -111,7 +111,7 @@ def test_a_copy_has_the_step_that_is_under_way_and_trains(schedule):
     def body(comm):
         model, optimizer = with_optimizer(None, schedule, layers())
         train(model, optimizer, comm)
-        assert model._reducer.is_on_journey
+        assert model._reducer.is_in_flight
         for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
             for mine, its in zip(model.parameters(), copied.parameters(), strict=True):
                 assert torch.equal(mine, its)
@@ -148,7 +148,7 @@ def test_a_state_that_is_loaded_is_not_stepped(schedule, load):
         start = copy.deepcopy(layers().state_dict())
         model, optimizer = with_optimizer(comm, schedule, layers())
         train(model, optimizer, comm)
-        assert model._reducer.is_on_journey
+        assert model._reducer.is_in_flight
         load(model, start)
         optimizer.zero_grad()
         model(torch.ones(2, 16))
@@ -175,7 +175,7 @@ def test_a_module_without_its_wrapper_has_the_last_step_and_trains_again(schedul
         model, optimizer = with_optimizer(comm, one, module)
         train(model, optimizer, comm)
         optimizer.zero_grad()
-        assert one == "bucketed" or model._reducer.is_on_journey
+        assert one == "bucketed" or model._reducer.is_in_flight
         drop(model, optimizer)
 
     def body(comm):
@@ -199,7 +199,7 @@ def test_a_module_without_its_wrapper_has_the_last_step_and_trains_again(schedul
 def test_the_end_of_a_model_waits_only_for_what_is_in_flight(schedule):
     """Where garbage is collected, a lock of torch may be held: ranks as threads have waited for it
     without end, each for the other's."""
-    idle = SimpleNamespace(is_on_journey=False, has_failed=False, stop_listening=lambda: None)
+    idle = SimpleNamespace(is_in_flight=False, has_failed=False, stop_listening=lambda: None)
 
     def body(comm):
         model, _ = with_optimizer(comm, schedule, layers())

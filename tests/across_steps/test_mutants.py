@@ -111,10 +111,10 @@ class NeverWaitsInForward(Zero1):
 )
 def test_a_wait_that_is_left_out_is_said_to_be(schedule, calls):
     """With schedule, module, bucket and the calls; not that the module used something new."""
-    name, legs = schedule.__name__, ", ".join(schedule().journey())
+    name, phases = schedule.__name__, ", ".join(schedule().phases())
     said = (
         rf"rank \d: the forward of module \d uses \S+, and schedule '{name}' has not waited for "
-        rf"its bucket \d, whose journey \({legs}\) is not over\. Let forward_begin call {calls}"
+        rf"its bucket \d, whose phases \({phases}\) are not over\. Let forward_begin call {calls}"
     )
     with pytest.raises(dpcore.Error, match=said):
         compare("plain", schedule=schedule)

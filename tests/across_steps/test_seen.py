@@ -1,4 +1,4 @@
-"""What `dpcore show` tells of a run whose buckets have several legs."""
+"""What `dpcore show` tells of a run whose buckets have several phases."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from dpcore.tools.show.rows import rows_of
 from tests.across_steps.programs import CASES
 from tests.across_steps.sides import Wrapped
 
-LEGS = {
+PHASES = {
     "bucketed": {""},
     "priority": {""},
     "dear": {"reduce_scatter", "all_gather"},
@@ -21,7 +21,7 @@ LEGS = {
 }
 
 
-@pytest.mark.parametrize("schedule", LEGS)
+@pytest.mark.parametrize("schedule", PHASES)
 def test_legs_are_told_apart(tmp_path, schedule):
     path, page = tmp_path / "run.json", tmp_path / "run.html"
 
@@ -35,13 +35,13 @@ def test_legs_are_told_apart(tmp_path, schedule):
     dpcore.spawn(body, 2, mode="threads", timeout=20)
     run = read_run(path)
     for rank in run.ranks:
-        assert {span.leg for span in bucket_spans(run, rank)} == LEGS[schedule]
+        assert {span.phase for span in bucket_spans(run, rank)} == PHASES[schedule]
         names = {event.name for event in rank.compute}
         assert ("update" in names) == (schedule != "bucketed")
     write_page(page, [run])
     shown = re.search(r'id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
     labels = json.loads(shown[1])["runs"][0]["labels"]
-    assert {label["leg"] for label in labels if "leg" in label} == LEGS[schedule] - {""}
+    assert {label["phase"] for label in labels if "phase" in label} == PHASES[schedule] - {""}
 
 
 # MiB of buckets that nobody gave a size, in the order in which they are sent, and the last repeats.

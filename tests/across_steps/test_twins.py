@@ -67,11 +67,11 @@ def test_what_a_rank_of_zero2_keeps_of_the_gradients_is_a_part():
     training = side.training
     most = 0
 
-    def launch(leg, layer, memory):
+    def launch(phase, layer, memory):
         nonlocal most
-        type(training).launch(training, leg, layer, memory)
-        if leg is across_steps.reduce_scatter:
-            most = max(most, sum(bool(legs) for legs in training.legs))
+        type(training).launch(training, phase, layer, memory)
+        if phase is across_steps.reduce_scatter:
+            most = max(most, sum(bool(phases) for phases in training.phases))
 
     training.launch = launch
     side.backward(0)

@@ -19,7 +19,7 @@ class AllAtOnce(dpcore.LaunchSchedule):
     def __init__(self):
         self.over = []
 
-    def journey(self):
+    def phases(self):
         return ["all_reduce", "update"]
 
     def bucket_ready(self, control, bucket):
@@ -42,9 +42,9 @@ def operations(comm):
     )
 
 
-def calls_of_a_step(comm, schedule, legs=0):
+def calls_of_a_step(comm, schedule, phases=0):
     """Of the optimizer, for the buckets of one step that the next forward ends; and how many there
-    are. With ``legs``, forward begins when each bucket has been so many operations."""
+    are. With ``phases``, forward begins when each bucket has been so many operations."""
     torch.manual_seed(0)
     model = dpcore.DataParallel(
         Chain().double(), comm=comm, schedule=schedule, bucket_cap_mb=CAP_MB
@@ -60,21 +60,21 @@ def calls_of_a_step(comm, schedule, legs=0):
     for _ in range(3):
         optimizer.zero_grad()
         loss = model(x).sum()
-        wanted = operations(comm) + legs * buckets
+        wanted = operations(comm) + phases * buckets
         loss.backward()
         optimizer.step()
         calls.clear()
-        while legs and operations(comm) < wanted:
+        while phases and operations(comm) < wanted:
             time.sleep(0.001)
     model(x)
     assert sum(calls) == buckets == len(list(model.bucket_report()))
     return calls, buckets
 
 
-@pytest.mark.parametrize(("schedule", "legs"), [("priority", 1), ("dear", 2)])
-def test_all_that_has_come_is_updated_in_one_call(schedule, legs):
+@pytest.mark.parametrize(("schedule", "phases"), [("priority", 1), ("dear", 2)])
+def test_all_that_has_come_is_updated_in_one_call(schedule, phases):
     def body(comm):
-        return calls_of_a_step(comm, schedule, legs)
+        return calls_of_a_step(comm, schedule, phases)
 
     for calls, buckets in dpcore.spawn(body, 2, mode="threads", timeout=MOST_SECONDS):
         assert calls == [buckets]

@@ -93,8 +93,8 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
         run = read_run(tmp_path / "demo" / "link" / f"{contender.replace(' ', '-')}.json")
         assert run.link == "1gbit,50us"
         for span in bucket_spans(run, run.ranks[0]):
-            # Each rank sends as many bytes as the bucket has, with zero1 half of them on each leg,
-            # and no link is faster than it is.
+            # Each rank sends as many bytes as the bucket has, with zero1 half of them in each
+            # phase, and no link is faster than it is.
             sent = span.bytes / (2 if contender == demo.ACROSS else 1)
             assert span.end_ns - span.launch_ns > 0.95 * sent / 125e6 * 1e9
 

@@ -274,10 +274,10 @@ def test_a_gradient_in_flight_is_the_same_object_before_and_after():
 
 
 @pytest.mark.parametrize(
-    ("option", "is_withheld"),
+    ("option", "is_deferred"),
     (("gradient_as_bucket_view=False", False), ("find_unused_parameters=True", True)),
 )
-def test_what_cannot_be_withheld_is_waited_for_at_the_end_of_backward(option, is_withheld):
+def test_what_cannot_be_deferred_is_waited_for_at_the_end_of_backward(option, is_deferred):
     """The map of used gradients overtakes the gradients, so these may stay in flight."""
     name, value = option.split("=")
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_withheld_is_waited_for_at_the_end_of_backward(option, is
         options = {name: value == "True"}
         model = dpcore.DataParallel(module, comm=comm, schedule=WaitsAtTheOptimizer(), **options)
         model(torch.full((1, 4), comm.rank + 1.0)).sum().backward()
-        assert (type(module.weight.grad) is not torch.Tensor) == is_withheld
+        assert (type(module.weight.grad) is not torch.Tensor) == is_deferred
         assert (module.weight.grad == 1.5).all()
 
     dpcore.spawn(body, 2, mode="threads")

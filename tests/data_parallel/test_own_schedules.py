@@ -34,7 +34,7 @@ class AllAsOne(PerParameter):
         control.launch(range(control.buckets))
 
 
-@pytest.mark.parametrize("call", ["bytes", "is_complete", "launch", "wait", "update", "next_leg"])
+@pytest.mark.parametrize("call", ["bytes", "is_complete", "launch", "wait", "update", "next_phase"])
 def test_a_bucket_that_is_not_there_is_named(call):
     class OneTooMany(PerParameter):
         def bucket_ready(self, control, bucket):

@@ -183,7 +183,7 @@ class GradientsAreReadInFlight(dpcore.DataParallel):
 
     def _set_up(self, trained):
         super()._set_up(trained)
-        self._reducer.withhold_by(lambda in_flight: True)
+        self._reducer.defer_by(lambda in_flight: True)
 
 
 class LooksAtParametersOnce(dpcore.DataParallel):

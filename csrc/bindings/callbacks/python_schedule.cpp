@@ -71,7 +71,7 @@ class PythonSchedule final : public LaunchSchedule {
   std::string name() const override { return name_; }
   uint32_t listens() const override { return listens_; }
   bool may_join() const override { return true; }
-  Phases phases() const override { return Phases(list<std::string>("journey")); }
+  Phases phases() const override { return Phases(list<std::string>("phases")); }
   size_t whole_buckets() const override { return value<size_t>("whole_buckets"); }
   bool is_exact() const override { return value<bool>("is_exact"); }
   std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const override {
@@ -206,7 +206,7 @@ void register_launch_control(py::module_& m) {
       .def("is_complete", question(&LaunchControl::is_complete))
       .def("is_over", question(&LaunchControl::is_over))
       .def("order_of_need", question(&LaunchControl::order_of_need))
-      .def("next_leg",
+      .def("next_phase",
            [](const LentControl& control, size_t bucket) -> std::optional<std::string> {
              const std::optional<Phase> phase = control.about(bucket).next_phase(bucket);
              return phase ? std::optional(name_of(*phase)) : std::nullopt;

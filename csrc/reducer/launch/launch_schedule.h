@@ -1,4 +1,4 @@
-// When buckets are sent, and who waits for them where: the part of data parallel training that
+// When buckets are sent, and where they are waited for: the part of data parallel training that
 // people want to replace.
 //
 // The reducer tells a schedule what happens (a gradient is there, a bucket is ready, a bucket is
@@ -6,10 +6,10 @@
 // schedule answers by calls on LaunchControl. It decides how buckets are made, in which order they
 // are launched, with which priority, which thread drives them, and where to wait. It moves no byte
 // itself. What it leaves in flight at the end of backward is waited for there, or, when it listens
-// to optimizer_step, by the next optimizer or whoever uses a gradient before.
+// to optimizer_step, by the next optimizer, or where the program uses a gradient before that.
 //
-// A journey of more than one leg goes on from there: launch() is then of the bucket's next leg, and
-// wait() for the one that it is on. Legs are launched in backward, at its end and in
+// Where a bucket has more phases than one, it goes on from there: launch() is then of its next
+// phase, and wait() for the current one. Phases are launched in backward, at its end and in
 // optimizer_step, in an order that is the same on all ranks; branches of forward may differ, so
 // forward_begin may only wait and update. An all_gather of gradients that is launched at the end of
 // backward follows its reduce_scatter by itself; wait() is then for both.
@@ -35,7 +35,7 @@ namespace dpcore {
 
 struct Launch {
   int priority = 0;        // higher goes first among operations in flight
-  bool background = true;  // false: the thread that waits for it drives it, nobody before
+  bool background = true;  // false: the thread that waits for it drives it, and nothing before
 };
 
 // What a schedule may ask the reducer for.
@@ -64,13 +64,13 @@ class LaunchControl {
   virtual void wait_for_all() = 0;
   // Whether wait() would return at once.
   virtual bool is_over(size_t bucket) const = 0;
-  // The optimizer's part for buckets whose next leg that is, in one call of it; nothing for others,
-  // unless their gradients are not there yet, which is an error.
+  // The optimizer's part for buckets whose next phase that is, in one call of it; nothing for
+  // others, unless their gradients are not there yet, which is an error.
   virtual void update(std::span<const size_t> buckets) = 0;
   void update(size_t bucket) { update(std::span<const size_t>(&bucket, 1)); }
   // Buckets as the next forward needs them, the first one first: learned in the first forward.
   virtual const std::vector<size_t>& order_of_need() const = 0;
-  // The leg after the first that the bucket goes next, or is on; none at the end of its journey.
+  // The phase after the first that the bucket is in, or enters next; none after the last.
   virtual std::optional<Phase> next_phase(size_t bucket) const = 0;
 
   static constexpr size_t kNoBucket = ~size_t{0};
@@ -96,7 +96,7 @@ class LaunchSchedule {
   virtual bool is_exact() const { return true; }
   virtual Phases phases() const { return {}; }
   // How many buckets at a time have memory for whole gradients, so that each rank keeps its part of
-  // the averages only; 0: all. Only where the journey updates parts.
+  // the averages only; 0: all. Only where the phases update parts.
   virtual size_t whole_buckets() const { return 0; }
   // Bytes of the first, second, ... bucket, from what the user asked for.
   virtual std::vector<uint64_t> caps(std::vector<uint64_t> wanted) const { return wanted; }

@@ -7,8 +7,8 @@ are needed, so buckets are cut once, before the first backward, by rank 0's orde
 each module's forward waits for what it needs. What nobody was seen to use is awaited before
 forward, and when the wrapper's forward ends nothing is in flight any more.
 
-A parameter that is used before its leg is over would be a stale value and a wrong result. The first
-forwards are watched for that, and with DPCORE_CHECK=1 all of them.
+A parameter that is used before its phases are over would be a stale value and a wrong result. The
+first forwards are watched for that, and with DPCORE_CHECK=1 all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Steps(Protocol):
         """Buckets are what they will be: all ranks call it."""
 
     def update(self, buckets: list[int]) -> None:
-        """The noted step of what is in these buckets, in one call of the optimizer."""
+        """The recorded step of what is in these buckets, in one call of the optimizer."""
 
     def is_in_use(self) -> bool:
         """Whether the program still has the optimizer."""
@@ -63,7 +63,7 @@ class Steps(Protocol):
 
 
 class AcrossSteps:
-    """What ``DataParallel`` asks when its schedule's journey has an update."""
+    """What ``DataParallel`` asks when its schedule's phases have an update."""
 
     def __init__(self, model: Wrapped) -> None:
         _check(model)
@@ -104,12 +104,12 @@ class AcrossSteps:
         wait for that one without end, so it is given away only if there is something to wait for.
         """
         try:
-            if reducer.is_on_journey and not (reducer.has_failed or self._is_refused):
+            if reducer.is_in_flight and not (reducer.has_failed or self._is_refused):
                 reducer.flush()
         except Error as error:
             if type(error) is not Error:
                 raise  # nobody can catch it here, so Python prints it
-            # A schedule left out a leg, and the program has been told.
+            # A schedule left out a phase, and the program has been told.
         finally:
             self._take_hooks_away(reducer)
 
@@ -169,8 +169,8 @@ class AcrossSteps:
         """The communicator ends. Between a backward and its step, nothing is updated; what has
         failed has been told."""
         reducer = self._wrapped()._reducer
-        if reducer.is_on_journey and not reducer.has_failed:
-            reducer.finish_journeys()
+        if reducer.is_in_flight and not reducer.has_failed:
+            reducer.finish_phases()
 
     # ---- forward -----------------------------------------------------------------------------
 
@@ -340,14 +340,14 @@ def _not_awaited(model: Wrapped, name: str, module: int) -> str:
     """For a schedule of the program's own that has left out a wait."""
     report = enumerate(model.bucket_report())
     bucket = next(number for number, line in report if name in line.parameters)
-    journey = model._reducer.journey
+    phases = model._reducer.phases
     calls = "control.wait(bucket)"
-    if journey[-1] == "update":
+    if phases[-1] == "update":
         calls += " and control.update(bucket)"
     return (
         f"rank {model.group.rank}: the forward of module {module} uses {name}, and schedule "
-        f"'{model.schedule}' has not waited for its bucket {bucket}, whose journey "
-        f"({', '.join(journey)}) is not over. Let forward_begin call {calls} for the bucket of "
+        f"'{model.schedule}' has not waited for its bucket {bucket}, whose phases "
+        f"({', '.join(phases)}) are not over. Let forward_begin call {calls} for the bucket of "
         "each of control.gradients_of_module(module)"
     )
 

@@ -53,8 +53,8 @@ class DistributedOptimizer(Optimizer):
                 "DistributedOptimizer(optimizer, model): the first is an optimizer of torch, made "
                 f"of model.parameters(), and not a {type(optimizer).__name__}"
             )
-        journey = model._reducer.journey
-        in_parts = journey[-1] == "all_gather"
+        phases = model._reducer.phases
+        in_parts = phases[-1] == "all_gather"
         check_kind(optimizer, in_parts, model.schedule)
         self.optimizer = optimizer
         self._is_made = False

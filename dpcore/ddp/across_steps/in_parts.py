@@ -85,24 +85,24 @@ class Guard:
 
         members = {"wait": staticmethod(wait), "is_lent": reducer.whole_buckets > 0}
         self._kind = type("GradientInParts", (GradientInParts,), members)
-        self._withheld: dict[int, torch.Tensor] = {}
+        self._deferred: dict[int, torch.Tensor] = {}
 
     def __call__(self, in_flight: bool) -> bool:
         if in_flight:
-            self._withheld = {}
+            self._deferred = {}
             for number, parameter in enumerate(self._parameters):
                 if parameter.grad is not None:
-                    self._withheld[number] = parameter.grad
+                    self._deferred[number] = parameter.grad
                     parameter.grad.__class__ = self._kind
         return True
 
     def has(self, number: int) -> bool:
         """Whether any rank had a gradient of this parameter in the last backward."""
-        return number in self._withheld
+        return number in self._deferred
 
     def is_kept(self) -> bool:
         """Whether the program still has a gradient of the last backward where the next would be
         added."""
         return any(
-            isinstance(self._parameters[number].grad, GradientInParts) for number in self._withheld
+            isinstance(self._parameters[number].grad, GradientInParts) for number in self._deferred
         )

@@ -65,7 +65,7 @@ class PartSteps(StepsOfModel):
         self._noted: Groups = []
         self._to_load: Mapping[str, Any] | None = None
         self._guard = Guard(model._reducer, model._parameters_by_number)
-        self._reducer.withhold_by(self._guard)
+        self._reducer.defer_by(self._guard)
 
     # ---- memory ------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def watch(model: Wrapped) -> None:
     know of it."""
     global _generation, _listening
     reducer = model._reducer
-    reducer.withhold_by(Guard(reducer, model._parameters_by_number))
+    reducer.defer_by(Guard(reducer, model._parameters_by_number))
     with _models_lock:
         others = [other for other in _models if other is not model]
         _models.add(model)

@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, reducer: _C.Reducer, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
-        self._withheld: list[torch.Tensor] = []
+        self._deferred: list[torch.Tensor] = []
         of_reducer = weakref.ref(reducer)  # which owns this object
 
         def wait() -> None:
@@ -62,14 +62,14 @@ class Guard:
 
     def __call__(self, in_flight: bool) -> bool:
         if not in_flight:
-            for gradient in self._withheld:
+            for gradient in self._deferred:
                 gradient.__class__ = torch.Tensor
-            self._withheld = []
+            self._deferred = []
             return True
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if any(type(gradient) is not torch.Tensor for gradient in gradients):
             return False  # a class of the program's own can't be replaced
-        self._withheld = gradients
+        self._deferred = gradients
         for gradient in gradients:
             gradient.__class__ = self._kind
         return True

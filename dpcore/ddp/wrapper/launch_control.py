@@ -62,17 +62,17 @@ class LaunchControl(Protocol):
     def is_over(self, bucket: int) -> bool:
         """Whether ``wait()`` would return at once."""
 
-    # For journeys of more than one leg: launch() is of the next leg, wait() for the current one. An
+    # With more phases than one: launch() is of the next phase, wait() for the current one. An
     # all_gather of gradients may be launched at backward_end behind its reduce_scatter, without a
     # wait; it begins when that is over, and wait() is then for both.
 
     def update(self, bucket: int | Sequence[int]) -> None:
-        """The optimizer's step for a bucket whose next leg is ``update``, or for several in one
+        """The optimizer's step for a bucket whose next phase is ``update``, or for several in one
         call of the optimizer. Does nothing for those that have it behind them, or if no step is
-        noted."""
+        recorded."""
 
     def order_of_need(self) -> list[int]:
         """Buckets as the next forward needs them, learned in the first forward."""
 
-    def next_leg(self, bucket: int) -> str | None:
-        """The leg after the first that a bucket goes next, or is on; None after the last."""
+    def next_phase(self, bucket: int) -> str | None:
+        """The phase after the first that a bucket is in, or enters next; None after the last."""

@@ -51,8 +51,8 @@ class LaunchSchedule:
     underscore, so that an event with a misspelt name is not taken for one of them.
     """
 
-    def journey(self) -> Sequence[str]:
-        """The legs of each bucket: ``["all_reduce"]``, after which the program steps; or one of
+    def phases(self) -> Sequence[str]:
+        """The phases of each bucket: ``["all_reduce"]``, after which the program steps; or one of
         ``["all_reduce", "update"]``, ``["reduce_scatter", "all_gather", "update"]`` and
         ``["reduce_scatter", "update", "all_gather"]``, which end under the next forward and need
         ``dpcore.DistributedOptimizer``. See docs/across_steps.md."""
@@ -60,7 +60,7 @@ class LaunchSchedule:
 
     def whole_buckets(self) -> int:
         """How many buckets at a time have memory for whole gradients, so that each rank keeps only
-        its part of the averages; 0: all. Only where the journey gathers parameters."""
+        its part of the averages; 0: all. Only where the phases gather parameters."""
         return 0
 
     def caps(self, wanted: Sequence[int]) -> Sequence[int]:
@@ -109,10 +109,10 @@ class LaunchSchedule:
 
 
 def goes_across_steps(schedule: str | LaunchSchedule) -> bool:
-    """Whether its journey ends under the next forward."""
+    """Whether its phases end under the next forward."""
     if isinstance(schedule, str):
         return schedule in ACROSS_STEPS
-    return "update" in schedule.journey()
+    return "update" in schedule.phases()
 
 
 def keeps_caps(schedule: str | LaunchSchedule) -> bool:

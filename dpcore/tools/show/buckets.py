@@ -22,7 +22,7 @@ from dpcore.reference.buckets import ALIGNMENT
 from dpcore.tools.show.run import RankEvents, Run
 
 _SHOWN_NAMES = 3
-LEGS = ("all_reduce", "reduce_scatter", "all_gather")
+PHASES = ("all_reduce", "reduce_scatter", "all_gather")
 _MOST_RANKS = 64  # a scattered bucket is a multiple of them long
 _SOME_GRADIENTS = 64
 _LOOKED_AT = 256  # operations that may begin between the launch of a bucket and its own
@@ -51,10 +51,10 @@ class BucketSpan:
         return -1 if self.sent_by is None else self.sent_by.operation
 
     @property
-    def leg(self) -> str:
-        """Which part of its journey this is, where that has several."""
+    def phase(self) -> str:
+        """The phase of its bucket, where that has several."""
         name = "" if self.sent_by is None else self.sent_by.name
-        return name if name in LEGS[1:] else ""
+        return name if name in PHASES[1:] else ""
 
 
 def bucket_spans(run: Run, rank: RankEvents) -> list[BucketSpan]:
@@ -187,7 +187,7 @@ class _Operations:
     makes it larger; one that travels in a narrower type has a half or a quarter of the bytes."""
 
     def __init__(self, operations: Sequence[Event], gradients: int) -> None:
-        self._left = [event for event in operations if event.name in LEGS]
+        self._left = [event for event in operations if event.name in PHASES]
         self._begins = [event.begin_ns for event in self._left]
         self._taken: set[int] = set()
         self._padding = ALIGNMENT * gradients + _MOST_RANKS * ALIGNMENT

@@ -215,7 +215,7 @@ def _add_buckets(columns: Columns, run: Run, rank: RankEvents, drawn: DrawnSched
                     n=f"bucket {span.bucket}",
                     b=span.bytes,
                     of=_contents(run, span),
-                    leg=span.leg,
+                    phase=span.phase,
                     **(_what_ran(run, drawn, sent_by) if sent_by is not None else {}),
                 )
             labels.append(names[key])

@@ -116,7 +116,7 @@ def _draw(
                 ready, launch = span.last_ready_ns, span.launch_ns
                 _box(axes, window, span.first_ready_ns, launch, row + 0.14, 0.14, "filling")
                 _box(axes, window, ready, launch, row + 0.14, 0.14, "full")
-                colour = "gather" if span.leg == "all_gather" else "flight"
+                colour = "gather" if span.phase == "all_gather" else "flight"
                 _box(axes, window, launch, span.end_ns, row, 0.42, colour)
         ticks.append((top + bottom) / 2)
         names.append(f"rank {rank.rank}")

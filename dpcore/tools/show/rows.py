@@ -44,7 +44,7 @@ COLUMNS = {
     "step_ms": "length of the step",
     "step_exposed_ms": "exposed time of the whole step",
     "parameters": "the first parameters in the bucket",
-    "leg": "reduce_scatter or all_gather, where a bucket has several legs",
+    "phase": "reduce_scatter or all_gather, where a bucket has several phases",
 }
 
 
@@ -97,7 +97,7 @@ def _of_rank(run: Run, rank: RankEvents) -> Iterator[dict[str, Any]]:
             "step_ms": _ms(step[1] - step[0]) if step else "",
             "step_exposed_ms": _ms(exposed.between(*step)) if step else "",
             "parameters": parameters_of(run, span.bucket, span.bytes, span.model),
-            "leg": span.leg,
+            "phase": span.phase,
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcore.base.markup import short
-from dpcore.tools.show.buckets import LEGS, bucket_spans, model_name, parameters_of
+from dpcore.tools.show.buckets import PHASES, bucket_spans, model_name, parameters_of
 from dpcore.tools.show.figures import RunFigures
 from dpcore.tools.show.run import Run
 
@@ -152,7 +152,7 @@ def _waits(figures: RunFigures) -> Table:
 
 
 def _buckets(run: Run) -> Table:
-    """Means over the steps of the first rank. Each leg of a bucket and a bucket of an older plan
+    """Means over the steps of the first rank. Each phase of a bucket and a bucket of an older plan
     have lines of their own."""
     by_bucket: dict[tuple[int, int, int, int, str], list[tuple[float, ...]]] = {}
     for span in bucket_spans(run, run.ranks[0]):
@@ -162,19 +162,19 @@ def _buckets(run: Run) -> Table:
             span.end_ns - span.launch_ns,
             span.exposed_ns,
         )
-        order = LEGS.index(span.leg) if span.leg else 0
-        by_bucket.setdefault((span.model, span.bucket, span.bytes, order, span.leg), []).append(
+        order = PHASES.index(span.phase) if span.phase else 0
+        by_bucket.setdefault((span.model, span.bucket, span.bytes, order, span.phase), []).append(
             times
         )
     rows = [
         [
-            " ".join(filter(None, (str(bucket), leg, name and f"of {name}"))),
+            " ".join(filter(None, (str(bucket), phase, name and f"of {name}"))),
             short(nbytes / 2**20) if nbytes else "–",
             str(len(times)),
             *(short(_mean(column) * 1e-6) for column in zip(*times, strict=True)),
             parameters_of(run, bucket, nbytes, model) or "–",
         ]
-        for (model, bucket, nbytes, _, leg), times in sorted(by_bucket.items())[:_MOST_ROWS]
+        for (model, bucket, nbytes, _, phase), times in sorted(by_bucket.items())[:_MOST_ROWS]
         for name in [model_name(run, model)]
     ]
     columns = ["bucket", "MiB", "times", "filling ms", "not sent ms", "in flight ms"]

@@ -58,7 +58,7 @@ class Timeline {
 
   colourOf(band) {
     const colour = this.painter.colour;
-    if (band.kind === "bucket") return (i) => (this.labelOf(band.lane, i).leg === "all_gather" ? colour.gather : colour.flight);
+    if (band.kind === "bucket") return (i) => (this.labelOf(band.lane, i).phase === "all_gather" ? colour.gather : colour.flight);
     if (band.kind !== "compute") {
       return () => ({ operation: colour.flight, exposed: colour.exposed, mark: colour.mark })[band.kind];
     }

@@ -153,7 +153,7 @@ function describe(timeline, { band, lane, index }) {
   if (lane.kind === "gradient") title = `gradient ready: ${label.n || `number ${lane.number[index]}`}`;
   if (lane.kind === "operation" || lane.kind === "wait") lines.push(`operation ${lane.number[index]}`);
   if (lane.kind === "bucket") {
-    if (label.leg) title += `: ${label.leg}`;
+    if (label.phase) title += `: ${label.phase}`;
     lines.push(`filling ${timeText(lane.ready[index] - begin)}, waiting to be sent ${timeText(lane.launch[index] - lane.ready[index])}, ` +
       `in flight ${timeText(end - lane.launch[index])}`);
     lines.push(`exposed ${timeText(lane.exposed[index])}`);
