@@ -16,23 +16,25 @@ LEFT, WIDTH = 130, 560
 HIDDEN = "#7fb2d0"
 
 
-class Leg(NamedTuple):
+class Flight(NamedTuple):
     """On the network, in milliseconds."""
 
     begin: float
     end: float
 
 
-def sent(buckets: Sequence[Sequence[int]], gradients: Sequence[tuple[float, float]]) -> list[Leg]:
+def sent(
+    buckets: Sequence[Sequence[int]], gradients: Sequence[tuple[float, float]]
+) -> list[Flight]:
     """Each bucket when its last gradient is there, and the network free."""
-    free, legs = 0.0, []
+    free, flights = 0.0, []
     for ready, size in sorted(
         (max(gradients[g][1] for g in bucket), sum(gradients[g][0] for g in bucket))
         for bucket in buckets
     ):
         free = max(free, ready) + size / BYTES_PER_MS
-        legs.append(Leg(free - size / BYTES_PER_MS, free + LATENCY))
-    return legs
+        flights.append(Flight(free - size / BYTES_PER_MS, free + LATENCY))
+    return flights
 
 
 def cut(gradients: Sequence[tuple[float, float]], cap_mb: float) -> list[list[int]]:
@@ -43,7 +45,7 @@ def cut(gradients: Sequence[tuple[float, float]], cap_mb: float) -> list[list[in
 
 def rows(
     drawn: Picture, top: float, title: str, forward: float, backward: float,
-    legs: Sequence[Leg], whole: float,
+    flights: Sequence[Flight], whole: float,
 ) -> None:  # fmt: skip
     """Forward and backward above, what travels below; red where backward is over."""
     scale, computed = WIDTH / whole, forward + backward
@@ -51,15 +53,15 @@ def rows(
     drawn.text(LEFT - 12, top + 42, "network", "end", GREY, 12)
     drawn.box(LEFT, top, scale * forward, 24, GREEN, "forward")
     drawn.box(LEFT + scale * forward, top, scale * backward, 24, BLUE, "backward")
-    for leg in legs:
-        begin, end = forward + leg.begin, forward + leg.end
+    for flight in flights:
+        begin, end = forward + flight.begin, forward + flight.end
         seam = min(max(begin, computed), end)
         if seam > begin:
             drawn.box(LEFT + scale * begin, top + 28, scale * (seam - begin), 18, HIDDEN,
                       stroke="white")  # fmt: skip
         if end > seam:
             drawn.box(LEFT + scale * seam, top + 28, scale * (end - seam), 18, RED, stroke="white")
-    end = max([computed, *(forward + leg.end for leg in legs)])
+    end = max([computed, *(forward + flight.end for flight in flights)])
     drawn.text(LEFT + scale * end + 6, top + 42, f"{end:.0f} ms", size=12)
 
 
@@ -67,8 +69,10 @@ def whole_of(forward: float, backward: float, gradients: Sequence[tuple[float, f
     return forward + backward + sum(size for size, _ in gradients) / BYTES_PER_MS + 25
 
 
-def at_the_end(backward: float, gradients: Sequence[tuple[float, float]]) -> list[Leg]:
-    return [Leg(backward, backward + sum(size for size, _ in gradients) / BYTES_PER_MS + LATENCY)]
+def at_the_end(backward: float, gradients: Sequence[tuple[float, float]]) -> list[Flight]:
+    return [
+        Flight(backward, backward + sum(size for size, _ in gradients) / BYTES_PER_MS + LATENCY)
+    ]
 
 
 def per_gradient(forward: float, backward: float, gradients: list[tuple[float, float]]) -> Picture:
@@ -84,16 +88,16 @@ def buckets(forward: float, backward: float, gradients: list[tuple[float, float]
     drawn = Picture(720, 240)
     whole = whole_of(forward, backward, gradients)
     for number, cap in enumerate((1, 4, 25)):
-        legs = sent(cut(gradients, cap), gradients)
-        rows(drawn, 20 + 74 * number, f"{cap} MiB", forward, backward, legs, whole)
+        flights = sent(cut(gradients, cap), gradients)
+        rows(drawn, 20 + 74 * number, f"{cap} MiB", forward, backward, flights, whole)
     return drawn
 
 
 def exposed(forward: float, backward: float, gradients: list[tuple[float, float]]) -> Picture:
     drawn = Picture(720, 190)
     whole = whole_of(forward, backward, gradients)
-    legs = sent(cut(gradients, 4), gradients)
-    rows(drawn, 20, "bucketed", forward, backward, legs, whole)
+    flights = sent(cut(gradients, 4), gradients)
+    rows(drawn, 20, "bucketed", forward, backward, flights, whole)
     rows(drawn, 94, "sequential", forward, backward, at_the_end(backward, gradients), whole)
     drawn.box(LEFT, 164, 14, 14, HIDDEN)
     drawn.text(LEFT + 20, 176, "hidden behind backward", size=12)
@@ -109,14 +113,14 @@ def across_steps() -> Picture:
     for number, name in enumerate(("plain", "priority")):
         top, wire, now = 26 + 84 * number, Network(), 0.0
         computed: list[tuple[float, float, str]] = []
-        legs: list[float] = []
+        flights: list[float] = []
         ends: list[float] = []
         for _ in range(7):
             for layer in layers:
                 begin = max(now, wire.wait(layer))
                 now = begin + forward
                 computed.append((begin, now, GREEN))
-            legs.extend(wire.arrived.values())
+            flights.extend(wire.arrived.values())
             for layer in reversed(layers):
                 computed.append((now, now + backward, BLUE))
                 now += backward
@@ -128,11 +132,11 @@ def across_steps() -> Picture:
         start, scale = computed[-36][0], WIDTH / 265.0
         drawn.text(LEFT - 12, top + 16, name, "end")
         drawn.text(LEFT - 12, top + 42, "network", "end", GREY, 12)
-        legs.extend(wire.arrived.values())
+        flights.extend(wire.arrived.values())
         for begin, end, ink in computed[-36:-12]:
             drawn.box(LEFT + scale * (begin - start), top, scale * (end - begin), 24, ink,
                       stroke="white")  # fmt: skip
-        for end in sorted({leg for leg in legs if leg - network >= start}):
+        for end in sorted({flight for flight in flights if flight - network >= start}):
             if end - start < 262:
                 drawn.box(LEFT + scale * (end - network - start), top + 28, scale * network, 18,
                           HIDDEN, stroke="white")  # fmt: skip

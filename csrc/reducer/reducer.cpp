@@ -464,8 +464,8 @@ void Reducer::raise_about(const std::string& what, const std::string& after) {
 // ---- in flight -------------------------------------------------------------------------------
 
 // From here on the program may read `parameter.grad`: to clip it, to log it, to step. What is
-// still in flight is waited for now, unless the schedule waits when the optimizer steps and whoever
-// reads a gradient before that can be made to wait as well.
+// still in flight is waited for now, unless the schedule waits when the optimizer steps and a
+// read of a gradient before that can be made to wait as well.
 void Reducer::await_or_defer() {
   if (progress_.are_all_over()) {
     return;

@@ -52,7 +52,7 @@ bool can_copy_bytes(const at::Tensor& from, const Gradient& to) {
          from.sizes() == to.part.sizes() && !from.is_conj() && !from.is_neg() && has_memory(from);
 }
 
-// Whether a gradient can be given other memory and nobody sees the difference in what he holds:
+// Whether a gradient can be given other memory without a difference that the program could see:
 // the tensor is known to autograd alone, or its memory to the tensor alone.
 bool can_move(const at::Tensor& grad, const at::Tensor* incoming) {
   if (has_unknown_owners(grad) || may_be_numpys(grad)) {

@@ -47,8 +47,8 @@ struct Gradient {
 
   // Makes the part, anew when it was there.
   void make_part(const at::Tensor& flat);
-  // Copies what backward has left in `parameter.grad`, which is not in place, into the part. Nobody
-  // else holds the part.
+  // Copies what backward has left in `parameter.grad`, which is not in place, into the part, which
+  // nothing else holds.
   void collect();
   // From now on `parameter.grad` is the part's memory. False when it has to stay where it is,
   // because its memory is the program's, or may not move: the result is copied there. `incoming`
@@ -90,10 +90,10 @@ struct Bucket {
   const at::Tensor& travelling() const { return narrow.defined() ? narrow : flat; }
 };
 
-// Of all of them. The CPU when there are none: all parameters are somebody else's.
+// Of all of them. The CPU when there are none: all parameters are trained elsewhere.
 at::Device device_of(const std::vector<Gradient>& gradients);
 
-// Says once that derivatives of averaged gradients end there, when somebody wants them.
+// Says once that derivatives of averaged gradients end there, where the program wants them.
 void warn_of_graph(const at::Tensor& grad);
 
 // Which gradients travel together, in this order: those that are not sparse. `from_end`: filled

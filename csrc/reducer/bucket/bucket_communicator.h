@@ -2,7 +2,7 @@
 // slot.
 //
 // A slot holds one operation in flight; the reducer uses one per bucket, so that starting
-// an operation takes no memory. Memory of buckets belongs to whoever implements this, because it
+// an operation takes no memory. Memory of buckets belongs to the implementation, because it
 // knows where an all-reduce is cheapest (an arena that the peers map, a device).
 //
 // Threads: all calls come from the thread that runs backward, or from forward, never from two at
@@ -28,7 +28,7 @@ struct BucketCall {
   ReduceOp op = ReduceOp::mean;
   int priority = 0;
   uint64_t layout = 0;     // what the bucket holds, to be compared between ranks
-  bool background = true;  // false: nobody but wait() needs to drive it
+  bool background = true;  // false: only wait() needs to drive it
   std::optional<size_t> after = std::nullopt;  // the slot whose operation makes what this one sends
 };
 
@@ -56,7 +56,7 @@ class BucketCommunicator {
   // Throws the first error again when nothing can succeed any more.
   virtual void check_usable() {}
 
-  // A flat tensor of zeros. It outlives the object when somebody still holds it.
+  // A flat tensor of zeros. It outlives the object while anything holds it.
   virtual at::Tensor allocate(size_t elements, at::ScalarType type, at::Device device) = 0;
   // Whether start() knows reduce_scatter and all_gather.
   virtual bool can_go_in_halves() const { return false; }
@@ -67,11 +67,11 @@ class BucketCommunicator {
   // In place. Ranks start the same operations in the same order.
   virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
   virtual void wait(size_t slot) = 0;
-  // After wait(): when the operation was over. 0 where nobody can tell.
+  // After wait(): when the operation was over. 0 where that is unknown.
   virtual int64_t over_ns(size_t) const { return 0; }
-  // Whether wait() would return, or throw, at once. False where nobody can tell.
+  // Whether wait() would return, or throw, at once. False where that is unknown.
   virtual bool is_done(size_t) { return false; }
-  // Nobody will wait for it any more: keeps the memory until the operation lets go of it.
+  // Nothing will wait for it any more: keeps the memory until the operation lets go of it.
   virtual void abandon(size_t slot, const at::Tensor& bucket) = 0;
 
   // Whether gradients of one type, to a bucket of another on that device, are best copied all at
@@ -82,10 +82,10 @@ class BucketCommunicator {
   // must be kept until then; what is freed into the same stream is. Returns the launches it took.
   virtual size_t copy_together(const GradientCopies&) { return 0; }
 
-  // Where its events go while somebody records; may be none.
+  // Where its events go while a trace is recorded; may be none.
   virtual TraceRecorder* trace() { return nullptr; }
   // On a device, what the host asks for happens later: a moment, or a span until end_span(), of the
-  // stream that torch's work goes to. False, and 0: on the host's clock, by whoever asks.
+  // stream that torch's work goes to. False, and 0: on the host's clock, by the caller.
   virtual bool add_moment(const TraceEvent&) { return false; }
   virtual uint64_t begin_span(const TraceEvent&) { return 0; }
   virtual void end_span(uint64_t) {}
@@ -102,7 +102,7 @@ class BucketHook {
   virtual ~BucketHook() = default;
   virtual void start(size_t slot, const at::Tensor& bucket, const BucketCall& call) = 0;
   virtual void wait(size_t slot, const at::Tensor& bucket) = 0;
-  // Nobody will wait for it any more.
+  // Nothing will wait for it any more.
   virtual void abandon(size_t slot) = 0;
   virtual void buckets_changed(size_t buckets) = 0;
 };

@@ -143,7 +143,7 @@ void GradientCopier::fill_narrow(Bucket& bucket) {
 
 // Gradients stay where autograd has put them until their bucket is sent, because it has no memory
 // before (bucket/flat_memory.h). From then on `parameter.grad` is where the gradient was copied to,
-// which is the next bucket's memory soon: nobody may read it, and the optimizer gets
+// which is the next bucket's memory soon: nothing may read it, and the optimizer gets
 // `Bucket::kept`.
 void GradientCopier::fill_lent(Bucket& bucket) {
   if (!bucket.kept.defined()) {

@@ -9,8 +9,8 @@
 // In a narrower type, `parameter.grad` is replaced when the bucket is sent and not before: until
 // then autograd may add to it, and its part of the bucket has no numbers of this backward.
 //
-// A gradient's memory is the bucket's, that of somebody who kept it, or the program's. Before a
-// part of a bucket is filled anew, whoever still holds the last gradient, or a view of it, is left
+// A gradient's memory is the bucket's, its own where something kept it, or the program's. Before a
+// part of a bucket is filled anew, what still holds the last gradient, or a view of it, is left
 // with its numbers: the storage that they share gets a copy, and the part a storage of its own. A
 // numpy array has an address and no storage; for it, the bucket goes elsewhere. Plain steps hold
 // nothing, and pay for looking at a reference count. A gradient in memory of the program's stays
