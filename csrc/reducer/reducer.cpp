@@ -23,7 +23,7 @@
 namespace dpcore {
 namespace {
 
-constexpr size_t kNamesInMessages = 8;
+constexpr size_t kMissingInMessage = 8;
 
 // Autograd has made the parameter a new place to add gradients to, without our hook.
 [[noreturn]] void raise_changed(int rank, const Gradient& gradient) {
@@ -300,7 +300,7 @@ void Reducer::raise_incomplete() const {
       continue;
     }
     some_are_frozen |= !gradients_[i].parameter.requires_grad();
-    if (++missing <= kNamesInMessages) {
+    if (++missing <= kMissingInMessage) {
       names += (missing > 1 ? ", " : "") + gradients_[i].name + " (" + std::to_string(i) + ")";
     }
   }
@@ -320,7 +320,7 @@ void Reducer::raise_incomplete() const {
   throw Error(here + std::to_string(missing) + " of " + std::to_string(gradients_.size()) +
               " parameters did not receive grad in the backward of " + step_in_words() +
               ", so their buckets were not averaged: " + names +
-              (missing > kNamesInMessages ? ", ..." : "") + ". " + advice +
+              (missing > kMissingInMessage ? ", ..." : "") + ". " + advice +
               "; if backward was interrupted, this rank cannot go on from here");
 }
 
