@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parent.parent / "dpcore" / "commands" / "control_layout.json"
+FILE = Path(__file__).resolve().parent.parent / "dpcore/tools/diagnose/control_layout.json"
 
 
 def text() -> str:

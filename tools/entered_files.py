@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- entered files -->\n).*?(<!-- end -->)", re.DOTALL)
 BYTES = {"mapped": 1 << 16, "tcp": 1 << 22}
 CALLS = 60  # enough that some find their peer there, and some wait for it
 USUAL = 0.9  # of the calls
-BY_THE_CLOCK = {"engine/engine_trouble.cpp"}  # whether the 20 ms between two looks end in a call
+BY_THE_CLOCK = {"engine/engine_trouble.cpp"}  # whether the 20 ms between two checks end in a call
 RUNS = 5  # in some, the two ranks fall into a step in which one sleeps in most calls
 WAYS = {"mapped": "over mapped memory", "tcp": "over TCP"}
 # From the call down to the kernel, as the picture of the folders has them.

@@ -150,7 +150,10 @@ def test_another_secret_is_refused_by_both_sides():
     results = meet([(0, 3, 0), (1, 3, 0), (2, 3, 0)], rendezvous_url(), environment=secrets)
     assert "rank 2: rank 0 does not know the secret of this job" in results[2][0]
     for message, _ in results[:2]:
-        assert "missing: 2; refused: the process that says to be rank 2 does not know the secret" in message
+        assert (
+            "missing: 2; refused: the process that says to be rank 2 does not know the secret"
+            in message
+        )
 
 
 def test_the_same_secret_lets_everybody_in():
