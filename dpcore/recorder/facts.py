@@ -38,7 +38,7 @@ class Traced(Protocol):
 # Descriptions of models that may be gone when a trace of the whole program ends, by whom they are
 # averaged with (its identity, and itself, which need not be hashable) and by number; None: nobody
 # asks for them.
-_noted: dict[int, tuple[Any, dict[int, dict[str, Any]]]] | None = None
+_recorded: dict[int, tuple[Any, dict[int, dict[str, Any]]]] | None = None
 
 _models: weakref.WeakSet[Traced] = weakref.WeakSet()
 _models_lock = threading.Lock()  # ranks may be threads, and a set must not grow while it is read
@@ -53,17 +53,17 @@ def know(model: Traced) -> None:
 
 def note(model: Any) -> None:  # a Traced, which dpcore/ddp's own view of it does not show whole
     """Remembers what ``model`` is now, where a trace may end after its life."""
-    if _noted is not None:
+    if _recorded is not None:
         family = _family_of(model.group)
-        _, described = _noted.setdefault(id(family), (family, {}))
+        _, described = _recorded.setdefault(id(family), (family, {}))
         described[model._model_group.traced_as] = _describe(model)
 
 
 def outlive_models() -> None:
     """From now on traces also describe models that are gone when they end."""
-    global _noted
-    if _noted is None:
-        _noted = {}
+    global _recorded
+    if _recorded is None:
+        _recorded = {}
 
 
 def _family_of(group: Any) -> Any:
@@ -93,7 +93,7 @@ def facts_of(comm: Communicator) -> dict[str, Any]:
     family = _family_of(comm)
     with _models_lock:
         mine = [model for model in _models if _family_of(model.group) is family]
-    described = dict((_noted or {}).get(id(family), (family, {}))[1])
+    described = dict((_recorded or {}).get(id(family), (family, {}))[1])
     described.update({model._model_group.traced_as: _describe(model) for model in mine})
     return {
         "backend": comm.backend,

@@ -99,7 +99,7 @@ class Plain:
         ]
         self.states: list[list[dict[str, Any]]] = [[{} for _ in weights] for _ in self.ranks]
         self.phases: list[list[tuple[Any, list[np.ndarray]]]] = [[] for _ in weights]  # in flight
-        self.noted: list[dict[int, dict[str, Any]]] = [{} for _ in self.ranks]  # updates to make
+        self.recorded: list[dict[int, dict[str, Any]]] = [{} for _ in self.ranks]  # updates to make
         self.order_of_need: list[int] = []
         self.has_gradient: set[int] = set()
         self.log: list[str] = []
@@ -206,7 +206,7 @@ class Plain:
 
 
 class Priority(Plain):
-    """Backward waits for nothing. ``step()`` only notes what the optimizer is to do, with the
+    """Backward waits for nothing. ``step()`` only records what the optimizer is to do, with the
     learning rate of this step; a layer is updated when the next forward needs it.
 
     The layer that is needed first is sent last, so it has to overtake those that still wait for
@@ -217,12 +217,12 @@ class Priority(Plain):
         """Nobody waits."""
 
     def optimizer_step(self) -> None:
-        for noted in self.noted:
-            noted.update({layer: dict(self.settings[layer]) for layer in self.has_gradient})
+        for recorded in self.recorded:
+            recorded.update({layer: dict(self.settings[layer]) for layer in self.has_gradient})
 
     def forward_needs(self, rank: int, layer: int) -> None:
         self.wait(layer)
-        if (settings := self.noted[rank].pop(layer, None)) is not None:
+        if (settings := self.recorded[rank].pop(layer, None)) is not None:
             self.update(rank, layer, settings)
 
 

@@ -138,7 +138,7 @@ class WithTheRatesOf(dpcore.DistributedOptimizer):
 
     def step(self, closure=None):
         super().step(closure)
-        self._steps._noted = self._notes(self.optimizer)
+        self._steps._recorded = self._notes(self.optimizer)
 
 
 class WithTheRatesOfTheNextStep(WithTheRatesOf):
@@ -150,14 +150,14 @@ class WithTheRatesOfTheNextStep(WithTheRatesOf):
 class WithTheRatesOfTheFirstStep(WithTheRatesOf):
     def step(self, closure=None):
         super().step(closure)
-        self._first = getattr(self, "_first", self._steps._noted)
-        self._steps._noted = self._first
+        self._first = getattr(self, "_first", self._steps._recorded)
+        self._steps._recorded = self._first
 
 
 class UpdatesTheFirstGroupOnly(dpcore.DistributedOptimizer):
     def step(self, closure=None):
         super().step(closure)
-        self._steps._noted = self._steps._noted[:1]
+        self._steps._recorded = self._steps._recorded[:1]
         self._steps._group_of = {n: 0 for n, g in self._steps._group_of.items() if g == 0}
 
 

@@ -128,24 +128,24 @@ class GathersOneBucketLate(Zero1):
 
 class GathersGradientsOneBucketLate(Dear):
     def forward_needs(self, rank, layer):
-        if (settings := self.noted[rank].pop(layer, None)) is not None:
+        if (settings := self.recorded[rank].pop(layer, None)) is not None:
             self.update(rank, layer, settings)
         self.wait(layer)
 
 
 class TakesTheRateOfTheNextStep(Priority):
-    """The settings themselves are noted, and no copy of them."""
+    """The settings themselves are recorded, and no copy of them."""
 
     def optimizer_step(self):
-        for noted in self.noted:
-            noted.update({layer: self.settings[layer] for layer in self.has_gradient})
+        for recorded in self.recorded:
+            recorded.update({layer: self.settings[layer] for layer in self.has_gradient})
 
 
 class SkipsTheLastStep(Dear):
     """Nobody looks at what is left when training is over."""
 
     def result(self, rank=0):
-        self.noted[rank].clear()
+        self.recorded[rank].clear()
         return super().result(rank)
 
 

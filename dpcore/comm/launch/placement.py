@@ -1,10 +1,10 @@
-"""Where a rank's program is: noted once a second beside it, for those who look while it hangs.
+"""Where a rank's program is: recorded once a second beside it, for those who look while it hangs.
 
 A rank that calls nothing tells its peers nothing, and is the one that they want to know about. So a
 thread of the process looks once a second at the line that the program is in, writes it into the
 rank's black box, and sends it to ranks of other hosts if the rank has entered no operation since.
-``dpcore inspect --job`` reads it there. A look takes some microseconds; what it notes are names of
-files and functions, and line numbers. Nobody notes anything while the process is stopped, or while
+``dpcore inspect --job`` reads it there. A look takes some microseconds; what it records are names
+of files and functions, and line numbers. Nothing is recorded while the process is stopped, or while
 native code keeps Python's lock: that shows as well, as silence.
 
 The same look notices a wait that takes long, long before its deadline, and lets it be explained in

@@ -1,7 +1,7 @@
 """A model whose schedule goes on under the next forward: "priority", "dear", "zero1".
 
 The optimizer's step is one of their phases (csrc/reducer/phases/phases.h), so such a model needs
-``dpcore.DistributedOptimizer``, which notes its step and makes it bucket by bucket. The first
+``dpcore.DistributedOptimizer``, which records its step and makes it bucket by bucket. The first
 synchronised forward is watched: which module uses which parameters first says in what order they
 are needed, so buckets are cut once, before the first backward, by rank 0's order; and from then on
 each module's forward waits for what it needs. What nobody was seen to use is awaited before

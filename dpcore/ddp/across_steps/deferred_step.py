@@ -1,4 +1,4 @@
-"""A step that is noted now and done later, a few parameters at a time."""
+"""A step that is recorded now and done later, a few parameters at a time."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def hyperparameters_of(optimizer: Optimizer) -> Groups:
 
 
 def step_with(
-    optimizer: Optimizer, noted: Groups, params_of: Callable[[int], Iterable[torch.Tensor]]
+    optimizer: Optimizer, recorded: Groups, params_of: Callable[[int], Iterable[torch.Tensor]]
 ) -> None:
-    """A step of the optimizer with the noted hyperparameters, for these parameters of each group
+    """A step of the optimizer with the recorded hyperparameters, for these parameters of each group
     only."""
     groups = optimizer.param_groups
-    narrowed = [{**group, "params": list(params_of(at))} for at, group in enumerate(noted)]
+    narrowed = [{**group, "params": list(params_of(at))} for at, group in enumerate(recorded)]
     optimizer.param_groups = [group for group in narrowed if group["params"]]
     try:
         if optimizer.param_groups:
             optimizer.step()
     finally:
         optimizer.param_groups = groups
-    for before, after in zip(noted, narrowed, strict=True):
+    for before, after in zip(recorded, narrowed, strict=True):
         for key, value in after.items():
             if key != "params" and (key not in before or _is_changed(before[key], value)):
                 raise Unsupported(
@@ -52,5 +52,5 @@ def step_with(
 
 def _is_changed(before: Any, after: Any) -> bool:
     if isinstance(after, torch.Tensor):
-        return after is not before or after._version > 0  # it was cloned to be noted
+        return after is not before or after._version > 0  # it was cloned to be recorded
     return after is not before and bool(after != before)

@@ -4,7 +4,7 @@
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = dpcore.DistributedOptimizer(optimizer, model)
 
-``step()`` notes the hyperparameters of this moment and returns. The optimizer that was given does
+``step()`` records the hyperparameters of this moment and returns. The optimizer that was given does
 the work, bucket by bucket, with ``param_groups`` narrowed to the bucket: under "priority" and
 "dear" when the forward of a module that needs it begins (whole_steps.py), under "zero1" in
 ``step()``, for this rank's part of each bucket (part_steps.py).
@@ -76,7 +76,7 @@ class DistributedOptimizer(Optimizer):
         self._steps.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch. A step that is noted keeps its gradients."""
+        """As in torch. A step that is recorded keeps its gradients."""
         check_is("True or False", set_to_none=set_to_none)
         if not set_to_none:
             self._steps.keep_gradients()

@@ -62,7 +62,7 @@ class PartSteps(StepsOfModel):
         self._pieces: list[list[Piece]] = []  # by bucket
         self._flats: list[torch.Tensor] = []  # of parameters
         self._addresses: list[int] = []  # of the gradients' flat memory, when pieces got theirs
-        self._noted: Groups = []
+        self._recorded: Groups = []
         self._to_load: Mapping[str, Any] | None = None
         self._guard = Guard(model._reducer, model._parameters_by_number)
         self._reducer.defer_by(self._guard)
@@ -129,7 +129,7 @@ class PartSteps(StepsOfModel):
     def step(self) -> None:
         """Updates this rank's part of everything."""
         self._reducer.flush()
-        self._noted = hyperparameters_of(self._optimizer)
+        self._recorded = hyperparameters_of(self._optimizer)
         if self._reducer.update_steps():
             return
         if self._guard.is_kept():
@@ -145,7 +145,7 @@ class PartSteps(StepsOfModel):
 
     def update(self, buckets: list[int]) -> None:
         """See ``Steps``."""
-        by_group: list[list[torch.Tensor]] = [[] for _ in self._noted]
+        by_group: list[list[torch.Tensor]] = [[] for _ in self._recorded]
         values = []
         for bucket in buckets:
             pieces = self._pieces[bucket]
@@ -153,7 +153,7 @@ class PartSteps(StepsOfModel):
             for piece in pieces:
                 by_group[piece.group].append(piece.values)
             values += [self._parameters[n] for n in self._layouts[bucket].numbers]
-        step_with(self._optimizer, self._noted, by_group.__getitem__)
+        step_with(self._optimizer, self._recorded, by_group.__getitem__)
         torch.autograd.graph.increment_version(values)  # gathered behind autograd's back
 
     def _give_gradients(self, bucket: int, pieces: list[Piece]) -> None:
@@ -168,7 +168,7 @@ class PartSteps(StepsOfModel):
                 piece.values.grad = part[piece.begin - low : piece.end - low]
 
     def keep_gradients(self) -> None:
-        """Nothing is noted that has not been done."""
+        """Nothing is recorded that has not been done."""
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """See ``DistributedOptimizer.clip_grad_norm_``."""

@@ -1,8 +1,8 @@
 """Steps under "priority" and "dear": every rank has the whole averages, and steps a bucket when the
 forward of a module needs it.
 
-A noted step keeps its gradients: what the program does to ``parameter.grad`` between ``step()`` and
-the update, such as ``zero_grad()``, is of the next step.
+A recorded step keeps its gradients: what the program does to ``parameter.grad`` between ``step()``
+and the update, such as ``zero_grad()``, is of the next step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WholeSteps(StepsOfModel):
             group_of.update({numbers[id(p)]: at for p in group["params"] if id(p) in numbers})
         self._group_of = group_of
         self._layouts: list[BucketLayout] = []
-        self._noted: Groups = []
+        self._recorded: Groups = []
         self._gradients: dict[int, torch.Tensor | None] = {}
 
     def buckets_are_cut(self) -> None:
@@ -53,9 +53,9 @@ class WholeSteps(StepsOfModel):
     def step(self) -> None:
         """Notes it. Where nothing is in flight, the optimizer steps at once."""
         self._reducer.flush()  # of a step before, without a forward in between
-        self._noted = hyperparameters_of(self._optimizer)
+        self._recorded = hyperparameters_of(self._optimizer)
         self._gradients = self._gradients_now()
-        step_with(self._optimizer, self._noted, self._elsewhere.__getitem__)
+        step_with(self._optimizer, self._recorded, self._elsewhere.__getitem__)
         if not self._reducer.update_steps():
             self._step(sorted(self._group_of))
 
@@ -84,11 +84,11 @@ class WholeSteps(StepsOfModel):
                 "parameters were converted while a step of their optimizer was still to be done; "
                 "call flush() of the wrapped model before you convert it, and refresh() after that"
             ) from error
-        by_group: list[list[torch.Tensor]] = [[] for _ in self._noted]
+        by_group: list[list[torch.Tensor]] = [[] for _ in self._recorded]
         for n in mine:
             by_group[self._group_of[n]].append(self._parameters[n])
         try:
-            step_with(self._optimizer, self._noted, by_group.__getitem__)
+            step_with(self._optimizer, self._recorded, by_group.__getitem__)
         finally:
             for n, gradient in zip(mine, now, strict=True):
                 self._parameters[n].grad = gradient

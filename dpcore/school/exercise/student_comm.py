@@ -57,7 +57,7 @@ class StudentComm:
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
         for name in allowed:
-            setattr(self, name, _noted(name, getattr(comm, name), record))
+            setattr(self, name, _recorded(name, getattr(comm, name), record))
         self._has = f"comm has {', '.join(allowed)}, rank and world_size"
 
     def __getattr__(self, name: str) -> Any:
@@ -133,11 +133,11 @@ class Work:
         raise AttributeError(f"there is no {name} here: a work of this exercise has wait() only")
 
 
-def _noted(name: str, call: Callable[..., Any], record: Record) -> Callable[..., Any]:
+def _recorded(name: str, call: Callable[..., Any], record: Record) -> Callable[..., Any]:
     """The same call, which is written down first."""
     signature = inspect.signature(call)
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
         number = len(record.calls)
@@ -161,7 +161,7 @@ def _noted(name: str, call: Callable[..., Any], record: Record) -> Callable[...,
         record.begun(number, real)
         return Work(real, number, record, results, inputs)
 
-    return noted
+    return recorded
 
 
 def _bits(tensor: torch.Tensor) -> bytes:

@@ -212,7 +212,7 @@ def _state_text(rank: Rank) -> str:
         )
     where = rank.where
     if where is None:
-        return f"{it} lives; where its program is has not been noted yet."
+        return f"{it} lives; where its program is has not been recorded yet."
     if rank.process is not None and where["seen_seconds_ago"] > SILENT_SECONDS:
         return (
             f"{it} runs native code that keeps Python's lock, for "
