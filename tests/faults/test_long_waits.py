@@ -13,10 +13,10 @@ from tests.ranks import python
 
 SCRIPT = """
 import os, signal, sys, torch, torch.distributed as dist, dpcore
-from dpcore.comm.launch import whereabouts
+from dpcore.comm.launch import placement
 
 how, late, folder, rank = *sys.argv[1:4], int(sys.argv[4])
-whereabouts._watch._explains_after = 1.0
+placement._watch._explains_after = 1.0
 
 def evaluate():
     sys.stdin.readline()
