@@ -28,7 +28,10 @@ void check_program(const Program& program, const Request& request, int world) {
                       ", not for " + std::string(name_of(request.collective)));
   }
   if (schedule.world != world) {
-    throw Unsupported("this schedule is for a world of " + std::to_string(schedule.world));
+    throw Unsupported("this schedule is for " + std::to_string(schedule.world) +
+                      " ranks, and the communicator has " + std::to_string(world) +
+                      ". Make one for it: dpcore.schedule(name, collective, " +
+                      std::to_string(world) + ")");
   }
   if (schedule.root != request.root) {
     throw Unsupported("this schedule is for root " + std::to_string(schedule.root) +

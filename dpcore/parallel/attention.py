@@ -64,8 +64,9 @@ def ring_attention(
         raise Unsupported(f"ring_attention: tensors on {q.device}; it computes on the CPU")
     if q.shape[2] != k.shape[2] or (causal and q.shape[2] % 2):
         raise Unsupported(
-            f"ring_attention: {q.shape[2]} queries and {k.shape[2]} keys on a rank; both must be "
-            "as many, and with causal=True two equal chunks (zigzag)"
+            f"ring_attention: this rank has {q.shape[2]} queries and {k.shape[2]} keys. It needs as "
+            "many of one as of the other, and with causal=True an even number, as "
+            "zigzag of dpcore.parallel.attention cuts them"
         )
     scale = q.shape[3] ** -0.5 if scale is None else scale
     made: Tensor = _Ring.apply(q, k, v, comm, causal, scale, span)  # type: ignore[no-untyped-call]

@@ -106,9 +106,9 @@ REFUSED = (
     ({"output_device": 1}, ValueError, "modules on one accelerator"),
     ({"delay_all_reduce_named_params": []}, ValueError, "give both or none"),
     ({"process_group": object(), "device_mesh": object()}, RuntimeError, "Cannot specify both"),
-    ({"bucket_cap_mb": -1}, dpcore.Error, r"a number from 0 on, and this is \[-1\]"),
-    ({"bucket_cap_mb": float("nan")}, dpcore.Error, "a number from 0 on"),
-    ({"bucket_cap_mb_list": [1, -2]}, dpcore.Error, "a number from 0 on"),
+    ({"bucket_cap_mb": -1}, dpcore.Error, r"at least 0 and below \d+; .+ says \[-1\]"),
+    ({"bucket_cap_mb": float("nan")}, dpcore.Error, "a number of MiB, at least 0"),
+    ({"bucket_cap_mb_list": [1, -2]}, dpcore.Error, "a number of MiB, at least 0"),
 )
 
 

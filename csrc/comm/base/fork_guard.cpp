@@ -112,7 +112,9 @@ void add_descriptor(int fd) {
       return;
     }
   }
-  throw Error("more than " + std::to_string(kMaxDescriptors) + " descriptors are in use");
+  throw Error("dpcore holds " + std::to_string(kMaxDescriptors) +
+              " files and sockets in this process, the most that it can; close communicators that "
+              "are not needed any more (comm.close())");
 }
 
 void close_descriptor(int fd) {

@@ -46,8 +46,13 @@ Group::Group(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int r
     const ControlBlock& control = *controls_.back();
     if (control.magic != kControlMagic || control.version != kLayoutVersion ||
         control.rank != static_cast<int>(r) || control.world != world()) {
-      throw RendezvousError("rank " + std::to_string(rank_) + ": rank " + std::to_string(r) +
-                            " shows a control page of another version or group");
+      throw RendezvousError(
+          "rank " + std::to_string(rank_) + ": the control page of rank " + std::to_string(r) +
+          " is not one of this group of " + std::to_string(world()) +
+          " ranks: its layout has version " + std::to_string(control.version) + " (expected " +
+          std::to_string(kLayoutVersion) + "), and it names rank " + std::to_string(control.rank) +
+          " of " + std::to_string(control.world) +
+          ". Install the same build of dpcore for all ranks, and start them again");
     }
   }
 }

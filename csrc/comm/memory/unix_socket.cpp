@@ -66,10 +66,12 @@ UnixSocket UnixSocket::listen_at(const std::string& name) {
     if (errno == EADDRINUSE) {
       return UnixSocket();
     }
-    throw RendezvousError(std::string("cannot bind a Unix socket: ") + std::strerror(errno));
+    throw RendezvousError("cannot bind the Unix socket " + name +
+                          ", at which ranks of this host meet: " + std::strerror(errno));
   }
   if (listen(listener.fd_.get(), 1024) != 0) {
-    throw RendezvousError(std::string("cannot listen on a Unix socket: ") + std::strerror(errno));
+    throw RendezvousError("cannot listen on the Unix socket " + name +
+                          ", at which ranks of this host meet: " + std::strerror(errno));
   }
   return listener;
 }

@@ -125,7 +125,10 @@ void Network::watch(int fd, uint64_t name) {
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.u64 = name;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw RendezvousError(std::string("epoll_ctl failed: ") + std::strerror(errno));
+    throw RendezvousError(
+        std::string("cannot watch a connection to another rank: epoll_ctl failed with \"") +
+        std::strerror(errno) +
+        "\". The kernel allows a user as many as /proc/sys/fs/epoll/max_user_watches says");
   }
 }
 

@@ -57,8 +57,14 @@ inline void check_hosts(const std::vector<int>& hosts) {
     const bool exists = lowest >= 0 && lowest <= static_cast<int>(r);
     if (!exists || hosts[static_cast<size_t>(lowest)] != lowest) {
       throw RendezvousError(
-          "rank " + std::to_string(r) + " shares a host with rank " + std::to_string(lowest) +
-          ", which does not share one with the ranks that it should; give transport='tcp' to all");
+          "the ranks disagree about which of them share a host: rank " + std::to_string(r) +
+          " reaches rank " + std::to_string(lowest) + " as the lowest rank of its host, but rank " +
+          std::to_string(lowest) +
+          (exists ? " itself reaches rank " + std::to_string(hosts[static_cast<size_t>(lowest)])
+                  : " comes after it") +
+          ". Containers that share only a part of their namespaces do this: pass transport='tcp' "
+          "to "
+          "dpcore.init() on all ranks");
     }
   }
 }

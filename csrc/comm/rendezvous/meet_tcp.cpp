@@ -118,10 +118,11 @@ void RendezvousLines::accept_lines(TcpSocket& listener) {
         const bool complete = !present_[r].is_remote() || present_[r].lines.back();
         late += complete ? "" : (late.empty() ? "" : ", ") + rendezvous_.name_of(r);
       }
-      throw RendezvousError(who(rendezvous_) + "waited in vain at " +
-                            listener.local_address().text() + " for " + late +
-                            "; did it end, does a firewall stand between, or is it the wrong "
-                            "interface (DPCORE_SOCKET_IFNAME)?");
+      throw RendezvousError(who(rendezvous_) + "no connection came to " +
+                            listener.local_address().text() + " from " + late +
+                            " before the deadline. Check that it is still running, that no "
+                            "firewall blocks this address, and that it can reach the interface "
+                            "(DPCORE_SOCKET_IFNAME names another)");
     }
     if (auto client = server.next(kLookMs)) {
       present_[client->greeting.rank].lines[client->greeting.line] = std::move(client->socket);

@@ -25,7 +25,10 @@ class StepsOfModel:
     def _model(self) -> Wrapped:
         model = self._of_model()
         if model is None:
-            raise Error("DistributedOptimizer: the model that it steps is gone")
+            raise Error(
+                "DistributedOptimizer: the DataParallel model whose parameters it steps has been "
+                "deleted; keep a reference to the model as long as the optimizer is used"
+            )
         return model
 
     def is_in_use(self) -> bool:

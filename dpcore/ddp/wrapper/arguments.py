@@ -139,8 +139,8 @@ def bucket_caps(
     given = caps_mb or ([] if bucket_cap_mb is None else [bucket_cap_mb])
     if not all(0 <= size < _MOST_MIB for size in given):
         raise Error(
-            f"a size of buckets in MiB is a number from 0 on, and this is {given}; the largest is "
-            f"below {_MOST_MIB}"
+            f"the size of a bucket is a number of MiB, at least 0 and below {_MOST_MIB}; "
+            f"bucket_cap_mb or bucket_cap_mb_list says {given}"
         )
     if given:
         return [int(size * _MIB) for size in given], "given"
