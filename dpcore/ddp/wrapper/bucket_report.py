@@ -64,8 +64,9 @@ class BucketReport(Sequence[BucketLine]):
 
     def _head(self) -> list[str]:
         order = "of arrival" if self.rebuilt else "of registration, reversed"
+        buckets = "one bucket" if len(self) == 1 else f"{len(self)} buckets"
         return [
-            f"schedule {self.schedule}, {len(self)} buckets in the order {order}",
+            f"schedule {self.schedule}, {buckets} in the order {order}",
             *(f"{what} chosen: {reason}" for what, reason in self.why.items()),
         ]
 
