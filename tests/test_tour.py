@@ -57,3 +57,13 @@ def test_it_is_about_as_long_as_it_says():
         for path, what in READ.findall(stop):
             lines |= {(path, line) for line in lines_to_read(path, what)}
     assert 1400 <= len(lines) <= 1600, len(lines)
+
+
+def test_the_three_questions_are_answered_by_at_most_three_files():
+    part = TOUR.split("## Three questions to try")[1].split("\n## ")[0]
+    questions = re.split(r"^\*\*.+\?\*\*$", part, flags=re.MULTILINE)[1:]
+    assert len(questions) == 3
+    for question in questions:
+        named = READ.findall(question)
+        assert 1 <= len(named) <= 3
+        assert all(lines_to_read(path, what) for path, what in named)
