@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks hooks test test-quick test-again test-full test-programs conformance conformance-ddp lint types format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix clean FORCE
+.PHONY: help venv build course demo demo-all-reduce docs exercises notebooks hooks test test-quick test-again test-full test-programs conformance conformance-ddp lint types format bench gpu-check compile-matrix cpp-tests wheels wheels-list wheels-matrix release clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,9 @@ $(STAMPS)/build: $(STAMPS)/package $(SOURCES)
 # README are (docs/releasing.md).
 wheels: build .venv-wheels/.stamp ## wheels in dist/: for any system, and with the core that is built here
 	@$(PY) tools/wheels.py --auditwheel .venv-wheels/bin/auditwheel
+
+release: wheels ## dist/ ready to be published: tried in fresh environments, with checksums and notes
+	@$(PY) tools/release.py
 
 wheels-list: $(STAMPS)/venv ## what `make wheels-matrix` would compile, and how long it takes
 	@$(PY) tools/wheels.py --matrix --list

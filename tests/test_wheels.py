@@ -47,7 +47,7 @@ def test_where_none_fits_it_says_what_was_found_and_what_there_is(folder, versio
     assert f"torch {version} is installed for {HERE}" in said
     assert "for torch 2.9 or 2.13 only" in said
     assert "pip install torch~=2.13.0" in said  # the newest of those, by number
-    assert "pip install --no-build-isolation" in said
+    assert "pip install --force-reinstall --no-deps ." in said
     assert "make build" in said
 
 
@@ -238,3 +238,40 @@ def test_the_matrix_has_what_the_index_has_and_not_what_is_installed(monkeypatch
     monkeypatch.setattr(wheels, "torch_versions", {"3.10": ["2.14"], "3.11": []}.get)
     assert wheels.plan(["3.10"], ["2.14", "2.15"]) == [("3.10", "2.14")]
     assert wheels.plan(["3.11"], ["2.15"]) == [("3.11", "2.15")]  # the index did not answer
+
+
+@pytest.fixture
+def release(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import release
+
+    return release
+
+
+def test_a_release_has_a_date_and_the_notes_of_its_version(release):
+    text = "# Changelog\n\n## 0.2.0 (2027-01-02)\n\nFaster.\n\n## 0.1.0 (unreleased)\n\nThe first.\n"
+    assert release.notes(text, "0.2.0") == "Faster.\n"
+    with pytest.raises(SystemExit, match=r"unreleased\. A release has a date"):
+        release.notes(text, "0.1.0")
+    with pytest.raises(SystemExit, match=r"no part about 0\.3\.0"):
+        release.notes(text, "0.3.0")
+
+
+def test_this_version_is_ready_to_be_tagged(release):
+    assert release.notes((ROOT / "CHANGELOG.md").read_text(), release.version())
+    release.check_citation((ROOT / "CITATION.cff").read_text(), release.version())
+    with pytest.raises(SystemExit, match=r"does not name version 9\.9"):
+        release.check_citation((ROOT / "CITATION.cff").read_text(), "9.9")
+
+
+def test_checksums_are_those_that_sha256sum_reads(release, dist, tmp_path):
+    files = release.files_of(dist, release.version())
+    assert {path.suffix for path in files} == {".whl", ".gz"}
+    (tmp_path / "SHA256SUMS").write_text(release.sums(dist))
+    check = ["sha256sum", "--check", "--strict", "--quiet", str(tmp_path / "SHA256SUMS")]
+    assert subprocess.run(check, cwd=dist).returncode == 0
+    other = tmp_path / "dist"
+    other.mkdir()
+    (other / "dpcore-0.0.1-py3-none-any.whl").touch()
+    with pytest.raises(SystemExit, match=r"another version: dpcore-0\.0\.1"):
+        release.files_of(other, release.version())
