@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import collective_tables as collectives
+from benchmarks.harness import first_screen_tables as first_screen
 from benchmarks.harness import step_tables as steps
 from benchmarks.harness.backend_tables import tables
 from benchmarks.harness.figures import load
@@ -22,13 +23,16 @@ from benchmarks.harness.strategies_table import table_of_torch_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# A table has the name of the file with its results.
+FILES = {"first_screen_commands": "first_screen"}
+# Every other table has the name of the file with its results.
 DOCUMENTS: dict[str, dict[str, Callable[[list[dict[str, Any]]], str]]] = {
     "README.md": {
         "all_reduce": collectives.table_of_all_reduce,
-        "ddp_step": steps.table_of_ddp_step,
+        "first_screen": first_screen.table_of_first_screen,
+        "first_screen_commands": first_screen.outputs_of_commands,
     },
     "docs/performance.md": {
+        "ddp_step": steps.table_of_ddp_step,
         "many_ranks": collectives.table_of_many_ranks,
         "many_ranks_collectives": collectives.table_of_many_ranks_collectives,
         "many_ranks_step": steps.table_of_many_ranks_step,
@@ -57,7 +61,9 @@ def rendered(name: str, text: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         table = match.group(2)
-        return match.group(1) + DOCUMENTS[name][table](load(table)) + match.group(3)
+        return (
+            match.group(1) + DOCUMENTS[name][table](load(FILES.get(table, table))) + match.group(3)
+        )
 
     return BLOCK.sub(block, text)
 

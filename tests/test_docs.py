@@ -155,7 +155,8 @@ def test_commands_exist(path):
         elif words[0] == "make":
             run(["make", "-n", words[1]])
         elif words[:2] == ["python", "-m"]:
-            assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists()
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
         elif words[0] == "python":
             assert (ROOT / words[1]).exists()
 

@@ -39,6 +39,7 @@ RUN = {  # what each rank prints
     ("notebooks.md", 0): r"\[0, 10\]\n",
     ("monitor.md", 0): r"(step 16: .+\nstep 20: .+\nstep 40: .+\n)?",
     ("performance.md", 0): r"",
+    ("research.md", 0): r"",
     ("show.md", 0): r"",
     ("variables.md", 0): r"",
     ("network.md", 0): r"2 after [\d.]+ ms\n",

@@ -4,31 +4,35 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import first_screen, readme
+from benchmarks.harness import first_screen_tables
 from benchmarks.harness.figures import source
 from tests.ranks import python
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 ACTIVATE = Path(sys.prefix) / "bin" / "activate"
 in_an_environment = pytest.mark.skipif(
     not ACTIVATE.exists(), reason=f"there is no {ACTIVATE}: this Python is in no environment"
 )
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+def blocks(language, text=TEXT):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def commands():
-    lines = "".join(blocks("bash")).splitlines()
-    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+def commands(text):
+    lines = "".join(blocks("bash", text)).splitlines()
+    parts = [part for line in lines for part in line.partition("  #")[0].split(" && ")]
+    return [part.strip() for part in parts if part.strip()]
 
 
 def as_a_reader(command, folder=ROOT, limit=180):
@@ -66,7 +70,7 @@ def test_what_the_recipe_has_trained_can_be_traced(tmp_path):
     """The two snippets in a row: the recipe names no communicator, and neither does the trace."""
     recipe = blocks("python")[0]
     snippet = re.search(r"`(with dp\.trace\(\"run\.json\"\):)`", TEXT)[1]
-    train = next(line for line in recipe.splitlines() if "backward()" in line).split("#")[0]
+    train = next(line for line in recipe.splitlines() if "backward()" in line).split("#")[0].strip()
     script = tmp_path / "in_a_row.py"
     script.write_text(f"{recipe}\nimport dpcore as dp\n{snippet}\n    {train}\n")
     launch = ["torchrun", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -74,26 +78,25 @@ def test_what_the_recipe_has_trained_can_be_traced(tmp_path):
     assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / "run.json").read_text())
     assert found["distributedInfo"]["world_size"] == 2
-    assert [model["name"] for model in found["otherData"]["models"]] == ["model 1 (Linear)"]
+    assert [model["name"] for model in found["otherData"]["models"]] == ["model 1 (Sequential)"]
 
 
 def test_every_block_of_code_is_run():
     assert len(blocks("python")) == 2
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("make")])
+MAKES = [c for text in (TEXT, INSTALL) for c in commands(text) if c.startswith("make")]
+FIRST = first_screen.commands()
+FEWER_ROUNDS = {"dpcore demo": " --rounds 1 --steps 2", "dpcore compare": " --rounds 3"}
+# Of the doors and of docs/install.md. The lines that install are run by tests of wheels and builds.
+RUNNABLE = ["dpcore exercise start 1", "python examples/see_overlap.py", "dpcore doctor"]
+
+
+@pytest.mark.parametrize("command", MAKES)
 def test_make_targets_exist(command):
     target = shlex.split(command)[1]
     run = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-
-ACTIVATION = "source .venv/bin/activate"
-FIRST = [line.split("  #")[0] for line in blocks("bash")[0].splitlines()]
-RUNNABLE = [
-    c for c in commands() if not c.startswith(("make", "pip")) and c not in (ACTIVATION, *FIRST)
-]
-FEWER_ROUNDS = {"dpcore demo": " --rounds 1 --steps 2", "dpcore compare": " --rounds 3"}
 
 
 @in_an_environment
@@ -103,20 +106,27 @@ def test_the_first_commands_run_where_the_readers_script_and_model_are(
 ):
     """With fewer rounds and steps, which the first test of a machine with two cores can't spare."""
     python.run_first(monkeypatch, python.SETTLES_SOON)
-    (tmp_path / "train.py").write_text(blocks("python")[0])
-    example = (ROOT / "docs" / "compare.md").read_text().split("```python\n")[1].split("```")[0]
-    (tmp_path / "my.py").write_text(example)
+    first_screen.files_of_a_reader(tmp_path)
     fewer = next((more for begin, more in FEWER_ROUNDS.items() if command.startswith(begin)), "")
     run = as_a_reader(command + fewer, tmp_path)
     assert run.returncode == 0, run.stderr
     assert any(tmp_path.rglob("*.html")), run.stdout
+    assert first_screen_tables.excerpt(command, run.stdout)
 
 
-def test_the_first_screen_has_three_commands_and_one_picture():
-    assert len(FIRST) == 3
-    first = TEXT.split("## Train")[0]
+def test_the_first_screen_has_the_command_and_one_picture():
+    first = TEXT.split("## Three commands")[0]
+    assert first.index("make demo") < first.index("![")
+    assert len(first[: first.index("make demo")].splitlines()) <= 14
     assert len(re.findall(r"!\[", first)) == 1
-    assert len(first.splitlines()) <= 40
+    assert len(FIRST) == 3
+
+
+def test_it_is_short():
+    """Words of prose: without tables, code, what is generated and where links lead."""
+    prose = re.sub(r"^```.*?^```|<!-- figures.*?<!-- end -->", "", TEXT, flags=re.M | re.S)
+    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"(?m)^\|.*$", "", prose))
+    assert len(prose.split()) <= 950
 
 
 @in_an_environment
@@ -129,31 +139,76 @@ def test_the_environment_has_the_command():
 
 @in_an_environment
 @pytest.mark.parametrize("command", RUNNABLE)
-def test_commands_run(command):
-    run = as_a_reader(command)
+def test_commands_run(command, tmp_path):
+    assert command in TEXT + INSTALL
+    run = as_a_reader(command.replace("examples/", f"{ROOT}/examples/"), tmp_path)
     assert run.returncode == 0, run.stderr
 
 
+@in_an_environment
+def test_a_clone_without_a_core_shows_an_algorithm(tmp_path):
+    """As docs/install.md says of a clone in which nothing has been compiled."""
+    assert "python -m dpcore show ring" in commands(INSTALL)
+    package = shutil.ignore_patterns("_cores", "__pycache__")
+    shutil.copytree(ROOT / "dpcore", tmp_path / "dpcore", ignore=package)
+    run = as_a_reader("python -m dpcore show ring", tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "ring.html").exists()
+
+
 def test_the_environment_is_activated_before_anything_of_it_is_used():
-    lines = commands()
-    assert lines.count(ACTIVATION) == 1
-    assert len(RUNNABLE) >= 3
-    assert lines.index(ACTIVATION) < min(lines.index(command) for command in RUNNABLE)
+    assert TEXT.count("source .venv/bin/activate") == 1
+    assert TEXT.index("source .venv/bin/activate") < TEXT.index("```bash\ndpcore")
 
 
-def test_what_the_first_make_takes_is_said(monkeypatch):
+def test_what_installing_takes_is_said(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import environment
 
-    assert f"downloads torch {environment.TORCH.rpartition('.')[0]}" in TEXT
-    # Both before the first command that would download.
-    for needed in ("python3-venv", "PIP_EXTRA_INDEX_URL"):
-        assert TEXT.index(needed) < TEXT.index("make demo ")
+    assert f"downloads torch {environment.TORCH.rpartition('.')[0]}" in INSTALL
+    assert "python3-venv" in TEXT
+    for needed in ("python3-venv", "PIP_EXTRA_INDEX_URL"):  # before what would download
+        assert INSTALL.index(needed) < INSTALL.index("make test ")
 
 
 def test_every_command_is_of_a_tested_kind():
-    assert len(commands()) >= 6
-    assert [c for c in commands() if c.startswith("pip")] == ["pip install --no-build-isolation ."]
+    known = (
+        *MAKES,
+        *RUNNABLE,
+        "python -m dpcore show ring",
+        *(c for f in FIRST for c in f.split(" && ")),
+    )
+    of_install = ("git clone ", "cd ", "apt-get ", "pip install ")
+    for command in (*commands(TEXT), *commands(INSTALL)):
+        assert command in known or command.startswith(of_install), command
+
+
+def test_every_door_has_a_command_and_a_page():
+    doors = re.findall(r"^\| \*\*(I [\w ]+)\*\* \| (.+) \| (.+) \|$", TEXT, re.M)
+    assert [door for door, *_ in doors] == [
+        "I train", "I study overlap", "I teach or learn", "I compare",
+    ]  # fmt: skip
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert all(f"## {door}" in index and "](docs/" in pages for door, _, pages in doors)
+
+
+def test_every_page_is_listed():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    listed = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", index)}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+    assert [t for t in listed if not (ROOT / "docs" / t).exists()] == []
+
+
+def test_no_page_presumes_an_index_that_has_dpcore():
+    for path in [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "dpcore").rglob("*.py"),
+    ]:
+        found = re.findall(
+            r"pip install (?:--?[\w-]+ )*[\"']?dpcore\b.*", path.read_text(encoding="utf-8")
+        )
+        assert not found, (path, found)
 
 
 @pytest.mark.parametrize("name", readme.DOCUMENTS)

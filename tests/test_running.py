@@ -56,7 +56,7 @@ def why_not(title, launcher):
         return slurm.why_not()
     if title == "Ray Train":
         if find_spec("ray") is None:
-            return "needs Ray: pip install dpcore[ray]"
+            return "needs Ray: pip install '.[ray]' in the clone"
         return "" if os.environ.get("DPCORE_TEST_FULL") else "takes long: DPCORE_TEST_FULL=1"
     if title == "mpiexec" and launcher == "mpich":
         return "" if (MPICH / ".stamp").exists() else "type: make .venv-mpich/.stamp"

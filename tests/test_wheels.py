@@ -136,14 +136,14 @@ def test_the_package_asks_for_no_torch_and_its_readme_finds_its_pictures(dist):
     assert links and not [link for link in links if not link.startswith(("https://", "#"))]
     assert not [link for link in links if '"' in link or " " in link]
     base = re.escape("https://host.example/owner/dpcore")
-    assert re.search(rf"!\[[^\]]+\]\({base}/raw/v[\d.]+/docs/images/all_reduce.png\)", metadata)
+    assert re.search(rf"!\[[^\]]+\]\({base}/raw/v[\d.]+/docs/images/first_screen.svg\)", metadata)
     assert re.search(rf"Project-URL: Source, {base}\n", metadata)
 
 
 def test_the_sdist_has_what_its_readme_names(dist):
     with tarfile.open(only(dist, "*.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"SECURITY.md", "CITATION.cff", "LICENSE", "Makefile", "docs/images/all_reduce.png"}
+    wanted = {"SECURITY.md", "CITATION.cff", "LICENSE", "Makefile", "docs/images/first_screen.svg"}
     wanted |= {"docs/releasing.md", "csrc/comm/communicator.cpp", "tests/test_wheels.py"}
     assert not wanted - names
     text = (ROOT / "README.md").read_text()
@@ -249,7 +249,7 @@ def release(monkeypatch):
 
 
 def test_a_release_has_a_date_and_the_notes_of_its_version(release):
-    text = "# Changelog\n\n## 0.2.0 (2027-01-02)\n\nFaster.\n\n## 0.1.0 (unreleased)\n\nThe first.\n"
+    text = "# Changelog\n\n## 0.2.0 (2027-01-02)\n\nFaster.\n\n## 0.1.0 (unreleased)\n\nOld.\n"
     assert release.notes(text, "0.2.0") == "Faster.\n"
     with pytest.raises(SystemExit, match=r"unreleased\. A release has a date"):
         release.notes(text, "0.1.0")

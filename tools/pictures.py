@@ -1,5 +1,5 @@
-"""Draws the pictures of docs/learn from what they are about: lists of moves, the gradients that
-their commands simulate, what their code prints.
+"""Draws the pictures of docs/learn from what they are about (lists of moves, the gradients that
+their commands simulate, what their code prints) and that of the README from its figures.
 
 python tools/pictures.py            # says which are not up to date
 python tools/pictures.py --write    # and draws them
@@ -21,12 +21,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import pictures_of_learning  # noqa: E402
 import pictures_of_parts  # noqa: E402
+import pictures_of_results  # noqa: E402
 import pictures_of_steps  # noqa: E402
 from svg import BLUE, GREY, INK, PALE, RANKS, RED, Picture, Plot  # noqa: E402
 
+from benchmarks.harness.figures import load  # noqa: E402
 from dpcore.reference import make_schedule  # noqa: E402
 
-FOLDER = ROOT / "docs" / "images" / "learn"
+FOLDER = ROOT / "docs" / "images"
 
 
 def mean() -> Picture:
@@ -145,7 +147,7 @@ def transformer() -> tuple[float, float, list[tuple[float, float]]]:
     return found["forward_ms"], found["backward_ms"], gradients
 
 
-PICTURES: dict[str, Callable[[], Picture]] = {
+OF_LESSONS: dict[str, Callable[[], Picture]] = {
     "1-the-mean": mean,
     "2-moves": moves,
     "3-two-costs": two_costs,
@@ -166,6 +168,9 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "18-a-sequence-in-a-ring": pictures_of_parts.ring,
     "19-two-matrices-one-sum": pictures_of_parts.matrices,
     "20-held-once": pictures_of_parts.held,
+}
+PICTURES = {f"learn/{name}": draw for name, draw in OF_LESSONS.items()} | {
+    "first_screen": lambda: pictures_of_results.first_screen(load("first_screen")),
 }
 
 

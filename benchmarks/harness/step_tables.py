@@ -27,7 +27,7 @@ MODELS = {
 
 
 def table_of_ddp_step(records: list[dict[str, Any]]) -> str:
-    return what_a_step_pays(records, 2, source("ddp_step", records))
+    return what_a_step_pays(records, 2, source("ddp_step", records, "../"))
 
 
 def table_of_many_ranks_step(records: list[dict[str, Any]]) -> str:

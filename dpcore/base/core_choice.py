@@ -15,9 +15,9 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "_cores"
 _WITHOUT = "dpcore show, dpcore simulate and dpcore.reference work without it"
 _BUILD = (
-    "build a core for the torch that is installed, with a C++20 compiler: "
-    "pip install --no-build-isolation --no-binary dpcore --force-reinstall --no-deps dpcore "
-    "(in a clone of the repository: make build)"
+    "build a core for the torch that is installed, in a clone of the repository and with a C++20 "
+    "compiler: pip install --force-reinstall --no-deps . (or make build, which has an environment "
+    "of its own)"
 )
 
 

@@ -64,9 +64,8 @@ def ring_attention(
         raise Unsupported(f"ring_attention: tensors on {q.device}; it computes on the CPU")
     if q.shape[2] != k.shape[2] or (causal and q.shape[2] % 2):
         raise Unsupported(
-            f"ring_attention: this rank has {q.shape[2]} queries and {k.shape[2]} keys. It needs as "
-            "many of one as of the other, and with causal=True an even number, as "
-            "zigzag of dpcore.parallel.attention cuts them"
+            f"ring_attention: this rank has {q.shape[2]} queries and {k.shape[2]} keys; it needs "
+            "equally many, and with causal=True an even number, as zigzag() cuts them"
         )
     scale = q.shape[3] ** -0.5 if scale is None else scale
     made: Tensor = _Ring.apply(q, k, v, comm, causal, scale, span)  # type: ignore[no-untyped-call]

@@ -39,7 +39,7 @@ def digits() -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
-        sys.exit("this trains on scikit-learn's digits: pip install 'dpcore[learn]'")
+        sys.exit("this trains on scikit-learn's digits: pip install '.[learn]' in the clone")
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x, y = torch.tensor(pixels, dtype=torch.float32)[order], torch.tensor(labels)[order]

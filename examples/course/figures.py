@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 try:
     import matplotlib
 except ModuleNotFoundError:
-    sys.exit("this draws a figure and needs matplotlib: pip install 'dpcore[learn]'")
+    sys.exit("this draws a figure and needs matplotlib: pip install '.[learn]' in the clone")
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

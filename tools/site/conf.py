@@ -15,13 +15,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 NAVIGATION = {
-    "dpcore": "docs/why docs/glossary CHANGELOG",
+    "dpcore": "docs/README docs/install docs/why docs/glossary CHANGELOG",
     "How data parallel training works": "docs/learn/*",
     "Learn by doing, and teach": "docs/course docs/exercises docs/teach",
     "Train with it": """docs/convert docs/data_parallel docs/across_steps docs/local_updates
         docs/parallel docs/torch_distributed docs/frameworks docs/notebooks""",
-    "See and measure": """docs/show docs/monitor docs/performance docs/compare docs/backends
-        docs/noise_scale""",
+    "See and measure": """docs/research docs/show docs/monitor docs/performance docs/compare
+        docs/backends docs/noise_scale""",
     "Run it anywhere": """docs/running docs/network docs/interconnects docs/mpi docs/gpu
         docs/variables docs/failures docs/compatibility SECURITY""",
     "API reference": """docs/reference/README docs/reference/start docs/reference/communicators
