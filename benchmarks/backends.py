@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.tools.compare.collectives.cells import COLLECTIVES
+from dpcore.tools.argument_types import typed
+from dpcore.tools.compare.collectives.cells import COLLECTIVES, collectives_of
 from dpcore.tools.compare.collectives.contenders import OURS, Contender, peer
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.session import Run, exit_status, run, start
 from dpcore.tools.compare.collectives.summary import summarise
 from dpcore.tools.compare.collectives.table import microseconds
@@ -31,18 +32,15 @@ WITHOUT = "UCC: not in Debian 12 or PyPI, and torch's wheels are built without i
 def main() -> int:
     made = parser(DESCRIPTION, "8:64M:8x", "8:8M:64x", worlds="2,4,8", rounds=9)
     made.add_argument(
-        "--collectives", default="all_reduce,all_gather,reduce_scatter,broadcast", metavar="NAMES",
+        "--collectives", type=typed(collectives_of), metavar="NAMES",
+        default="all_reduce,all_gather,reduce_scatter,broadcast",
         help=f"of {','.join(COLLECTIVES)} (default: %(default)s)",
     )  # fmt: skip
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here as well")
     arguments = made.parse_args()
     options = options_of(made, arguments)
-    names = arguments.collectives.split(",")
-    for name in names:
-        if name not in COLLECTIVES:
-            made.error(f"--collectives: unknown {name!r}, choose from {', '.join(COLLECTIVES)}")
     contenders = (*OURS, *map(peer, options.peers))
-    runs = run(contenders, names, options)
+    runs = run(contenders, arguments.collectives, options)
     if arguments.markdown is not None:
         arguments.markdown.write_text("\n".join(markdown(runs)) + "\n", encoding="utf-8")
     return exit_status(runs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.tools.compare.collectives.cells import COLLECTIVES
+from dpcore.tools.argument_types import typed
+from dpcore.tools.compare.collectives.cells import COLLECTIVES, collectives_of
 from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status, run, start
@@ -19,17 +20,13 @@ A rooted collective in a loop shows its rate: the root may run ahead of the othe
 def main() -> int:
     made = parser(DESCRIPTION, sizes="8:256M:8x", quick_sizes="8:8M:32x", worlds="2,4")
     made.add_argument(
-        "--collectives", default=",".join(OTHERS), metavar="NAMES",
+        "--collectives", type=typed(collectives_of), default=",".join(OTHERS), metavar="NAMES",
         help=f"of {','.join(COLLECTIVES)} (default: all but all_reduce)",
     )  # fmt: skip
     arguments = made.parse_args()
     options = options_of(made, arguments)
-    names = arguments.collectives.split(",")
-    for name in names:
-        if name not in COLLECTIVES:
-            made.error(f"--collectives: unknown {name!r}, choose from {', '.join(COLLECTIVES)}")
     contenders = (*OURS, *map(peer, options.peers), *BOUNDS)
-    runs = run(contenders, names, options)
+    runs = run(contenders, arguments.collectives, options)
     draw_all(options.plot, runs)
     return exit_status(runs)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.harness.all_reduce_report import compact, sentences
 from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.loop import Pace
 from dpcore.tools.compare.collectives.options import Options
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status, run, start

@@ -18,6 +18,7 @@ from dpcore.school.exercise import arguments as of_exercise
 from dpcore.tools import argument_types as types
 from dpcore.tools import help_texts, sizes
 from dpcore.tools.compare import arguments as of_compare
+from dpcore.tools.compare.collectives.cells import collectives_of
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[types.CommandParser]
@@ -91,13 +92,14 @@ def _add_bench(commands: Commands) -> None:
     bench = _command(
         commands,
         "bench",
-        "dpcore.tools.compare.collectives.bench",
+        "dpcore.tools.compare.bench",
         help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=help_texts.BENCH,
     )
     bench.add_argument(
         "--collective",
+        type=types.typed(collectives_of),
         metavar="NAMES",
         help="one or several with commas, or 'all' (default: all_reduce)",
     )

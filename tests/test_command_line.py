@@ -6,16 +6,19 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import dpcore as dp
 from dpcore.__main__ import _parser, main
-from dpcore.tools.compare.collectives.bench import Plan
-from dpcore.tools.compare.collectives.bench import rows as bench_rows
-from dpcore.tools.compare.collectives.bench_cases import CASES, _differences
+from dpcore.tools.compare.bench import OwnRanks, Plan, measurements
+from dpcore.tools.compare.collectives import loop
+from dpcore.tools.compare.collectives.cells import COLLECTIVES, Cell
+from dpcore.tools.compare.collectives.contenders import PLAIN
+from dpcore.tools.compare.collectives.summary import summarise
+from dpcore.tools.compare.collectives.workers.layout import layout
 from dpcore.tools.diagnose import black_box
 from dpcore.tools.sizes import parse_sizes
 from tests.command_line import status_of
@@ -120,11 +123,12 @@ def test_bench_json():
     first, second = bench("--sizes", "1K", "--algorithm", "auto,ring")
     assert first["algorithm"] == "auto"
     assert second["algorithm"] == "ring"
-    assert (first["size"], first["count"], first["type"]) == (1024, 256, "float32")
+    assert (first["bytes"], first["count"], first["type"]) == (1024, 256, "float32")
     assert first["wrong"] == 0
-    assert first["memory"] == "arena"
-    assert first["algbw"] == pytest.approx(1024 / first["time"] * 1e-3, rel=1e-2, abs=1e-4)
-    assert first["busbw"] == pytest.approx(first["algbw"], rel=1e-2, abs=1e-4)  # 2 (n-1)/n, n = 2
+    assert first["contender"] == "dpcore arena"
+    assert first["algbw"] == pytest.approx(1024 / first["median_s"] / 1e9)
+    assert first["busbw"] == pytest.approx(first["algbw"])  # 2 (n-1)/n, n = 2
+    assert {"commit", "command", "date", "machine", "versions", "rounds_s"} <= set(first)
 
 
 @pytest.mark.parametrize(
@@ -137,40 +141,46 @@ def test_bench_json():
     ],
 )
 def test_bench_of_every_collective_is_right(world, options):
-    plan = Plan(tuple(CASES), (10, 30000), seconds=0.002, **options)
-    rows = dp.spawn(lambda comm: list(bench_rows(comm, plan)), world, mode="threads")[0]
-    assert [row.wrong for row in rows] == [0] * len(rows)
-    assert {row.collective for row in rows} == set(CASES)
-    factors = {"broadcast": 1, "reduce": 1, "all_reduce": 2 * (world - 1) / world}
-    for row in rows:
-        factor = factors.get(row.collective, (world - 1) / world)
-        assert row.busbw == pytest.approx(row.algbw * factor, rel=0.05, abs=2e-4)
-        assert (row.redop == "none") != CASES[row.collective].reduces
+    plan = Plan(tuple(COLLECTIVES), (10, 30000), seconds=0.002, **options)
+    found = dp.spawn(lambda comm: list(measurements(comm, plan)), world, mode="threads")[0]
+    assert [one.wrong or 0 for one in found] == [0] * len(found)
+    assert [one.cell.collective for one in found if one.wrong is None] == ["barrier"]
+    assert {one.cell.collective for one in found} == set(COLLECTIVES)
+    factors = {"broadcast": 1, "reduce": 1, "send_recv": 1, "barrier": 0}
+    factors |= {"all_reduce": 2 * (world - 1) / world}
+    for one, figures in zip(found, summarise(found), strict=True):
+        factor = factors.get(one.cell.collective, (world - 1) / world)
+        assert figures.busbw == pytest.approx(figures.algbw * factor)
+        assert (one.cell.redop == "none") != one.cell.kind.reduces
 
 
 def test_bench_sees_wrong_results():
     """The check itself: a collective that does nothing must not pass."""
     comm = dp.init(rank=0, world_size=1)
     try:
-        measured = CASES["all_gather"].prepare(comm, 4000, "float32", "sum", "auto", True)
-        assert measured.check() == 0
-        comm.all_gather = lambda *buffers, **options: None
-        broken = CASES["all_gather"].prepare(comm, 4000, "float32", "sum", "auto", True)
-        assert broken.check() == 800  # of 1000: every fifth expected number is a zero
+        measured = loop.Measurement(Cell("all_gather", 4000, 1), PLAIN)
+        loop.prepare(OwnRanks(comm), measured)
+        assert measured.wrong == 0
+        ranks = OwnRanks(comm)
+        ranks.backend.comm = SimpleNamespace(all_gather=lambda *_: None, barrier=comm.barrier)
+        loop.prepare(ranks, measured)
+        assert measured.wrong == 1000
     finally:
         dp.finalize()
 
 
 def test_a_mean_that_is_no_number_is_wrong():
-    got = torch.tensor([1.0, float("nan"), 3.0])
-    assert _differences(got, torch.tensor([1.0, 2.0, 3.0]), exact=False) == 1
+    plan = layout(Cell("all_reduce", 12, 3, op="mean"), rank=0)
+    right = np.array([64.0, 65.0, 66.0], np.float32)
+    assert plan.count_wrong(right * np.float32(1 + 2**-22)) == 0
+    assert plan.count_wrong(np.array([64.0, np.nan, 66.0], np.float32)) == 1
 
 
 def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpcore.tools.compare.collectives.bench.run", interrupted)
+    monkeypatch.setattr("dpcore.tools.compare.bench.run", interrupted)
     assert main(["bench"]) == 130
     assert capsys.readouterr().err == "dpcore bench: interrupted\n"
 

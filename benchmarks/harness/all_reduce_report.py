@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpcore.tools.compare.collectives.cells import Cell
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.session import Run
 from dpcore.tools.compare.collectives.summary import Figures, summarise
 from dpcore.tools.compare.collectives.table import STYLES, microseconds

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dpcore.tools.compare.collectives.contenders import PEERS
-from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.loop import Pace
 from dpcore.tools.compare.collectives.options import Options, chosen_peers
 from dpcore.tools.sizes import HELP as SIZES_HELP
 from dpcore.tools.sizes import parse_sizes

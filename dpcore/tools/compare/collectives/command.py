@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpcore.tools.compare.collectives.cells import COLLECTIVES
 from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
-from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.loop import Pace
 from dpcore.tools.compare.collectives.options import Options, chosen_peers
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status

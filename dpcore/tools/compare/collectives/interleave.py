@@ -10,41 +10,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from dpcore.tools.compare.collectives import loop
 from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.contenders import Contender, NotInstalledError
 from dpcore.tools.compare.collectives.group import GroupError, RankGroup
+from dpcore.tools.compare.collectives.loop import Measurement, Pace
 from dpcore.tools.compare.collectives.wires import LOOPBACK, Wire
 
 MOST_STARTS = 3  # of one group: a library that breaks in one cell may still do the others
-SLOWEST_BYTES_PER_SECOND = 50e6  # what is slower than this counts as hung
-PATIENCE_SECONDS = 30.0
-LONG_SECONDS = 0.5  # an operation that takes this long is a round by itself
-
-
-@dataclass(frozen=True)
-class Pace:
-    rounds: int = 7
-    round_seconds: float = 0.03
-    least_iterations: int = 3
-    most_iterations: int = 20_000
-    most_seconds: float = 20.0  # of one contender in one cell; it then has fewer rounds
-
-
-@dataclass
-class Measurement:
-    cell: Cell
-    contender: Contender
-    iterations: int = 0
-    rounds: list[float] = field(default_factory=list)  # seconds per operation, slowest rank
-    wrong: int | None = None
-    missing: str = ""  # why there are no figures
-    unsupported: bool = False  # that is why: it has no such operation
-    typical: float = 0.0  # seconds of an operation, when it last ran
-    facts: dict[str, Any] = field(default_factory=dict)
+Step = Callable[[RankGroup, Measurement], None]
 
 
 class Field:
@@ -140,13 +116,13 @@ class Field:
         results = [Measurement(cell, contender) for contender in self.contenders]
         for result in results:
             result.missing = self.absent.get(result.contender.group, "")
-        self._each(results, self._prepare, on_turn)
-        self._each(results, lambda result: self._calibrate(result, pace), on_turn)
+        self._each(results, loop.prepare, on_turn)
+        self._each(results, lambda ranks, one: loop.calibrate(ranks, one, pace), on_turn)
         order = list(results)
         for number in range(pace.rounds):
             # Another order in every round: nobody always runs after the one that empties the cache.
             random.Random(number).shuffle(order)
-            self._each(order, lambda result: self._round(result, pace), on_turn)
+            self._each(order, lambda ranks, one: loop.one_round(ranks, one, pace), on_turn)
         self._release(results)
         self._restart_fallen()
         return results
@@ -154,7 +130,7 @@ class Field:
     def _each(
         self,
         results: Sequence[Measurement],
-        step: Callable[[Measurement], None],
+        step: Step,
         on_turn: Callable[[], None],
     ) -> None:
         for result in results:
@@ -162,79 +138,17 @@ class Field:
                 self._turn(result, step)
             on_turn()
 
-    def _turn(self, result: Measurement, step: Callable[[Measurement], None]) -> None:
+    def _turn(self, result: Measurement, step: Step) -> None:
         name = result.contender.group
         if not self.groups[name].alive:
             result.missing = "its group ended in this cell"
             return
         try:
-            with self._turn_of(name):
-                step(result)
+            with self._turn_of(name) as group:
+                step(group, result)
         except GroupError as reason:
             result.missing = str(reason)
             result.rounds.clear()
-
-    def _prepare(self, result: Measurement) -> None:
-        cell, contender = result.cell, result.contender
-        replies = self.groups[contender.group].ask(
-            {
-                "do": "prepare",
-                "variant": contender.variant,
-                "collective": cell.collective,
-                "elements": cell.elements,
-            },
-            PATIENCE_SECONDS + self._patience(cell),
-        )
-        for reply in replies:
-            if "unsupported" in reply:
-                result.missing, result.unsupported = reply["unsupported"], True
-                return
-        counts = [reply["wrong"] for reply in replies if reply["wrong"] is not None]
-        result.wrong = sum(counts) if counts else None
-
-    def _calibrate(self, result: Measurement, pace: Pace) -> None:
-        """How often to repeat so that a round takes its time; also warms every page and path."""
-        iterations = 1
-        while True:
-            # The faster of two: one that was preempted must not end the search.
-            seconds = min(self._run(result, iterations), self._run(result, iterations))
-            enough = iterations * seconds >= pace.round_seconds / 4
-            if enough or iterations == pace.most_iterations:
-                break
-            iterations = min(iterations * 4, pace.most_iterations)
-        result.typical = seconds
-        if seconds >= LONG_SECONDS:
-            result.iterations = 1
-            return
-        wanted = int(pace.round_seconds / max(seconds, 1e-9))
-        result.iterations = min(max(wanted, pace.least_iterations), pace.most_iterations)
-
-    def _round(self, result: Measurement, pace: Pace) -> None:
-        if sum(result.rounds) * result.iterations > pace.most_seconds:
-            return
-        # A few untimed operations first: the ranks have slept, their caches belong to others.
-        warm = max(1, result.iterations // 10) if result.iterations > 1 else 0
-        seconds = self._run(result, result.iterations, warm, warm * result.typical)
-        result.typical = seconds
-        result.rounds.append(seconds * result.cell.kind.time_share)
-
-    def _run(
-        self, result: Measurement, iterations: int, warm: int = 0, warm_seconds: float = 0.0
-    ) -> float:
-        replies = self.groups[result.contender.group].ask(
-            {
-                "do": "run",
-                "variant": result.contender.variant,
-                "iterations": iterations,
-                "warm": warm,
-                "start_at": time.monotonic() + 0.002 + 1.5 * warm_seconds,
-            },
-            PATIENCE_SECONDS + self._patience(result.cell) * (iterations + warm),
-        )
-        return float(max(reply["seconds"] for reply in replies))
-
-    def _patience(self, cell: Cell) -> float:
-        return (1e-3 + cell.bytes / SLOWEST_BYTES_PER_SECOND) * self.world
 
     def _release(self, results: Sequence[Measurement]) -> None:
         for name, group in self.groups.items():
@@ -242,7 +156,7 @@ class Field:
                 mine = [r for r in results if r.contender.group == name]
                 try:
                     with self._turn_of(name):
-                        facts = group.ask({"do": "release"}, PATIENCE_SECONDS)[0]["facts"]
+                        facts = loop.release(group)
                 except GroupError as reason:
                     for result in mine:
                         result.missing = result.missing or str(reason)

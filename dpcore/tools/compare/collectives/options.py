@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.tools.compare.collectives.contenders import MPICH_OVERSUBSCRIBED, PEERS, tuning
-from dpcore.tools.compare.collectives.interleave import Pace
+from dpcore.tools.compare.collectives.loop import Pace
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.summary import Figures, summarise
 from dpcore.tools.sizes import size_text
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.session import Run
 from dpcore.tools.records import machine
 
@@ -35,4 +35,5 @@ def draw_all(path: Path | None, runs: Sequence[Run]) -> list[Path]:
 def plot_title(sample: Measurement) -> str:
     here = machine()
     cell = sample.cell
-    return f"{cell.collective}, {cell.world} ranks, f32, {here['cores']} cores of {here['cpu']}"
+    what = f"{cell.collective}, {cell.world} ranks, {cell.dtype}"
+    return f"{what}, {here['cores']} cores of {here['cpu']}"

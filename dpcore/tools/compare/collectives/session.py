@@ -13,8 +13,9 @@ from rich.console import Console
 from dpcore.tools.compare.collectives import table
 from dpcore.tools.compare.collectives.cells import cells_of
 from dpcore.tools.compare.collectives.contenders import Contender
-from dpcore.tools.compare.collectives.interleave import Field, Measurement
+from dpcore.tools.compare.collectives.interleave import Field
 from dpcore.tools.compare.collectives.leftovers import private_folder
+from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.options import Options
 from dpcore.tools.compare.collectives.summary import records, total_wrong
 from dpcore.tools.compare.collectives.wires import LOOPBACK, wire

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dpcore.tools.compare.collectives.cells import TYPE
-from dpcore.tools.compare.collectives.interleave import Measurement
+from dpcore.tools.compare.collectives.cells import ROOT
+from dpcore.tools.compare.collectives.loop import Measurement
 
 # Below, the bound measures its own call from Python and not memory: no ratio is shown.
 BOUND_FROM_BYTES = 1 << 20
@@ -71,8 +71,10 @@ def records(facts: dict[str, Any], results: Sequence[Measurement]) -> list[dict[
             "world": cell.world,
             "bytes": cell.bytes,
             "count": cell.elements,
-            "type": TYPE,
+            "type": cell.dtype,
             "redop": cell.redop,
+            "root": ROOT if cell.kind.rooted else -1,
+            "algorithm": cell.algorithm,
             "contender": result.contender.name,
             "role": result.contender.role,
             "iterations": result.iterations,

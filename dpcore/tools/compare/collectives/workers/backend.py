@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from dpcore.tools.compare.collectives.cells import BYTES, Cell
 from dpcore.tools.compare.collectives.workers.layout import (
-    FloatArray,
-    count_wrong,
-    fill,
+    Numbers,
     layout,
+    numpy_type,
     pingpong_partner,
 )
 
@@ -73,7 +73,7 @@ class Backend(ABC):
     def versions(self) -> dict[str, str]: ...
 
     @abstractmethod
-    def prepare(self, variant: str, collective: str, elements: int) -> Prepared: ...
+    def prepare(self, variant: str, cell: Cell) -> Prepared: ...
 
     @abstractmethod
     def synchronise(self, start_at: float) -> None:
@@ -95,37 +95,40 @@ class CollectiveBackend(Backend):
     """
 
     @abstractmethod
-    def empty(self, variant: str, elements: int) -> Any: ...
+    def empty(self, variant: str, dtype: str, elements: int) -> Any: ...
 
     @abstractmethod
-    def operation(self, collective: str, send: Any, receive: Any) -> Operation: ...
+    def operation(self, cell: Cell, send: Any, receive: Any) -> Operation: ...
 
     @abstractmethod
     def barrier(self) -> None: ...
 
-    def view(self, buffer: Any) -> FloatArray:
-        view: FloatArray = buffer.numpy()
+    def view(self, buffer: Any) -> Numbers:
+        view: Numbers = buffer.numpy()
         return view
 
     def synchronise(self, start_at: float) -> None:
         self.barrier()
 
-    def prepare(self, variant: str, collective: str, elements: int) -> Prepared:
-        plan = layout(collective, elements, self.rank, self.world)
-        send = None if plan.send is None else self.empty(variant, plan.send)
-        receive = None if plan.receive is None else self.empty(variant, plan.receive)
+    def prepare(self, variant: str, cell: Cell) -> Prepared:
+        plan = layout(cell, self.rank)
+
+        def buffer(elements: int | None) -> Any:
+            return None if elements is None else self.empty(variant, cell.dtype, elements)
+
+        send, receive = buffer(plan.send), buffer(plan.receive)
         if send is not None:
-            fill(self.view(send), plan.filled)
+            plan.fill(self.view(send), plan.filled)
         if receive is not None:
-            fill(self.view(receive), ())
-        operation = self.operation(collective, send, receive)
+            plan.fill(self.view(receive), ())
+        operation = self.operation(cell, send, receive)
         self.barrier()
         operation()
         result = send if receive is None else receive
-        wrong = None if result is None else count_wrong(self.view(result), plan.expected)
-        for buffer in (send, receive):
-            if buffer is not None:
-                self.view(buffer).fill(0.0)
+        wrong = None if result is None else plan.count_wrong(self.view(result))
+        for used in (send, receive):
+            if used is not None:
+                self.view(used).fill(0)
         return Prepared(python_loop(operation), wrong)
 
 
@@ -139,13 +142,14 @@ def python_loop(operation: Operation) -> Callable[[int], float]:
     return seconds_per_iteration
 
 
-def ordinary_memory(elements: int) -> FloatArray:
+def ordinary_memory(elements: int, dtype: str = "float32") -> Numbers:
     """The same memory for every contender that brings its own: aligned as torch aligns it.
 
     Huge pages are decided for all by NUMPY_MADVISE_HUGEPAGE (contenders.py): numpy asks for them on
     its own and torch does not, which would compare page sizes instead of libraries.
     """
-    raw = np.empty(elements * 4 + CACHE_LINE, dtype=np.uint8)
+    size = elements * BYTES[dtype]
+    raw = np.empty(size + CACHE_LINE, dtype=np.uint8)
     shift = -raw.ctypes.data % CACHE_LINE
-    memory: FloatArray = raw[shift : shift + elements * 4].view(np.float32)
+    memory: Numbers = raw[shift : shift + size].view(numpy_type(dtype))
     return memory

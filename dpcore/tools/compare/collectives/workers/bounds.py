@@ -13,6 +13,7 @@ from time import monotonic, sleep
 import numpy as np
 import torch
 
+from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.workers.backend import (
     Backend,
     Place,
@@ -38,14 +39,14 @@ class BoundsBackend(Backend):
     def close(self) -> None:
         pass
 
-    def prepare(self, variant: str, collective: str, elements: int) -> Prepared:
-        if collective == "barrier":
+    def prepare(self, variant: str, cell: Cell) -> Prepared:
+        if cell.collective == "barrier":
             raise UnsupportedError("a barrier moves no data")
-        data = ordinary_memory(elements)
+        data = ordinary_memory(cell.elements, cell.dtype)
         data.fill(0.0)
         if variant == "scale":
             return Prepared(python_loop(partial(torch.from_numpy(data).mul_, 0.5)))
-        target = ordinary_memory(elements)
+        target = ordinary_memory(cell.elements, cell.dtype)
         target.fill(0.0)
         memcpy = ctypes.CDLL(None).memcpy
         arguments = (

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dpcore.tools.compare.collectives.cells import ROOT, Cell
 from dpcore.tools.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
@@ -16,7 +17,6 @@ from dpcore.tools.compare.collectives.workers.backend import (
     ordinary_memory,
     pingpong,
 )
-from dpcore.tools.compare.collectives.workers.layout import ROOT
 
 
 class GlooBackend(CollectiveBackend):
@@ -30,8 +30,8 @@ class GlooBackend(CollectiveBackend):
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
 
-    def empty(self, variant: str, elements: int) -> torch.Tensor:
-        return torch.from_numpy(ordinary_memory(elements))
+    def empty(self, variant: str, dtype: str, elements: int) -> torch.Tensor:
+        return torch.from_numpy(ordinary_memory(elements, dtype))
 
     def barrier(self) -> None:
         dist.barrier()
@@ -39,9 +39,9 @@ class GlooBackend(CollectiveBackend):
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def operation(self, collective: str, send: Any, receive: Any) -> Operation:
+    def operation(self, cell: Cell, send: Any, receive: Any) -> Operation:
         root = self.rank == ROOT
-        match collective:
+        match cell.collective:
             case "all_reduce":
                 return partial(dist.all_reduce, send)
             case "reduce_scatter":
@@ -66,4 +66,4 @@ class GlooBackend(CollectiveBackend):
                 return pingpong(
                     self.rank, self.world, partial(dist.send, send), partial(dist.recv, send)
                 )
-        raise UnsupportedError(collective)
+        raise UnsupportedError(cell.collective)

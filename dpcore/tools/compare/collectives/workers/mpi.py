@@ -9,6 +9,7 @@ import mpi4py
 import numpy as np
 
 from dpcore.comm.communicators.mpi.library import library_name
+from dpcore.tools.compare.collectives.cells import ROOT, Cell
 from dpcore.tools.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
@@ -17,7 +18,7 @@ from dpcore.tools.compare.collectives.workers.backend import (
     ordinary_memory,
     pingpong,
 )
-from dpcore.tools.compare.collectives.workers.layout import ROOT, FloatArray
+from dpcore.tools.compare.collectives.workers.layout import Numbers
 
 # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes every call take locks.
 mpi4py.rc.thread_level = "funneled"
@@ -35,10 +36,10 @@ class MpiBackend(CollectiveBackend):
         name = library_name(MPI.Get_library_version())
         return {"mpi": name, "mpi4py": mpi4py.__version__, "numpy": np.__version__}
 
-    def empty(self, variant: str, elements: int) -> FloatArray:
-        return ordinary_memory(elements)
+    def empty(self, variant: str, dtype: str, elements: int) -> Numbers:
+        return ordinary_memory(elements, dtype)
 
-    def view(self, buffer: FloatArray) -> FloatArray:
+    def view(self, buffer: Numbers) -> Numbers:
         return buffer
 
     def barrier(self) -> None:
@@ -47,9 +48,9 @@ class MpiBackend(CollectiveBackend):
     def close(self) -> None:
         MPI.Finalize()
 
-    def operation(self, collective: str, send: Any, receive: Any) -> Operation:
+    def operation(self, cell: Cell, send: Any, receive: Any) -> Operation:
         comm, root = self.comm, self.rank == ROOT
-        match collective:
+        match cell.collective:
             case "all_reduce":
                 return partial(comm.Allreduce, MPI.IN_PLACE, send)
             case "reduce_scatter":
@@ -73,4 +74,4 @@ class MpiBackend(CollectiveBackend):
                 return pingpong(
                     self.rank, self.world, partial(comm.Send, send), partial(comm.Recv, send)
                 )
-        raise UnsupportedError(collective)
+        raise UnsupportedError(cell.collective)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dpcore.tools.compare.collectives.cells import ROOT, Cell
 from dpcore.tools.compare.collectives.workers.backend import (
     CollectiveBackend,
     Operation,
@@ -17,7 +18,7 @@ from dpcore.tools.compare.collectives.workers.backend import (
     ordinary_memory,
     pingpong,
 )
-from dpcore.tools.compare.collectives.workers.layout import ROOT
+from dpcore.tools.compare.collectives.workers.layout import Numbers
 
 try:
     import dpcore
@@ -26,15 +27,19 @@ except ImportError as error:
 
 dp: Any = dpcore  # lazy: what it offers is found at run time
 
-ELEMENT_BYTES = 4
-
 
 class DpcoreBackend(CollectiveBackend):
-    def __init__(self, place: Place, transport: str = "auto") -> None:
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.rank, self.world = comm.rank, comm.world_size
+        self._seen: Any = comm.stats()
+
+    @classmethod
+    def at(cls, place: Place, transport: str) -> DpcoreBackend:
         torch.set_num_threads(1)
         unix = f"unix://{place.job.strip('/').replace('/', '-')}"
         try:
-            self.comm: Any = dp.init(
+            comm = dp.init(
                 init_method=os.environ.get("BENCH_MEETING", unix),
                 rank=place.rank,
                 world_size=place.world,
@@ -42,17 +47,22 @@ class DpcoreBackend(CollectiveBackend):
             )
         except (ImportError, AttributeError) as error:  # the package is there, its build is not
             raise ImportError(f"dpcore not importable: {error}") from error
-        self.rank, self.world = place.rank, place.world
-        self._seen: Any = self.comm.stats()
+        return cls(comm)
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, "dpcore": str(getattr(dp, "__version__", "unknown"))}
 
-    def empty(self, variant: str, elements: int) -> torch.Tensor:
+    def empty(self, variant: str, dtype: str, elements: int) -> torch.Tensor:
+        kind: torch.dtype = getattr(torch, dtype)
         if variant == "arena":
-            tensor: torch.Tensor = self.comm.empty((elements,), dtype=torch.float32)
+            tensor: torch.Tensor = self.comm.empty((elements,), dtype=kind)
             return tensor
-        return torch.from_numpy(ordinary_memory(elements))
+        return torch.from_numpy(ordinary_memory(elements, dtype)).view(kind)
+
+    def view(self, buffer: torch.Tensor) -> Numbers:
+        bits = buffer.view(torch.uint16) if buffer.dtype == torch.bfloat16 else buffer
+        view: Numbers = bits.numpy()
+        return view
 
     def barrier(self) -> None:
         self.comm.barrier()
@@ -65,43 +75,44 @@ class DpcoreBackend(CollectiveBackend):
         since, self._seen = _difference(now, self._seen), now
         return {"stats": since}
 
-    def prepare(self, variant: str, collective: str, elements: int) -> Prepared:
+    def prepare(self, variant: str, cell: Cell) -> Prepared:
         if variant == "cpp":
-            return self._prepare_loop_in_cpp(collective, elements)
-        return super().prepare(variant, collective, elements)
+            return self._prepare_loop_in_cpp(cell)
+        return super().prepare(variant, cell)
 
-    def _prepare_loop_in_cpp(self, collective: str, elements: int) -> Prepared:
+    def _prepare_loop_in_cpp(self, cell: Cell) -> Prepared:
         loop = getattr(self.comm, "_latency_loop", None)
-        if loop is None or collective != "all_reduce":
+        if loop is None or cell.collective != "all_reduce":
             raise UnsupportedError("no loop inside C++")
-        return Prepared(lambda iterations: float(loop(elements * ELEMENT_BYTES, iterations)))
+        return Prepared(lambda iterations: float(loop(cell.bytes, iterations)))
 
-    def operation(self, collective: str, send: Any, receive: Any) -> Operation:
+    def operation(self, cell: Cell, send: Any, receive: Any) -> Operation:
         comm = self.comm
-        match collective:
+        by = {} if cell.algorithm == "auto" else {"algorithm": cell.algorithm}
+        match cell.collective:
             case "all_reduce":
-                return partial(comm.all_reduce, send, op="sum")
+                return partial(comm.all_reduce, send, cell.op, **by)
             case "reduce_scatter":
-                return partial(comm.reduce_scatter, receive, send)
+                return partial(comm.reduce_scatter, receive, send, cell.op, **by)
             case "all_gather":
-                return partial(comm.all_gather, receive, send)
+                return partial(comm.all_gather, receive, send, **by)
             case "broadcast":
-                return partial(comm.broadcast, send, root=ROOT)
+                return partial(comm.broadcast, send, ROOT, **by)
             case "reduce":
-                return partial(comm.reduce, send, root=ROOT, op="sum")
+                return partial(comm.reduce, send, ROOT, cell.op, **by)
             case "gather":
-                return partial(comm.gather, receive, send, root=ROOT)
+                return partial(comm.gather, receive, send, ROOT, **by)
             case "scatter":
-                return partial(comm.scatter, receive, send, root=ROOT)
+                return partial(comm.scatter, receive, send, ROOT, **by)
             case "all_to_all":
-                return partial(comm.all_to_all, receive, send)
+                return partial(comm.all_to_all, receive, send, **by)
             case "barrier":
                 return partial(comm.barrier)
             case "send_recv":
                 return pingpong(
                     self.rank, self.world, partial(comm.send, send), partial(comm.recv, send)
                 )
-        raise UnsupportedError(collective)
+        raise UnsupportedError(cell.collective)
 
 
 def _difference(now: Any, before: Any) -> Any:

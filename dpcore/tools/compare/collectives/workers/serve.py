@@ -16,6 +16,7 @@ import socket
 import threading
 from typing import Any
 
+from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.leftovers import remove_own_files
 from dpcore.tools.compare.collectives.workers.backend import (
     Backend,
@@ -54,18 +55,19 @@ def serve(place: Place) -> None:
             answer({})
             return
         try:
-            answer(_obey(command, backend, cells))
+            answer(obey(command, backend, cells))
         except UnsupportedError as reason:
             answer({"unsupported": str(reason)})
         except Exception as error:
             answer({"error": f"rank {backend.rank}: {type(error).__name__}: {error}"})
 
 
-def _obey(command: dict[str, Any], backend: Backend, cells: dict[str, Prepared]) -> dict[str, Any]:
+def obey(command: dict[str, Any], backend: Backend, cells: dict[str, Prepared]) -> dict[str, Any]:
+    """What `loop.py` tells the ranks. ``cells``: what is prepared so far, by variant."""
     match command["do"]:
         case "prepare":
             variant = command["variant"]
-            cells[variant] = backend.prepare(variant, command["collective"], command["elements"])
+            cells[variant] = backend.prepare(variant, Cell(**command["cell"]))
             return {"wrong": cells[variant].wrong}
         case "run":
             loop = cells[command["variant"]].seconds_per_iteration
@@ -84,7 +86,7 @@ def load(place: Place) -> Backend:
     if place.group in ("dpcore", "dpcore-tcp"):
         from dpcore.tools.compare.collectives.workers.native import DpcoreBackend
 
-        return DpcoreBackend(place, "tcp" if place.group == "dpcore-tcp" else "auto")
+        return DpcoreBackend.at(place, "tcp" if place.group == "dpcore-tcp" else "auto")
     if place.group == "gloo":
         from dpcore.tools.compare.collectives.workers.gloo import GlooBackend
 

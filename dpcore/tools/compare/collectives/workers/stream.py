@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 from dpcore.base.files import write_whole
+from dpcore.tools.compare.collectives.cells import Cell
 from dpcore.tools.compare.collectives.workers.backend import (
     Backend,
     Place,
@@ -48,10 +49,10 @@ class StreamBackend(Backend):
         self._out.close()
         self._in.close()
 
-    def prepare(self, variant: str, collective: str, elements: int) -> Prepared:
-        if collective != "all_reduce":
+    def prepare(self, variant: str, cell: Cell) -> Prepared:
+        if cell.collective != "all_reduce":
             raise UnsupportedError("only the bytes of an all-reduce are known here")
-        size = max(1, 2 * (self.world - 1) * elements * 4 // self.world)
+        size = max(1, 2 * (self.world - 1) * cell.bytes // self.world)
         piece, room = bytes(min(PIECE, size)), bytearray(PIECE)
 
         def seconds_per_iteration(iterations: int) -> float:
