@@ -309,7 +309,7 @@ def run(place: str, model: str, options: argparse.Namespace) -> list[dict[str, A
     with tempfile.TemporaryDirectory(prefix="dpcore-") as folder:
         asked = {
             "model": model, "contenders": contenders, "rounds": options.rounds,
-            "steps": options.steps, "folder": folder,
+            "steps": options.steps_per_round, "folder": folder,
         }  # fmt: skip
         for library in ("GLOO", "DPCORE"):
             os.environ.pop(f"{library}_SOCKET_IFNAME", None)
@@ -341,8 +341,13 @@ def main() -> int:
     add("--models", default="transformer,sleeping,sleeping_short", help="default: %(default)s")
     add("--contenders", default=",".join(CONTENDERS), help="of %(default)s")
     add("--rounds", type=int, default=9, help="in which all take turns (default: %(default)s)")
-    add("--steps", type=int, default=4, help="of a turn, after one more (default: %(default)s)")
-    add("--json", type=Path, default=ROOT / "benchmarks/results/across_steps.jsonl")
+    add(
+        "--steps-per-round",
+        type=int,
+        default=4,
+        help="of a turn, after one more (default: %(default)s)",
+    )
+    add("--records", type=Path, default=ROOT / "benchmarks/results/across_steps.jsonl")
     options = made.parse_args()
     checked(options, made.error)
     places = options.places.split(",")
@@ -350,13 +355,14 @@ def main() -> int:
         print(f"across_steps: {reason}", file=sys.stderr)
         return 1
     facts = run_facts(
-        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "steps": options.steps}
+        {"": {"torch": torch.__version__}},
+        {"rounds": options.rounds, "steps": options.steps_per_round},
     )
     for place in places:
         for model in options.models.split(","):
             lines = run(place, model, options)
             print(table(lines), "\n", flush=True)
-            keep(options.json, facts, lines)
+            keep(options.records, facts, lines)
     return 0
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.tools.argument_types import typed
-from dpcore.tools.compare.collectives.cells import COLLECTIVES, collectives_of
+from dpcore.tools import argument_types as types
+from dpcore.tools.compare.collectives.cells import collectives_of
 from dpcore.tools.compare.collectives.contenders import OURS, Contender, peer
 from dpcore.tools.compare.collectives.loop import Measurement
 from dpcore.tools.compare.collectives.session import Run, exit_status, run, start
@@ -31,16 +31,12 @@ WITHOUT = "UCC: not in Debian 12 or PyPI, and torch's wheels are built without i
 
 def main() -> int:
     made = parser(DESCRIPTION, "8:64M:8x", "8:8M:64x", worlds="2,4,8", rounds=9)
-    made.add_argument(
-        "--collectives", type=typed(collectives_of), metavar="NAMES",
-        default="all_reduce,all_gather,reduce_scatter,broadcast",
-        help=f"of {','.join(COLLECTIVES)} (default: %(default)s)",
-    )  # fmt: skip
+    types.add(made, "--collective", "all_reduce,all_gather,reduce_scatter,broadcast")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here as well")
     arguments = made.parse_args()
     options = options_of(made, arguments)
     contenders = (*OURS, *map(peer, options.peers))
-    runs = run(contenders, arguments.collectives, options)
+    runs = run(contenders, collectives_of(arguments.collective), options)
     if arguments.markdown is not None:
         arguments.markdown.write_text("\n".join(markdown(runs)) + "\n", encoding="utf-8")
     return exit_status(runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness.options import options_of, parser
-from dpcore.tools.argument_types import typed
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.collectives.cells import COLLECTIVES, collectives_of
 from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
 from dpcore.tools.compare.collectives.report import draw_all
@@ -19,14 +19,11 @@ A rooted collective in a loop shows its rate: the root may run ahead of the othe
 
 def main() -> int:
     made = parser(DESCRIPTION, sizes="8:256M:8x", quick_sizes="8:8M:32x", worlds="2,4")
-    made.add_argument(
-        "--collectives", type=typed(collectives_of), default=",".join(OTHERS), metavar="NAMES",
-        help=f"of {','.join(COLLECTIVES)} (default: all but all_reduce)",
-    )  # fmt: skip
+    types.add(made, "--collective", ",".join(OTHERS), "default: all but all_reduce")
     arguments = made.parse_args()
     options = options_of(made, arguments)
     contenders = (*OURS, *map(peer, options.peers), *BOUNDS)
-    runs = run(contenders, arguments.collectives, options)
+    runs = run(contenders, collectives_of(arguments.collective), options)
     draw_all(options.plot, runs)
     return exit_status(runs)
 

@@ -86,12 +86,12 @@ def compare(
     """A benchmark of steps: all contenders in turn, told as parts of the best of `yardstick`."""
     made = script_parser(description)
     made.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
-    made.add_argument("--worlds", default=worlds, metavar="N,...", help="ranks, %(default)s")
+    made.add_argument("--world", default=worlds, metavar="N,...", help="ranks, %(default)s")
     made.add_argument("--contenders", default=",".join(contenders), help="of %(default)s")
     made.add_argument("--rounds", type=int, default=11, help="in which all take turns")
     made.add_argument("--seconds", type=float, default=0.4, help="of one contender in a round")
     made.add_argument("--memory", action="store_true", help="measure memory, not time")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results" / results)
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results" / results)
     options = made.parse_args()
     chosen = options.contenders.split(",")
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
@@ -102,13 +102,13 @@ def compare(
         {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
     )
     for model in options.models.split(","):
-        for world in map(int, options.worlds.split(",")):
+        for world in map(int, options.world.split(",")):
             if options.memory:
                 lines = report_memory(model, world, chosen)
             else:
                 times = spawn(measure, world, model, chosen, options.rounds, options.seconds)
                 lines = report(model, world, of_slowest(times), yardstick, targets)
-            keep(options.json, facts, lines)
+            keep(options.records, facts, lines)
 
 
 if __name__ == "__main__":

@@ -166,11 +166,11 @@ def main() -> int:
     add("--rounds", type=int, default=60, help="in which all take turns (default: %(default)s)")
     add("--seconds", type=float, default=0.05, help="of a turn of the default; at least one step")
     add("--quick", action="store_true", help="3 short rounds of one small cell")
-    add("--json", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
-    add("--table", action="store_true", help="measure nothing: the table of what --json holds")
+    add("--records", type=Path, default=ROOT / "benchmarks/results/defaults.jsonl")
+    add("--table", action="store_true", help="measure nothing: the table of what --records holds")
     options = made.parse_args()
     if options.table:
-        print(summary(load(options.json)))
+        print(summary(load(options.records)))
         return 0
     if options.quick:
         options.cells, options.rounds, options.seconds = "host2/many/1", 3, 0.05
@@ -198,7 +198,7 @@ def main() -> int:
         for portion in portions(others, that_fit(cell)):
             lines = measured(cell, portion, options)
             print(details(cell.name, lines), "\n", flush=True)
-            keep(options.json, facts, lines)
+            keep(options.records, facts, lines)
             told += lines
     print(summary(told))
     return 0

@@ -194,7 +194,7 @@ def tenths(times: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     made = script_parser(__doc__)
     made.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
-    made.add_argument("--json", type=Path, metavar="FILE", help="append the results there")
+    made.add_argument("--records", type=Path, metavar="FILE", help="append the results there")
     options = made.parse_args()
     rounds, lines = options.rounds, []
     for size in (8, 64, 512, 1024, 4096, 32768):
@@ -224,7 +224,7 @@ def main() -> None:
     for line in lines:
         extremes = "".join(f"{line[name]:16.2f}" for name in ("fast", "slow") if name in line)
         print(f"{line['what']:24}{line['median']:10.2f}{extremes}")
-    keep(options.json, run_facts({}, {"rounds": rounds}), lines)
+    keep(options.records, run_facts({}, {"rounds": rounds}), lines)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import torch
 from benchmarks.harness.networks import Network, add_kinds, networks_of
 from benchmarks.harness.options import script_parser
 from dpcore.base.link import parse_speed
+from dpcore.tools import argument_types as types
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 from dpcore.tools.records import keep, run_facts
 from dpcore.tools.sizes import parse_sizes, size_text
@@ -82,22 +83,22 @@ def main() -> int:
     made = script_parser(__doc__)
     add_kinds(made)
     add = made.add_argument
-    add("--links", nargs="+", default=["20mbit,100us", "100mbit,100us"], help="emulated ones")
+    types.add(made, "--link", "20mbit,100us,100mbit,100us")
     add("--rates", default="100mbit,1gbit", help="of shaped hosts (default: %(default)s)")
     add("--world", default="4,8,16", help="emulated ranks (default: %(default)s)")
     add("--hosts", type=int, default=4, help="shaped ones (default: %(default)s)")
     add("--sizes", default="256K,1M,4M,16M", help="default: %(default)s")
     add("--rounds", type=int, default=5, help="at most, from 3 on; fewer where they take long")
     add("--quick", action="store_true", help="one link, few ranks, small sizes, 3 rounds")
-    add("--json", type=Path, help="append one JSON line per size and algorithm")
+    add("--records", type=Path, help="append one JSON line per size and algorithm")
     options = made.parse_args()
     if options.quick:
-        options.links, options.rates, options.world = ["100mbit,100us"], "1gbit", "4"
+        options.link, options.rates, options.world = ["100mbit,100us"], "1gbit", "4"
         options.sizes, options.rounds = "256K,1M", LEAST_ROUNDS
     sizes = parse_sizes(options.sizes)
     networks = networks_of(
         options.questions,
-        [(link, int(n)) for link in options.links for n in options.world.split(",")],
+        [(link, int(n)) for link in options.link for n in options.world.split(",")],
         [(rate, options.hosts) for rate in options.rates.split(",")],
     )
     facts = run_facts({"": {"torch": torch.__version__}}, {"rounds": options.rounds})
@@ -111,7 +112,7 @@ def main() -> int:
             head += f"{size_text(row[0]['bytes']):>9}"
             ratios = "".join(f"{line['of_bound']:>18.3f}" for line in row)
             print(f"{head}{row[0]['bound_s'] * 1e3:>10.1f}{ratios}", flush=True)
-        keep(options.json, facts, lines)
+        keep(options.records, facts, lines)
     return 0
 
 

@@ -117,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--dtypes", default=",".join(DTYPES), metavar="NAMES", help="default %(default)s")
     add("--rounds", type=int, default=15, metavar="N", help="default %(default)s")
-    add("--json", type=Path, metavar="FILE", help="append one JSON line per figure")
+    add("--records", type=Path, metavar="FILE", help="append one JSON line per figure")
     return made
 
 
@@ -155,7 +155,7 @@ def main() -> None:
             }
             for contender, rate, median in zip(contenders, rates, medians, strict=True)
         ]
-        keep(arguments.json, facts, lines)
+        keep(arguments.records, facts, lines)
 
 
 if __name__ == "__main__":

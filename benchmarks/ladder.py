@@ -18,6 +18,7 @@ import torch
 
 import dpcore as dp
 from benchmarks.harness.options import script_parser
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import (
     ALONE,
@@ -77,17 +78,18 @@ def main() -> None:
     made = script_parser(__doc__)
     made.add_argument("--model", default="transformer", choices=list(MODELS))
     made.add_argument("--world", type=int, default=2)
-    made.add_argument("--links", nargs="*", default=[MACHINE, "1gbit,50us"], help="%(default)s")
+    types.add(made, "--link", "none,1gbit,50us")
     made.add_argument("--bucket-mb", type=float, default=2.0, help="for all, MiB: %(default)s")
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--seconds", type=float, default=0.3, help="of one contender in a round")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/ladder.jsonl")
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/ladder.jsonl")
     options = made.parse_args()
     facts = run_facts(
         {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "seconds": options.seconds}
     )
-    for link in options.links:
-        emulated = {} if link == MACHINE else {"link": link}
+    for link in options.link:
+        emulated = {"link": link} if link else {}
+        place = link or MACHINE
         torch_ddp = TORCH_OVER_OURS if emulated else TORCH
         contenders = [
             f"{name} {options.bucket_mb:g}" if name in BUCKETED else name
@@ -97,13 +99,13 @@ def main() -> None:
         rounds = (options.model, contenders, options.rounds, options.seconds)
         times = of_slowest(spawn(measure, options.world, *rounds, **emulated))
         figures = spawn(counted, options.world, options.model, watched, **emulated)[0]
-        print(f"\n{options.model}, {options.world} ranks, {link}")
+        print(f"\n{options.model}, {options.world} ranks, {place}")
         print(f"{'':22}{'step ms':>10}{'all-reduces':>13}{'MiB':>9}{'exposed ms':>12}")
         lines = [rung(name, times[name], figures.get(name)) for name in contenders]
         for line in lines:
             show(line)
-        cell = {"model": options.model, "world": options.world, "link": link}
-        keep(options.json, facts, [cell | line for line in lines])
+        cell = {"model": options.model, "world": options.world, "link": place}
+        keep(options.records, facts, [cell | line for line in lines])
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def main() -> int:
     made.add_argument("--sizes", type=parse_sizes, default=parse_sizes("1M,4M,16M"))
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--quick", action="store_true", help="one rate, one size, few rounds")
-    made.add_argument("--json", type=Path, help="append the rows to this file")
+    made.add_argument("--records", type=Path, help="append the rows to this file")
     options = made.parse_args()
     rates, sizes = options.rates.split(","), list(options.sizes)
     if options.quick:
@@ -231,7 +231,7 @@ def main() -> int:
                         f"{found.here_ms:>10.2f} {found.other_ms:>10.2f} {found.ratio:.3f}",
                         flush=True,
                     )
-                    keep(options.json, facts, [asdict(found)])
+                    keep(options.records, facts, [asdict(found)])
     return 0
 
 

@@ -193,7 +193,7 @@ def main() -> int:
     add("--steps", type=int, default=384, help="of each rank (default: %(default)s)")
     add("--seeds", type=int, default=3, help="trainings of each contender (default: %(default)s)")
     add("--quick", action="store_true", help="one seed, 16 steps, sync_every of 1 and 8")
-    add("--json", type=Path, help="append one JSON line per contender")
+    add("--records", type=Path, help="append one JSON line per contender")
     options = made.parse_args()
     if options.quick:
         options.sync_every, options.steps, options.seeds = "1,8", 16, 1
@@ -217,7 +217,7 @@ def main() -> int:
         print(f"seed {seed} is done", file=sys.stderr, flush=True)
     lines = summaries(of_seeds)
     print(table(lines), flush=True)
-    keep(options.json, facts, lines)
+    keep(options.records, facts, lines)
     return 0
 
 

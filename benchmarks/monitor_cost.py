@@ -91,7 +91,9 @@ def main() -> None:
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--rounds", type=int, default=11)
     made.add_argument("--seconds", type=float, default=0.5, help="of one contender in a round")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/monitor_cost.jsonl")
+    made.add_argument(
+        "--records", type=Path, default=ROOT / "benchmarks/results/monitor_cost.jsonl"
+    )
     options = made.parse_args()
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
@@ -106,7 +108,7 @@ def main() -> None:
             f"{line['cost_of_calls']:>11.3%}",
             flush=True,
         )
-        keep(options.json, facts, [line])
+        keep(options.records, facts, [line])
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def main() -> int:
     add("--rounds", type=int, default=40, help="each quiet and loaded (default: %(default)s)")
     add("--seconds", type=float, default=0.1, help="of one contender in a quiet round")
     add("--quick", action="store_true", help="3 short rounds")
-    add("--json", type=Path, default=ROOT / "benchmarks/results/neighbours.jsonl")
+    add("--records", type=Path, default=ROOT / "benchmarks/results/neighbours.jsonl")
     options = made.parse_args()
     if options.quick:
         options.rounds, options.seconds = 3, 0.05
@@ -208,7 +208,7 @@ def main() -> int:
     of_ranks = spawn(measure, 2, *asked)
     lines = list(records(of_ranks))
     print(table(lines), flush=True)
-    keep(options.json, facts, lines)
+    keep(options.records, facts, lines)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.harness.options import options_of, parser
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.collectives.contenders import STREAM, TCP, tcp_peer
 from dpcore.tools.compare.collectives.report import draw_all
 from dpcore.tools.compare.collectives.session import exit_status, run, start
@@ -13,23 +14,19 @@ from dpcore.tools.compare.collectives.wires import LOOPBACK, NoWireError
 DESCRIPTION = """\
 All-reduce (in place, float, sum) through TCP: dpcore beside Gloo, Open MPI and MPICH, all kept from
 shared memory, and beside what the kernel allows: one raw stream each way between neighbours, with
-as many bytes as an all-reduce has to move. On the loopback interface, and with --links between
+as many bytes as an all-reduce has to move. On the loopback interface, and with --link between
 network namespaces behind a link that the kernel shapes (tc tbf), for which one has to be root.
 """
 
 
 def main() -> int:
     made = parser(DESCRIPTION, sizes="8:64M:8x", quick_sizes="8,64K,4M")
-    made.add_argument(
-        "--links", default=LOOPBACK.name, metavar="NAMES",
-        help="loopback, or what leaves a host per second, as in loopback,100mbit,1gbit; --plot "
-        "draws the last",
-    )  # fmt: skip
+    types.add(made, "--link", "none", "default: none, which is loopback; --plot draws the last")
     arguments = made.parse_args()
     options = options_of(made, arguments)
     contenders = (TCP, *map(tcp_peer, options.peers), STREAM)
     status, runs = 0, []
-    for link in arguments.links.split(","):
+    for link in (given or LOOPBACK.name for given in arguments.link):
         print(f"# link: {link}", flush=True)
         try:
             runs = run(contenders, ["all_reduce"], options, link)

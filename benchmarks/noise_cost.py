@@ -103,7 +103,7 @@ def main() -> None:
     made.add_argument("--models", default="mlp,transformer", help="default: %(default)s")
     made.add_argument("--world", type=int, default=2, help="ranks (default: %(default)s)")
     made.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/noise_cost.jsonl")
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/noise_cost.jsonl")
     options = made.parse_args()
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
@@ -120,7 +120,7 @@ def main() -> None:
                 flush=True,
             )
         print(f"{'':28}{BOUND:14}{line['bound']:>8.2%}", flush=True)
-        keep(options.json, facts, [line])
+        keep(options.records, facts, [line])
 
 
 if __name__ == "__main__":

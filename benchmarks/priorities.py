@@ -102,7 +102,7 @@ def main() -> int:
     add("--world", default="2,4", help="ranks (default: %(default)s)")
     add("--rounds", type=int, default=7)
     add("--quick", action="store_true", help="two ranks, 2 rounds")
-    add("--json", type=Path, help="append one JSON line per case")
+    add("--records", type=Path, help="append one JSON line per case")
     options = made.parse_args()
     if options.quick:
         options.world, options.rounds = "2", 2
@@ -124,7 +124,7 @@ def main() -> int:
             for name in ("alone_s", "behind_s", "limit_s", "patient_s"):
                 print(f"{line[name] * 1e3:>9.2f}", end="")
             print(f"{line['bulk_ratio']:>9.3f}", flush=True)
-        keep(options.json, facts, lines)
+        keep(options.records, facts, lines)
     return 0
 
 

@@ -97,8 +97,10 @@ def main() -> int:
         "--model", default="transformer", help="of dpcore/tools/compare/training/models.py"
     )
     made.add_argument("--rounds", type=int, default=7, help="in which all take turns")
-    made.add_argument("--steps", type=int, default=3, help="steps of one contender in a round")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/shaped_link.jsonl")
+    made.add_argument(
+        "--steps-per-round", type=int, default=3, help="steps of one contender in a round"
+    )
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/shaped_link.jsonl")
     made.add_argument("--out", type=Path, default=Path("demo/shaped"), help="folder of timelines")
     options = made.parse_args()
     if reason := namespaces.why_not():
@@ -108,20 +110,21 @@ def main() -> int:
     if contenders[0] != ALONE:
         made.error(f"the first contender has to be {ALONE}: the bound is made of it")
     facts = run_facts(
-        {"": {"torch": torch.__version__}}, {"rounds": options.rounds, "steps": options.steps}
+        {"": {"torch": torch.__version__}},
+        {"rounds": options.rounds, "steps": options.steps_per_round},
     )
     for rate in options.rates.split(","):
         folder = (options.out / rate).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         job = Job(
-            options.model, contenders, options.rounds, options.steps, str(folder),
+            options.model, contenders, options.rounds, options.steps_per_round, str(folder),
             init={"transport": "tcp"}, raw_port=RAW_PORT, optimizer=False,
         )  # fmt: skip
         with shaped_hosts(rate, burst_of(rate)) as hosts:
             result = run_job(job, lambda _: None, hosts)
         print(table(rate, figures(result)), flush=True)
         print("timelines:", *draw(folder, contenders), "\n", flush=True)
-        keep(options.json, facts, records(rate, options.model, result))
+        keep(options.records, facts, records(rate, options.model, result))
     return 0
 
 

@@ -22,6 +22,7 @@ from torch import nn
 import dpcore as dp
 from benchmarks.harness.options import script_parser
 from dpcore.base.link import parse_speed
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.ratios import in_turn, of_slowest_rank
 from dpcore.tools.records import ROOT, keep, run_facts
@@ -119,16 +120,14 @@ def compare(model: str, link: str, schedules: tuple[str, ...], steps: int) -> li
 def main() -> None:
     made = script_parser(__doc__)
     made.add_argument("--models", default="pauses,transformer", help="of %(default)s")
-    made.add_argument(
-        "--links", nargs="+", default=["100mbit,100us", "1gbit,50us", "10gbit,20us"], metavar="LINK"
-    )
+    types.add(made, "--link", "100mbit,100us,1gbit,50us,10gbit,20us")
     made.add_argument("--steps", type=int, default=7)
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/simulated.jsonl")
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/simulated.jsonl")
     options = made.parse_args()
     facts = run_facts({"": {"torch": torch.__version__}}, {"steps": options.steps, "cap": CAP_MB})
     print(f"{'model':14}{'link':18}{'schedule':16}{'predicted':>11}{'measured':>11}{'ratio':>8}")
     for model in options.models.split(","):
-        for link in options.links:
+        for link in options.link:
             lines = compare(model, link, SCHEDULES, options.steps)
             for line in lines:
                 ratio = line["measured_ms"] / line["predicted_ms"]
@@ -137,7 +136,7 @@ def main() -> None:
                     f"{line['measured_ms']:>11.1f}{ratio:>8.2f}",
                     flush=True,
                 )
-            keep(options.json, facts, lines)
+            keep(options.records, facts, lines)
 
 
 if __name__ == "__main__":

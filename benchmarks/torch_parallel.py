@@ -104,7 +104,7 @@ def main() -> int:
     add("--rounds", type=int, default=21, help="of each backend (default: %(default)s)")
     add("--seconds", type=float, default=0.15, help="of one backend in a round")
     add("--quick", action="store_true", help="6 short rounds of a tiny model, kept nowhere")
-    add("--json", type=Path, help=f"append a line per strategy (default: {KEPT})")
+    add("--records", type=Path, help=f"append a line per strategy (default: {KEPT})")
     options = made.parse_args()
     sizes = SIZES
     if options.quick:
@@ -122,7 +122,7 @@ def main() -> int:
     of_ranks = spawn(measure, options.ranks, names, sizes, options.rounds, options.seconds)
     lines = list(records(of_ranks))
     print(table(lines), flush=True)
-    keep(options.json or (None if options.quick else ROOT / KEPT), facts, lines)
+    keep(options.records or (None if options.quick else ROOT / KEPT), facts, lines)
     return 0
 
 

@@ -65,7 +65,7 @@ def main() -> None:
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--rounds", type=int, default=21)
     made.add_argument("--seconds", type=float, default=0.3, help="of one contender in a round")
-    made.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/trace_cost.jsonl")
+    made.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/trace_cost.jsonl")
     options = made.parse_args()
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
@@ -80,7 +80,7 @@ def main() -> None:
             f"{line['cost_of_step']:>9.2%}{line['ns_per_event']:>13.0f}",
             flush=True,
         )
-        keep(options.json, facts, [line])
+        keep(options.records, facts, [line])
 
 
 if __name__ == "__main__":

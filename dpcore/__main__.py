@@ -16,9 +16,8 @@ from dpcore.base.core_choice import NoCore, without_torch
 from dpcore.errors import Error
 from dpcore.school.exercise import arguments as of_exercise
 from dpcore.tools import argument_types as types
-from dpcore.tools import help_texts, sizes
+from dpcore.tools import help_texts
 from dpcore.tools.compare import arguments as of_compare
-from dpcore.tools.compare.collectives.cells import collectives_of
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[types.CommandParser]
@@ -57,12 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpcore",
-        description="Collective communication that you can read and see.",
-        epilog="The exit status is 2 where an argument or a file is not what a command takes.",
+        usage="dpcore COMMAND ...",
+        description=help_texts.DOORS,
+        epilog="dpcore COMMAND --help has examples. The exit status is 2 where an argument or\n"
+        "a file is not what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"dpcore {__version__}")
     commands = parser.add_subparsers(
-        dest="command", metavar="command", parser_class=types.CommandParser
+        dest="command", help=argparse.SUPPRESS, parser_class=types.CommandParser, prog="dpcore"
     )
     _add_bench(commands)
     _add_inspect(commands)
@@ -93,46 +95,20 @@ def _add_bench(commands: Commands) -> None:
         commands,
         "bench",
         "dpcore.tools.compare.bench",
-        help="measure collectives on this machine",
         description="Measures dpcore's collectives on ranks of this machine.",
         epilog=help_texts.BENCH,
     )
-    bench.add_argument(
-        "--collective",
-        type=types.typed(collectives_of),
-        metavar="NAMES",
-        help="one or several with commas, or 'all' (default: all_reduce)",
-    )
-    bench.add_argument(
-        "--world",
-        type=types.ranks,
-        metavar="N",
-        help="ranks to start (default: 2, or the launcher's)",
-    )
-    bench.add_argument(
-        "--sizes",
-        type=types.size_list,
-        metavar="SIZES",
-        help=f"{sizes.HELP} (default: 8:64M:4x)",
-    )
+    types.add(bench, "--collective", said="or all; default: all_reduce")
+    types.add(bench, "--world", said="default: 2, or the launcher's")
+    types.add(bench, "--sizes", said=f"default: {types.SIZES}")
     bench.add_argument("--dtype", help="type of the elements (default: float32)")
-    bench.add_argument("--op", help="sum, mean, prod, min, max (default: sum)")
-    bench.add_argument(
-        "--algorithm",
-        metavar="NAMES",
-        help="one or several with commas, measured one after the other (default: auto)",
-    )
+    types.add(bench, "--op", said="default: sum")
+    types.add(bench, "--algorithm", said="default: auto")
     bench.add_argument(
         "--plain", action="store_true", help="ordinary tensors instead of tensors in the arena"
     )
-    bench.add_argument(
-        "--seconds",
-        type=types.seconds,
-        default=0.2,
-        metavar="S",
-        help="for each row (default: 0.2)",
-    )
-    bench.add_argument("--json", action="store_true", help="one JSON object per line, no table")
+    types.add(bench, "--seconds", 0.2)
+    types.add(bench, "--json", said="a line for each row")
     bench.add_argument(
         "--calibrate",
         action="store_true",
@@ -146,7 +122,6 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         "dpcore.tools.diagnose.inspect",
-        help="show what a running or hanging rank is doing",
         description="Shows the black boxes of the dpcore processes on this host from outside, or "
         "says which rank holds up\ntheir job, whatever host it is on.",
         epilog=help_texts.INSPECT,
@@ -160,11 +135,9 @@ def _add_inspect(commands: Commands) -> None:
     inspect.add_argument(
         "--job",
         action="store_true",
-        help="say who holds up the job, from what these ranks know of all the others",
+        help="say which rank holds up the job, from what these ranks know of all the others",
     )
-    inspect.add_argument(
-        "--json", action="store_true", help="one JSON object per communicator, or per job"
-    )
+    types.add(inspect, "--json", said="a line for each communicator, or job")
 
 
 def _add_show(commands: Commands) -> None:
@@ -172,7 +145,6 @@ def _add_show(commands: Commands) -> None:
         commands,
         "show",
         "dpcore.tools.show.command",
-        help="make a page, a picture and tables of a trace",
         description="Shows what dpcore.trace or torch.profiler has recorded: lanes per rank, "
         "exposed time, overlap. Or steps through an algorithm, by its name.",
         epilog=help_texts.SHOW,
@@ -184,20 +156,11 @@ def _add_show(commands: Commands) -> None:
         help="a file of dpcore.trace, or files or a folder of torch.profiler; several runs are "
         "compared. Or the name of an algorithm",
     )
-    show.add_argument("--out", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
-    show.add_argument(
-        "--world", type=types.ranks, metavar="N", help="ranks, for an algorithm (default: 4)"
-    )
-    show.add_argument(
-        "--collective", metavar="NAME", help="for an algorithm (default: all_reduce, if it has one)"
-    )
+    show.add_argument("--html", type=Path, metavar="FILE", help="the page (default: TRACE.html)")
+    types.add(show, "--world", said="one, for an algorithm; default: 4")
+    types.add(show, "--collective", said="one, for an algorithm; default: all_reduce, if it has it")
     show.add_argument("--png", type=Path, metavar="FILE", help="draw a step as a picture, too")
-    show.add_argument(
-        "--steps",
-        type=types.step_range,
-        metavar="A:B",
-        help="steps to draw (default: the one of median length)",
-    )
+    types.add(show, "--steps", said="to draw; default: the one of median length")
     show.add_argument(
         "--csv", type=Path, metavar="FILE", help="write a row per bucket ('-' prints them), no page"
     )
@@ -207,9 +170,7 @@ def _add_show(commands: Commands) -> None:
         help="write a file per rank in the format of torch.profiler, no page",
     )
     show.add_argument("--open", action="store_true", help="open the page in the browser")
-    show.add_argument(
-        "--json", action="store_true", help="the figures as JSON; no page unless --out asks for it"
-    )
+    types.add(show, "--json", said="no page unless --html asks for it")
 
 
 def _add_simulate(commands: Commands) -> None:
@@ -217,7 +178,6 @@ def _add_simulate(commands: Commands) -> None:
         commands,
         "simulate",
         "dpcore.tools.simulate.command",
-        help="predict a step over another link, with another schedule",
         description="Predicts step and exposed time from the gradients of a recorded run.",
         epilog=help_texts.SIMULATE,
     )
@@ -227,36 +187,11 @@ def _add_simulate(commands: Commands) -> None:
         nargs="+",
         help="a trace, as dpcore show takes it, or a description of gradients",
     )
-    simulate.add_argument(
-        "--link",
-        type=types.link,
-        required=True,
-        metavar="WORDS",
-        help="for example 1gbit,50us",
-    )
-    simulate.add_argument(
-        "--schedule",
-        default="bucketed,sequential,per_parameter,flat",
-        metavar="NAMES",
-        help="launch schedules, with commas; mine.py:MySchedule is a dpcore.LaunchSchedule of your "
-        "own, oracle is computing without communication (default: %(default)s)",
-    )
-    simulate.add_argument(
-        "--bucket-cap-mb",
-        type=types.caps,
-        metavar="MB",
-        help="caps, with commas (default: the trace's)",
-    )
-    simulate.add_argument(
-        "--algorithm",
-        default="two_shot",
-        metavar="NAMES",
-        help="of all_reduce (default: two_shot)",
-    )
-    simulate.add_argument(
-        "--world", type=types.ranks, metavar="N", help="ranks (default: the trace's)"
-    )
-    simulate.add_argument("--json", action="store_true", help="the predictions as JSON")
+    types.add(simulate, "--link", required=True)
+    types.add(simulate, "--schedule", "bucketed,sequential,per_parameter,flat")
+    types.add(simulate, "--algorithm", "two_shot")
+    types.add(simulate, "--world", said="default: the trace's")
+    types.add(simulate, "--json", said="a list")
 
 
 def _add_doctor(commands: Commands) -> None:
@@ -264,12 +199,11 @@ def _add_doctor(commands: Commands) -> None:
         commands,
         "doctor",
         "dpcore.tools.diagnose.doctor",
-        help="say what this machine has for dpcore, and what to do about the rest",
         description="Looks at torch, CUDA, NCCL, MPI, CuPy, processors, memory and the network, "
         "and lets two ranks add numbers.",
         epilog=help_texts.DOCTOR,
     )
-    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
+    types.add(doctor, "--json", said="the findings")
 
 
 def _add_compare(commands: Commands) -> None:
@@ -277,7 +211,6 @@ def _add_compare(commands: Commands) -> None:
         commands,
         "compare",
         "dpcore.tools.compare.command",
-        help="let torch DDP and dpcore take turns with a model, or libraries with a collective",
         description="Measures contenders in turns, in one run, and says what can be concluded.",
         epilog=of_compare.EXAMPLES,
     )
@@ -289,7 +222,6 @@ def _add_demo(commands: Commands) -> None:
         commands,
         "demo",
         "dpcore.tools.compare.demo",
-        help="torch DDP and dpcore train the same model: who wins, by how much, and why",
         description="Trains a small model with torch DDP and with dpcore, side by side.",
         epilog=of_compare.DEMO_EXAMPLES,
     )
@@ -301,7 +233,6 @@ def _add_exercise(commands: Commands) -> None:
         commands,
         "exercise",
         "dpcore.school.exercise.command",
-        help="learn by writing all-reduce, DDP and ZeRO yourself: exercises that check themselves",
         description="Lists, starts and checks exercises about data parallel training.",
         epilog=of_exercise.EXAMPLES,
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpcore as dp
+from benchmarks.harness.options import parser as script_parser_of
 from dpcore.__main__ import _parser, main
 from dpcore.tools.compare.bench import OwnRanks, Plan, measurements
 from dpcore.tools.compare.collectives import loop
@@ -47,6 +48,34 @@ def test_help(command):
     assert not command or "examples:" in out.stdout
 
 
+def test_help_names_every_command_behind_a_door_and_fits_on_a_screen():
+    said = _parser().format_help()
+    lines = said.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    named = re.findall(r"^  ([a-z]+)(?: ring)?  +[a-z]", said, re.MULTILINE)
+    assert set(named) == set(COMMANDS)
+    for door in ("I train", "I study overlap", "I teach or learn", "I compare"):
+        assert door in lines
+
+
+def test_an_option_means_and_looks_the_same_in_all_commands():
+    """Whatever a command adds by itself is of that command alone."""
+    parsers = _parser()._subparsers._group_actions[0].choices | {
+        "benchmarks": script_parser_of("", sizes="8", quick_sizes="8")
+    }
+    forms = {}
+    for command, parser in parsers.items():
+        for action in parser._actions:
+            meaning = action.help.partition(" (")[0]
+            form = (type(action), action.type, action.nargs, action.metavar, meaning)
+            for option in action.option_strings:
+                forms.setdefault(option, {}).setdefault(form, []).append(command)
+    shared = {option: found for option, found in forms.items() if len(found) > 1}
+    assert shared == {}
+    several = {option for option, found in forms.items() if len(*found.values()) > 1}
+    assert {"--world", "--link", "--rounds", "--sizes", "--out", "--json", "--seconds"} <= several
+
+
 def test_version_needs_nothing_heavy():
     code = "import sys, dpcore.__main__ as m; m.main(['--version'])"
     checked = f"import sys\ntry:\n    {code}\nfinally:\n    assert 'torch' not in sys.modules"
@@ -80,6 +109,7 @@ class Bare(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Bare())
+from benchmarks.harness.options import parser as script_parser_of
 from dpcore.__main__ import _parser, main
 sys.exit(main(sys.argv[1:]))
 """

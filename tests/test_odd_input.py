@@ -16,7 +16,7 @@ from tests.show.traces import write_trace
 SIMULATE = ("--link", "1gbit,50us", "--schedule", "bucketed")
 HOW = [
     lambda path: ("show", path, "--json"),
-    lambda path: ("show", path, "--out", path.with_suffix(".html")),
+    lambda path: ("show", path, "--html", path.with_suffix(".html")),
     lambda path: ("show", path, "--csv", "-"),
     lambda path: ("show", path, "--export", "kineto"),
     lambda path: ("simulate", path, *SIMULATE),
@@ -162,7 +162,7 @@ NO_SECONDS = ["", "-1", "0", "nan", "inf", "-inf", "1e999", "x", "3600"]
 NO_LINK = ["", "0gbit", "nangbit", "-1gbit", "1gbit,1gbit", "1gbit,2h", "1.2.3gbit", "gbit", "x,"]
 NO_SIZES = ["", "0", "-8", "8:64:nan", "8:64:inf", "8:64:1", "8:64:0.5", "64:8", "8:1G:1B", "1e3",
             "1:2:3:4", "8,", "9" * 40]  # fmt: skip
-NO_CAPS = ["", "0", "-1", "inf", "nan", "1,,2", "x", "1e999"]
+NO_CAPS = [f"bucketed:{cap}" for cap in ("0", "-1", "inf", "nan", "1,,2", "x", "1e999")]
 NO_NAMES = ["", ",", "x", "bucketed,,flat", "\0"]
 RUN = "run.json"
 OWN = "import dpcore\n\nclass A(dpcore.LaunchSchedule):\n"
@@ -172,25 +172,24 @@ ODD_ARGUMENTS = [
     (["show", "ring", "--collective"], NO_NAMES),
     (["simulate", RUN, "--link"], [*NO_LINK, "none", "file:x", "1gbit,jitter=1us", "1gbit,seed=3"]),
     (["simulate", RUN, *SIMULATE, "--world"], NO_COUNT),
-    (["simulate", RUN, *SIMULATE, "--bucket-cap-mb"], NO_CAPS),
     (["simulate", RUN, *SIMULATE, "--algorithm"], NO_NAMES),
-    (["simulate", RUN, *SIMULATE, "--schedule"], NO_NAMES),
+    (["simulate", RUN, *SIMULATE, "--schedule"], [*NO_NAMES, *NO_CAPS, "bucketed:auto"]),
     (["bench", "--world"], NO_COUNT),
     (["bench", "--seconds"], NO_SECONDS),
     (["bench", "--sizes"], NO_SIZES),
     (["bench", "--collective"], NO_NAMES),
     (["bench", "--dtype"], NO_NAMES),
     (["inspect"], [*NO_COUNT, "-1"]),
-    (["compare", "--worlds"], [*NO_COUNT, "1", "2,1"]),
+    (["compare", "--world"], [*NO_COUNT, "1", "2,1"]),
     (["compare", "--rounds"], NO_COUNT),
     (["compare", "--seconds"], NO_SECONDS),
     (["compare", "--threads"], NO_COUNT),
-    (["compare", "--links"], [*NO_LINK, "none,50us"]),
+    (["compare", "--link"], [*NO_LINK, "none,50us"]),
     (["compare", "--contenders"], ["", ",", "x", "torch:0", "torch:nan", "torch:.", "torch:1.2.3",
                                    "../own.py:A:0", "none.py:A"]),
     (["compare", "all_reduce", "--sizes"], NO_SIZES),
     (["demo", "--rounds"], NO_COUNT),
-    (["demo", "--steps"], NO_COUNT),
+    (["demo", "--steps-per-round"], NO_COUNT),
 ]  # fmt: skip
 
 
@@ -260,7 +259,7 @@ def test_a_draft_is_never_named(tmp_path, capsys):
         with pytest.raises(OSError, match="") as caught:
             write_whole(path, "text")
         assert caught.value.filename == str(path)
-        assert status_of("show", RUN, "--out", path) == 1
+        assert status_of("show", RUN, "--html", path) == 1
         said = capsys.readouterr().err
         assert str(path) in said and ".dpcore." not in said and len(said.splitlines()) == 1
 

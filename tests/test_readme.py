@@ -87,7 +87,7 @@ def test_every_block_of_code_is_run():
 
 MAKES = [c for text in (TEXT, INSTALL) for c in commands(text) if c.startswith("make")]
 FIRST = first_screen.commands()
-FEWER_ROUNDS = {"dpcore demo": " --rounds 1 --steps 2", "dpcore compare": " --rounds 3"}
+FEWER_ROUNDS = {"dpcore demo": " --rounds 1 --steps-per-round 2", "dpcore compare": " --rounds 3"}
 # Of the doors and of docs/install.md. The lines that install are run by tests of wheels and builds.
 RUNNABLE = ["dpcore exercise start 1", "python examples/see_overlap.py", "dpcore doctor"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.collectives.contenders import PEERS
 from dpcore.tools.compare.collectives.loop import Pace
 from dpcore.tools.compare.collectives.options import Options, chosen_peers
-from dpcore.tools.sizes import HELP as SIZES_HELP
 from dpcore.tools.sizes import parse_sizes
 
 
@@ -24,15 +24,12 @@ def parser(
 ) -> argparse.ArgumentParser:
     result = script_parser(description)
     add = result.add_argument
-    add("--sizes", metavar="SIZES", help=f"{SIZES_HELP} (default: {sizes})")
-    add("--world", default=worlds, metavar="N,...", help=f"ranks, 2,4 (default {worlds})")
-    add(
-        "--peers", default=",".join(PEERS), metavar="NAMES",
-        help=f"of {','.join(PEERS)}, or none (default: all; a missing one is reported)",
-    )  # fmt: skip
-    add("--rounds", type=int, metavar="N", help=f"rounds of every contender (default {rounds})")
-    add("--quick", action="store_true", help=f"3 short rounds of fewer sizes ({quick_sizes})")
-    add("--json", type=Path, metavar="FILE", help="append one JSON line per cell and contender")
+    types.add(result, "--sizes", said=f"default: {sizes}, with --quick {quick_sizes}")
+    types.add(result, "--world", worlds)
+    types.add(result, "--peers", ",".join(PEERS), "default: all; a missing one is reported")
+    types.add(result, "--rounds", said=f"default: {rounds}, with --quick 3")
+    types.add(result, "--quick")
+    add("--records", type=Path, metavar="FILE", help="append a line per cell and contender")
     add("--plot", type=Path, metavar="FILE.png", help="bandwidth and latency as a picture")
     add(
         "--huge-pages", action="store_true",
@@ -43,19 +40,23 @@ def parser(
 
 
 def options_of(made: argparse.ArgumentParser, arguments: argparse.Namespace) -> Options:
+    standard = arguments.quick_sizes if arguments.quick else arguments.default_sizes
     try:
-        standard = arguments.quick_sizes if arguments.quick else arguments.default_sizes
-        worlds = tuple(int(n) for n in arguments.world.split(","))
-        sizes = parse_sizes(arguments.sizes or standard)
         peers = chosen_peers(arguments.peers)
     except ValueError as error:
         made.error(str(error))
-    if min(worlds) < 2:
+    if min(arguments.world) < 2:
         made.error("--world: a collective needs at least 2 ranks")
     rounds = arguments.rounds or (3 if arguments.quick else arguments.default_rounds)
-    if rounds < 1:
-        made.error("--rounds: at least 1")
     pace = Pace(rounds=rounds)
     if arguments.quick:
         pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=3.0)
-    return Options(worlds, sizes, peers, pace, arguments.json, arguments.plot, arguments.huge_pages)
+    return Options(
+        worlds=tuple(arguments.world),
+        sizes=arguments.sizes or parse_sizes(standard),
+        peers=peers,
+        pace=pace,
+        json=arguments.records,
+        plot=arguments.plot,
+        huge_pages=arguments.huge_pages,
+    )

@@ -1,14 +1,17 @@
-"""The types of the arguments of every command: what is accepted, and what is said of the rest.
+"""The grammar of the command line: what an option is called, takes and says, in every command.
 
-Each reads a text or raises ``ArgumentTypeError`` with a sentence, which argparse shows behind the
-name of the option. Importing this loads neither torch nor numpy: ``--help`` does without them.
+An option that several commands have is added by `add`, from one table, so that it means the same in
+all of them. A type reads a text or raises ``ArgumentTypeError`` with a sentence, which argparse
+shows behind the name of the option. Importing this loads neither torch nor numpy: ``--help`` does
+without them.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dpcore.base.link import parse_speed
@@ -79,11 +82,6 @@ def _mib(text: str) -> float:
     return value
 
 
-def _link(text: str) -> str:
-    parse_speed(text)
-    return text
-
-
 def _links(text: str) -> list[str]:
     """ "none,1gbit,50us,100mbit" has three, since a latency belongs to the rate before it."""
     found: list[str] = []
@@ -118,13 +116,80 @@ def _number(kind: Callable[[str], T], text: str) -> T | None:
         return None
 
 
-ranks = whole(1, MOST_RANKS, " of ranks")
-worlds = _listed(whole(2, MOST_RANKS, " of ranks"))  # to compare: one has nobody to talk to
+def _names(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        raise ValueError(f"{text!r}: write a name, or several with commas between them")
+    return found
+
+
+_CAP = re.compile(r"(.+?):([0-9.]+|auto)")
+
+
+def name_and_cap(text: str, known: Collection[str]) -> tuple[str, str]:
+    """What is before and behind the last colon of ``bucketed:25``, which is a size of buckets in
+    MiB or auto; a name of one's own has a colon of its own.
+
+    >>> name_and_cap("bucketed:25", ["bucketed"]), name_and_cap("mine.py:MySchedule:4", [])
+    (('bucketed', '25'), ('mine.py:MySchedule', '4'))
+    """
+    found = _CAP.fullmatch(text)
+    name, cap = found.groups() if found else (text, "")
+    if text.partition(":")[0] in known:
+        name, _, cap = text.partition(":")
+    if cap and cap != "auto":
+        try:
+            mib(cap)
+        except argparse.ArgumentTypeError as problem:
+            raise ValueError(f"{text!r}: {problem}") from None
+    return name, cap
+
+
+worlds = _listed(whole(1, MOST_RANKS, " of ranks"))
 links = typed(_links)
+names = typed(_names)
 process = whole(1, 1 << 22, " of a process")
 seconds = typed(_seconds)
 mib = typed(_mib)
-caps = _listed(mib)
 step_range = typed(_step_range)
-link = typed(_link)
 size_list = typed(sizes.parse_sizes)
+
+ROUNDS, QUICK_ROUNDS = 15, 7
+SIZES, QUICK_SIZES = "8:64M:8x", "8:8M:64x"
+_SCHEDULES = "launch schedules, each with :MIB behind it for the size of buckets"
+_GRAMMAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "--world": ("ranks, several numbers with commas", {"type": worlds, "metavar": "N,..."}),
+    "--link": (
+        "1gbit,50us or none, several with commas",
+        {"type": links, "metavar": "LINKS"},
+    ),
+    "--schedule": (_SCHEDULES, {"type": names, "metavar": "NAMES"}),
+    "--algorithm": ("algorithms, with commas", {"type": names, "metavar": "NAMES"}),
+    "--collective": ("collectives, with commas", {"type": names, "metavar": "NAMES"}),
+    "--peers": ("libraries to compare with, or none", {"type": names, "metavar": "NAMES"}),
+    "--rounds": ("rounds in which all take turns", {"type": whole(), "metavar": "N"}),
+    "--seconds": ("time of each one in a round", {"type": seconds, "metavar": "S"}),
+    "--steps": ("the steps of a trace, from 1", {"type": step_range, "metavar": "A:B"}),
+    "--sizes": (sizes.HELP, {"type": size_list, "metavar": "SIZES"}),
+    "--op": ("sum, mean, prod, min or max", {"metavar": "OP"}),
+    "--quick": ("fewer and shorter rounds", {"action": "store_true"}),
+    "--out": ("folder for what is made", {"type": Path, "metavar": "FOLDER"}),
+    "--json": ("print JSON, and no table", {"action": "store_true"}),
+}
+
+
+def add(
+    made: argparse._ActionsContainer, option: str, default: Any = None, said: str = "", **more: Any
+) -> None:
+    """Adds an option of the grammar. ``said``: what is left to say of it in this command, such as
+    its default where that is not ``default``."""
+    meaning, kind = _GRAMMAR[option]
+    notes = said or ("" if default is None else f"default: {default}")
+    text = f"{meaning} ({notes})" if notes else meaning
+    given = {} if default is None else {"default": default}
+    made.add_argument(option, help=text, **kind, **given, **more)
+
+
+def rounds_of(options: argparse.Namespace) -> int:
+    given: int | None = options.rounds
+    return given or (QUICK_ROUNDS if options.quick else ROUNDS)

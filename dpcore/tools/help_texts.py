@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from dpcore._version import __version__
 
+DOORS = """\
+Collective communication and data parallel training that you can read and see.
+
+I train
+  doctor     what this machine has, what is missing, what to do about it
+  inspect    what a rank is doing that runs or hangs, and which one holds it up
+I study overlap
+  show       a page, a picture and tables of a trace, also of torch's profiler
+  simulate   a prediction of a step over another link, with another schedule
+I teach or learn
+  exercise   write all-reduce, DDP and ZeRO yourself, and have them checked
+  show ring  a page that steps through an algorithm
+I compare
+  demo       torch DDP and dpcore train a model: which wins, and why
+  compare    the same for your model, or libraries with a collective
+  bench      times of dpcore's collectives on this machine
+"""
+
 BENCH = """\
 examples:
-  dpcore bench                                         all_reduce on 2 ranks, 8 B to 64 MiB
-  dpcore bench --world 4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
+  dpcore bench                                         all_reduce on 2 ranks, 8 B to 16 MiB
+  dpcore bench --world 2,4 --sizes 1K:16M:4x --algorithm auto,ring,two_shot
   dpcore bench --collective all_gather,reduce_scatter --dtype bfloat16 --plain
   dpcore bench --json | jq .busbw
   dpcore bench --calibrate                             once per machine: see Communicator.explain
@@ -21,7 +39,7 @@ that is known in advance, over all ranks. The exit status is 1 when there are an
 
 INSPECT = """\
 examples:
-  dpcore inspect --job                          who holds up the job, also on another host
+  dpcore inspect --job                          which rank holds up the job, on any host
   dpcore inspect --job 4711                     the same of the job of process 4711 only
   dpcore inspect                                what each rank of this host does, or did last
   dpcore inspect 4711                           the rank in process 4711
@@ -90,9 +108,9 @@ reason for that. Two ranks are started and checked, for a few seconds.
 SIMULATE = """\
 examples:
   dpcore simulate run.json --link 1gbit,50us
-  dpcore simulate run.json --link 10gbit,20us --world 8 --algorithm two_shot,ring
-  dpcore simulate run.json --link 1gbit,50us --schedule bucketed --bucket-cap-mb 1,2,5,25
-  dpcore simulate run.json --link 1gbit,50us --schedule bucketed,mine.py:MySchedule
+  dpcore simulate run.json --link 10gbit,1gbit --world 2,8 --algorithm two_shot,ring
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed:1,bucketed:5,bucketed:25
+  dpcore simulate run.json --link 1gbit,50us --schedule bucketed:4,mine.py:MySchedule:4
   dpcore simulate gradients.json --link 100mbit,1ms --json
 
 The file is a trace of dpcore.trace around steps of a DataParallel, over any link, or a description,
@@ -100,7 +118,8 @@ see dpcore.tools.simulate.gradients_of; files and folders of torch.profiler are 
 show. Jitter and loss of a link are not simulated. From a trace come the times at which gradients
 get ready, each the least of all steps, so that a disturbed step disturbs no prediction, and the
 bucket cap. A step is forward, backward and communication. That communication slows down the
-computation beside it is not predicted.
+computation beside it is not predicted. mine.py:MySchedule is a dpcore.LaunchSchedule of your own;
+oracle is computing without communication.
 """
 
 BEGIN = f"""\
@@ -120,7 +139,7 @@ Where to begin:
   over another network  DPCORE_LINK=1gbit,50us in front of the same command, or a prediction:
                             dpcore simulate run.json --link 1gbit,50us
   this machine          dpcore doctor     what it has, what is missing, what to do about it
-                        dpcore bench      all-reduce on two ranks, from 8 B to 64 MiB
+                        dpcore bench      all-reduce on two ranks, from 8 B to 16 MiB
   a job that hangs      dpcore inspect --job
   how it works inside   dpcore exercise   write all-reduce and DDP yourself, and have them checked
 

@@ -67,7 +67,7 @@ def test_a_short_run_on_this_host(tmp_path):
     names = "dpcore oracle,dpcore bucketed 1,dpcore priority,dpcore zero1,torch zero 1,torch fsdp"
     names += ",torch/dpcore zero overlap 1"
     arguments = ("--places", "host", "--models", "sleeping_short", "--contenders", names)
-    out = run(*arguments, "--rounds", "1", "--steps", "1", "--json", str(path))
+    out = run(*arguments, "--rounds", "1", "--steps-per-round", "1", "--records", str(path))
     assert out.returncode == 0, out.stderr
     lines = {line["contender"]: line for line in load(path)}
     assert list(lines) == names.split(",")

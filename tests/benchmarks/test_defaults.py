@@ -134,7 +134,7 @@ def test_nobody_always_comes_after_the_same_one():
 def test_a_small_run(tmp_path, monkeypatch, capsys, cell):
     kept = tmp_path / "defaults.jsonl"
     command = ["defaults", "--cells", cell, "--contenders", "dpcore bucketed 1,torch"]
-    command += ["--rounds", "2", "--seconds", "0.01", "--json", str(kept)]
+    command += ["--rounds", "2", "--seconds", "0.01", "--records", str(kept)]
     monkeypatch.setattr(sys, "argv", command)
     assert defaults.main() == 0
     records = [json.loads(text) for text in kept.read_text().splitlines()]

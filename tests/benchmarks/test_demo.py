@@ -77,7 +77,7 @@ def test_the_demo_over_a_link_without_rights(tmp_path, monkeypatch, capsys):
     link = demo.scenes()[1]
     monkeypatch.setattr(demo, "scenes", lambda: [link])
     out = str(tmp_path / "demo")
-    assert main(["demo", "--out", out, "--rounds", "1", "--steps", "1"]) == 0
+    assert main(["demo", "--out", out, "--rounds", "1", "--steps-per-round", "1"]) == 0
     said = capsys.readouterr().out
     assert "A real one needs rights that nobody has." in said
     apart = [float(number) for number in re.findall(r"losses differ by at most (\S+) in 1 ", said)]

@@ -12,7 +12,7 @@ from benchmarks.harness import step_tables
 def test_a_short_run(tmp_path, monkeypatch):
     kept = tmp_path / "local_updates.jsonl"
     command = ["local_updates", "--sync-every", "1,8", "--steps", "8", "--seeds", "2"]
-    monkeypatch.setattr(sys, "argv", [*command, "--link", "1gbit", "--json", str(kept)])
+    monkeypatch.setattr(sys, "argv", [*command, "--link", "1gbit", "--records", str(kept)])
     assert local_updates.main() == 0
     records = {line["contender"]: line for line in map(json.loads, kept.open())}
     assert list(records) == local_updates.contenders([1, 8])

@@ -84,7 +84,7 @@ def test_ratios():
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "neighbours.jsonl"
     command = ["neighbours", "--model", "many", "--sizes", "4K", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "0.01", "--json", str(kept)])
+    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "0.01", "--records", str(kept)])
     assert benchmark.main() == 0
     records = [json.loads(text) for text in kept.read_text().splitlines()]
     assert [(r["what"], r["contender"]) for r in records] == [

@@ -39,7 +39,7 @@ def test_records_and_tables():
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "kept.jsonl"
     words = ["torch_parallel", "--quick", "--strategies", "zeroredundancy"]
-    monkeypatch.setattr(sys, "argv", [*words, "--json", str(kept)])
+    monkeypatch.setattr(sys, "argv", [*words, "--records", str(kept)])
     assert benchmark.main() == 0
     plain, overlapping = map(json.loads, kept.read_text().splitlines())
     assert plain["of_gloo"]["low"] > 0 and len(plain["rounds_s"]["gloo"]) == 6

@@ -148,7 +148,7 @@ def test_training_over_a_real_link(tmp_path, monkeypatch):
     kept = tmp_path / "shaped_link.jsonl"
     command = ["shaped_link", "--contenders", ",".join(contenders)]
     command += ["--rates", "200mbit", "--rounds", "1", "--model", "many"]
-    command += ["--json", str(kept), "--out", str(tmp_path)]
+    command += ["--records", str(kept), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
     assert shaped_link.main() == 0
     records = {record["contender"]: record for record in map(json.loads, kept.open())}

@@ -64,8 +64,8 @@ def test_a_link_that_nobody_knows_says_so():
 def test_network_over_a_shaped_link(tmp_path):
     """dpcore, Gloo and a raw stream between two hosts: nothing wrong, nobody beats the link."""
     kept = tmp_path / "network.jsonl"
-    command = ["-m", "benchmarks.network", "--links", "200mbit", "--sizes", "1M"]
-    command += ["--peers", "gloo", "--quick", "--json", str(kept)]
+    command = ["-m", "benchmarks.network", "--link", "200mbit", "--sizes", "1M"]
+    command += ["--peers", "gloo", "--quick", "--records", str(kept)]
     out = python.run(*command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
     records = [json.loads(line) for line in kept.read_text().splitlines()]

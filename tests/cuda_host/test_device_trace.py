@@ -58,7 +58,7 @@ def test_steps_and_their_file(tmp_path, backend, capsys):
     ends_at = max(entry["ts"] + entry["dur"] for entry in timed)
     assert 0 <= figures.exposed_ms <= (ends_at - min(entry["ts"] for entry in timed)) / 1e3
     assert 0 < figures.communication_ms_per_step <= 2 * figures.step_ms
-    assert main(["show", str(path), "--out", str(tmp_path / "run.html")]) in (0, None)
+    assert main(["show", str(path), "--html", str(tmp_path / "run.html")]) in (0, None)
     assert "exposed" in capsys.readouterr().out
     assert (tmp_path / "run.html").stat().st_size > 10_000
 

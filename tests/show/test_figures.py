@@ -228,8 +228,8 @@ def test_show_as_json(tmp_path, capsys):
         (["run.json", "run.json"], "is named twice"),
         (["nothing.json"], "there is no file"),
         (["run.json", "--steps", "2"], "--steps is for a picture: add --png FILE"),
-        (["run.json", "--json", "--open"], "--open needs a page: add --out FILE"),
-        (["run.json", "--csv", "x.csv", "--open"], "--open needs a page: add --out FILE"),
+        (["run.json", "--json", "--open"], "--open needs a page: add --html FILE"),
+        (["run.json", "--csv", "x.csv", "--open"], "--open needs a page: add --html FILE"),
         (["run.json", "--json", "--csv", "-"], "--json and --csv - both print: leave one out"),
     ],
 )

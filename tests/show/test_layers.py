@@ -57,7 +57,7 @@ def test_a_layer_has_its_exposed_all_reduces(tmp_path, capsys):
     assert [s.exposed_ms for s in found] == pytest.approx([2.5, 2.5, 3.5, 3.5])
     assert found[0].exposed_share == pytest.approx(0.25)
     picture = tmp_path / "run.png"
-    assert main(["show", str(path), "--png", str(picture), "--out", str(tmp_path / "p.html")]) == 0
+    assert main(["show", str(path), "--png", str(picture), "--html", str(tmp_path / "p.html")]) == 0
     said = capsys.readouterr().out
     assert "Layers and other spans that communicate" in said
     row = next(line for line in said.splitlines() if line.strip().startswith("layer 0 back"))

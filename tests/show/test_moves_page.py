@@ -65,7 +65,7 @@ def test_a_file_that_is_called_like_an_algorithm_is_read(tmp_path, capsys, monke
 @needs_browser
 def test_its_moves_can_be_stepped_through(browser, tmp_path):
     page = tmp_path / "page.html"
-    assert main(["show", "ring", "--out", str(page)]) == 0
+    assert main(["show", "ring", "--html", str(page)]) == 0
     browser.open(page)
     assert browser.text("h1") == "all_reduce by ring, 4 ranks"
     shown = "getComputedStyle(document.querySelector('{}')).display"

@@ -218,7 +218,7 @@ def test_the_command_makes_one_page_of_all_ranks(tmp_path, capsys):
 def test_it_needs_neither_torch_nor_the_core(tmp_path):
     code = "import sys; from dpcore.__main__ import main; assert main(sys.argv[1:]) == 0; "
     code += "assert not {'torch', 'dpcore._C'} & set(sys.modules)"
-    given = ["show", *map(str, GLOO), "--out", str(tmp_path / "page.html")]
+    given = ["show", *map(str, GLOO), "--html", str(tmp_path / "page.html")]
     subprocess.run([sys.executable, "-c", code, *given], check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "page.html").exists()
 

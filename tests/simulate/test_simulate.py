@@ -165,7 +165,12 @@ def test_gradients_of_a_description(tmp_path):
 
 def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     path = str(write_trace(tmp_path / "run.json"))
-    assert main(["simulate", path, "--link", "1mbit,1ms", "--bucket-cap-mb", "0.001,25"]) == 0
+    assert (
+        main(
+            ["simulate", path, "--link", "1mbit,1ms", "--schedule", "bucketed:0.001,per_parameter"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "4 gradients of 0.0 MiB, 2 ranks, link 1mbit,1ms" in out
     assert "per_parameter" in out
@@ -185,14 +190,14 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--link", "fast"], "--link: link 'fast': 'fast' is not understood"),
+        (["--link", "fast"], "--link: 'fast' is not a link; write none or a rate"),
         (["--link", "0gbit"], "'0gbit' is out of range"),
         (["--link", "1gbit", "--world", "-3"], "--world: '-3' is not a whole number of ranks"),
         (["--link", "1gbit", "--world", "0"], "--world: '0' is not a whole number of ranks"),
-        (["--link", "1gbit", "--bucket-cap-mb", "inf"], "'inf' is not a size in MiB"),
-        (["--link", "1gbit", "--bucket-cap-mb", "nan"], "'nan' is not a size in MiB"),
-        (["--link", "1gbit", "--bucket-cap-mb", "1,-1"], "'-1' is not a size in MiB"),
-        (["--link", "1gbit", "--bucket-cap-mb", "0"], "'0' is not a size in MiB"),
+        (["--link", "1gbit", "--schedule", "bucketed:inf"], "'inf' is not a size in MiB"),
+        (["--link", "1gbit", "--schedule", "bucketed:nan"], "'nan' is not a size in MiB"),
+        (["--link", "1gbit", "--schedule", "bucketed:-1"], "'-1' is not a size in MiB"),
+        (["--link", "1gbit", "--schedule", "bucketed:0"], "'0' is not a size in MiB"),
         (["--link", "1gbit,jitter=1us"], "simulate knows no jitter and no loss"),
         (["--link", "1gbit,loss=1%"], "simulate knows no jitter and no loss"),
         (["--link", "1gbit", "--schedule", "soon"], "choose from bucketed"),

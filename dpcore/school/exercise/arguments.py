@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dpcore.tools import argument_types as types
+
 EXAMPLES = """\
 examples:
   dpcore exercise list                   what there is, and what you have begun
@@ -53,7 +55,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--again", action="store_true", help="for start: replace your file by a new one"
     )
-    made.add_argument("--json", action="store_true", help="for list and check: print JSON")
+    types.add(made, "--json", said="for list and check")
     made.add_argument(
         "--verify",
         nargs=2,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dpcore.errors import Unsupported
 from dpcore.tools import argument_types as types
-from dpcore.tools.sizes import HELP as SIZES
 
 EXAMPLES = """\
 examples:
@@ -15,7 +14,7 @@ examples:
   dpcore compare --example > my.py             a model of your own to begin with
   dpcore compare my.py:make --contenders torch,torch:100,default,bucketed:1
   dpcore compare my.py:make --contenders torch,default,mine.py:MySchedule --rounds 40
-  dpcore compare transformer --links none,1gbit,100mbit --worlds 2,4
+  dpcore compare transformer --link none,1gbit,100mbit --world 2,4
   dpcore compare all_reduce --peers gloo,openmpi,mpich --sizes 8:64M:8x
   dpcore compare all                           every collective
 
@@ -41,49 +40,36 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "what", nargs="?", default="", metavar="WHAT",
         help="a model, file.py:make, a collective, or 'all' of those (default: transformer)",
     )  # fmt: skip
-    add(
-        "--worlds", type=types.worlds, default=[2], metavar="N,...",
-        help="numbers of ranks (default: 2)",
-    )  # fmt: skip
-    add(
-        "--rounds", type=types.whole(), metavar="N",
-        help="rounds in which all take turns (default: 15)",
-    )  # fmt: skip
-    add("--quick", action="store_true", help="fewer and shorter rounds")
-    add("--out", type=Path, metavar="FOLDER", help="folder for the results (default: compare/WHAT)")
-    add("--json", action="store_true", help="one JSON object per cell and contender, no table")
+    types.add(made, "--world", "2")
+    types.add(made, "--rounds", said=f"default: {types.ROUNDS}, with --quick {types.QUICK_ROUNDS}")
+    types.add(made, "--seconds", said="default: 0.3 for a model, 0.02 for a collective")
+    types.add(made, "--quick")
+    types.add(made, "--out", said="default: compare/WHAT")
+    types.add(made, "--json", said="a line for each cell and contender")
     add("--example", action="store_true", help="print a my.py to begin with, and measure nothing")
     training = made.add_argument_group("models")
     add = training.add_argument
     add(
-        "--contenders", default="torch,torch:100,default", metavar="NAMES",
-        help="who takes turns (default: %(default)s); the others are compared with the first of "
+        "--contenders", type=types.names, default="torch,torch:100,default", metavar="NAMES",
+        help="what takes turns (default: %(default)s); the others are compared with the first of "
         "torch",
     )  # fmt: skip
-    add(
-        "--links", type=types.links, default=[""], metavar="LINKS",
-        help="none,1gbit,100mbit (default: none)",
-    )  # fmt: skip
+    types.add(training, "--link", "none")
     add("--emulated", action="store_true", help="emulate links, also as root")
-    add(
-        "--seconds", type=types.seconds, metavar="S",
-        help="time of the first contender in a round, at least one step (default: 0.3)",
-    )  # fmt: skip
     add(
         "--threads", type=types.whole(1, 1024), metavar="N",
         help="torch's, per rank (default: cores / ranks)",
     )  # fmt: skip
     collectives = made.add_argument_group("collectives")
-    add = collectives.add_argument
-    add(
-        "--peers", default="gloo,openmpi,mpich", metavar="NAMES",
-        help="libraries to compare with (default: %(default)s)",
+    types.add(collectives, "--peers", "gloo,openmpi,mpich")
+    types.add(collectives, "--sizes", said=f"default: {types.SIZES}")
+    collectives.add_argument(
+        "--huge-pages", action="store_true",
+        help="ordinary memory of all contenders on huge pages",
     )  # fmt: skip
-    add("--sizes", type=types.size_list, metavar="SIZES", help=f"{SIZES} (default: 8:64M:8x)")
-    add("--huge-pages", action="store_true", help="ordinary memory of all contenders on huge pages")
 
 
-_OF_MODELS = ("contenders", "links", "emulated", "seconds", "threads")
+_OF_MODELS = ("contenders", "link", "emulated", "threads")
 _OF_COLLECTIVES = ("peers", "sizes", "huge_pages")
 
 
@@ -92,7 +78,8 @@ def check_fitting(options: argparse.Namespace, is_collective: bool) -> None:
     made = argparse.ArgumentParser(add_help=False)
     add_arguments(made)
     others = _OF_MODELS if is_collective else _OF_COLLECTIVES
-    given = [name for name in others if getattr(options, name) != made.get_default(name)]
+    usual = made.parse_args([])
+    given = [name for name in others if getattr(options, name) != getattr(usual, name)]
     if given:
         kinds = ("models", "a collective") if is_collective else ("collectives", "a model")
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -115,7 +102,9 @@ sentence: who won, by how much, and why.
 
 
 def add_demo_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
-    rounds, steps = "rounds in which all take turns", "steps of one contender in a round"
-    made.add_argument("--rounds", type=types.whole(), default=10, help=rounds)
-    made.add_argument("--steps", type=types.whole(), default=3, help=steps)
+    types.add(made, "--out", Path("demo"))
+    types.add(made, "--rounds", types.ROUNDS)
+    made.add_argument(
+        "--steps-per-round", type=types.whole(), default=2, metavar="N",
+        help="steps of one contender in a round (default: %(default)s)",
+    )  # fmt: skip

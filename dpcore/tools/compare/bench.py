@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from dpcore._version import __version__
 from dpcore.comm.launch.identity import is_launched
 from dpcore.errors import Unsupported
+from dpcore.tools.argument_types import SIZES
 from dpcore.tools.compare.collectives import loop, table
-from dpcore.tools.compare.collectives.cells import BYTES, OPS, cells_of
+from dpcore.tools.compare.collectives.cells import BYTES, OPS, cells_of, collectives_of
 from dpcore.tools.compare.collectives.contenders import ARENA, PLAIN, tuning
 from dpcore.tools.compare.collectives.loop import Measurement, Pace
 from dpcore.tools.compare.collectives.summary import records, summarise, total_wrong
@@ -29,13 +30,12 @@ from dpcore.tools.sizes import parse_sizes
 if TYPE_CHECKING:
     from dpcore.comm.communicators.native import Communicator
 
-_DEFAULT_WORLD = 2
 _DEFAULTS: dict[str, Any] = {
-    "collective": ("all_reduce",),
-    "sizes": parse_sizes("8:64M:4x"),
+    "collective": ["all_reduce"],
+    "sizes": parse_sizes(SIZES),
     "dtype": "float32",
     "op": "sum",
-    "algorithm": "auto",
+    "algorithm": ["auto"],
 }
 _TIMEOUT_SECONDS = 60.0
 
@@ -70,29 +70,32 @@ def run(options: argparse.Namespace) -> int:
         return calibrate.run(options.json, options.seconds)
     asked = _DEFAULTS | given
     plan = Plan(
-        collectives=asked["collective"],
+        collectives=collectives_of(asked["collective"]),
         sizes=asked["sizes"],
         dtype=asked["dtype"],
         op=asked["op"],
-        algorithms=tuple(asked["algorithm"].split(",")),
+        algorithms=tuple(asked["algorithm"]),
         plain=options.plain,
         seconds=options.seconds,
         json=options.json,
     )
     # Before numpy is loaded: it would ask for huge pages, which a tensor of torch does not have.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    world: int | None = options.world
+    worlds: list[int] | None = options.world
     if not is_launched():
         from dpcore.comm.launch.spawn import spawn
 
-        ranks = _DEFAULT_WORLD if world is None else world
-        results = spawn(lambda comm: measure(comm, plan), ranks, timeout=_TIMEOUT_SECONDS)
-        return int(any(results))
+        wrongs = [
+            spawn(lambda comm: measure(comm, plan), ranks, timeout=_TIMEOUT_SECONDS)
+            for ranks in worlds or [2]
+        ]
+        return int(any(map(any, wrongs)))
     from dpcore.comm.launch.session import finalize, init
 
     comm = init(timeout=_TIMEOUT_SECONDS)
-    if world not in (None, comm.world_size):
-        raise Unsupported(f"--world {world}, but the launcher started {comm.world_size} ranks")
+    if worlds not in (None, [comm.world_size]):
+        asked_for = ",".join(map(str, worlds or ()))
+        raise Unsupported(f"--world {asked_for}, but the launcher started {comm.world_size} ranks")
     wrong = measure(comm, plan)
     finalize()
     return int(wrong > 0)

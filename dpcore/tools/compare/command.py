@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from dpcore.errors import Unsupported
+from dpcore.tools import argument_types
 from dpcore.tools import hosts as namespaces
 from dpcore.tools.compare.arguments import check_fitting
 from dpcore.tools.compare.collectives.cells import COLLECTIVES
@@ -115,9 +116,11 @@ def plan_of(options: argparse.Namespace) -> Any:
     """The plan, or an Error that says what to write instead."""
     from dpcore.tools.compare import plan
 
-    worlds, links = options.worlds, options.links
+    worlds, links = options.world, options.link
+    if min(worlds) < 2:
+        raise Unsupported("--world 1: one rank has no other to compare with; 2 is the least")
     if options.emulated and not any(links):
-        raise Unsupported("--emulated: there is no link to emulate; write --links 1gbit as well")
+        raise Unsupported("--emulated: there is no link to emulate; write --link 1gbit as well")
     cells = [
         plan.Cell(link, kind_of(link, options.emulated), world)
         for link in links
@@ -127,7 +130,7 @@ def plan_of(options: argparse.Namespace) -> Any:
         model=plan.model(options.what or _BARE),
         contenders=tuple(plan.contenders(options.contenders)),
         cells=tuple(cells),
-        rounds=options.rounds or (7 if options.quick else 15),
+        rounds=argument_types.rounds_of(options),
         seconds=options.seconds or (0.1 if options.quick else 0.3),
         threads=options.threads or max(1, len(os.sched_getaffinity(0)) // max(worlds)),
     )
@@ -140,7 +143,7 @@ def kind_of(link: str, emulated: bool) -> str:
         return "emulated"
     if "," in link:
         raise Unsupported(
-            f"--links {link}: the kernel shapes the rate of hosts in network namespaces; latency, "
+            f"--link {link}: the kernel shapes the rate of hosts in network namespaces; latency, "
             "jitter and loss are for links that dpcore emulates: --emulated"
         )
     return "hosts"

@@ -173,12 +173,12 @@ def run(options: argparse.Namespace) -> int:
                 "This one slows down dpcore only, so torch DDP sends its buckets over it."
             )
         try:
-            result = train(scene, options.rounds, options.steps, folder, console)
+            result = train(scene, options.rounds, options.steps_per_round, folder, console)
         except RankFailed as problem:
             console.print(f"left out, since a rank failed: {problem}", markup=False)
             failed = True
             continue
-        verdicts.append(tell(scene, result, folder, console, options.steps))
+        verdicts.append(tell(scene, result, folder, console, options.steps_per_round))
     others = "dpcore compare all_reduce, and dpcore compare for your own model"
     console.print(f"{time.monotonic() - begin:.0f} s. Next: {others}")
     console.print(ending(verdicts), markup=False)

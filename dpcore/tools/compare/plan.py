@@ -8,25 +8,22 @@ mine.py:MySchedule          one of your own, a dpcore.LaunchSchedule; mine.py:My
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpcore.base.user_code import check_file, names_code, source_of
 from dpcore.errors import Unsupported
 from dpcore.reference.launches import EXACT
-from dpcore.tools.argument_types import mib
+from dpcore.tools.argument_types import name_and_cap
 from dpcore.tools.compare.collectives.contenders import tuning
 from dpcore.tools.compare.training.bare import BY_DPCORE, BY_TORCH
 from dpcore.tools.compare.training.models import MODELS
 from dpcore.tools.compare.training.ranks import ALONE, DEFAULT, TORCH, TORCH_OVER_OURS, kind_and_cap
 
 DEFAULT_NAMES = ("default", "auto")
-_CAP = re.compile(r"(.+?):([0-9.]+|auto)")
 
 
 @dataclass(frozen=True)
@@ -49,19 +46,14 @@ class Contender:
 
 def contender(text: str) -> Contender:
     known = (TORCH, *DEFAULT_NAMES, *EXACT)
-    found = _CAP.fullmatch(text)
-    kind, cap = found.groups() if found else (text, "")
-    if text.partition(":")[0] in known:
-        kind, _, cap = text.partition(":")
+    try:
+        kind, cap = name_and_cap(text, known)
+    except ValueError as problem:
+        raise Unsupported(f"contender {problem}") from None
     if cap == "auto" and kind != "bucketed":
         raise Unsupported(
             f"contender {text!r}: only bucketed:auto measures its buckets, as default does"
         )
-    if cap and cap != "auto":
-        try:
-            mib(cap)
-        except argparse.ArgumentTypeError as problem:
-            raise Unsupported(f"contender {text!r}: {problem}") from None
     if kind not in known and names_code(kind):
         check_file(kind)
         return Contender(text, f"dpcore {kind} {cap}".strip())
@@ -83,13 +75,10 @@ def _nearest(text: str, known: Iterable[str]) -> str:
     return f", did you mean {meant[0]!r}?" if meant else ":"
 
 
-def contenders(text: str) -> list[Contender]:
-    found = [contender(part.strip()) for part in text.split(",") if part.strip()]
-    names = [one.name for one in found]
+def contenders(names: Sequence[str]) -> list[Contender]:
+    found = [contender(name) for name in names]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise Unsupported(f"contender {twice!r} is named twice; 'default' and 'auto' are the same")
-    if not found:
-        raise Unsupported("no contender: write --contenders torch,default")
     return found
 
 

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     _refuse_what_would_do_nothing(options, only_data)
     runs = read_runs(options.trace)
     figures = [figures_of(trace) for trace in runs]
-    page = options.out or (None if only_data else beside(runs[0], ".html"))
+    page = options.html or (None if only_data else beside(runs[0], ".html"))
     written = [path for path in (page, options.png) if path is not None]
     if page is not None:
         write_page(page, runs)
@@ -61,8 +61,11 @@ def _run_moves(options: argparse.Namespace) -> int:
     for other in ("png", "steps", "csv", "export", "json"):
         if getattr(options, other):
             raise Unsupported(f"--{other} is for a trace, and {name} is an algorithm")
-    plan = moves.asked(name, options.collective, options.world)
-    page = options.out or Path(f"{name}.html")
+    for one in ("world", "collective"):
+        if len(getattr(options, one) or [0]) > 1:
+            raise Unsupported(f"--{one}: a page steps through one; write one")
+    plan = moves.asked(name, *(options.collective or [None]), *(options.world or [None]))
+    page = options.html or Path(f"{name}.html")
     write_moves_page(page, plan)
     print(describe(plan), end="")
     print(f"wrote {page}")
@@ -90,8 +93,8 @@ def _refuse_what_is_of_algorithms(options: argparse.Namespace) -> None:
 def _refuse_what_would_do_nothing(options: argparse.Namespace, only_data: bool) -> None:
     if options.steps is not None and options.png is None:
         raise Unsupported("--steps is for a picture: add --png FILE")
-    if options.open and only_data and options.out is None:
-        raise Unsupported("--open needs a page: add --out FILE")
+    if options.open and only_data and options.html is None:
+        raise Unsupported("--open needs a page: add --html FILE")
     if options.json and options.csv == Path("-"):
         raise Unsupported("--json and --csv - both print: leave one out")
 

@@ -7,41 +7,62 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from dpcore.base.link import parse_speed
 from dpcore.base.markup import short
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.reference.launches import CAPPED, SCHEDULES
-from dpcore.tools.simulate.gradients import gradients_of
+from dpcore.tools.argument_types import name_and_cap
+from dpcore.tools.simulate.gradients import Gradients, gradients_of
 from dpcore.tools.simulate.own_schedule import named_or_own
-from dpcore.tools.simulate.training import Prediction, sweep
+from dpcore.tools.simulate.training import Prediction, predict
 
 
 def run(options: argparse.Namespace) -> int:
     """Predicts and prints; the exit status."""
-    work = gradients_of(*options.gradients)
-    work = work.on(max(2, work.world) if options.world is None else options.world)
-    algorithms = options.algorithm.split(",")
-    if unknown := [name for name in algorithms if name not in algorithms_of("all_reduce")]:
+    recorded = gradients_of(*options.gradients)
+    if unknown := [name for name in options.algorithm if name not in algorithms_of("all_reduce")]:
         known = ", ".join(algorithms_of("all_reduce"))
         raise Unsupported(f"--algorithm {', '.join(unknown)}: choose from {known}")
-    schedules = [named_or_own(name) for name in options.schedule.split(",")]
-    caps = options.bucket_cap_mb or [None]
-    predictions = sweep(work, parse_speed(options.link), schedules, caps, algorithms)
+    if "" in options.link:
+        raise Unsupported("--link none: a prediction is for a link, such as 1gbit,50us")
+    schedules = [_schedule_and_cap(text) for text in options.schedule]
+    lines = []
+    for world in options.world or [max(2, recorded.world)]:
+        work = recorded.on(world)
+        for link in options.link:
+            predictions = [
+                predict(work, parse_speed(link), schedule, cap, algorithm)
+                for schedule, cap in schedules
+                for algorithm in options.algorithm[: 1 if schedule == "oracle" else None]
+            ]
+            lines += [{"link": link, "world": world} | asdict(one) for one in predictions]
+            if not options.json:
+                _tell(work, link, predictions)
     if options.json:
-        json.dump([asdict(prediction) for prediction in predictions], sys.stdout, indent=1)
+        json.dump(lines, sys.stdout, indent=1)
         print()
-        return 0
+    return 0
+
+
+def _schedule_and_cap(text: str) -> tuple[Any, float | None]:
+    name, cap = name_and_cap(text, SCHEDULES)
+    if cap == "auto":
+        raise Unsupported(f"--schedule {text}: a prediction needs a size in MiB, such as {name}:25")
+    return named_or_own(name), float(cap) if cap else None
+
+
+def _tell(work: Gradients, link: str, predictions: Sequence[Prediction]) -> None:
     nbytes = sum(work.sizes)
     print(
         f"{len(work.sizes)} gradients of {nbytes / 2**20:.1f} MiB, {work.world} ranks, "
-        f"link {options.link}. Forward and backward take at least "
+        f"link {link}. Forward and backward take at least "
         f"{short(work.compute_seconds * 1e3)} ms; with communication over this link no "
         f"step is shorter than {short(predictions[0].bound_ms)} ms"
     )
     _print_table(predictions, ", ".join(f"{cap / 2**20:g}" for cap in work.caps))
-    return 0
 
 
 def _print_table(predictions: Sequence[Prediction], caps_of_the_run: str) -> None:

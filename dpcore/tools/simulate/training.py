@@ -17,7 +17,7 @@ from dpcore.base.link import Speed
 from dpcore.base.user_code import naming_the_line
 from dpcore.errors import Unsupported
 from dpcore.reference.buckets import plan_buckets
-from dpcore.reference.launches import CAPPED, SCHEDULES, caps_of
+from dpcore.reference.launches import SCHEDULES, caps_of
 from dpcore.tools.simulate.gradients import Gradients
 from dpcore.tools.simulate.network import Network, NetworkOperation
 from dpcore.tools.simulate.rehearsal import copies_for, rehearse
@@ -146,20 +146,3 @@ def _buckets(work: Gradients, caps: Sequence[int]) -> list[list[int]]:
     """As the reducer plans them after the first step: in the order of arrival on rank 0."""
     order = sorted(range(len(work.sizes)), key=lambda gradient: work.ready[0][gradient])
     return plan_buckets(work.sizes, work.kinds, order, caps)
-
-
-def sweep(
-    work: Gradients,
-    link: Speed,
-    schedules: Sequence[str | Any],
-    caps: Sequence[float | None],
-    algorithms: Sequence[str],
-) -> list[Prediction]:
-    """Every combination that differs: caps mean nothing to per_parameter, flat and oracle."""
-    predictions = []
-    for schedule in schedules:
-        is_capped = not isinstance(schedule, str) or schedule in CAPPED
-        for cap in caps if is_capped else caps[:1]:
-            for algorithm in algorithms if schedule != "oracle" else algorithms[:1]:
-                predictions.append(predict(work, link, schedule, cap, algorithm))
-    return predictions

@@ -75,12 +75,14 @@ COLLECTIVES: dict[str, Case] = {
 }
 
 
-def collectives_of(text: str) -> tuple[str, ...]:
-    """Names with commas between them, or "all"."""
-    names = tuple(COLLECTIVES) if text == "all" else tuple(text.split(","))
+def collectives_of(names: Sequence[str]) -> tuple[str, ...]:
+    """All of them for "all"."""
+    if list(names) == ["all"]:
+        return tuple(COLLECTIVES)
     if unknown := [name for name in names if name not in COLLECTIVES]:
-        raise ValueError(f"{unknown[0]!r}: choose from {', '.join(COLLECTIVES)}, or all")
-    return names
+        known = ", ".join(COLLECTIVES)
+        raise ValueError(f"--collective {unknown[0]!r}: choose from {known}, or all")
+    return tuple(names)
 
 
 @dataclass(frozen=True)

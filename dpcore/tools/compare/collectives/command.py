@@ -6,6 +6,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from dpcore.tools import argument_types as types
 from dpcore.tools.compare.collectives.cells import COLLECTIVES
 from dpcore.tools.compare.collectives.contenders import BOUNDS, OURS, peer
 from dpcore.tools.compare.collectives.loop import Pace
@@ -15,21 +16,17 @@ from dpcore.tools.compare.collectives.session import exit_status
 from dpcore.tools.compare.collectives.session import run as measure
 from dpcore.tools.sizes import parse_sizes
 
-SIZES, QUICK_SIZES = "8:64M:8x", "8:8M:64x"
-
 
 def run(options: argparse.Namespace) -> int:
     """The exit status: 1 when an element was wrong."""
     names = list(COLLECTIVES) if options.what == "all" else [options.what]
     folder: Path = options.out or Path("compare") / options.what
     kept = folder / "compare.jsonl"
-    rounds = options.rounds or (3 if options.quick else 7)
-    pace = Pace(rounds=rounds, round_seconds=0.02, most_seconds=4.0)
-    if options.quick:
-        pace = Pace(rounds=rounds, round_seconds=0.01, most_seconds=2.0)
+    seconds, most = (0.01, 2.0) if options.quick else (0.02, 4.0)
+    pace = Pace(types.rounds_of(options), options.seconds or seconds, most_seconds=most)
     wanted = Options(
-        worlds=tuple(options.worlds),
-        sizes=options.sizes or parse_sizes(QUICK_SIZES if options.quick else SIZES),
+        worlds=tuple(options.world),
+        sizes=options.sizes or parse_sizes(types.QUICK_SIZES if options.quick else types.SIZES),
         peers=chosen_peers(options.peers),
         pace=pace,
         json=kept,

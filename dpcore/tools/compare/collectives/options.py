@@ -33,9 +33,10 @@ class Options:
         }
 
 
-def chosen_peers(text: str) -> tuple[str, ...]:
-    names: Sequence[str] = [] if text in ("", "none") else text.split(",")
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise ValueError(f"unknown peer {unknown[0]!r}: choose from {', '.join(PEERS)}, or none")
+def chosen_peers(names: Sequence[str]) -> tuple[str, ...]:
+    if list(names) == ["none"]:
+        return ()
+    if unknown := [name for name in names if name not in PEERS]:
+        known = ", ".join(PEERS)
+        raise ValueError(f"--peers {unknown[0]!r}: choose from {known}, or none")
     return tuple(names)
