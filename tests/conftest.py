@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from dpcore.comm.launch.fork_server import PRELOAD
+from dpcore.comm.launch.rank_processes import PRELOAD
 from tests import sharing
 
 # Started in the background by a shell, a program ignores Ctrl-C and so do its children: the tests

@@ -2,21 +2,14 @@
 
 For notebooks, lessons and tests. Programs that train are started by torchrun, mpirun or srun.
 
-Processes come from Python's fork server with torch loaded in advance: a clean process each (no
-thread or lock is inherited), in milliseconds. Functions travel by cloudpickle, so a lambda or a
-function of a notebook cell will do, and the calling script is not imported again.
+Functions travel by cloudpickle, so a lambda or a function of a notebook cell will do, and the
+calling script is not imported again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import gc
 import importlib.util
-import multiprocessing
-import os
-import pickle
-import signal
 import sys
 import threading
 import time
@@ -24,16 +17,16 @@ import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from dpcore.base.core_choice import NoCore, without_torch
 from dpcore.comm.communicators.checks import check_integer, check_is
-from dpcore.comm.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
-from dpcore.comm.launch.threads import heed_environment
+from dpcore.comm.launch.rank_processes import RankProcesses, how_it_ended
 from dpcore.errors import Error, PeerLost, Unsupported
 
 _GRACE_SECONDS = 5.0  # for the other ranks to end by themselves after one has failed
+_LOOK_SECONDS = 0.2  # at most between two looks at the clock
 _EXIT_SECONDS = 10.0  # for a process to go after its report: a busy machine takes its time
 
 
@@ -170,86 +163,61 @@ def run_processes(
     environment: Mapping[str, str] | None = None,
     deadline: float | None = None,
     grace: float = _GRACE_SECONDS,
+    preload: Sequence[str] = (),
 ) -> list[Outcome]:
     """The outcomes of all ranks as processes. Nothing of them is left when this returns.
 
-    Ranks have the environment of the caller, and not that of the fork server, which began earlier;
-    ``environment`` is added to it. ``deadline``: seconds for the whole call.
+    ``environment`` is added to that of the caller. ``deadline``: seconds for the whole call.
     """
     import cloudpickle
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    start_fork_server()
     payload = cloudpickle.dumps((fn, tuple(args), timeout, dict(options or {})))
-    rendezvous = f"spawn-{uuid.uuid4().hex}"
+    processes = RankProcesses(
+        _rank_main,
+        world_size,
+        (world_size, f"spawn-{uuid.uuid4().hex}", payload),
+        environment,
+        preload,
+    )
     outcomes = [Outcome(rank) for rank in range(world_size)]
-    everything = {**os.environ, **(environment or {})}
-    processes = []
-    lines: dict[Connection, tuple[Outcome, Any]] = {}
     try:
-        with unimportable_main():
-            for rank in range(world_size):
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_rank_main,
-                    args=(theirs, rank, world_size, rendezvous, payload, everything),
-                    name=f"dpcore rank {rank}",
-                    daemon=False,  # a daemon could not have DataLoader workers
-                )
-                process.start()
-                theirs.close()
-                processes.append(process)
-                lines[ours] = (outcomes[rank], process)
-        _collect(lines, deadline, grace)
+        _collect(processes, outcomes, deadline, grace)
     finally:
-        _end(processes, outcomes)
-        for line in lines:
-            line.close()
-    for outcome, process in zip(outcomes, processes, strict=True):
-        outcome.exit_code = process.exitcode
-        if outcome.error is None and outcome.exit_code != 0:
+        leaving = [outcome.rank for outcome in outcomes if outcome.reported]
+        exit_codes = processes.end(_EXIT_SECONDS, leaving)
+    for outcome, exit_code in zip(outcomes, exit_codes, strict=True):
+        outcome.exit_code = exit_code
+        if outcome.error is None and exit_code != 0:
             outcome.error = PeerLost(
-                f"rank {outcome.rank} ended {_how(outcome.exit_code)} "
+                f"rank {outcome.rank} ended {how_it_ended(exit_code)} "
                 f"{'after its result was there' if outcome.reported else 'without a result'}"
             )
     return outcomes
 
 
 def _collect(
-    lines: Mapping[Connection, tuple[Outcome, Any]], deadline: float | None, grace: float
+    processes: RankProcesses, outcomes: Sequence[Outcome], deadline: float | None, grace: float
 ) -> None:
-    """Takes the ranks' reports until all have spoken or gone, or patience ends.
-
-    A process that is gone is known by its sentinel: workers that it forked may hold its line.
-    """
-    waiting = dict(lines)
+    """Takes the ranks' reports until all have spoken or gone, or patience ends."""
+    waiting = set(range(len(outcomes)))
     ends_at = time.monotonic() + deadline if deadline is not None else float("inf")
-    while waiting and time.monotonic() < ends_at:
-        patience = max(0.0, min(ends_at - time.monotonic(), 0.2))
-        sentinels = [process.sentinel for _, process in waiting.values()]
-        ready = wait([*waiting, *sentinels], timeout=patience)
-        for line, (outcome, process) in list(waiting.items()):
-            if line not in ready and process.sentinel not in ready:
-                continue
-            del waiting[line]
-            try:
-                if not line.poll():
-                    raise EOFError
-                _take(line.recv_bytes(), outcome)
-                failed = outcome.error is not None
-            except EOFError:  # the process is gone
+    while waiting and (left := ends_at - time.monotonic()) > 0:
+        for rank, report in processes.heard(waiting, min(left, _LOOK_SECONDS)):
+            waiting.discard(rank)
+            outcome = outcomes[rank]
+            if report is None:  # the process is gone
                 outcome.failed_at = time.monotonic()
-                failed = True
-            if failed:
+            else:
+                _take(report, outcome)
+            if report is None or outcome.error is not None:
                 ends_at = min(ends_at, time.monotonic() + grace)
 
 
-def _take(report: bytes, outcome: Outcome) -> None:
+def _take(report: tuple[bytes, str, str, float], outcome: Outcome) -> None:
     """What a rank has sent. The text of its error is good also where the error can't be made."""
     import cloudpickle
 
-    made, described, outcome.traceback, outcome.failed_at = pickle.loads(report)
+    made, described, outcome.traceback, outcome.failed_at = report
     outcome.reported = True
     try:
         outcome.result, outcome.error = cloudpickle.loads(made)
@@ -261,35 +229,11 @@ def _take(report: bytes, outcome: Outcome) -> None:
         )
 
 
-def _end(processes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
-    ends_at = time.monotonic() + _EXIT_SECONDS
-    for process, outcome in zip(processes, outcomes, strict=False):  # all may not have started
-        process.join(timeout=max(0.0, ends_at - time.monotonic()) if outcome.reported else 0.5)
-        if process.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            process.join()
-
-
-def _how(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "unobserved"
-    if exit_code < 0:
-        return f"by {signal.Signals(-exit_code).name}"
-    return f"with exit code {exit_code}"
-
-
 def _rank_main(
-    line: Connection,
-    rank: int,
-    world_size: int,
-    rendezvous: str,
-    payload: bytes,
-    environment: Mapping[str, str],
+    pipe: Connection, rank: int, world_size: int, rendezvous: str, payload: bytes
 ) -> None:
     import cloudpickle
 
-    begin_rank(environment)
     outcome = Outcome(rank)
     try:
         fn, args, timeout, options = cloudpickle.loads(payload)
@@ -308,31 +252,7 @@ def _rank_main(
         outcome.traceback = outcome.traceback or traceback.format_exc()
         outcome.failed_at = min(outcome.failed_at, time.monotonic())
         made = cloudpickle.dumps((None, outcome.error))
-    line.send_bytes(pickle.dumps((made, described, outcome.traceback, outcome.failed_at)))
-    line.close()
+    pipe.send((made, described, outcome.traceback, outcome.failed_at))
+    pipe.close()
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def begin_rank(environment: Mapping[str, str]) -> None:
-    """A process that will be a rank: the caller's environment instead of the fork server's, and an
-    end when the launcher ends."""
-    gc.freeze()  # of what all ranks share, a collection would copy every page
-    _end_with_launcher()
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
-    heed_environment()
-
-
-def _end_with_launcher() -> None:
-    """From here on the kernel sends SIGTERM when the launcher is gone, however it went."""
-    launcher = multiprocessing.parent_process()
-    if launcher is None:
-        return
-    sentinel = launcher.sentinel
-    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGTERM)
-    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([sentinel], timeout=0):
-        os.kill(os.getpid(), signal.SIGTERM)

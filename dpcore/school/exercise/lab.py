@@ -81,10 +81,8 @@ class Lab:
         return found
 
     def _run(self, body: str, world: int, args: Sequence[Any], link: str, alone: bool) -> list[Any]:
-        from dpcore.comm.launch.fork_server import PRELOAD
         from dpcore.comm.launch.spawn import run_processes
 
-        PRELOAD.extend(name for name in _IN_ADVANCE if name not in PRELOAD)
         options = {"link": link} if link else {}
         file = "" if alone else str(self._file.resolve())
         with tempfile.TemporaryDirectory(prefix="dpcore-exercise-") as folder:
@@ -94,7 +92,7 @@ class Lab:
             job = Job(check, body, file, tuple(args), seconds, MEMORY, folder)
             outcomes = run_processes(
                 run, world, (job,), timeout=patience, options=options, environment=_NEUTRAL,
-                deadline=seconds + 5, grace=seconds - patience + 1,
+                deadline=seconds + 5, grace=seconds - patience + 1, preload=_IN_ADVANCE,
             )  # fmt: skip
             _end_sessions(Path(folder))
             if not alone:

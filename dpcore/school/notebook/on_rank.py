@@ -24,22 +24,14 @@ from typing import Any
 
 from dpcore.base import screen
 from dpcore.comm.launch import session
-from dpcore.comm.launch.spawn import begin_rank
 from dpcore.errors import Error
 from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Printed, Problem, Pull, Shown
 
 
-def main(
-    pipe: Connection,
-    rank: int,
-    world_size: int,
-    options: Mapping[str, Any],
-    environment: Mapping[str, str],
-) -> None:
+def main(pipe: Connection, rank: int, world_size: int, options: Mapping[str, Any]) -> None:
     """What the process runs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # Ctrl-C comes from the notebook, once
-    begin_rank(environment)
     OneRank(pipe, rank, world_size, options).serve()
 
 

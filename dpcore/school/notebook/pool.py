@@ -8,24 +8,21 @@ ranks make a new one. Their variables stay.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import multiprocessing
-import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
-from dpcore.comm.launch.fork_server import PRELOAD, start_fork_server, unimportable_main
+from dpcore.comm.launch.rank_processes import RankProcesses, how_it_ended
 from dpcore.errors import Error
 from dpcore.school.notebook import on_rank
 from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Problem, Pull
 
 _MOMENT = 1.0  # seconds for the other ranks to end a cell by themselves
 _PATIENCE = 5.0  # seconds for them to end it after an abort, or Ctrl-C
+_LOOK_SECONDS = 0.1  # at most between two looks at what is late
 _PRELOAD = ["dpcore.school.notebook.on_rank", "dpcore.ddp.data_parallel"]
 
 
@@ -53,24 +50,10 @@ class RankPool:
         self.world_size, self.options = world_size, dict(options)
         self._hear = hear
         self._cells = 0
-        self._processes: list[Any] = []
-        self._pipes: list[Connection] = []
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOAD, *_PRELOAD])
-        start_fork_server()
+        self._ranks = RankProcesses(
+            on_rank.main, world_size, (world_size, self.options), preload=_PRELOAD
+        )
         try:
-            with unimportable_main():
-                for rank in range(world_size):
-                    ours, theirs = context.Pipe()
-                    self._pipes.append(ours)
-                    process = context.Process(
-                        target=on_rank.main,
-                        args=(theirs, rank, world_size, self.options, dict(os.environ)),
-                        name=f"dpcore rank {rank}",
-                    )
-                    process.start()
-                    theirs.close()
-                    self._processes.append(process)
             self._meet()
         except BaseException:
             self.close()
@@ -78,12 +61,12 @@ class RankPool:
 
     @property
     def is_alive(self) -> bool:
-        return bool(self._processes) and all(process.is_alive() for process in self._processes)
+        return bool(self.processes) and self._ranks.first_gone() is None
 
     @property
     def processes(self) -> list[int]:
         """Their numbers, in the order of the ranks."""
-        return [process.pid for process in self._processes]
+        return self._ranks.process_ids
 
     def run(self, source: str) -> list[Done]:
         """Runs a cell on all ranks. Raises ``RankError`` when it fails on one."""
@@ -117,17 +100,10 @@ class RankPool:
                 raise RankError(done.problem, f"rank {rank} of {self.world_size}", "")
         return {name: [cloudpickle.loads(done.values[name]) for done in ended] for name in names}
 
-    def close(self) -> None:
-        """Ends the ranks."""
-        processes, self._processes = self._processes, []
-        for pipe in self._pipes:
-            pipe.close()
-        ends_at = time.monotonic() + _PATIENCE
-        for process in processes:
-            process.join(max(0.0, ends_at - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+    def close(self) -> list[int]:
+        """Ends the ranks, which have these exit codes."""
+        self._ranks.hang_up()
+        return self._ranks.end(_PATIENCE)
 
     # ---- asking ----------------------------------------------------------------------------------
 
@@ -140,16 +116,22 @@ class RankPool:
 
     def _ask(self, message: Any) -> list[Done]:
         """Everybody's answer. Ctrl-C reaches the ranks, and what they make of it comes back."""
-        self._check_alive()
+        if not self.processes:
+            raise RanksGone("these ranks were ended; the next %%ranks starts new ones")
+        gone = self._ranks.first_gone()
+        if gone is not None:
+            self._lost(gone)
         answers: dict[int, Done] = {}
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # gone meanwhile: noticed below
-                pipe.send(message)
-        stopper = _Stopper(self)
+        for rank in range(self.world_size):
+            self._ranks.send(rank, message)
+        stopper = _Stopper(self._ranks)
         while len(answers) < self.world_size:
             try:
-                for rank, heard in self._heard(answers):
-                    if isinstance(heard, Done):
+                waiting = [rank for rank in range(self.world_size) if rank not in answers]
+                for rank, heard in self._ranks.heard(waiting, _LOOK_SECONDS):
+                    if heard is None:
+                        self._lost(rank)
+                    elif isinstance(heard, Done):
                         answers[rank] = heard
                     else:
                         self._hear(rank, heard)
@@ -158,56 +140,19 @@ class RankPool:
                 stopper.interrupt(answers)
         return [answers[rank] for rank in range(self.world_size)]
 
-    def _heard(self, answers: Mapping[int, Done]) -> Iterator[tuple[int, Any]]:
-        """What has come within a moment. A rank that is gone ends all."""
-        waiting = {
-            self._pipes[rank]: rank for rank in range(self.world_size) if rank not in answers
-        }
-        sentinels = {self._processes[rank].sentinel: rank for rank in waiting.values()}
-        ready = wait([*waiting, *sentinels], timeout=0.1)
-        for pipe in [one for one in ready if one in waiting]:
-            try:
-                yield waiting[pipe], pipe.recv()
-            except (EOFError, OSError):
-                self._lost(waiting[pipe])
-        for sentinel in [one for one in ready if one in sentinels]:
-            if not self._pipes[sentinels[sentinel]].poll():
-                self._lost(sentinels[sentinel])
-
-    def _check_alive(self) -> None:
-        for rank, process in enumerate(self._processes):
-            if not process.is_alive():
-                self._lost(rank)
-        if not self._processes:
-            raise RanksGone("these ranks were ended; the next %%ranks starts new ones")
-
-    def _lost(self, rank: int) -> None:
-        process = self._processes[rank]
-        process.join(1.0)
-        code = process.exitcode
-        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
-        self.close()
+    def _lost(self, rank: int) -> NoReturn:
+        how = how_it_ended(self.close()[rank])
         raise RanksGone(
             f"rank {rank} has ended {how}, and the other ranks were ended with it; the next "
             "%%ranks starts new ones, without their variables"
         )
 
-    # ---- used by what ends a cell --------------------------------------------------------------
-
-    def tell(self, rank: int, message: Any) -> None:
-        with contextlib.suppress(OSError):
-            self._pipes[rank].send(message)
-
-    def signal(self, rank: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._processes[rank].pid, signal.SIGINT)
-
 
 class _Stopper:
     """Ends one cell: brings the other ranks to its end after an error, or Ctrl-C."""
 
-    def __init__(self, pool: RankPool) -> None:
-        self._pool = pool
+    def __init__(self, ranks: RankProcesses) -> None:
+        self._ranks = ranks
         self._aborts_at = float("inf")  # the communicator, after an error
         self._interrupts_at = float("inf")  # those that have not looked at it for long
         self._gives_up_at = float("inf")
@@ -221,7 +166,7 @@ class _Stopper:
         if failed and now >= self._aborts_at:
             self._aborts_at = math.nan  # once
             for rank, problem in failed.items():
-                self._pool.tell(rank, Abort(problem.line))
+                self._ranks.send(rank, Abort(problem.line))
         if now >= self._interrupts_at:
             self.interrupt(answers)
         if now >= self._gives_up_at:
@@ -231,17 +176,16 @@ class _Stopper:
         """Ctrl-C, for all that are at it still."""
         self._interrupts_at = math.nan
         self._gives_up_at = min(self._gives_up_at, time.monotonic() + _PATIENCE)
-        for rank in range(self._pool.world_size):
-            if rank not in answers:
-                self._pool.signal(rank)
+        for rank in self._late(answers):
+            self._ranks.send_signal(rank, signal.SIGINT)
 
     def _give_up(self, answers: Mapping[int, Done]) -> None:
-        late = [str(rank) for rank in range(self._pool.world_size) if rank not in answers]
-        for process in self._pool.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self._pool.close()
+        late = ", ".join(map(str, self._late(answers)))
+        self._ranks.end(0.0)
         raise RanksGone(
-            f"rank {', '.join(late)} did not stop within {_PATIENCE:.0f} s, and all ranks were "
-            "ended; the next %%ranks starts new ones, without their variables"
+            f"rank {late} did not stop within {_PATIENCE:.0f} s, and all ranks were ended; the "
+            "next %%ranks starts new ones, without their variables"
         )
+
+    def _late(self, answers: Mapping[int, Done]) -> list[int]:
+        return [rank for rank in range(len(self._ranks.process_ids)) if rank not in answers]

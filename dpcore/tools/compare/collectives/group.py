@@ -2,6 +2,9 @@
 
 Ranks lead sessions of their own, so Ctrl-C reaches the orchestrator alone, which ends them. Should
 the orchestrator die without a chance to, each rank sees its socket close and kills itself.
+
+They are programs and not ``RankProcesses`` (comm/launch): mpiexec starts some of them, in a Python
+that may lack torch, and a contender is measured without memory inherited from a fork server.
 """
 
 from __future__ import annotations

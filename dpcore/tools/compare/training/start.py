@@ -2,7 +2,8 @@
 namespace.
 
 Within a namespace ranks have a NIC with an address, and what leaves it is shaped by the kernel: the
-same TCP and queues as between two machines.
+same TCP and queues as between two machines. Ranks are programs, as torchrun starts them, and not
+``RankProcesses`` (comm/launch): those are forked, in one namespace and with torch's memory of then.
 """
 
 from __future__ import annotations
