@@ -12,8 +12,8 @@ from dpcore.ddp.wrapper.launch_schedule import LaunchSchedule
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # (step, src, dst, chunk, reduce)
 _Move = tuple[int, int, int, int, bool]
-# (name, kind, peer, thread, operation, bytes, begin_ns, end_ns, path, schedule, root, world)
-_TraceEvent = tuple[str, str, int, int, int, int, int, int, str, int, int, int]
+# The fields of dpcore.recorder.file.Event.
+_TraceEvent = tuple[str, str, int, int, int, int, int, int, str, str, int, int, int]
 
 # ---- schedules -------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class Communicator:
     def start_trace(self, capacity: int, /) -> None:
         """Begins to record into a ring of this many events."""
 
-    def stop_trace(self) -> tuple[list[_TraceEvent], int, dict[int, Schedule]]:
+    def stop_trace(self) -> tuple[list[_TraceEvent], int, dict[str, Schedule]]:
         """Ends it: events, how many were overwritten, the lists of moves that events name."""
 
     def latency_loop(self, nbytes: int, iterations: int, /) -> float:

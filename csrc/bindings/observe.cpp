@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <unordered_map>
 
 #include "comm/base/clock.h"
 #include "comm/base/error.h"
@@ -58,17 +60,33 @@ py::tuple recording_of(const std::vector<TraceEvent>& events, uint64_t dropped,
                        TraceRecorder& recorder) {
   static constexpr const char* kKinds[] = {"operation", "wait",   "exposed", "mark",
                                            "ready",     "launch", "compute"};
-  py::list list;
-  for (const TraceEvent& event : events) {
-    list.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,
-                               event.thread, event.operation, event.bytes, event.begin_ns,
-                               event.end_ns, event.path, event.schedule, event.root, event.world));
-  }
+  struct List {
+    std::string number;  // text: the numbers of JSON are too short
+    std::string algorithm;
+  };
+  std::unordered_map<uint64_t, List> lists;
   py::dict schedules;
   for (const auto& [identity, schedule] : recorder.take_schedules()) {
-    schedules[py::int_(identity)] = py::cast(*schedule);
+    char number[17];
+    std::snprintf(number, sizeof(number), "%016llx", static_cast<unsigned long long>(identity));
+    lists[identity] = {number, schedule->algorithm};
+    schedules[number] = py::cast(*schedule);
   }
-  return py::make_tuple(list, dropped, schedules);
+  py::list found;
+  for (const TraceEvent& event : events) {
+    // The number that an event of a model gives is the model's.
+    const bool of_model = event.kind == EventKind::ready || event.kind == EventKind::launch ||
+                          event.kind == EventKind::compute;
+    const auto list = of_model ? lists.end() : lists.find(event.schedule);
+    const bool has_list = list != lists.end();
+    found.append(py::make_tuple(event.name, kKinds[static_cast<int>(event.kind)], event.peer,
+                                event.thread, event.operation, event.bytes, event.begin_ns,
+                                event.end_ns,
+                                has_list ? list->second.algorithm + "/" + event.path : event.path,
+                                has_list ? list->second.number : "", event.root, event.world,
+                                of_model ? event.schedule : 0));
+  }
+  return py::make_tuple(found, dropped, schedules);
 }
 
 py::tuple stop_trace(PyCommunicator& comm) {

@@ -13,8 +13,9 @@
 namespace dpcore {
 
 pybind11::dict stats_of(PyCommunicator& comm);
-// What was recorded as Python reads it: events, how many more there were, and the lists of moves
-// that the recorder has kept, by the number that events name them by.
+// What was recorded as Python reads it: the fields of dpcore.recorder.file.Event for each event,
+// how many more there were, and the lists of moves that the recorder has kept, by what events call
+// them.
 pybind11::tuple recording_of(const std::vector<TraceEvent>& events, uint64_t dropped,
                              TraceRecorder& recorder);
 pybind11::tuple stop_trace(PyCommunicator& comm);

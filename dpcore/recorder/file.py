@@ -1,5 +1,13 @@
 """Events of a trace, and the file that chrome://tracing and ui.perfetto.dev open.
 
+Between the thread that does something and the page that shows it, an event has four forms:
+
+1. ``TraceEvent`` in a ring of the core (csrc/comm/group/trace.h).
+2. ``Event``, from the end of the recording on. Ranks send theirs to rank 0, and every figure is
+   computed from them. What torch's profiler has seen becomes events, too (profile_events.py).
+3. An entry of the file, which is written here and read by tools/show/reading.py.
+4. A row of the page's columns (tools/show/columns.py).
+
 A file shows one process per rank. In it there is a track per thread, with what the thread's
 callers see (user spans, and *exposed* time: the thread sat in a communication call), and tracks
 called "operations" with what was in flight: each operation from its submission to its
@@ -92,17 +100,6 @@ class RankRecord:
     events: list[Event]
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
     unix_minus_monotonic: int = field(default_factory=unix_minus_monotonic)  # of its host
-
-    def to_bytes(self) -> bytes:
-        fields = dict(vars(self), threads=list(self.threads.items()))
-        return json.dumps(fields, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> RankRecord:
-        record = cls(**json.loads(data))
-        record.threads = dict(record.threads)
-        record.events = [Event(*fields) for fields in record.events]
-        return record
 
 
 def describe(schedule: Any) -> dict[str, Any]:

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -165,22 +166,21 @@ class Trace:
 
     def _exchange(self) -> list[RankRecord]:
         """Everybody's record on rank 0, nothing on the others."""
-        parts = _gather(self._comm._on_host, self._ended().to_bytes())
-        records = [RankRecord.from_bytes(part) for part in parts]
+        parts = _gather(self._comm._on_host, pickle.dumps(self._ended()))
+        records: list[RankRecord] = [pickle.loads(part) for part in parts]
         trace_file.move_to_one_clock(records)
         return records
 
     def _stop(self) -> RankRecord:
         found, dropped, schedules = self._comm._native.stop_trace()
-        events = (_event_of(fields, schedules) for fields in found)
-        merged = sorted([*events, *self._own], key=lambda e: e.begin_ns)
+        merged = sorted([*map(Event._make, found), *self._own], key=lambda e: e.begin_ns)
         return RankRecord(
             rank=self._comm.rank,
             process=os.getpid(),
             threads=thread_names({event.thread for event in merged}, self._comm),
             dropped=dropped + self._own_count - len(self._own),
             events=merged,
-            schedules={_number(n): trace_file.describe(s) for n, s in schedules.items()},
+            schedules={n: trace_file.describe(s) for n, s in schedules.items()},
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -292,21 +292,6 @@ class Trace:
 
 def _key_of(comm: Communicator) -> tuple[int, int]:
     return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
-
-
-def _event_of(fields: tuple[Any, ...], schedules: Mapping[int, Any]) -> Event:
-    """An event of the core. A list of moves is called what its schedule is called."""
-    *what, path, number, root, world = fields
-    if what[1] in ("ready", "launch", "compute"):  # their number is that of a model
-        return Event._make((*what, path, "", root, world, number))
-    ran = schedules.get(number)
-    if ran is None:
-        return Event._make((*what, path, "", root, world, 0))
-    return Event._make((*what, f"{ran.algorithm}/{path}", _number(number), root, world, 0))
-
-
-def _number(schedule: int) -> str:
-    return f"{schedule:016x}"  # JSON's numbers are too short
 
 
 def _gather(comm: Communicator, mine: bytes) -> list[bytes]:

@@ -137,13 +137,13 @@ class ProfilerTrace(Trace):
 
     def _exchange(self) -> list[RankRecord]:
         """Everybody's events on rank 0, on its clock."""
-        mine = (self._profile.host, self._ended().to_bytes())
+        mine = (self._profile.host, self._ended())
         parts = gather_bytes(pickle.dumps(mine), self._comm.group)
         return _on_one_clock([pickle.loads(part) for part in parts], self._profile) if parts else []
 
 
-def _on_one_clock(parts: Sequence[tuple[str, bytes]], like: RankProfile) -> list[RankRecord]:
-    records = [RankRecord.from_bytes(data) for _, data in parts]
+def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) -> list[RankRecord]:
+    records = [record for _, record in parts]
     profiles = [
         replace(
             like, rank=record.rank, host=host, steps=[],

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpcore import _C
     from dpcore.comm.communicators.mpi.operation import MpiWork
 
-_Event = tuple[str, str, int, int, int, int, int, int, str, int, int, int]  # as of the core
+_Event = tuple[str, str, int, int, int, int, int, int, str, str, int, int, int]  # as of the core
 
 
 class Recorder:
@@ -50,7 +50,7 @@ class Recorder:
         self.core.start_trace(capacity)
         self.records = True
 
-    def stop_trace(self) -> tuple[list[_Event], int, dict[int, Any]]:
+    def stop_trace(self) -> tuple[list[_Event], int, dict[str, Any]]:
         self.records = False
         found, dropped, schedules = self.core.stop_trace()
         return [*found, *self._events], dropped + self._count - len(self._events), schedules
@@ -72,8 +72,9 @@ class Recorder:
                 began_ns,
                 time.monotonic_ns(),
                 "mpi" if kind == "operation" else "",
-                0,
+                "",
                 what.root,
                 work.group.world_size,
+                0,
             )
         )

@@ -9,6 +9,7 @@ after the last bucket came is in it, microseconds where gradients are views.)
 
 # No `from __future__ import annotations`: torch looks at those of the hook, and wants types.
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -98,9 +99,9 @@ class TorchTrace:
         main = threading.get_native_id()
         events = sorted(self._events, key=lambda event: event.begin_ns)
         mine = RankRecord(dist.get_rank(), os.getpid(), {main: "main"}, 0, events)
-        parts = gather_bytes(mine.to_bytes(), dist.group.WORLD)
+        parts = gather_bytes(pickle.dumps(mine), dist.group.WORLD)
         if parts:
-            records = [RankRecord.from_bytes(part) for part in parts]
+            records = [pickle.loads(part) for part in parts]
             way = "gloo" if self._comm is None else self._comm.transport
             facts = {"transport": way, "paths": {"all_reduce": {way: self._operation}}}
             facts |= {"link": "" if self._comm is None else self._comm._link}
