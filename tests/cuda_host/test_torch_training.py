@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dpcore
-from dpcore.comm.launch.gradient_group import of_process_group
+from dpcore.ddp.wrapper.gradient_group import of_process_group
 from tests.ranks.devices import calls
 from tests.ranks.groups import in_group
 

@@ -143,7 +143,7 @@ def test_anything_that_can_average():
 def test_the_groups_own_timeout_is_kept():
     from datetime import timedelta
 
-    from dpcore.comm.launch.gradient_group import _timeout_of
+    from dpcore.ddp.wrapper.gradient_group import _timeout_of
 
     def body():
         assert _timeout_of(dist.group.WORLD) >= timedelta(minutes=10)

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import dpcore
-from dpcore.comm.launch import gradient_group
+from dpcore.ddp.wrapper import gradient_group
 from tests.data_parallel.models import OPTIMIZERS, assert_same_values, train_alone
 from tests.data_parallel.test_groups import (
     over_gloo,

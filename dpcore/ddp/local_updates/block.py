@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from dpcore.comm.communicators.read_back import numbers_in
-from dpcore.comm.launch.gradient_group import choose_group
 from dpcore.ddp.local_updates.checks import (
     check_module,
     check_optimizer,
@@ -26,6 +25,7 @@ from dpcore.ddp.local_updates.checks import (
 )
 from dpcore.ddp.local_updates.fragments import Fragment, cut
 from dpcore.ddp.wrapper.buffer_sync import BufferSync
+from dpcore.ddp.wrapper.gradient_group import choose_group
 from dpcore.ddp.wrapper.model_group import ModelGroup
 from dpcore.ddp.wrapper.module_state import broadcast_values, check_same_model, digest_of
 from dpcore.ddp.wrapper.parameters import trained_parameters

@@ -20,13 +20,13 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from dpcore.comm.communicators.protocol import GradientGroup
-from dpcore.comm.launch.gradient_group import backend_of, choose_group, is_default, torch_group_of
 from dpcore.ddp.torch_face.comm_hooks import HookRunner, check_hook, name_of, step_in_backward
 from dpcore.ddp.torch_face.join import ModelJoin, join_context
 from dpcore.ddp.torch_face.logging_data import Logger, logging_data
 from dpcore.ddp.torch_face.process_group import GroupForTorch
 from dpcore.ddp.wrapper.buffer_methods import BufferMethods
 from dpcore.ddp.wrapper.completion import raise_if_incomplete
+from dpcore.ddp.wrapper.gradient_group import backend_of, choose_group, is_default, torch_group_of
 from dpcore.ddp.wrapper.model_group import ModelGroup
 from dpcore.ddp.wrapper.parameters import comes_sparse, ignore_by_name, trained_parameters
 from dpcore.errors import Error, Unsupported
