@@ -210,4 +210,4 @@ def _trace_the_run(*arguments: Any) -> None:
 plugged_in.communicator_made = _trace_the_run
 plugged_in.waits_for_long = _called_late("dpcore.tools.diagnose.long_wait", "warn")
 plugged_in.page_of_trace = _called_late("dpcore.tools.show.page", "page_of_trace")
-plugged_in.page_of_schedule = _called_late("dpcore.tools.show.stepper", "stepper_of")
+plugged_in.page_of_schedule = _called_late("dpcore.tools.show.page", "page_of_schedule")

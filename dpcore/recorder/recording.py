@@ -40,10 +40,9 @@ from dpcore.base.markup import frame
 from dpcore.errors import Error, Unsupported
 from dpcore.recorder import facts as trace_facts
 from dpcore.recorder import file as trace_file
-from dpcore.recorder.file import Event, RankRecord
+from dpcore.recorder.file import DEVICE_TRACK, Event, RankRecord
 from dpcore.recorder.intervals import union_of
 from dpcore.recorder.layers import record_layers
-from dpcore.recorder.threads import thread_names
 
 if TYPE_CHECKING:
     from dpcore.comm.communicators.native import Communicator
@@ -292,6 +291,27 @@ class Trace:
 
 def _key_of(comm: Communicator) -> tuple[int, int]:
     return os.getpid(), threading.get_ident() if comm.transport == "inproc" else 0
+
+
+def thread_names(used: set[int], comm: Any) -> dict[int, str]:
+    """Names of these threads, this one first, and of the device's track."""
+    of_python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    me = threading.get_native_id()
+    names: dict[int, str] = {}
+    for thread in sorted(used | {me}, key=lambda thread: (thread != me, thread)):
+        if thread == DEVICE_TRACK:
+            names[thread] = f"stream of {getattr(comm, 'device', 'the device')}"
+            continue
+        name = of_python.get(thread) or _name_of_native_thread(thread)
+        names[thread] = "main" if name == "MainThread" else name
+    return names
+
+
+def _name_of_native_thread(thread: int) -> str:
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return f"thread {thread} (ended)"
 
 
 def _gather(comm: Communicator, mine: bytes) -> list[bytes]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import dpcore as dp
-from dpcore.recorder import torch_gather
+from dpcore.recorder import torch_trace
 from dpcore.tools.show import figures_of, read_run
 from dpcore.tools.show.buckets import bucket_spans, parameters_of
 from dpcore.tools.show.figures import steps_of
@@ -206,14 +206,14 @@ def test_a_trace_ends_when_nobody_holds_its_tensors():
     assert mine._use_count() > 1
     release = threading.Timer(0.1, holders.clear)
     release.start()
-    torch_gather._wait_until_free([mine])
+    torch_trace._wait_until_free([mine])
     assert not holders
     assert mine._use_count() == 1
 
 
 def test_a_trace_ends_although_somebody_holds_its_tensors(monkeypatch):
-    monkeypatch.setattr(torch_gather, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trace, "_PATIENCE_SECONDS", 0.05)
     mine = torch.ones(3)
     holder = torch.ones(3, requires_grad=True) * mine
-    torch_gather._wait_until_free([mine])
+    torch_trace._wait_until_free([mine])
     assert holder.requires_grad and mine._use_count() > 1

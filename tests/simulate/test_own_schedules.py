@@ -10,7 +10,7 @@ from dpcore.__main__ import main
 from dpcore.base.link import Speed
 from dpcore.errors import Error, Mismatch, Unsupported
 from dpcore.tools.simulate import Gradients, predict
-from dpcore.tools.simulate.own_schedule import named_or_own
+from dpcore.tools.simulate.command import named_or_own
 from tests.show.traces import write_trace
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "launch_schedules.py"

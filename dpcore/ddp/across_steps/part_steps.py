@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dpcore.ddp.across_steps import saved
-from dpcore.ddp.across_steps.deferred_step import Groups, hyperparameters_of, step_with
+from dpcore.ddp.across_steps.deferred_step import (
+    Groups,
+    StepsOfModel,
+    hyperparameters_of,
+    step_with,
+)
 from dpcore.ddp.across_steps.in_parts import Guard
 from dpcore.ddp.across_steps.layout import BucketLayout, Place, layouts_of
-from dpcore.ddp.across_steps.of_model import StepsOfModel
 from dpcore.ddp.wrapper.outputs import when_backward_begins
 from dpcore.errors import Error, Unsupported
 

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpcore.ddp.across_steps.deferred_step import Groups, hyperparameters_of, step_with
+from dpcore.ddp.across_steps.deferred_step import (
+    Groups,
+    StepsOfModel,
+    hyperparameters_of,
+    step_with,
+)
 from dpcore.ddp.across_steps.kinds import is_element_wise
 from dpcore.ddp.across_steps.layout import BucketLayout, layouts_of
-from dpcore.ddp.across_steps.of_model import StepsOfModel
 from dpcore.ddp.across_steps.saved import check_whole
 from dpcore.ddp.wrapper.in_flight import GradientInFlight
 from dpcore.errors import Error

@@ -173,7 +173,6 @@ def _close_shortcuts(open_ones: Sequence[str]) -> None:
 
     import dpcore
     from dpcore import reference
-    from dpcore.ddp.data_parallel import DataParallel
 
     def shut(name: str) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +181,7 @@ def _close_shortcuts(open_ones: Sequence[str]) -> None:
         return refuse
 
     if "DataParallel" not in open_ones:
-        DataParallel.__init__ = shut("DataParallel")  # type: ignore[method-assign]
+        dpcore.DataParallel.__init__ = shut("DataParallel")  # type: ignore[method-assign]
         torch.nn.parallel.DistributedDataParallel.__init__ = shut(  # type: ignore[method-assign]
             "DistributedDataParallel"
         )

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.tools.diagnose.black_box import describe, describe_message
 from dpcore.tools.diagnose.job import SILENT_SECONDS, Box, Family, Rank, age_of
-from dpcore.tools.diagnose.operation_text import describe, describe_message
 
 # Two things were seen in one look if they are no further apart.
 _SAME_LOOK_SECONDS = 0.5

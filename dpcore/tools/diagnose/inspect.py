@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import Error
-from dpcore.tools.diagnose.black_box import ranks_of_this_host, read
+from dpcore.tools.diagnose.black_box import describe, ranks_of_this_host, read
 from dpcore.tools.diagnose.hang import Verdict, judge
 from dpcore.tools.diagnose.job import Family, Rank, beside, families
-from dpcore.tools.diagnose.operation_text import describe
 
 if TYPE_CHECKING:
     from rich.console import Console

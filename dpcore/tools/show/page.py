@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.base.files import write_whole
-from dpcore.base.markup import short
-from dpcore.reference import Schedule
+from dpcore.base.markup import frame, short
+from dpcore.reference.moves import Move, Schedule
 from dpcore.tools.show import moves
 from dpcore.tools.show.columns import columns_of
 from dpcore.tools.show.figures import figures_of, steps_of
 from dpcore.tools.show.reading import read_run, run_of
 from dpcore.tools.show.run import Run
-from dpcore.tools.show.schedules import DrawnSchedules
+from dpcore.tools.show.schedules import DrawnSchedules, can_be_followed
+from dpcore.tools.show.schedules import steps_of as moves_by_step
 from dpcore.tools.show.spans import legend_of
 from dpcore.tools.show.tables import tables_of
+
+_ROW = 48  # pixels of a chunk in the drawing of a schedule
+_AROUND = 190
 
 PARTS = resources.files("dpcore.tools.show") / "page_parts"
 
@@ -44,6 +48,29 @@ def page_of_trace(trace: Path | tuple[str, Any]) -> str:
     return page_text(
         [read_run(trace) if isinstance(trace, Path) else run_of(Path(trace[0]), trace[1])]
     )
+
+
+def page_of_schedule(schedule: Any) -> str | None:
+    """HTML for a schedule of the core or of ``dpcore.reference``. None where it is too large to be
+    drawn, or wrong."""
+    names = ("algorithm", "collective", "world", "chunks", "root", "ordered")
+    plan = Schedule(
+        **{name: getattr(schedule, name) for name in names},
+        moves=tuple(Move(*move) for move in schedule.moves),
+    )
+    if not can_be_followed(plan):
+        return None
+    entry = {"algorithms": {plan.algorithm: moves_by_step(plan)}, "first": plan.algorithm}
+    page = filled(
+        part("stepper.html"),
+        {
+            "style": part("style.css"),
+            "stepper": part("moves.html"),
+            "data": json_text({str(plan.world): {plan.collective: entry}}),
+            "script": part("6_stepper.js"),
+        },
+    )
+    return frame(page, _AROUND + _ROW * plan.chunks)
 
 
 def page_text(runs: Sequence[Run]) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 from dpcore.base.link import parse_speed
 from dpcore.base.markup import short
+from dpcore.base.user_code import loaded, names_code
 from dpcore.errors import Unsupported
 from dpcore.reference import algorithms_of
 from dpcore.reference.launches import CAPPED, SCHEDULES
 from dpcore.tools.argument_types import name_and_cap
 from dpcore.tools.simulate.gradients import Gradients, gradients_of
-from dpcore.tools.simulate.own_schedule import named_or_own
 from dpcore.tools.simulate.training import Prediction, predict
 
 
@@ -91,3 +91,16 @@ def _caps_of(line: Prediction, caps_of_the_run: str) -> str:
     if line.schedule in SCHEDULES and line.schedule not in CAPPED:
         return "–"
     return caps_of_the_run if line.bucket_cap_mb is None else f"{line.bucket_cap_mb:g}"
+
+
+def named_or_own(text: str) -> Any:
+    """A name as it is; FILE:NAME as what the file calls so."""
+    if not names_code(text):
+        return text
+    found = loaded(text, "MySchedule")
+    if not all(callable(getattr(found, name, None)) for name in ("listens_to", "order", "caps")):
+        raise Unsupported(
+            f"{text} is a {type(found).__name__}; a dpcore.LaunchSchedule is needed, the class or "
+            "an object of it"
+        )
+    return found

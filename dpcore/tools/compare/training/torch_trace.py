@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from dpcore.recorder import file as trace_file
 from dpcore.recorder.file import Event, RankRecord
-from dpcore.recorder.torch_gather import gather_bytes
+from dpcore.recorder.torch_trace import gather_bytes
 
 
 class TorchTrace:
