@@ -1,6 +1,7 @@
 """dp.spawn: what ranks are given, what they import, and how their errors come back."""
 
 import copy
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ import torch
 
 import dpcore
 from dpcore.comm.launch import session
+from dpcore.comm.launch.rank_processes import RankProcesses
 
 
 @pytest.mark.parametrize(
@@ -120,3 +122,25 @@ def test_the_error_of_a_rank_is_told_where_finalize_raises_as_well():
     with pytest.raises(ValueError, match="no more data") as raised:
         dpcore.spawn(body, 2)
     assert "in body" in str(raised.value.__cause__)
+
+
+class PickledOnce:
+    """Reaches rank 0 and keeps the next one from being started."""
+
+    is_pickled = False
+
+    def __reduce__(self):
+        if self.is_pickled:
+            raise ValueError("no second time")
+        self.is_pickled = True
+        return str, ()
+
+
+def waits_for_its_launcher(pipe, rank, argument):
+    pipe.recv()
+
+
+def test_where_one_rank_cannot_be_started_the_others_are_ended():
+    with pytest.raises(ValueError, match="no second time"):
+        RankProcesses(waits_for_its_launcher, 2, (PickledOnce(),))
+    assert not multiprocessing.active_children()
