@@ -4,8 +4,7 @@ import pickle
 import time
 from copy import deepcopy
 
-from dpcore.recorder import joining
-from dpcore.recorder.file import Event, RankRecord, chrome_trace, move_to_one_clock
+from dpcore.recorder.file import Event, RankRecord, chrome_trace, joined
 
 
 def test_a_rank_without_events_moves_nobody():
@@ -15,7 +14,7 @@ def test_a_rank_without_events_moves_nobody():
         chrome_trace([one], 2, {"models": []}) for one in (record, RankRecord(1, 1, {}, 0, []))
     ]
     for first, second in (parts, parts[::-1]):
-        content = joining.joined(deepcopy(first), deepcopy(second))
+        content = joined(deepcopy([first, second]))
         times = [event["ts"] for event in content["traceEvents"] if event["ph"] != "M"]
         assert max(times) < 60e6  # us
 
@@ -29,8 +28,10 @@ def test_ranks_of_two_hosts_are_on_one_clock():
     ]
     received = pickle.loads(pickle.dumps(records))
     assert received == records
-    move_to_one_clock(received)
-    assert [record.events for record in received] == [[event_at(here)]] * 2
+    content = chrome_trace(received, 2, {})
+    events = [entry for entry in content["traceEvents"] if entry["ph"] != "M"]
+    assert [(entry["pid"], entry["ts"]) for entry in events] == [(0, 0.0), (1, 0.0)]
+    assert content["baseTimeNanoseconds"] == here + there
 
 
 def event_at(moment):

@@ -16,7 +16,7 @@ import dpcore as dp
 from dpcore.base.link import link_or_variable
 from dpcore.ddp.wrapper import launch_schedule
 from dpcore.recorder import joining
-from dpcore.recorder.file import RankRecord, chrome_trace
+from dpcore.recorder.file import RankRecord, chrome_trace, joined
 from dpcore.reference import launches
 from dpcore.reference.buckets import plan_buckets
 from dpcore.tools.show import figures_of, read_run
@@ -134,7 +134,7 @@ def test_the_error_of_the_file_is_the_cause():
 
     cause, effect = "rank 1: ValueError: no data", "rank 0: PeerLost: bucket 0: rank 1 gave up"
     for texts in ((cause, effect), (effect, cause)):
-        assert joining.joined(*map(part, (0, 1), texts))["otherData"]["error"] == cause
+        assert joined([*map(part, (0, 1), texts)])["otherData"]["error"] == cause
 
 
 def test_ranks_that_a_launcher_ends_are_in_the_file(ranks, tmp_path):

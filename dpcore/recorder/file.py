@@ -39,7 +39,7 @@ _FIRST_TRACK = (1 << 22) + 1
 DEVICE_TRACK = 0
 # Of larger ones the file names the algorithm only: lists grow with the square of the ranks.
 _LARGEST_LISTED_WORLD = 32
-SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
+_SAME_CLOCK_NS = 1_000_000_000  # hosts that were booted less than a second apart are rare
 
 
 class Event(NamedTuple):
@@ -113,15 +113,6 @@ def describe(schedule: Any) -> dict[str, Any]:
     return description
 
 
-def move_to_one_clock(records: Sequence[RankRecord]) -> None:
-    """To that of the first one's host. Each host counts from its own start; how far they are apart
-    is what their Unix clocks say."""
-    for record in records:
-        ahead = record.unix_minus_monotonic - records[0].unix_minus_monotonic
-        if abs(ahead) > SAME_CLOCK_NS:
-            record.events = [event.moved(ahead) for event in record.events]
-
-
 # ---- the file --------------------------------------------------------------------------------
 
 
@@ -137,29 +128,80 @@ def chrome_trace(
     records: Sequence[RankRecord], world_size: int, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of the file. ``facts`` join ``otherData``."""
-    everything = [event for record in records for event in record.events]
-    base_ns = min((event.begin_ns for event in everything), default=time.monotonic_ns())
-    events = [entry for record in records for entry in _entries(record, base_ns)]
+    known = {
+        "program": "dpcore",
+        "version": __version__,
+        "machine": machine(),
+        "commit": commit_of(_program_folder()),
+        **facts,
+    }
+    return joined([_of_rank(record, world_size, known) for record in records])
+
+
+def _of_rank(record: RankRecord, world_size: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    base_ns = min((event.begin_ns for event in record.events), default=time.monotonic_ns())
     return {
-        "traceEvents": events,
+        "traceEvents": list(_entries(record, base_ns)),
         "displayTimeUnit": "ms",
         # Unix time at ts 0, as in the files of torch's profiler, so that both can be merged.
-        "baseTimeNanoseconds": base_ns + unix_minus_monotonic(),
+        "baseTimeNanoseconds": base_ns + record.unix_minus_monotonic,
         "distributedInfo": {
             "backend": facts.get("backend", "native"),
             "world_size": world_size,
         },
         "otherData": {
-            "program": "dpcore",
-            "version": __version__,
-            "machine": machine(),
-            "commit": commit_of(_program_folder()),
-            "dropped": {str(record.rank): record.dropped for record in records},
+            "dropped": {str(record.rank): record.dropped},
             "monotonicBaseNanoseconds": base_ns,
-            "schedules": {k: v for record in records for k, v in record.schedules.items()},
+            "schedules": record.schedules,
             **facts,
         },
     }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One content of several that show different ranks, on the clock of whichever began first.
+
+    On one host all have the same monotonic clock. Those of different hosts are as far apart as
+    their Unix clocks say.
+    """
+    begins = [_begin_after(parts[0], part) for part in parts]
+    for part, begin in zip(parts, begins, strict=True):
+        if late_ns := begin - min(begins):
+            for entry in part["traceEvents"]:
+                if entry["ph"] != "M":
+                    entry["ts"] = round(entry["ts"] + late_ns / 1000, 3)
+    early = parts[begins.index(min(begins))]
+    others = [part["otherData"] for part in parts]
+    # Of what all say, the first; models are described by rank 0.
+    facts = {name: value for other in reversed(others) for name, value in other.items()}
+    for other in others:
+        if "0" in other["dropped"]:
+            facts.update({name: other[name] for name in ("models", "machine") if name in other})
+    for name in ("dropped", "schedules"):
+        facts[name] = {key: value for other in others for key, value in other[name].items()}
+    facts["monotonicBaseNanoseconds"] = early["otherData"]["monotonicBaseNanoseconds"]
+    if errors := [other["error"] for other in others if other.get("error")]:
+        facts["error"] = min(errors, key=_is_of_another)
+    entries = [entry for part in parts for entry in part["traceEvents"]]
+    return {
+        **early,
+        "traceEvents": sorted(entries, key=lambda entry: entry["pid"]),
+        "distributedInfo": parts[0]["distributedInfo"],
+        "otherData": facts,
+    }
+
+
+def _is_of_another(error: str) -> bool:
+    """Of a rank that lost one which had an error of its own, or was killed. It may end first."""
+    return error.split(": ")[1:2] == ["PeerLost"]
+
+
+def _begin_after(first: Mapping[str, Any], part: Mapping[str, Any]) -> int:
+    """How long after another one a content begins, in nanoseconds."""
+    by_unix: int = part["baseTimeNanoseconds"] - first["baseTimeNanoseconds"]
+    monotonic = "monotonicBaseNanoseconds"
+    by_monotonic: int = part["otherData"][monotonic] - first["otherData"][monotonic]
+    return by_unix if abs(by_unix - by_monotonic) > _SAME_CLOCK_NS else by_monotonic
 
 
 def _program_folder() -> Path:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from dpcore.base.checked_json import Unreadable, read_json
 from dpcore.base.files import write_whole
-from dpcore.recorder.file import SAME_CLOCK_NS
+from dpcore.recorder.file import joined
 
 _PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
@@ -41,7 +41,7 @@ def add(path: Path, part: dict[str, Any], run: str, began_ns: int) -> set[int]:
         before = _of_run(path, run, began_ns)
         if before is not None and shown_ranks(before) & shown_ranks(part):
             before = None  # of the same name, and yet another run
-        content = part if before is None else joined(before, part)
+        content = part if before is None else joined([before, part])
         content["otherData"].update(run=run, endedNanoseconds=time.time_ns())
         write_whole(path, json.dumps(content, separators=(",", ":")))
     return shown_ranks(content)
@@ -89,46 +89,3 @@ def _of_run(path: Path, run: str, began_ns: int) -> dict[str, Any] | None:
         return content if said["run"] == run and said["endedNanoseconds"] >= began_ns else None
     except (FileNotFoundError, Unreadable, KeyError, TypeError):  # none, or something else's
         return None
-
-
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """One file of two that show different ranks, on the clock of whichever began earlier.
-
-    On one host both have the same monotonic clock. Those of different hosts are as far apart as
-    their Unix clocks say.
-    """
-    ahead = _monotonic_base(second) - _monotonic_base(first)
-    if abs(_unix_of_monotonic(second) - _unix_of_monotonic(first)) > SAME_CLOCK_NS:
-        ahead = second["baseTimeNanoseconds"] - first["baseTimeNanoseconds"]
-    early, late = (first, second) if ahead >= 0 else (second, first)
-    for event in late["traceEvents"]:
-        if event["ph"] != "M":
-            event["ts"] = round(event["ts"] + abs(ahead) / 1000, 3)
-    events = sorted([*first["traceEvents"], *second["traceEvents"]], key=lambda event: event["pid"])
-    facts = {**second["otherData"], **first["otherData"]}
-    if min(map(int, second["otherData"]["dropped"])) == 0:  # models are described by rank 0
-        facts.update({name: second["otherData"][name] for name in ("models", "machine")})
-    for name in ("dropped", "schedules"):
-        facts[name] = {**first["otherData"][name], **second["otherData"][name]}
-    facts["monotonicBaseNanoseconds"] = _monotonic_base(early)
-    if errors := [said for part in (first, second) if (said := part["otherData"].get("error"))]:
-        facts["error"] = min(errors, key=_is_of_another)
-    return {
-        **early,
-        "traceEvents": events,
-        "distributedInfo": first["distributedInfo"],
-        "otherData": facts,
-    }
-
-
-def _is_of_another(error: str) -> bool:
-    """Of a rank that lost one which had an error of its own, or was killed. It may end first."""
-    return error.split(": ")[1] == "PeerLost"
-
-
-def _monotonic_base(content: dict[str, Any]) -> int:
-    return int(content["otherData"]["monotonicBaseNanoseconds"])
-
-
-def _unix_of_monotonic(content: dict[str, Any]) -> int:
-    return int(content["baseTimeNanoseconds"]) - _monotonic_base(content)

@@ -166,9 +166,7 @@ class Trace:
     def _exchange(self) -> list[RankRecord]:
         """Everybody's record on rank 0, nothing on the others."""
         parts = _gather(self._comm._on_host, pickle.dumps(self._ended()))
-        records: list[RankRecord] = [pickle.loads(part) for part in parts]
-        trace_file.move_to_one_clock(records)
-        return records
+        return [pickle.loads(part) for part in parts]
 
     def _stop(self) -> RankRecord:
         found, dropped, schedules = self._comm._native.stop_trace()

@@ -158,7 +158,7 @@ def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) ->
         for profile, shift in zip(profiles, shifts, strict=True)
     ]
     for record, profile in zip(records, wait_for_the_last(shifted), strict=True):
-        record.events = profile.events
+        record.events, record.unix_minus_monotonic = profile.events, base
     return records
 
 
