@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
+import pickle
 import shlex
 import sys
 from collections import Counter
@@ -84,9 +85,10 @@ class Ranks:
         if cell is None:
             print(self._state())
             return
-        self._draw(pool.run(cell))
-        if names:
-            self._shell.push(pool.pull(*names))
+        ended = pool.run(cell, names)
+        self._draw(ended)
+        values = [{n: pickle.loads(of) for n, of in done.values.items()} for done in ended]
+        self._shell.push({name: [of_rank[name] for of_rank in values] for name in names})
 
     def _manage(self, what: str, parser: _Parser) -> None:
         if what == "help":

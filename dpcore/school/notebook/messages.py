@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 # ---- to a rank -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Run this."""
+    """Run this, and send these variables."""
 
     number: int
     source: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,6 @@ class Abort:
     """Tell the other ranks that nothing more comes from this one, also while a cell runs."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Pull:
-    """Send these variables."""
-
-    names: tuple[str, ...]
 
 
 # ---- from a rank ---------------------------------------------------------------------------------
@@ -77,7 +70,7 @@ class Done:
     problem: Problem | None = None
     text: str | None = None  # the last expression of the cell, if it has a value
     html: str | None = None
-    values: dict[str, Any] = field(default_factory=dict)  # of a Pull, each pickled
+    values: dict[str, bytes] = field(default_factory=dict)  # of the variables, each pickled
     # Of the communicator: what it has run, and whether it can run more.
     operations: dict[str, int] = field(default_factory=dict)
     is_usable: bool = True

@@ -18,14 +18,14 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from dpcore.base import screen
 from dpcore.comm.launch import session
 from dpcore.errors import Error
-from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Printed, Problem, Pull, Shown
+from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Printed, Problem, Shown
 
 
 def main(pipe: Connection, rank: int, world_size: int, options: Mapping[str, Any]) -> None:
@@ -93,8 +93,6 @@ class OneRank:
             if isinstance(asked, Meet):
                 self._meet(asked)
                 return Done()
-            if isinstance(asked, Pull):
-                return Done(values=self._pull(asked))
             return self._run(asked)
         except BaseException as error:
             return Done(problem_of(error, None), is_usable=False)
@@ -111,14 +109,6 @@ class OneRank:
         )
         self._variables["comm"] = self._comm
 
-    def _pull(self, asked: Pull) -> dict[str, Any]:
-        import cloudpickle
-
-        missing = [name for name in asked.names if name not in self._variables]
-        if missing:
-            raise NameError(f"rank {self._rank} has no variable {', '.join(missing)}")
-        return {name: cloudpickle.dumps(self._variables[name]) for name in asked.names}
-
     # ---- a cell ----------------------------------------------------------------------------------
 
     def _run(self, cell: Cell) -> Done:
@@ -133,16 +123,27 @@ class OneRank:
             if last is not None:
                 value = eval(last, self._variables)
             text, html = self._drawn(value)
+            values = self._pickled(cell.names)
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             text = html = None
+            values = {}
             problem = problem_of(error, name)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for stream in self._streams:
                 stream.end()
         usable = self._comm is not None and not (self._comm.closed or self._comm._native.failed)
-        return Done(problem, text, html, {}, operations_of(self._comm) if usable else {}, usable)
+        operations = operations_of(self._comm) if usable else {}
+        return Done(problem, text, html, values, operations, usable)
+
+    def _pickled(self, names: Sequence[str]) -> dict[str, bytes]:
+        import cloudpickle
+
+        missing = [name for name in names if name not in self._variables]
+        if missing:
+            raise NameError(f"rank {self._rank} has no variable {', '.join(missing)}")
+        return {name: cloudpickle.dumps(self._variables[name]) for name in names}
 
     def _drawn(self, value: Any) -> tuple[str | None, str | None]:
         if value is None:

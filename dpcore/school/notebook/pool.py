@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from dpcore.comm.launch.rank_processes import RankProcesses, how_it_ended
 from dpcore.errors import Error
 from dpcore.school.notebook import on_rank
-from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Problem, Pull
+from dpcore.school.notebook.messages import Abort, Cell, Done, Meet, Problem
 
 _MOMENT = 1.0  # seconds for the other ranks to end a cell by themselves
 _PATIENCE = 5.0  # seconds for them to end it after an abort, or Ctrl-C
@@ -68,10 +68,11 @@ class RankPool:
         """Their numbers, in the order of the ranks."""
         return self._ranks.process_ids
 
-    def run(self, source: str) -> list[Done]:
-        """Runs a cell on all ranks. Raises ``RankError`` when it fails on one."""
+    def run(self, source: str, names: tuple[str, ...] = ()) -> list[Done]:
+        """Runs a cell on all ranks, whose variables with these names come back. Raises
+        ``RankError`` when it fails on one."""
         self._cells += 1
-        ended = self._ask(Cell(self._cells, source))
+        ended = self._ask(Cell(self._cells, source, names))
         failed = {rank: done.problem for rank, done in enumerate(ended) if done.problem is not None}
         counts = [done.operations for done in ended]
         differ = not all(done.is_usable for done in ended) or any(c != counts[0] for c in counts)
@@ -89,16 +90,6 @@ class RankPool:
             )
             raise RankError(failed[first], where, renewed)
         return ended
-
-    def pull(self, *names: str) -> dict[str, list[Any]]:
-        """The values of variables on each rank."""
-        import cloudpickle
-
-        ended = self._ask(Pull(names))
-        for rank, done in enumerate(ended):
-            if done.problem is not None:
-                raise RankError(done.problem, f"rank {rank} of {self.world_size}", "")
-        return {name: [cloudpickle.loads(done.values[name]) for done in ended] for name in names}
 
     def close(self) -> list[int]:
         """Ends the ranks, which have these exit codes."""
