@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpcore.recorder.file import DEVICE_TRACK, Event
@@ -55,6 +55,11 @@ class RankProfile:
     def span_ns(self) -> tuple[int, int]:
         """From the first event to the last."""
         return min(e.begin_ns for e in self.events), max(e.end_ns for e in self.events)
+
+    def moved(self, by_ns: int) -> RankProfile:
+        """The same at later times."""
+        steps = [Step(s.number, s.begin_ns + by_ns, s.end_ns + by_ns) for s in self.steps]
+        return replace(self, events=[event.moved(by_ns) for event in self.events], steps=steps)
 
 
 def rank_profile(profile: Profile) -> RankProfile:

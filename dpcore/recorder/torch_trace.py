@@ -145,18 +145,14 @@ class ProfilerTrace(Trace):
 def _on_one_clock(parts: Sequence[tuple[str, RankRecord]], like: RankProfile) -> list[RankRecord]:
     records = [record for _, record in parts]
     profiles = [
-        replace(
-            like, rank=record.rank, host=host, steps=[],
-            events=[event.moved(record.unix_minus_monotonic) for event in record.events],
+        replace(like, rank=record.rank, host=host, steps=[], events=record.events).moved(
+            record.unix_minus_monotonic
         )
-        for record, (host, _) in zip(records, parts, strict=True)
-    ]  # fmt: skip
+        for host, record in parts
+    ]
     base = unix_minus_monotonic()
     shifts = align(profiles).shifts
-    shifted = [
-        replace(profile, events=[event.moved(shift - base) for event in profile.events])
-        for profile, shift in zip(profiles, shifts, strict=True)
-    ]
+    shifted = [one.moved(shift - base) for one, shift in zip(profiles, shifts, strict=True)]
     for record, profile in zip(records, wait_for_the_last(shifted), strict=True):
         record.events, record.unix_minus_monotonic = profile.events, base
     return records

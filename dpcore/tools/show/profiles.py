@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpcore.base.checked_json import Unreadable
-from dpcore.recorder.file import Event, assign_lanes
+from dpcore.recorder.file import assign_lanes
 from dpcore.recorder.profile_clocks import align, wait_for_the_last
 from dpcore.recorder.profile_events import RankProfile, described
 from dpcore.tools.show.run import RankEvents, Run, rank_events
@@ -78,9 +78,9 @@ def _run_of(files: Sequence[ProfileFile]) -> Run:
     ordered = sorted(files, key=lambda file: file.profile.rank)
     ranks = [file.profile for file in ordered]
     clocks = align(ranks)
-    moved = [_moved(rank, shift) for rank, shift in zip(ranks, clocks.shifts, strict=True)]
+    moved = [rank.moved(shift) for rank, shift in zip(ranks, clocks.shifts, strict=True)]
     first = min(rank.span_ns[0] for rank in moved)
-    moved = [_moved(rank, -first) for rank in moved]
+    moved = [rank.moved(-first) for rank in moved]
     world = max([len(ranks), *(rank.world_size for rank in ranks)])
     if len(ranks) == world:
         moved = wait_for_the_last(moved)
@@ -114,17 +114,6 @@ def _rank(profile: RankProfile) -> RankEvents:
     events = rank_events(profile.rank, pairs)
     events.steps = [(step.begin_ns, step.end_ns) for step in profile.steps]
     return events
-
-
-def _moved(profile: RankProfile, shift: int) -> RankProfile:
-    def later(event: Event) -> Event:
-        return event._replace(begin_ns=event.begin_ns + shift, end_ns=event.end_ns + shift)
-
-    steps = [
-        replace(step, begin_ns=step.begin_ns + shift, end_ns=step.end_ns + shift)
-        for step in profile.steps
-    ]
-    return replace(profile, events=[later(event) for event in profile.events], steps=steps)
 
 
 def _title(paths: Sequence[Path]) -> str:
