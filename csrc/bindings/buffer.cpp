@@ -50,19 +50,10 @@ Hold hold_of(const at::Tensor& tensor) {
   return {storage.unsafeReleaseStorageImpl(), {let_go_of_storage}};
 }
 
-// Elements that are only moved and have no arithmetic here travel as integers of their size.
-DType moved_dtype_of(at::ScalarType type, const char* role) {
-  switch (type) {
-    case at::kUInt16:
-      return DType::i16;
-    case at::kUInt32:
-    case at::kComplexHalf:
-      return DType::i32;
-    case at::kUInt64:
-      return DType::i64;
-    default:
-      return at::isFloat8Type(type) ? DType::u8 : dtype_of(type, role);
-  }
+// Quantized elements mean nothing without their scale, which would stay behind.
+DType dtype_in(at::ScalarType type, const char* role, Elements elements) {
+  return elements == Elements::reduced || at::isQIntType(type) ? dtype_of(type, role)
+                                                               : moved_dtype_of(type);
 }
 
 Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, Elements elements,
@@ -82,8 +73,7 @@ Buffer buffer_of_tensor(const at::Tensor& tensor, const char* role, Elements ele
   }
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()),
           static_cast<size_t>(tensor.numel()),
-          elements == Elements::reduced ? dtype_of(tensor.scalar_type(), role)
-                                        : moved_dtype_of(tensor.scalar_type(), role),
+          dtype_in(tensor.scalar_type(), role, elements),
           hold_of(tensor),
           {}};
 }
@@ -255,7 +245,7 @@ py::object empty_tensor(const std::vector<int64_t>& shape, py::handle torch_dtyp
 
 size_t bytes_of_tensor(const std::vector<int64_t>& shape, py::handle torch_dtype) {
   const at::ScalarType type = scalar_type_of(torch_dtype);
-  moved_dtype_of(type, "dtype");
+  dtype_in(type, "dtype", Elements::moved);
   size_t bytes = at::elementSize(type);
   for (const int64_t extent : shape) {
     if (extent < 0) {

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -54,9 +55,8 @@ std::string converted(at::ScalarType type) {
   }
 }
 
-}  // namespace
-
-DType dtype_of(at::ScalarType type, const char* role) {
+// The type of the core that has the same arithmetic.
+std::optional<DType> same_type(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
       return DType::f64;
@@ -83,10 +83,35 @@ DType dtype_of(at::ScalarType type, const char* role) {
     case at::kComplexDouble:
       return DType::c128;
     default:
-      throw Unsupported(std::string(role) + ": dtype " + at::toString(type) +
-                        " can be moved (broadcast, all_gather, send, ...), but there is no "
-                        "arithmetic for it; pass " +
-                        converted(type));
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+DType dtype_of(at::ScalarType type, const char* role) {
+  if (const auto same = same_type(type)) {
+    return *same;
+  }
+  throw Unsupported(std::string(role) + ": dtype " + at::toString(type) +
+                    " can be moved (broadcast, all_gather, send, ...), but there is no "
+                    "arithmetic for it; pass " +
+                    converted(type));
+}
+
+DType moved_dtype_of(at::ScalarType type) {
+  if (const auto same = same_type(type)) {
+    return *same;
+  }
+  switch (at::elementSize(type)) {
+    case 1:
+      return DType::u8;
+    case 2:
+      return DType::i16;
+    case 4:
+      return DType::i32;
+    default:
+      return DType::i64;
   }
 }
 

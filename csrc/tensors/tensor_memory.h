@@ -13,6 +13,9 @@ namespace dpcore {
 
 // `role` ("input", "bucket") stands in the message when there is no such type.
 DType dtype_of(at::ScalarType type, const char* role);
+// How elements travel that are only moved: those without arithmetic here (float8, uint16, ...) as
+// integers of their size.
+DType moved_dtype_of(at::ScalarType type);
 
 // Whether its elements lie in memory: those of a wrapper around other tensors, a FakeTensor, an
 // efficient zero tensor, or a tensor whose storage was freed do not.

@@ -168,7 +168,8 @@ class TorchBackend final : public c10d::Backend {
   // Null where this thread has none open.
   Batch* batch();
 
-  // Requests that several calls share. `output`: of whose type and size a rank's result is.
+  // Requests that several calls share. `own`, `output`: of whose type and size they are.
+  static Request& ask_to_move(Call& call, Collective collective, const at::Tensor& own);
   static Request& ask_to_reduce(Call& call, Collective collective, const at::Tensor& output,
                                 const c10d::ReduceOp& op);
   void add_all_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op) const;

@@ -8,8 +8,8 @@ namespace {
 
 // torch counts rows of the first dimension; no sizes at all mean equal parts.
 Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows, int world,
-                       size_t per_element, const char* side) {
-  const auto total = static_cast<uint64_t>(tensor.numel()) * per_element;
+                       const char* side) {
+  const auto total = static_cast<uint64_t>(tensor.numel());
   if (rows.empty()) {
     const int64_t first = tensor.dim() > 0 ? tensor.size(0) : 0;
     if (first % world != 0) {
@@ -40,8 +40,9 @@ Parts elements_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& row
 // Ranks have to choose alike between equal and given parts, and each knows its own sizes only: so
 // equal parts are for callers that gave no sizes.
 template <class Call>
-Request& ask_exchange(Call& call, DType dtype, const Parts& inputs, const Parts& outputs,
+Request& ask_exchange(Call& call, const at::Tensor& like, const Parts& inputs, const Parts& outputs,
                       bool sizes_given) {
+  const DType dtype = moved_dtype_of(like.scalar_type());
   Request& request = call.ask(Collective::all_to_all, dtype, sizes_given ? 0 : inputs.front());
   if (sizes_given) {
     request.input_parts = inputs;
@@ -61,17 +62,16 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
   if (output.scalar_type() != input.scalar_type()) {
     throw Unsupported("all_to_all_single: output tensor and input tensor must have the same type");
   }
-  const WireType moved = wire_type_of(input);
   const bool given = !output_sizes.empty() || !input_sizes.empty();
   Call call = begin(c10d::OpType::ALLTOALL_BASE, "dpcore:all_to_all", input.device(), options);
-  const Parts ins = elements_of_rows(input, input_sizes, getSize(), moved.per_element, "input");
-  const Parts outs = elements_of_rows(output, output_sizes, getSize(), moved.per_element, "output");
+  const Parts ins = elements_of_rows(input, input_sizes, getSize(), "input");
+  const Parts outs = elements_of_rows(output, output_sizes, getSize(), "output");
   if (!given && ins.front() != outs.front()) {
     throw Unsupported("all_to_all_single: the input has " + std::to_string(input.numel()) +
                       " elements, the output " + std::to_string(output.numel()) +
                       "; without sizes they have to be equal");
   }
-  Request& request = ask_exchange(call, moved.dtype, ins, outs, given);
+  Request& request = ask_exchange(call, input, ins, outs, given);
   const bool same_memory = input.is_alias_of(output) && (given || !input.is_same(output));
   request.input = call.staging.read(same_memory ? input.clone() : input);
   request.output = call.staging.write(output);
@@ -88,7 +88,6 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
                       std::to_string(outputs.size()) + " outputs; one tensor per rank is needed");
   }
   Call call = begin(c10d::OpType::ALLTOALL, "dpcore:all_to_all", inputs.front().device(), options);
-  const WireType moved = wire_type_of(inputs.front());
   Parts ins;
   Parts outs;
   for (size_t r = 0; r < world; ++r) {
@@ -98,10 +97,10 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
         outputs[r].scalar_type() != inputs.front().scalar_type()) {
       throw Unsupported("all_to_all: the tensors have to be of one type");
     }
-    ins.push_back(static_cast<uint64_t>(inputs[r].numel()) * moved.per_element);
-    outs.push_back(static_cast<uint64_t>(outputs[r].numel()) * moved.per_element);
+    ins.push_back(static_cast<uint64_t>(inputs[r].numel()));
+    outs.push_back(static_cast<uint64_t>(outputs[r].numel()));
   }
-  Request& request = ask_exchange(call, moved.dtype, ins, outs, true);
+  Request& request = ask_exchange(call, inputs.front(), ins, outs, true);
   request.input = call.staging.read_joined(inputs);
   request.output = call.staging.write_joined(outputs);
   call.inputs = inputs;

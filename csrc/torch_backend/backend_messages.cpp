@@ -16,7 +16,6 @@ TorchBackend::WorkPtr TorchBackend::message(bool sends, Tensors& tensors, int pe
   if (tag < 0) {
     throw Unsupported("the tag of a message can't be negative, as " + std::to_string(tag) + " is");
   }
-  const WireType moved = wire_type_of(tensor);
   const std::string name = (sends ? "send " : "recv ") + std::to_string(getRank()) +
                            (sends ? "->" : "<-") + (from_any ? "any" : std::to_string(peer));
   Call call{
@@ -36,7 +35,7 @@ TorchBackend::WorkPtr TorchBackend::message(bool sends, Tensors& tensors, int pe
   dpcore::Work operation;
   try {
     operation = state_->communicator->submit_message(
-        {sends, peer, static_cast<uint64_t>(tag), moved.dtype, data,
+        {sends, peer, static_cast<uint64_t>(tag), moved_dtype_of(tensor.scalar_type()), data,
          static_cast<size_t>(tensor.nbytes()), seconds(call.timeout)});
   } catch (...) {
     work->settle(std::current_exception());

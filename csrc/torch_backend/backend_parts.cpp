@@ -33,10 +33,10 @@ const Tensors& only_list(const std::vector<Tensors>& lists, const char* operatio
 }
 
 // Sizes of a list of parts; as one count where they are equal. Whether they are.
-bool set_sizes(Request& request, const Tensors& parts, size_t per_element) {
+bool set_sizes(Request& request, const Tensors& parts) {
   Parts sizes;
   for (const at::Tensor& part : parts) {
-    sizes.push_back(static_cast<uint64_t>(part.numel()) * per_element);
+    sizes.push_back(static_cast<uint64_t>(part.numel()));
   }
   if (std::equal(sizes.begin() + 1, sizes.end(), sizes.begin())) {
     request.count = sizes.front();
@@ -118,10 +118,9 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
   expect(outputs[static_cast<size_t>(getRank())].numel() == input.numel(), kName,
          "invalid tensor size: the output of this rank has another number of elements than its "
          "input");
-  const WireType moved = wire_type_of(input);
-  Request& request = call.ask(Collective::all_gather, moved.dtype);
+  Request& request = call.ask(Collective::all_gather, moved_dtype_of(input.scalar_type()));
   call.lists_outputs = true;
-  call.uneven = !set_sizes(request, outputs, moved.per_element) || call.uneven;
+  call.uneven = !set_sizes(request, outputs) || call.uneven;
   request.input = call.staging.read(is_apart(input, outputs, getRank()) ? input : input.clone());
   request.output = call.staging.write_joined(outputs);
   call.inputs.push_back(input);
@@ -131,8 +130,7 @@ void TorchBackend::add_all_gather(Call& call, const Tensors& outputs,
 void TorchBackend::add_all_gather(Call& call, const at::Tensor& output,
                                   const at::Tensor& input) const {
   check_base(input, output, getSize(), "all_gather_into_tensor");
-  const WireType moved = wire_type_of(input);
-  Request& request = call.ask(Collective::all_gather, moved.dtype, moved.elements);
+  Request& request = ask_to_move(call, Collective::all_gather, input);
   request.input = call.staging.read(is_apart(input, output, getRank()) ? input : input.clone());
   request.output = call.staging.write(output);
   call.inputs.push_back(input);
@@ -186,9 +184,8 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
                                            const c10d::GatherOptions& options) {
   const at::Tensor& input = only_one(inputs, "gather");
   const bool takes = options.rootRank == getRank();
-  const WireType moved = wire_type_of(input);
   Call call = begin(c10d::OpType::GATHER, "dpcore:gather", input.device(), options);
-  Request& request = call.ask(Collective::gather, moved.dtype, moved.elements);
+  Request& request = ask_to_move(call, Collective::gather, input);
   request.root = static_cast<int>(options.rootRank);
   if (takes) {
     const Tensors& parts = only_list(outputs, "gather");
@@ -210,9 +207,8 @@ TorchBackend::WorkPtr TorchBackend::gather(TensorLists& outputs, Tensors& inputs
 TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                             const c10d::ScatterOptions& options) {
   const at::Tensor& output = only_one(outputs, "scatter");
-  const WireType moved = wire_type_of(output);
   Call call = begin(c10d::OpType::SCATTER, "dpcore:scatter", output.device(), options);
-  Request& request = call.ask(Collective::scatter, moved.dtype, moved.elements);
+  Request& request = ask_to_move(call, Collective::scatter, output);
   request.root = static_cast<int>(options.rootRank);
   if (options.rootRank == getRank()) {
     const Tensors& parts = only_list(inputs, "scatter");
@@ -254,7 +250,7 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, TensorLists
       begin(c10d::OpType::REDUCE_SCATTER, "dpcore:reduce_scatter", output.device(), options);
   Request& request = ask_to_reduce(call, Collective::reduce_scatter, output, options.reduceOp);
   call.lists_inputs = true;
-  call.uneven = !set_sizes(request, parts, 1);
+  call.uneven = !set_sizes(request, parts);
   request.input =
       call.staging.read_joined(is_apart(output, parts, getRank()) ? parts : clones_of(parts));
   request.output = call.staging.write(output);

@@ -47,14 +47,18 @@ TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors,
                                               const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_one(tensors, "broadcast");
   Call call = begin(c10d::OpType::BROADCAST, "dpcore:broadcast", tensor.device(), options);
-  const WireType moved = wire_type_of(tensor);
-  Request& request = call.ask(Collective::broadcast, moved.dtype, moved.elements);
+  Request& request = ask_to_move(call, Collective::broadcast, tensor);
   request.root = static_cast<int>(options.rootRank);
   const bool gives = request.root == getRank();
   request.output = gives ? call.staging.update(tensor) : call.staging.write(tensor);
   request.input = request.output;
   call.inputs = call.outputs = tensors;
   return perform(std::move(call));
+}
+
+Request& TorchBackend::ask_to_move(Call& call, Collective collective, const at::Tensor& own) {
+  const DType dtype = moved_dtype_of(own.scalar_type());
+  return call.ask(collective, dtype, static_cast<size_t>(own.numel()));
 }
 
 Request& TorchBackend::ask_to_reduce(Call& call, Collective collective, const at::Tensor& output,

@@ -86,27 +86,6 @@ at::Device device_of(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
 }
 
-WireType wire_type_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-    case at::kFloat:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kLong:
-    case at::kInt:
-    case at::kShort:
-    case at::kChar:
-    case at::kByte:
-    case at::kBool:
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      return {dtype_of(tensor.scalar_type(), "tensor"), 1, static_cast<size_t>(tensor.numel())};
-    default:
-      return {DType::u8, static_cast<size_t>(tensor.element_size()),
-              static_cast<size_t>(tensor.nbytes())};
-  }
-}
-
 at::Tensor Staging::buffer(int64_t elements, at::ScalarType type) {
   if (!communicator_) {
     kept_.push_back(at::empty({elements}, at::TensorOptions().dtype(type).device(device_)));

@@ -77,13 +77,4 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* o
 // Of the first; the CPU for an empty list.
 at::Device device_of(const std::vector<at::Tensor>& tensors);
 
-// How the elements of a tensor travel where they are only moved: types without arithmetic here
-// (float8, uint16, ...) as bytes, several per element.
-struct WireType {
-  DType dtype;
-  size_t per_element;
-  size_t elements;  // of the tensor, in this type
-};
-WireType wire_type_of(const at::Tensor& tensor);
-
 }  // namespace dpcore
