@@ -68,6 +68,10 @@ def schedule(
 ) -> Schedule:
     """The moves of a known algorithm. hosts: equal numbers for ranks that share one."""
 
+def collectives() -> list[tuple[str, str, str, bool, bool, bool]]:
+    """(name, gives, gets, reduces, comes from root, goes to root) each. A rank gives and gets
+    "nothing", the "whole" of one buffer, its "own part", or "all parts"."""
+
 def algorithms_of(collective: str) -> list[str]:
     """The names that schedule() takes for a collective."""
 
@@ -263,58 +267,41 @@ class Communicator:
         """What the peers of this and its sibling communicators hear, if they still need this rank
         when it leaves. A failure that came before goes first."""
 
-    def whole(
-        self,
-        collective: str,
-        tensor: Any,
-        /,
-        *,
-        op: str = "sum",
-        factor: float = 1.0,
-        root: int = 0,
-        algorithm: str | Schedule | None = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
-        async_op: bool = False,
-    ) -> Work | None:
-        """all_reduce, broadcast and reduce, in place."""
+    # The options of these are those of dpcore.Communicator; what one has no use for is ignored.
+    def all_reduce(self, tensor: Any, /, **options: Any) -> Work | None:
+        """In place."""
 
-    def parted(
-        self,
-        collective: str,
-        output: Any | None,
-        input: Any | None,
-        /,
-        *,
-        op: str = "sum",
-        factor: float = 1.0,
-        root: int = 0,
-        input_sizes: Sequence[int] | None = None,
-        output_sizes: Sequence[int] | None = None,
-        algorithm: str | Schedule | None = None,
-        priority: int = 0,
-        timeout: float = 0.0,
-        layout: int = 0,
-        async_op: bool = False,
-    ) -> Work | None:
-        """The collectives with a part per rank; one list of sizes stands for both."""
+    def broadcast(self, tensor: Any, /, **options: Any) -> Work | None:
+        """In place."""
 
-    def barrier(self, *, timeout: float = 0.0, async_op: bool = False) -> Work | None:
+    def reduce(self, tensor: Any, /, **options: Any) -> Work | None:
+        """In place."""
+
+    def reduce_scatter(
+        self, output: Any | None, input: Any | None, /, **options: Any
+    ) -> Work | None:
+        """With a part per rank; one list of sizes stands for both."""
+
+    def all_gather(self, output: Any | None, input: Any | None, /, **options: Any) -> Work | None:
+        """The same."""
+
+    def gather(self, output: Any | None, input: Any | None, /, **options: Any) -> Work | None:
+        """The same; the output is None but on the root."""
+
+    def scatter(self, output: Any | None, input: Any | None, /, **options: Any) -> Work | None:
+        """The same; the input is None but on the root."""
+
+    def all_to_all(self, output: Any | None, input: Any | None, /, **options: Any) -> Work | None:
+        """With two lists of sizes."""
+
+    def send(self, tensor: Any, peer: int, /, **options: Any) -> Work | None:
+        """A message to another rank."""
+
+    def recv(self, tensor: Any, peer: int | None, /, **options: Any) -> Work | None:
+        """A message from another rank; None takes it from any."""
+
+    def barrier(self, **options: Any) -> Work | None:
         """Completes when every rank has entered it."""
-
-    def message(
-        self,
-        sends: bool,
-        tensor: Any,
-        peer: int | None,
-        /,
-        *,
-        tag: int = 0,
-        timeout: float = 0.0,
-        async_op: bool = False,
-    ) -> Work | None:
-        """send or recv; the peer None receives from any rank."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> torch.Tensor:
         """A tensor in the arena."""
@@ -684,14 +671,9 @@ def _choose_barrier(uuids: Sequence[str], wish: str) -> str:
     """How ranks on these GPUs wait for each other: "stream" or "fused"."""
 
 def quick_method(
-    function: _Function,
-    target: str,
-    first: str | bool | None,
-    names: tuple[str, ...],
-    positional: int,
-    operators: tuple[str, ...],
+    function: _Function, names: tuple[str, ...], positional: int, operators: tuple[str, ...]
 ) -> _Function:
-    """A method whose plain calls go straight to the core's method `target`."""
+    """A method whose plain calls go straight to the core's method of the same name."""
 
 # ---- parts, machine, inspection --------------------------------------------------------------
 

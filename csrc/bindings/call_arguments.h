@@ -76,7 +76,6 @@ class CallArguments {
     }
     return result;
   }
-  bool flag() { return flag_of(object(), "flag"); }
   static bool flag_of(pybind11::handle value, const char* name) {
     const int result = PyObject_IsTrue(value.ptr());
     if (result < 0) {

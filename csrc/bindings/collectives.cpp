@@ -46,19 +46,6 @@ constexpr int kLooksWithGil = 32;
 
 using Option = KeywordArguments;
 
-Collective collective_of(py::handle name) {
-  static const auto known = [] {
-    std::array<const char*, kCollectiveCount> texts{};
-    for (size_t i = 0; i < texts.size(); ++i) {
-      texts[i] = name_of(static_cast<Collective>(i)).data();
-    }
-    return interned(texts);
-  }();
-  const auto found = std::find(known.begin(), known.end(), name.ptr());
-  return found != known.end() ? static_cast<Collective>(found - known.begin())
-                              : parse_collective(CallArguments::text_of(name, "collective"));
-}
-
 // What all collectives share.
 template <class Comm>
 Call call_of(Comm& comm, const KeywordArguments& options) {
@@ -154,6 +141,19 @@ py::object perform(PyCommunicator& comm, py::handle self, Request&& request, con
   return py::none();
 }
 
+py::object perform(PyCommunicator& comm, py::handle self, const MessageCall& call,
+                   bool asynchronous, Buffer&& buffer) {
+  comm.let_go_of_completed();
+  if (asynchronous) {
+    return as_work(self, held(buffer), [&] { return comm.core->submit_message(call); });
+  }
+  {
+    const py::gil_scoped_release no_gil;
+    comm.core->run_message(call, check_signals);
+  }
+  return py::none();
+}
+
 void expect(size_t have, size_t want, const char* role, const char* why) {
   if (have != want) {
     throw Unsupported(std::string(role) + " has " + std::to_string(have) + " elements, " +
@@ -178,7 +178,7 @@ void check_overlap(Collective kind, const Buffer& in, const Buffer& out, size_t 
                                       uint64_t{0});
   const std::byte* smaller = in.data;
   const std::byte* larger = out.data;
-  if (kind == Collective::reduce_scatter || kind == Collective::scatter) {
+  if (!joins(kind)) {
     std::swap(smaller, larger);
   }
   const bool exchanges = kind == Collective::all_to_all;
@@ -195,53 +195,46 @@ Elements elements_of(Collective kind) {
   return reduces(kind) ? Elements::reduced : Elements::moved;
 }
 
-// Of one buffer of one shape everywhere.
-Request in_place(Collective collective, const Buffer& buffer) {
+// Of one buffer of one shape everywhere, in place.
+template <class Comm>
+py::object whole(Comm& comm, py::handle self, Collective kind, CallArguments& arguments,
+                 const KeywordArguments& options) {
+  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write, elements_of(kind));
   Request request;
-  request.collective = collective;
+  request.collective = kind;
   request.dtype = buffer.dtype;
   request.input = request.output = buffer.data;
   request.count = buffer.elements;
-  return request;
-}
-
-// all_reduce, broadcast, reduce.
-template <class Comm>
-py::object whole(Comm& comm, py::handle self, CallArguments& arguments,
-                 const KeywordArguments& options) {
-  const Collective collective = collective_of(arguments.object());
-  Buffer buffer = comm.buffer(arguments.object(), "tensor", Access::write, elements_of(collective));
-  Request request = in_place(collective, buffer);
   read_reduction(request, options, comm.core->world());
   return perform(comm, self, std::move(request), call_of(comm, options), std::move(buffer), {});
 }
 
-// The others: a part per rank. On ranks without an input or output it is None.
+// Of a part per rank. On ranks without an input or output it is None.
 template <class Comm>
-py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
+py::object parted(Comm& comm, py::handle self, Collective kind, CallArguments& arguments,
                   const KeywordArguments& options) {
   const auto world = static_cast<size_t>(comm.core->world());
   const auto rank = static_cast<size_t>(comm.core->rank());
   Request request;
-  const Collective kind = request.collective = collective_of(arguments.object());
+  request.collective = kind;
   const py::handle output = arguments.object();
   const py::handle input = arguments.object();
   read_reduction(request, options, comm.core->world());
-  if (kind == Collective::gather) {
+  if (goes_to_root(kind)) {
     check_presence(output, "output", comm.core->rank(), request.root);
-  } else if (kind == Collective::scatter) {
+  } else if (comes_from_root(kind)) {
     check_presence(input, "input", comm.core->rank(), request.root);
   }
   const auto input_parts = sizes_in(options[Option::input_sizes], "input sizes");
   const auto output_parts = sizes_in(options[Option::output_sizes], "output sizes");
   std::optional<Buffer> in;
   std::optional<Buffer> out;
-  if (!input.is_none() || kind != Collective::scatter) {
+  if (!input.is_none() || !comes_from_root(kind)) {
     in = comm.buffer(input, "input", Access::read, elements_of(kind));
     request.input = in->data;
     request.dtype = in->dtype;
   }
-  if (!output.is_none() || kind != Collective::gather) {
+  if (!output.is_none() || !goes_to_root(kind)) {
     out = comm.buffer(output, "output", Access::write, elements_of(kind));
     request.output = out->data;
     request.dtype = out->dtype;
@@ -256,10 +249,8 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
                         " entries; one per rank is needed (" + std::to_string(world) + ")");
     }
   }
-  const bool splits = kind == Collective::reduce_scatter || kind == Collective::scatter ||
-                      kind == Collective::all_to_all;
-  const bool joins = kind == Collective::all_gather || kind == Collective::gather ||
-                     kind == Collective::all_to_all;
+  const bool splits = dpcore::splits(kind);
+  const bool joins = dpcore::joins(kind);
   if (input_parts || output_parts) {
     request.input_parts = input_parts ? *input_parts : *output_parts;
     request.output_parts = output_parts ? *output_parts : *input_parts;
@@ -295,56 +286,61 @@ py::object parted(Comm& comm, py::handle self, CallArguments& arguments,
                  out ? std::move(*out) : Buffer{}, in ? std::move(*in) : Buffer{});
 }
 
-py::object barrier(PyCommunicator& comm, py::handle self, CallArguments&,
-                   const KeywordArguments& options) {
-  return perform(comm, self, Request{}, call_of(comm, options), {}, {});
+template <class Comm, Collective kind>
+py::object collective(Comm& comm, py::handle self, CallArguments& arguments,
+                      const KeywordArguments& options) {
+  if constexpr (kind == Collective::barrier) {
+    return perform(comm, self, Request{}, call_of(comm, options), {}, {});
+  } else if constexpr (is_on_whole(kind)) {
+    return whole(comm, self, kind, arguments, options);
+  } else {
+    return parted(comm, self, kind, arguments, options);
+  }
 }
 
-py::object message(PyCommunicator& comm, py::handle self, CallArguments& arguments,
+template <class Comm, bool sends>
+py::object message(Comm& comm, py::handle self, CallArguments& arguments,
                    const KeywordArguments& options) {
   MessageCall call;
-  call.sends = arguments.flag();
+  call.sends = sends;
   const py::handle object = arguments.object();
   const py::handle whom = arguments.object();
-  const bool from_any = !call.sends && whom.is_none();
+  const bool from_any = !sends && whom.is_none();
   call.peer = from_any ? MessageOperation::kAnyRank
-                       : CallArguments::integer_of(whom, call.sends ? "dst" : "src");
+                       : CallArguments::integer_of(whom, sends ? "dst" : "src");
   bool asynchronous = false;
   options.read(Option::tag, call.tag, CallArguments::natural_of);
   options.read(Option::timeout, call.timeout_s, CallArguments::timeout_of);
   options.read(Option::async_op, asynchronous, CallArguments::flag_of);
-  comm.let_go_of_completed();
   Buffer buffer =
-      buffer_of(object, "tensor", call.sends ? Access::read : Access::write, Elements::moved);
+      comm.buffer(object, "tensor", sends ? Access::read : Access::write, Elements::moved);
   call.dtype = buffer.dtype;
   call.data = buffer.data;
   call.bytes = buffer.elements * size_of(buffer.dtype);
-  Communicator& core = *comm.core;
   if (!from_any) {
-    check_peer(call.peer, core.rank(), core.world());
+    check_peer(call.peer, comm.core->rank(), comm.core->world());
   }
-  if (asynchronous) {
-    return as_work(self, held(buffer), [&] { return core.submit_message(call); });
-  }
-  {
-    const py::gil_scoped_release no_gil;
-    core.run_message(call, check_signals);
-  }
-  return py::none();
+  return perform(comm, self, call, asynchronous, std::move(buffer));
+}
+
+// A method for each collective, by its name, and two for messages.
+template <class Comm, int... kinds>
+void define_methods(py::handle type, std::integer_sequence<int, kinds...>) {
+  (define_quick_method<Comm, collective<Comm, Collective{kinds}>>(
+       type, name_of(Collective{kinds}).data()),
+   ...);
+  define_quick_method<Comm, message<Comm, true>>(type, "send");
+  define_quick_method<Comm, message<Comm, false>>(type, "recv");
 }
 
 }  // namespace
 
 void define_collectives(py::handle type) {
-  define_quick_method<PyCommunicator, whole<PyCommunicator>>(type, "whole");
-  define_quick_method<PyCommunicator, parted<PyCommunicator>>(type, "parted");
-  define_quick_method<PyCommunicator, barrier>(type, "barrier");
-  define_quick_method<PyCommunicator, message>(type, "message");
+  define_methods<PyCommunicator>(type, std::make_integer_sequence<int, kCollectiveCount>());
 }
 
 void define_stream_collectives(py::handle type) {
-  define_quick_method<PyStreamCommunicator, whole<PyStreamCommunicator>>(type, "whole");
-  define_quick_method<PyStreamCommunicator, parted<PyStreamCommunicator>>(type, "parted");
+  define_methods<PyStreamCommunicator>(type, std::make_integer_sequence<int, kCollectiveCount>());
 }
 
 }  // namespace dpcore

@@ -13,10 +13,12 @@ struct PyStreamCommunicator : HeldCommunicator<StreamCommunicator, StreamWork> {
 
 using PyStreamWork = HeldWork<PyStreamCommunicator, StreamWork>;
 
-// Adds whole() and parted(), whose arguments collectives.cpp reads for both kinds.
+// Adds the methods that move data, whose arguments collectives.cpp reads for both kinds.
 void define_stream_collectives(pybind11::handle type);
 
 pybind11::object perform(PyStreamCommunicator& comm, pybind11::handle self, Request&& request,
                          const Call& call, Buffer&& output, Buffer&& input);
+pybind11::object perform(PyStreamCommunicator& comm, pybind11::handle self, const MessageCall& call,
+                         bool asynchronous, Buffer&& buffer);
 
 }  // namespace dpcore

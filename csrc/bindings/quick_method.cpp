@@ -6,7 +6,7 @@
 // straight to the core's method instead. Every other call is left to the Python function, which has
 // the signature, the documentation and the words of errors:
 //
-//   comm.broadcast(t, 0)    comm._native.whole("broadcast", t, root=0)
+//   comm.broadcast(t, 0)    comm._native.broadcast(t, root=0)
 //   comm.broadcast(t, 0, async_op=True)    function(comm, t, 0, async_op=True)
 #include <pybind11/pybind11.h>
 #include <structmember.h>
@@ -29,8 +29,7 @@ struct QuickMethod {
   PyObject* weak;         // the list of weak references
   PyObject* dict;         // __wrapped__, __doc__ and what else functools.update_wrapper copies
   PyObject* function;     // for all other calls
-  PyObject* target;       // the name of the core's method
-  PyObject* first;        // its first argument: which collective; or none
+  PyObject* target;       // its name, which is that of the core's method, too
   PyObject* names;        // of the leading parameters
   PyObject* operators;    // the core's words; others are the function's to translate
   Py_ssize_t positional;  // the core takes so many by position and the rest by name
@@ -82,8 +81,8 @@ std::optional<Py_ssize_t> plain_arguments(const QuickMethod& method, PyObject* c
   return count + named;
 }
 
-// The method of this instance's type, where that is one of C; it is looked for where the type is
-// another one than last time.
+// The method of this instance's type, or null where that is none of C; it is looked for where the
+// type is another one than last time.
 PyObject* core_method_of(QuickMethod& method, PyObject* native) {
   PyTypeObject* type = Py_TYPE(native);
   if (type == method.core) [[likely]] {
@@ -92,8 +91,7 @@ PyObject* core_method_of(QuickMethod& method, PyObject* native) {
   PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), method.target);
   if (found == nullptr || Py_TYPE(found) != &PyMethodDescr_Type) {
     PyErr_Clear();
-    Py_XDECREF(found);
-    return nullptr;
+    Py_CLEAR(found);
   }
   Py_INCREF(type);
   Py_XSETREF(method.core, type);
@@ -105,12 +103,10 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
                             PyObject* keywords) {
   QuickMethod& method = *reinterpret_cast<QuickMethod*>(self);
   const Py_ssize_t count = PyVectorcall_NARGS(flags) - 1;  // without the instance
-  std::array<PyObject*, kMostNames + 2> stack;             // instance, first, values
-  const size_t leading = method.first == Py_None ? 1 : 2;
-  PyObject** values = stack.data() + leading;
+  std::array<PyObject*, kMostNames + 1> stack;             // instance, values
   std::optional<Py_ssize_t> given;
   if (count >= 0) {
-    given = plain_arguments(method, args + 1, count, keywords, values);
+    given = plain_arguments(method, args + 1, count, keywords, stack.data() + 1);
   }
   if (!given) {
     return PyObject_Vectorcall(method.function, args, flags, keywords);
@@ -119,16 +115,15 @@ PyObject* call_quick_method(PyObject* self, PyObject* const* args, size_t flags,
   if (native == nullptr) {
     return nullptr;
   }
-  stack[0] = native;
-  if (leading > 1) {
-    stack[1] = method.first;
-  }
-  const size_t positional = leading + static_cast<size_t>(method.positional);
-  PyObject* options = method.options[static_cast<size_t>(*given - method.positional)];
   PyObject* core = core_method_of(method, native);
-  PyObject* result =
-      core != nullptr ? PyObject_Vectorcall(core, stack.data(), positional, options)
-                      : PyObject_VectorcallMethod(method.target, stack.data(), positional, options);
+  if (core == nullptr) {
+    Py_DECREF(native);
+    return PyObject_Vectorcall(method.function, args, flags, keywords);
+  }
+  stack[0] = native;
+  const size_t positional = 1 + static_cast<size_t>(method.positional);
+  PyObject* options = method.options[static_cast<size_t>(*given - method.positional)];
+  PyObject* result = PyObject_Vectorcall(core, stack.data(), positional, options);
   Py_DECREF(native);
   return result;
 }
@@ -148,7 +143,7 @@ void forget(PyObject* self) {
   PyObject_ClearWeakRefs(self);
   auto& method = *reinterpret_cast<QuickMethod*>(self);
   for (PyObject* each :
-       {method.dict, method.function, method.target, method.first, method.names, method.operators,
+       {method.dict, method.function, method.target, method.names, method.operators,
         reinterpret_cast<PyObject*>(method.core), method.core_method}) {
     Py_XDECREF(each);
   }
@@ -185,8 +180,7 @@ PyObject* make_type() {
 }
 
 // `names`: of the leading parameters behind self; the first `positional` have no default.
-py::object quick_method(const py::function& function, const py::str& target,
-                        const py::object& first, const py::tuple& names, Py_ssize_t positional,
+py::object quick_method(const py::function& function, const py::tuple& names, Py_ssize_t positional,
                         const py::tuple& operators) {
   static PyObject* const type = make_type();
   if (names.size() > kMostNames || positional > static_cast<Py_ssize_t>(names.size())) {
@@ -200,8 +194,7 @@ py::object quick_method(const py::function& function, const py::str& target,
   auto& method = *reinterpret_cast<QuickMethod*>(made.ptr());
   method.call = call_quick_method;
   method.function = py::object(function).release().ptr();
-  method.target = py::object(target).release().ptr();
-  method.first = py::object(first).release().ptr();
+  method.target = py::object(function.attr("__name__")).release().ptr();
   method.names = py::object(names).release().ptr();
   method.operators = py::object(operators).release().ptr();
   method.positional = positional;
@@ -219,9 +212,9 @@ py::object quick_method(const py::function& function, const py::str& target,
 
 void register_quick_method(py::module_& m) {
   using py::arg;
-  m.def("quick_method", &quick_method, arg("function"), arg("target"), arg("first"), arg("names"),
-        arg("positional"), arg("operators"),
-        "A method whose plain calls go straight to the core's method `target`.");
+  m.def("quick_method", &quick_method, arg("function"), arg("names"), arg("positional"),
+        arg("operators"),
+        "A method whose plain calls go straight to the core's method of the same name.");
 }
 
 }  // namespace dpcore

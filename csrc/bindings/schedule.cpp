@@ -3,7 +3,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,6 +22,20 @@ namespace py = pybind11;
 
 namespace dpcore {
 namespace {
+
+// (name, gives, gets, reduces, comes from root, goes to root)
+using TraitsTuple = std::tuple<std::string_view, const char*, const char*, bool, bool, bool>;
+
+std::vector<TraitsTuple> collectives() {
+  constexpr std::array kExtents{"nothing", "whole", "own part", "all parts"};
+  const auto word = [&](Extent extent) { return kExtents[static_cast<size_t>(extent)]; };
+  std::vector<TraitsTuple> rows;
+  for (const CollectiveTraits& one : kCollectives) {
+    rows.emplace_back(one.name, word(one.gives), word(one.gets), one.reduces, one.comes_from_root,
+                      one.goes_to_root);
+  }
+  return rows;
+}
 
 // (step, src, dst, chunk, reduce)
 using MoveTuple = std::tuple<int, int, int, int, bool>;
@@ -153,6 +169,7 @@ void register_schedule(py::module_& m) {
       py::arg("algorithm"), py::arg("collective"), py::arg("world"), py::arg("root") = 0,
       py::arg("hosts") = std::vector<int>(),
       "The moves of a known algorithm. hosts: equal numbers for ranks that share one.");
+  m.def("collectives", &collectives, "What each collective is, a row of the core's table each.");
   m.def(
       "algorithms_of",
       [](TextArgument<"collective"> collective) {

@@ -48,21 +48,17 @@ py::object finish(PyStreamCommunicator& comm, py::handle self, StreamCommunicato
   return py::none();  // a reference is counted with the GIL
 }
 
-py::object stream_barrier(const py::object& self, double timeout, bool asynchronous) {
-  auto& comm = self.cast<PyStreamCommunicator&>();
+py::object exchange(PyStreamCommunicator& comm, py::handle self,
+                    const std::vector<StreamMessage>& messages, double timeout, bool asynchronous,
+                    std::vector<HeldBuffer> buffers) {
+  comm.let_go_of_completed();
   StreamCommunicator::Work work;
   const Device::Stream current = comm.current_stream();
   {
     const py::gil_scoped_release no_gil;
-    Request request;
-    request.timeout_s = timeout;
-    work = comm.core->submit(std::move(request), {}, current);
-    // The one operation whose result is that time has passed.
-    if (!asynchronous) {
-      comm.core->wait(work, 0, check_signals);
-    }
+    work = comm.core->submit(messages, timeout, current);
   }
-  return asynchronous ? finish(comm, self, std::move(work), true, {}) : py::none();
+  return finish(comm, self, std::move(work), asynchronous, std::move(buffers));
 }
 
 // (sends, tensor, peer) each; all travel at the same time.
@@ -70,7 +66,6 @@ py::object messages(const py::object& self,
                     const std::vector<std::tuple<bool, py::object, int>>& list, double timeout,
                     bool asynchronous) {
   auto& comm = self.cast<PyStreamCommunicator&>();
-  comm.let_go_of_completed();
   std::vector<StreamMessage> wanted;
   std::vector<HeldBuffer> buffers;
   for (const auto& [sends, tensor, peer] : list) {
@@ -79,22 +74,7 @@ py::object messages(const py::object& self,
     wanted.push_back({sends, peer, buffer.data, buffer.elements * size_of(buffer.dtype)});
     buffers.emplace_back(std::move(buffer));
   }
-  StreamCommunicator::Work work;
-  const Device::Stream current = comm.current_stream();
-  {
-    const py::gil_scoped_release no_gil;
-    work = comm.core->submit(wanted, timeout, current);
-  }
-  return finish(comm, self, std::move(work), asynchronous, std::move(buffers));
-}
-
-py::object stream_message(const py::object& self, bool sends, py::object tensor, int peer,
-                          uint64_t tag, double timeout, bool asynchronous) {
-  if (tag != 0) {
-    throw Unsupported("messages over " + self.cast<PyStreamCommunicator&>().core->describe() +
-                      " have no tags: they meet in the order of the calls; leave tag out");
-  }
-  return messages(self, {{sends, std::move(tensor), peer}}, timeout, asynchronous);
+  return exchange(comm, self, wanted, timeout, asynchronous, std::move(buffers));
 }
 
 void wait_for(PyStreamWork& held, RealArgument<"timeout"> timeout) {
@@ -163,6 +143,8 @@ std::string memory_of(const std::vector<std::tuple<uint64_t, bool, bool>>& ranks
 py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& request, const Call& call,
                    Buffer&& output, Buffer&& input) {
   comm.let_go_of_completed();
+  // The one operation whose result is that time has passed.
+  const bool waits = request.collective == Collective::barrier && !call.asynchronous;
   request.timeout_s = call.timeout;
   request.layout ^= call.layout;
   if (call.program) {
@@ -174,8 +156,26 @@ py::object perform(PyStreamCommunicator& comm, py::handle self, Request&& reques
   {
     const py::gil_scoped_release no_gil;
     work = comm.core->submit(std::move(request), call.algorithm, current);
+    if (waits) {
+      comm.core->wait(work, 0, check_signals);
+    }
   }
-  return finish(comm, self, std::move(work), call.asynchronous, held(output, input));
+  return waits ? py::none()
+               : finish(comm, self, std::move(work), call.asynchronous, held(output, input));
+}
+
+py::object perform(PyStreamCommunicator& comm, py::handle self, const MessageCall& call,
+                   bool asynchronous, Buffer&& buffer) {
+  if (call.tag != 0) {
+    throw Unsupported("messages over " + comm.core->describe() +
+                      " have no tags: they meet in the order of the calls; leave tag out");
+  }
+  if (call.peer == MessageOperation::kAnyRank) {
+    throw Unsupported("messages over " + comm.core->describe() +
+                      " come from a rank that is named: pass src");
+  }
+  return exchange(comm, self, {{call.sends, call.peer, call.data, call.bytes}}, call.timeout_s,
+                  asynchronous, held(buffer));
 }
 
 void register_stream_communicator(py::module_& m) {
@@ -193,9 +193,6 @@ void register_stream_communicator(py::module_& m) {
       .def_property_readonly("library",
                              [](const PyStreamCommunicator& c) { return c.core->describe(); })
       .def("paths", [](PyStreamCommunicator& c) { return c.core->paths(); })
-      .def("barrier", stream_barrier, arg("timeout") = 0.0, arg("async_op") = false)
-      .def("message", stream_message, arg("sends"), arg("tensor"), arg("peer"), arg("tag") = 0,
-           arg("timeout") = 0.0, arg("async_op") = false)
       .def("messages", messages)
       .def("empty",
            [](PyStreamCommunicator& comm, const std::vector<int64_t>& shape, py::object dtype) {

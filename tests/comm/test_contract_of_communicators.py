@@ -1,9 +1,12 @@
 """One body of checks, contract.py, that every kind of communicator goes through."""
 
+import inspect
+
 import pytest
 import torch
 
 import dpcore
+from dpcore import _C
 from dpcore.comm.communicators.protocol import GradientGroup
 from dpcore.comm.communicators.torch_group import TorchCommunicator
 from tests.comm import contract
@@ -75,3 +78,28 @@ def test_a_gradient_group_is_a_part_of_the_whole():
         contract.gradient_group(comm)
 
     dpcore.spawn(body, WORLD, mode="threads")
+
+
+def parameters_of(name, gives, gets, reduces, comes_from_root, goes_to_root):
+    """Those of the method, as they follow from the core's table."""
+    whole, exchanges = gives == "whole", gives == gets == "all parts"
+    everyone_gets_the_same = gives != "all parts" and gets != "own part" and not goes_to_root
+    words = ["tensor"] if whole else [] if gives == "nothing" else ["output", "input"]
+    words += ["root"] * (comes_from_root or goes_to_root) + ["op"] * reduces
+    words += (
+        []
+        if whole or name == "barrier"
+        else ["output_sizes", "input_sizes"]
+        if exchanges
+        else ["sizes"]
+    )
+    words += ["async_op", "timeout"] + ["algorithm", "priority"] * (name != "barrier")
+    return (
+        words + ["factor"] * reduces + ["layout"] * (everyone_gets_the_same and name != "barrier")
+    )
+
+
+@pytest.mark.parametrize("row", _C.collectives(), ids=lambda row: row[0])
+def test_the_methods_have_what_the_table_says(row):
+    signature = inspect.signature(getattr(dpcore.Communicator, row[0]))
+    assert sorted(signature.parameters) == sorted(["self", *parameters_of(*row)])

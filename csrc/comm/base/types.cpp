@@ -33,10 +33,6 @@ constexpr std::array<DTypeInfo, kDTypeCount> kDTypes{{
 constexpr std::array<std::string_view, kReduceOpCount> kReduceOps{
     "sum", "mean", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
-constexpr std::array<std::string_view, kCollectiveCount> kCollectives{
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-    "gather",     "scatter",        "all_to_all", "barrier"};
-
 // The value that has this name, of so many. `what`: of which enum, in messages.
 template <class Enum>
 Enum parse(std::string_view what, std::string_view name, int count) {
@@ -59,7 +55,7 @@ std::string_view name_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype
 
 std::string_view name_of(ReduceOp op) { return kReduceOps[static_cast<size_t>(op)]; }
 
-std::string_view name_of(Collective kind) { return kCollectives[static_cast<size_t>(kind)]; }
+std::string_view name_of(Collective kind) { return traits_of(kind).name; }
 
 ReduceOp parse_reduce_op(std::string_view name) {
   if (name == "avg") {

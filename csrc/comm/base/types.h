@@ -44,26 +44,53 @@ ReduceOp parse_reduce_op(std::string_view name);
 DType parse_dtype(std::string_view name);
 Collective parse_collective(std::string_view name);
 
-// Whether one rank of it is special: of broadcast, reduce, gather and scatter.
-constexpr bool has_root(Collective kind) {
-  return kind == Collective::broadcast || kind == Collective::reduce ||
-         kind == Collective::gather || kind == Collective::scatter;
+// What a rank gives, or gets: nothing, a buffer of one size everywhere, its own part of one, or the
+// parts of all ranks.
+enum class Extent : uint8_t { nothing, whole, own_part, all_parts };
+
+// What a collective is. Python reads this table as dpcore._C.collectives().
+struct CollectiveTraits {
+  std::string_view name;
+  Extent gives;
+  Extent gets;
+  bool reduces = false;          // adds up what ranks bring
+  bool comes_from_root = false;  // only the root gives
+  bool goes_to_root = false;     // only the root gets
+};
+inline constexpr std::array<CollectiveTraits, kCollectiveCount> kCollectives{{
+    {.name = "all_reduce", .gives = Extent::whole, .gets = Extent::whole, .reduces = true},
+    {.name = "reduce_scatter",
+     .gives = Extent::all_parts,
+     .gets = Extent::own_part,
+     .reduces = true},
+    {.name = "all_gather", .gives = Extent::own_part, .gets = Extent::all_parts},
+    {.name = "broadcast", .gives = Extent::whole, .gets = Extent::whole, .comes_from_root = true},
+    {.name = "reduce",
+     .gives = Extent::whole,
+     .gets = Extent::whole,
+     .reduces = true,
+     .goes_to_root = true},
+    {.name = "gather", .gives = Extent::own_part, .gets = Extent::all_parts, .goes_to_root = true},
+    {.name = "scatter",
+     .gives = Extent::all_parts,
+     .gets = Extent::own_part,
+     .comes_from_root = true},
+    {.name = "all_to_all", .gives = Extent::all_parts, .gets = Extent::all_parts},
+    {.name = "barrier", .gives = Extent::nothing, .gets = Extent::nothing},
+}};
+constexpr const CollectiveTraits& traits_of(Collective kind) {
+  return kCollectives[static_cast<size_t>(kind)];
 }
-// Whether all that others get is the root's: broadcast and scatter.
-constexpr bool comes_from_root(Collective kind) {
-  return kind == Collective::broadcast || kind == Collective::scatter;
-}
-// Whether it adds up what ranks bring: all_reduce, reduce and reduce_scatter.
-constexpr bool reduces(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
-         kind == Collective::reduce;
-}
-// Whether all ranks have all of one buffer: all_reduce, broadcast and reduce. Of the others each
-// has a part.
-constexpr bool is_on_whole(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::broadcast ||
-         kind == Collective::reduce;
-}
+constexpr bool reduces(Collective kind) { return traits_of(kind).reduces; }
+constexpr bool comes_from_root(Collective kind) { return traits_of(kind).comes_from_root; }
+constexpr bool goes_to_root(Collective kind) { return traits_of(kind).goes_to_root; }
+constexpr bool has_root(Collective kind) { return comes_from_root(kind) || goes_to_root(kind); }
+// Whether all ranks have all of one buffer. Of other collectives each has a part.
+constexpr bool is_on_whole(Collective kind) { return traits_of(kind).gives == Extent::whole; }
+// Whether each rank gives a part to each.
+constexpr bool splits(Collective kind) { return traits_of(kind).gives == Extent::all_parts; }
+// Whether what a rank gets has a part of each.
+constexpr bool joins(Collective kind) { return traits_of(kind).gets == Extent::all_parts; }
 
 // Whether `op` has a meaning for `dtype`: no order on complex numbers, no bits in floating point,
 // no mean of booleans, no factors for integers. The mean of integers is their sum, which wraps as

@@ -48,14 +48,6 @@ Piece incoming(const Request& request, int me, int from) {
   return piece;
 }
 
-namespace {
-
-bool goes_to_root(Collective collective) {
-  return collective == Collective::reduce || collective == Collective::gather;
-}
-
-}  // namespace
-
 bool publishes(const Request& request, int r) {
   return r == request.root ? !goes_to_root(request.collective)
                            : !comes_from_root(request.collective);
@@ -64,11 +56,6 @@ bool publishes(const Request& request, int r) {
 bool consumes(const Request& request, int r) {
   return r == request.root ? !comes_from_root(request.collective)
                            : !goes_to_root(request.collective);
-}
-
-bool same_piece_for_all(Collective collective) {
-  return collective != Collective::reduce_scatter && collective != Collective::scatter &&
-         collective != Collective::all_to_all;
 }
 
 MemoryUse memory_use(const Request& request, int me, int world) {
@@ -103,7 +90,7 @@ size_t staged_elements(const Request& request, int me, int world) {
     largest = std::max(largest, elements);
     sum += elements;
   }
-  return same_piece_for_all(request.collective) ? largest : sum;
+  return splits(request.collective) ? sum : largest;
 }
 
 size_t received_elements(const Request& request, int me, int world) {

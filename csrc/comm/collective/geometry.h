@@ -31,8 +31,6 @@ Piece incoming(const Request& request, int me, int from);
 // Whether others need data of rank r, and whether r needs data of others.
 bool publishes(const Request& request, int r);
 bool consumes(const Request& request, int r);
-// Whether a rank sends the same piece to all that need it.
-bool same_piece_for_all(Collective collective);
 // What this rank copies into its stage, and what it reads from the stages of the others.
 size_t staged_elements(const Request& request, int me, int world);
 size_t received_elements(const Request& request, int me, int world);
@@ -55,15 +53,11 @@ MemoryUse memory_use(const Request& request, int me, int world);
 
 // Bytes in the whole buffer, or in all ranks' parts together.
 inline size_t bytes_of(const Request& request, int world) {
-  const bool per_rank = request.collective != Collective::all_reduce &&
-                        request.collective != Collective::broadcast &&
-                        request.collective != Collective::reduce;
-  return request.count * size_of(request.dtype) * (per_rank ? static_cast<size_t>(world) : 1);
+  const size_t parts = is_on_whole(request.collective) ? 1 : static_cast<size_t>(world);
+  return request.count * size_of(request.dtype) * parts;
 }
 // Of these a rank shows its own part; of all others as much as the operation has bytes, or nothing.
-inline bool is_gathered(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::gather;
-}
+inline bool is_gathered(Collective collective) { return joins(collective) && !splits(collective); }
 // An uneven all_to_all, in which ranks know only their own sizes.
 inline bool announces_parts(const Request& request) {
   return request.collective == Collective::all_to_all && !request.input_parts.empty();

@@ -126,7 +126,8 @@ struct PathRun {
   bool publishes() const { return publishes(me()); }
   bool consumes(int r) const { return dpcore::consumes(request, r); }
   bool consumes() const { return consumes(me()); }
-  bool same_piece_for_all() const { return dpcore::same_piece_for_all(request.collective); }
+  // Whether a rank sends the same piece to all that need it.
+  bool same_piece_for_all() const { return !splits(request.collective); }
   bool reduces() const { return dpcore::reduces(request.collective); }
   bool has_root() const { return dpcore::has_root(request.collective); }
   StageLayout stage_layout() const {

@@ -19,17 +19,9 @@ namespace {
 // The number of chunks that the collective prescribes, or 0 if the algorithm may choose.
 int64_t prescribed_chunks(const Schedule& schedule) {
   const int64_t world = schedule.world;
-  switch (schedule.collective) {
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::gather:
-    case Collective::scatter:
-      return world;
-    case Collective::all_to_all:
-      return world * world;
-    default:
-      return 0;
-  }
+  const bool by_giver = joins(schedule.collective);
+  const bool by_taker = splits(schedule.collective);
+  return by_giver && by_taker ? world * world : by_giver || by_taker ? world : 0;
 }
 
 // The rank that holds `chunk` at the beginning, where there is only one.

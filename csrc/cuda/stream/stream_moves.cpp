@@ -110,9 +110,7 @@ std::string algorithm_of_fewest_bytes(Collective collective, int world) {
   if (collective == Collective::all_reduce) {
     return "two_shot";
   }
-  const bool all_is_of_root =
-      collective == Collective::broadcast || collective == Collective::reduce;
-  return all_is_of_root && world > 2 ? "two_shot" : "direct";
+  return is_on_whole(collective) && world > 2 ? "two_shot" : "direct";
 }
 
 void run_moves(const Request& request, Device& device, Device::Stream stream,

@@ -12,11 +12,6 @@ from dpcore.comm.communicators.costs import Costs
 if TYPE_CHECKING:
     from dpcore import _C
 
-COLLECTIVES = (
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
-    "all_to_all",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -114,12 +109,15 @@ def _nothing(choice: Choice) -> Candidate:
 
 def explain(native: _C.Communicator, nbytes: int, source: str) -> Explanation:
     """Asks the compiled core, which would choose in the same way in an operation."""
+    from dpcore import _C
+
+    names = [name for name, *_ in _C.collectives() if name != "barrier"]
     return Explanation(
         nbytes=nbytes,
         transport=native.transport,
         hosts=tuple(native.hosts),
         costs=Costs.of_list(native.costs, source),
-        choices=tuple(_choice(name, native.explain(name, nbytes)) for name in COLLECTIVES),
+        choices=tuple(_choice(name, native.explain(name, nbytes)) for name in names),
     )
 
 

@@ -56,7 +56,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[CombiningWhole],
     ) -> Work | None: ...
-    @quick("whole", "all_reduce")
+    @quick
     def all_reduce(
         self,
         tensor: Any,
@@ -77,8 +77,8 @@ class NativeCalls(OtherNames):
         >>> comm.all_reduce(gradient, op="mean")        # doctest: +SKIP
         """
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.whole(
-            "all_reduce", tensor, op=op, factor=factor, layout=layout,
+        native = self._native.all_reduce(
+            tensor, op=op, factor=factor, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [tensor])
@@ -91,7 +91,7 @@ class NativeCalls(OtherNames):
     def broadcast(
         self, tensor: Any, root: int = ..., *, async_op: bool = ..., **options: Unpack[Whole]
     ) -> Work | None: ...
-    @quick("whole", "broadcast")
+    @quick
     def broadcast(
         self,
         tensor: Any,
@@ -104,8 +104,8 @@ class NativeCalls(OtherNames):
         layout: int = 0,
     ) -> Work | None:
         """Copies ``tensor`` of rank ``root`` to all ranks."""
-        native = self._native.whole(
-            "broadcast", tensor, root=root, layout=layout,
+        native = self._native.broadcast(
+            tensor, root=root, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [tensor])
@@ -130,7 +130,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Combining],
     ) -> Work | None: ...
-    @quick("whole", "reduce")
+    @quick
     def reduce(
         self,
         tensor: Any,
@@ -145,8 +145,8 @@ class NativeCalls(OtherNames):
     ) -> Work | None:
         """Like ``all_reduce``, but only ``root`` gets the result; the others keep their data."""
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.whole(
-            "reduce", tensor, root=root, op=op, factor=factor,
+        native = self._native.reduce(
+            tensor, root=root, op=op, factor=factor,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [tensor])
@@ -173,7 +173,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[CombiningParts],
     ) -> Work | None: ...
-    @quick("parted", "reduce_scatter")
+    @quick
     def reduce_scatter(
         self,
         output: Any,
@@ -194,8 +194,8 @@ class NativeCalls(OtherNames):
         >>> comm.reduce_scatter(shard, gradients, op="mean")     # doctest: +SKIP
         """
         op = op if isinstance(op, str) and op in OPERATORS else operator_name(op)
-        native = self._native.parted(
-            "reduce_scatter", output, input, op=op, factor=factor, input_sizes=sizes,
+        native = self._native.reduce_scatter(
+            output, input, op=op, factor=factor, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
@@ -208,7 +208,7 @@ class NativeCalls(OtherNames):
     def all_gather(
         self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[GatheringParts]
     ) -> Work | None: ...
-    @quick("parted", "all_gather")
+    @quick
     def all_gather(
         self,
         output: Any,
@@ -222,8 +222,8 @@ class NativeCalls(OtherNames):
         layout: int = 0,
     ) -> Work | None:
         """Puts the ``input`` of all ranks one after the other into everybody's ``output``."""
-        native = self._native.parted(
-            "all_gather", output, input, input_sizes=sizes, layout=layout,
+        native = self._native.all_gather(
+            output, input, input_sizes=sizes, layout=layout,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
@@ -248,7 +248,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Parts],
     ) -> Work | None: ...
-    @quick("parted", "gather")
+    @quick
     def gather(
         self,
         output: Any | None,
@@ -262,8 +262,8 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """``all_gather`` for one rank: ``output`` is None on the others."""
-        native = self._native.parted(
-            "gather", output, input, root=root, input_sizes=sizes,
+        native = self._native.gather(
+            output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [] if output is None else [output])
@@ -288,7 +288,7 @@ class NativeCalls(OtherNames):
         async_op: bool = ...,
         **options: Unpack[Parts],
     ) -> Work | None: ...
-    @quick("parted", "scatter")
+    @quick
     def scatter(
         self,
         output: Any,
@@ -302,8 +302,8 @@ class NativeCalls(OtherNames):
         timeout: float = 0.0,
     ) -> Work | None:
         """Gives the r-th part of ``root``'s ``input`` to rank r; ``input`` is None elsewhere."""
-        native = self._native.parted(
-            "scatter", output, input, root=root, input_sizes=sizes,
+        native = self._native.scatter(
+            output, input, root=root, input_sizes=sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
@@ -316,7 +316,7 @@ class NativeCalls(OtherNames):
     def all_to_all(
         self, output: Any, input: Any, *, async_op: bool = ..., **options: Unpack[Exchanging]
     ) -> Work | None: ...
-    @quick("parted", "all_to_all")
+    @quick
     def all_to_all(
         self,
         output: Any,
@@ -335,8 +335,8 @@ class NativeCalls(OtherNames):
         this rank's place on rank d.
         """
         check_both(output_sizes, input_sizes)
-        native = self._native.parted(
-            "all_to_all", output, input, input_sizes=input_sizes, output_sizes=output_sizes,
+        native = self._native.all_to_all(
+            output, input, input_sizes=input_sizes, output_sizes=output_sizes,
             async_op=async_op, algorithm=algorithm, priority=priority, timeout=timeout,
         )  # fmt: skip
         return None if native is None else Work(native, [output])
@@ -351,12 +351,12 @@ class NativeCalls(OtherNames):
     def send(
         self, tensor: Any, dst: int, *, async_op: bool = ..., **options: Unpack[Message]
     ) -> Work | None: ...
-    @quick("message", True)
+    @quick
     def send(
         self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False, timeout: float = 0.0
     ) -> Work | None:
         """Sends to rank ``dst``. Returns when ``tensor`` may be changed again."""
-        work = self._native.message(True, tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
+        work = self._native.send(tensor, dst, tag=tag, timeout=timeout, async_op=async_op)
         return None if work is None else Work(work, [tensor])
 
     @overload
@@ -367,7 +367,7 @@ class NativeCalls(OtherNames):
     def recv(
         self, tensor: Any, src: int | None, *, async_op: bool = ..., **options: Unpack[Message]
     ) -> Work | None: ...
-    @quick("message", False)
+    @quick
     def recv(
         self,
         tensor: Any,
@@ -382,14 +382,14 @@ class NativeCalls(OtherNames):
         ``src=None`` takes it from whichever rank it comes; with ``async_op=True`` the work's
         ``source`` says from which it came.
         """
-        work = self._native.message(False, tensor, src, tag=tag, timeout=timeout, async_op=async_op)
+        work = self._native.recv(tensor, src, tag=tag, timeout=timeout, async_op=async_op)
         return None if work is None else Work(work, [tensor])
 
     @overload
     def barrier(self, *, async_op: Literal[True], **options: Unpack[Meeting]) -> Work: ...
     @overload
     def barrier(self, *, async_op: bool = ..., **options: Unpack[Meeting]) -> Work | None: ...
-    @quick("barrier")
+    @quick
     def barrier(self, *, async_op: bool = False, timeout: float = 0.0) -> Work | None:
         """Returns when every rank has called it. A ``Timeout`` names the ranks that did not."""
         native = self._native.barrier(timeout=timeout, async_op=async_op)

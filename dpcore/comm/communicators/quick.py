@@ -12,14 +12,10 @@ from dpcore.comm.communicators.checks import OPERATORS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def quick(target: str, first: str | bool | None = None) -> Callable[[Function], Function]:
-    """A plain call goes straight to the core's method ``target``, with ``first`` as its first
-    argument, where there is one; every other call is left to the function."""
-
-    def quicker(function: Function) -> Function:
-        text = cast("FunctionType", function)
-        names = text.__code__.co_varnames[1 : text.__code__.co_argcount]  # without self
-        positional = len(names) - len(text.__defaults__ or ())
-        return _C.quick_method(function, target, first, names, positional, OPERATORS)
-
-    return quicker
+def quick(function: Function) -> Function:
+    """A plain call goes straight to the core's method of this name; every other call is left to the
+    function."""
+    text = cast("FunctionType", function)
+    names = text.__code__.co_varnames[1 : text.__code__.co_argcount]  # without self
+    positional = len(names) - len(text.__defaults__ or ())
+    return _C.quick_method(function, names, positional, OPERATORS)
