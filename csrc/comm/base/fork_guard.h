@@ -10,9 +10,12 @@
 // malloc and mutexes may be unusable in the child.
 #pragma once
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace dpcore::fork_guard {
 
@@ -35,8 +38,46 @@ class Origin {
 // `offset`: of the mapping in the file that it shows.
 void add_mapping(void* base, size_t bytes, int fd, size_t offset = 0);
 void remove_mapping(void* base);
+// Both for Descriptor. In a forked child, what is closed here is an empty one by then.
 void add_descriptor(int fd);
-// Closes a descriptor that was added. In a forked child it is an empty one by then.
 void close_descriptor(int fd);
 
 }  // namespace dpcore::fork_guard
+
+namespace dpcore {
+
+// Owns a file descriptor, which no forked child keeps: it must not hold a connection open, nor a
+// memory alive, that its parent gives up. Moves, never copies.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {
+    if (fd_ >= 0) {
+      fork_guard::add_descriptor(fd_);
+    }
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) {
+      fork_guard::close_descriptor(fd_);
+    }
+  }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    Descriptor taken(std::move(other));
+    std::swap(fd_, taken.fd_);  // what it held before goes with `taken`
+    return *this;
+  }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// A copy of one that has another owner; an empty one of -1.
+inline Descriptor copy_of(int fd) {
+  return Descriptor(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
+}  // namespace dpcore

@@ -19,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/base/descriptor.h"
 #include "comm/base/fork_guard.h"
 #include "comm/group/trace.h"
 #include "comm/memory/arena.h"

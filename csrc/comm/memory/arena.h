@@ -23,7 +23,6 @@
 #include <memory>
 #include <mutex>
 
-#include "comm/base/descriptor.h"
 #include "comm/base/error.h"
 #include "comm/base/fork_guard.h"
 #include "comm/memory/arena_blocks.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/base/descriptor.h"
+#include "comm/base/fork_guard.h"
 
 namespace dpcore {
 

@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/base/descriptor.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/spin_lock.h"
 #include "comm/network/message.h"

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/base/descriptor.h"
+#include "comm/base/fork_guard.h"
 #include "comm/memory/arena.h"
 #include "comm/schedule/cost.h"
 

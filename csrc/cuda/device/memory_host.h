@@ -16,8 +16,8 @@
 #include <new>
 #include <string>
 
-#include "comm/base/descriptor.h"
 #include "comm/base/error.h"
+#include "comm/base/fork_guard.h"
 #include "cuda/device/device.h"
 
 namespace dpcore {
