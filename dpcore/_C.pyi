@@ -352,6 +352,28 @@ class Communicator:
     def latency_loop(self, nbytes: int, iterations: int, /) -> float:
         """Seconds per all-reduce in the arena, without Python in between."""
 
+class FirstFailure:
+    """The life of a failure: the first one stays, and every later call raises it again."""
+
+    def set(self, error: str, message: str) -> bool:
+        """Whether it is the first. ``error``: name of the class in dpcore.errors."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is one."""
+
+    def check(self) -> None:
+        """Raises it, if there is one."""
+
+    def acknowledge(self) -> None:
+        """The program knows of it."""
+
+    def told(self) -> tuple[str, str]:
+        """(name of the class in dpcore.errors, message); the program knows of it from now on."""
+
+    def told_if_unacknowledged(self) -> tuple[str, str] | None:
+        """The same of one that the program does not know yet."""
+
 class Work:
     """An asynchronous operation."""
 

@@ -44,6 +44,12 @@ def on_its_way() -> str:
     return f"{type(problem).__name__}: {problem}"
 
 
+def error_of(failure: tuple[str, str]) -> Error:
+    """The exception of a failure: (name of the class, message)."""
+    error: Error = globals()[failure[0]](failure[1])
+    return error
+
+
 def raise_unheard(failure: tuple[str, str] | None) -> None:
     """Raises a failure that ends with its communicator: (name of the class, message).
 
@@ -51,10 +57,8 @@ def raise_unheard(failure: tuple[str, str] | None) -> None:
     """
     if failure is None:
         return
-    name, message = failure
     first = sys.exc_info()[1]
     if first is None:
-        error: Error = globals()[name](message)
-        raise error
+        raise error_of(failure)
     if hasattr(first, "add_note"):  # Python 3.11
-        first.add_note(f"(closing the communicator: {name}: {message})")
+        first.add_note(f"(closing the communicator: {failure[0]}: {failure[1]})")

@@ -16,21 +16,19 @@ void define_common_methods(pybind11::class_<Comm, Options...>& type) {
       .def_property_readonly("world_size", [](const Comm& comm) { return comm.core->world(); })
       .def_property_readonly("closed", [](const Comm& comm) { return comm.core->closed(); })
       .def_property_readonly("failed", [](const Comm& comm) { return comm.core->group().failed(); })
-      .def_property_readonly("family_failed",
-                             [](const Comm& comm) {
-                               return comm.core->group().endpoint().first_failure().has_value();
-                             })
+      .def_property_readonly(
+          "family_failed",
+          [](const Comm& comm) { return comm.core->group().endpoint().first_failure().is_set(); })
       .def("record_error",
            [](const Comm& comm, const std::string& error) {
              comm.core->group().endpoint().record_program_error(error);
            })
       .def("unacknowledged_failure",
-           [](const Comm& comm) { return unacknowledged_failure_of(comm.core->group()); })
+           [](const Comm& comm) { return told_if_unacknowledged(comm.core->group().failure()); })
       .def("abort",
            [](Comm& comm, const std::string& reason) {
              const pybind11::gil_scoped_release no_gil;
              comm.core->abort(reason);
-             comm.core->group().acknowledge();  // it is the program that said it
            })
       .def("close", [](Comm& comm) {
         {

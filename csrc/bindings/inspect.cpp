@@ -62,9 +62,10 @@ py::dict control_layout() {
        FIELD(ControlBlock, group), FIELD(ControlBlock, left), FIELD(ControlBlock, operations_seen),
        FIELD(ControlBlock, alive_ns), FIELD(ControlBlock, abort), FIELD(ControlBlock, message),
        FIELD(ControlBlock, placement), FIELD(ControlBlock, history)});
-  add("abort", sizeof(AbortRecord),
-      {FIELD(AbortRecord, state), FIELD(AbortRecord, kind), FIELD(AbortRecord, culprit),
-       FIELD(AbortRecord, when_ns), FIELD(AbortRecord, reason)});
+  add("abort", sizeof(AbortRecord), {FIELD(AbortRecord, state), FIELD(AbortRecord, failure)});
+  add("failure", sizeof(FailureRecord),
+      {FIELD(FailureRecord, kind), FIELD(FailureRecord, culprit), FIELD(FailureRecord, when_ns),
+       FIELD(FailureRecord, reason)});
   add("history_entry", sizeof(HistoryEntry),
       {FIELD(HistoryEntry, number), FIELD(HistoryEntry, fingerprint), FIELD(HistoryEntry, bytes),
        FIELD(HistoryEntry, begin_ns), FIELD(HistoryEntry, end_ns)});

@@ -104,10 +104,10 @@ void check_program(const Program& program, const Request& request, int world);
 void define_collectives(pybind11::handle type);
 
 // What the program is told of a failure: the name of the class in dpcore.errors, and the message.
-pybind11::tuple told(const Group& group);
+pybind11::tuple told(const FirstFailure& failure);
 
-// The same of a communicator that failed and whose program does not know yet, otherwise None.
-pybind11::object unacknowledged_failure_of(const Group& group);
+// The same of one that the program does not know yet, otherwise None.
+pybind11::object told_if_unacknowledged(const FirstFailure& failure);
 
 // Sets the Python error for one of the core's; false when `problem` is none of those.
 bool set_python_error(const std::exception_ptr& problem);

@@ -91,7 +91,7 @@ py::object failure_of_stream_work(PyStreamWork& held) {
   if (held.operation->state.load(std::memory_order_acquire) != StreamWork::failed) {
     return py::none();
   }
-  return told(held.communicator->core->group());
+  return told(held.communicator->core->group().failure());
 }
 
 py::dict library_of(const std::vector<std::string>& libraries) {

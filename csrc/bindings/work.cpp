@@ -35,14 +35,14 @@ void check_signals() {
   }
 }
 
-py::tuple told(const Group& group) {
-  group.acknowledge();
-  const Failure failure = group.failure();
-  return py::make_tuple(name_of(failure.kind), failure.message);
+py::tuple told(const FirstFailure& failure) {
+  failure.acknowledge();
+  const Failure first = failure.get();
+  return py::make_tuple(name_of(first.record.kind), first.message);
 }
 
-py::object unacknowledged_failure_of(const Group& group) {
-  return group.is_unacknowledged() ? py::object(told(group)) : py::none();
+py::object told_if_unacknowledged(const FirstFailure& failure) {
+  return failure.is_unacknowledged() ? py::object(told(failure)) : py::none();
 }
 
 std::function<void()> python_callback(const std::shared_ptr<CallbackThreads>& threads,
@@ -94,12 +94,24 @@ bool is_completed(PyWork& work) {
 py::object failure_of(PyWork& work) {
   work.let_go_when_complete();
   const bool failed = work.operation->status.load(std::memory_order_acquire) == Operation::failed;
-  return failed ? py::object(told(work.operation->group())) : py::none();
+  return failed ? py::object(told(work.operation->group().failure())) : py::none();
 }
 
 }  // namespace
 
 void register_work(py::module_& m) {
+  py::class_<FirstFailure>(m, "FirstFailure")
+      .def(py::init())
+      .def("set",
+           [](FirstFailure& failure, const std::string& error, const std::string& message) {
+             return failure.set({make_record(kind_named(error), -1, -1, 0, message), message},
+                                [] {});
+           })
+      .def_property_readonly("is_set", &FirstFailure::is_set)
+      .def("check", &FirstFailure::check)
+      .def("acknowledge", &FirstFailure::acknowledge)
+      .def("told", told)
+      .def("told_if_unacknowledged", told_if_unacknowledged);
   py::class_<PyWork, std::shared_ptr<PyWork>> type(m, "Work");
   define_common_work_methods(type);
   type.def("wait", wait, py::arg("timeout") = 0.0)

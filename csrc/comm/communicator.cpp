@@ -158,7 +158,7 @@ Work Communicator::begin(Request&& request, const std::string& algorithm, int po
   }
   Work pending;
   if (engine.run_inline(*operation, polls, pending) == Operation::failed) {
-    group_->raise_failure();
+    group_->failure().raise();
   }
   return pending;
 }
@@ -234,11 +234,7 @@ void Communicator::wait(Operation& operation, double timeout_s,
                    operation.place_in_group());
     }
   } catch (...) {  // Ctrl-C: the operation can't be taken back, so no rank can go on
-    group_->fail(
-        ErrorKind::peer_lost, rank(),
-        "rank " + std::to_string(rank()) + " was interrupted during " + operation.describe(),
-        operation.place_in_group());
-    group_->acknowledge();
+    group_->give_up("was interrupted during " + operation.describe(), operation.place_in_group());
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
     throw;
   }
@@ -250,7 +246,7 @@ void Communicator::wait(Operation& operation, double timeout_s,
                operation.trace_bytes(), begin, now_ns()});
   }
   if (operation.status.load(std::memory_order_acquire) == Operation::failed) {
-    group_->raise_failure();
+    group_->failure().raise();
   }
 }
 
@@ -320,8 +316,7 @@ void Communicator::abort(const std::string& reason) {
   if (closed()) {  // its memory may be another's by now
     return;
   }
-  group_->fail(ErrorKind::peer_lost, rank(),
-               "rank " + std::to_string(rank()) + " gave up: " + reason);
+  group_->give_up("gave up: " + reason);
   context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
 }
 
@@ -340,9 +335,7 @@ void Communicator::close(const Engine::Interrupt& interrupted) {
     context_->engine().drain(*group_, deadline_ns + kClosePatienceNs, interrupted);
   } catch (...) {  // Ctrl-C: the rest of the end takes no time any more
     interruption = std::current_exception();
-    group_->fail(ErrorKind::peer_lost, rank(),
-                 "rank " + std::to_string(rank()) + " was interrupted during close()");
-    group_->acknowledge();
+    group_->give_up("was interrupted during close()");
     context_->engine().drain(*group_, now_ns() + kClosePatienceNs);
   }
   Network* network = endpoint().network();
@@ -535,9 +528,7 @@ void Communicator::check_usable() const {
     throw Error("rank " + std::to_string(rank()) +
                 ": this communicator was finalized; call init() for a new one");
   }
-  if (group_->failed()) {
-    group_->raise_failure();
-  }
+  group_->failure().check();
 }
 
 void Communicator::check(const Request& request) const {

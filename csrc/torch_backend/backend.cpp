@@ -143,7 +143,7 @@ c10d::ErrorType TorchBackend::getError() {
   if (failed == nullptr) {
     return c10d::ErrorType::SUCCESS;
   }
-  switch (failed->failure().kind) {
+  switch (failed->failure().get().record.kind) {
     case ErrorKind::timeout:
       return c10d::ErrorType::TIMEOUT;
     case ErrorKind::peer_lost:

@@ -101,14 +101,9 @@ bool DeviceWork::isCompleted() {
 bool DeviceWork::isSuccess() const { return last_ && exception() == nullptr; }
 
 std::exception_ptr DeviceWork::exception() const {
-  if (!last_ || last_->state.load(std::memory_order_acquire) != StreamWork::failed) {
-    return nullptr;
-  }
-  try {
-    group_->communicator().group().raise_failure();
-  } catch (...) {
-    return std::current_exception();
-  }
+  return last_ && last_->state.load(std::memory_order_acquire) == StreamWork::failed
+             ? group_->communicator().group().failure().exception()
+             : nullptr;
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {

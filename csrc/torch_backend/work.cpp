@@ -55,11 +55,7 @@ void TorchWork::arrived(c10::intrusive_ptr<TorchWork> self) {
 std::exception_ptr TorchWork::failure() const {
   for (const dpcore::Work& operation : operations_) {
     if (operation->status.load(std::memory_order_acquire) == Operation::failed) {
-      try {
-        operation->group().raise_failure();
-      } catch (...) {
-        return std::current_exception();
-      }
+      return operation->group().failure().exception();
     }
   }
   return nullptr;

@@ -83,7 +83,7 @@ FrameHeader control_frame(uint64_t number, Dice& dice) {
   frame.group = kGroup;
   frame.operation = number;
   frame.bytes = frame.kind == FrameKind::post     ? sizeof(PostBody) + dice() % kMaxPostedBytes
-                : frame.kind == FrameKind::failed ? sizeof(FailedBody)
+                : frame.kind == FrameKind::failed ? sizeof(FailureRecord)
                                                   : 0;
   return frame;
 }
@@ -224,7 +224,7 @@ bool read_bytes(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin)
 // For each stream in the input, sent in the pieces that it says and then cut off: a line that
 // says what was delivered, and why the connection was given up.
 void streams_from_input() {
-  std::printf("%zu %zu\n", sizeof(PostBody), sizeof(FailedBody));
+  std::printf("%zu %zu\n", sizeof(PostBody), sizeof(FailureRecord));
   std::fflush(stdout);
   uint32_t pieces = 0;
   while (read_bytes(&pieces, sizeof(pieces))) {

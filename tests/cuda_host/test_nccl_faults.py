@@ -1,5 +1,6 @@
 """backend="nccl" when a call, a rank or a device fails: who raises what, and that nobody hangs."""
 
+import _thread
 import threading
 import time
 
@@ -9,6 +10,7 @@ import torch
 import dpcore
 from dpcore import _C
 from dpcore.comm.communicators.device import DeviceCommunicator
+from dpcore.comm.launch.session import connect
 from tests.cpp.programs import STAND_IN
 from tests.ranks.devices import calls, errors_of, on_devices, start
 
@@ -146,6 +148,26 @@ def test_abort_and_what_comes_after():
 
     with pytest.raises(dpcore.Error, match="finalized"):
         on_devices(after, 1)
+
+
+def test_a_program_that_was_interrupted_knows_it(fake):
+    """The wait ends with KeyboardInterrupt, and `close` does not raise another error after it."""
+    fake.fake_nccl_hang(0)
+    control = connect("interrupted", 0, 1, timeout=30.0, transport="inproc")
+    comm = DeviceCommunicator(start("nccl", control, (30.0, "auto", False), "gpu 0"), "inproc")
+
+    def interrupt():
+        while not any(call.startswith("AllReduce") for call in calls(fake)):
+            time.sleep(0.001)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        comm.all_reduce(torch.ones(3))
+    thread.join()
+    assert comm._native.failed
+    comm.close()
 
 
 def test_ranks_on_one_gpu_are_refused():

@@ -77,6 +77,23 @@ def test_the_first_error_comes_again(tmp_path, launcher):
 
 
 @each_mpi
+def test_a_program_that_gave_up_knows_it(tmp_path, launcher):
+    """`close` has nothing to tell it, as with the other communicators."""
+    run, said = run_ranks(
+        tmp_path,
+        [
+            "comm.abort('no more data')",
+            "comm.close()",
+            "say(0, 'closed')",
+        ],
+        ["comm.barrier()"],
+        launcher,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert said[0] == "closed" and "PeerLost rank 1: rank 0 gave up: no more data" in said[1]
+
+
+@each_mpi
 @three_tries
 def test_a_stopped_rank_does_not_answer_and_the_job_ends(tmp_path, launcher):
     run, said = run_ranks(

@@ -95,6 +95,15 @@ inline const ErrorClass& class_of(ErrorKind kind) {
   return kErrorClasses[row < kErrorClasses.size() ? row : 0];
 }
 inline const char* name_of(ErrorKind kind) { return class_of(kind).name; }
+// By the name of its class; `other` for a name that is none of these.
+inline ErrorKind kind_named(const std::string& name) {
+  for (const ErrorClass& one : kErrorClasses) {
+    if (one.name == name && one.kind != ErrorKind::none) {
+      return one.kind;
+    }
+  }
+  return ErrorKind::other;
+}
 [[noreturn]] inline void throw_as(ErrorKind kind, const std::string& message) {
   class_of(kind).raise(message);
   throw Error(message);  // not reached: every row throws

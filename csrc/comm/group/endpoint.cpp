@@ -188,27 +188,6 @@ void Endpoint::look_for_deaths() {
   }
 }
 
-void Endpoint::record_failure(const FirstFailure& failure) {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!first_failure_) {
-    first_failure_ = failure;
-  }
-}
-
-void Endpoint::record_program_error(const std::string& error) {
-  FirstFailure cause;
-  cause.kind = static_cast<uint32_t>(ErrorKind::peer_lost);
-  cause.culprit = rank_;
-  cause.when_ns = now_ns();
-  cause.text = error;
-  record_failure(cause);
-}
-
-std::optional<FirstFailure> Endpoint::first_failure() const {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  return first_failure_;
-}
-
 std::string Endpoint::how_it_ended(int r) const {
   return is_remote(r) ? "died or is out of reach (" + network_->problem_of(r) + ", " +
                             network_->address_of(r) + ")"

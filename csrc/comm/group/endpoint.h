@@ -14,12 +14,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/base/fork_guard.h"
+#include "comm/group/failure.h"
 #include "comm/group/trace.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
@@ -31,15 +30,6 @@
 namespace dpcore {
 
 enum class RankKind { processes, threads };  // what a rank is
-
-// Of the communicators that share an endpoint, what went wrong first.
-struct FirstFailure {
-  const void* group = nullptr;  // where
-  uint32_t kind = 0;
-  int culprit = -1;  // rank in the endpoint
-  int64_t when_ns = 0;
-  std::string text;
-};
 
 class Endpoint {
  public:
@@ -114,11 +104,16 @@ class Endpoint {
   void look_for_deaths();
   bool dead(int r) const { return peers_[r].dead.load(std::memory_order_acquire); }
 
-  void record_failure(const FirstFailure& failure);
-  // An error of the program itself, which no operation has failed with. Peers hear of it if they
-  // still need this rank when it leaves. What failed before goes first.
-  void record_program_error(const std::string& error);
-  std::optional<FirstFailure> first_failure() const;
+  // What went wrong first in the communicators that share this endpoint, or in the program itself.
+  // Peers that still need this rank in another communicator hear of it when it leaves that one.
+  // `culprit`: rank in the endpoint.
+  const FirstFailure& first_failure() const { return first_failure_; }
+  void record_failure(ErrorKind kind, int culprit, const std::string& what) {
+    first_failure_.set({make_record(kind, culprit, rank_, 0, what), what}, [] {});
+  }
+  void record_program_error(const std::string& error) {
+    record_failure(ErrorKind::peer_lost, rank_, error);
+  }
 
   // How r's end showed, for messages: "died", "is out of reach: ...".
   std::string how_it_ended(int r) const;
@@ -163,8 +158,7 @@ class Endpoint {
   int meetings_here_ = 0;  // with a peer, on the processor of this thread
   uint32_t rings_then_ = 0;
   int64_t leaves_again_ns_ = 0;
-  mutable std::mutex failure_mutex_;
-  std::optional<FirstFailure> first_failure_;
+  FirstFailure first_failure_;
 };
 
 }  // namespace dpcore

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kJustNowNs = 500'000'000;
 
-std::string reason_in(const AbortRecord& record) {
+std::string reason_in(const FailureRecord& record) {
   return std::string(record.reason, strnlen(record.reason, sizeof(record.reason)));
 }
 
@@ -118,17 +118,6 @@ void Group::ring_others() const {
   }
 }
 
-Failure Group::failure() const {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  return failure_;
-}
-
-void Group::raise_failure() const {
-  acknowledge();
-  const Failure first = failure();
-  throw_as(first.kind, first.message);
-}
-
 // For the other groups of its ranks, which have other numbers there.
 std::string Group::name() const {
   constexpr int kMostNamed = 8;
@@ -153,63 +142,48 @@ std::string Group::in_words_of(int reporter, const std::string& reason) const {
                                      : "told by " + who + ": " + reason;
 }
 
-void Group::publish(AbortRecord::State state, const Failure& failure, int reporter) const {
-  AbortRecord& record = mine().abort;
-  record.kind = static_cast<uint32_t>(failure.kind);
-  record.culprit = failure.culprit;
-  record.reporter = reporter;
-  record.when_ns = failure.when_ns;
-  record.operation = failure.operation;
-  std::snprintf(record.reason, sizeof(record.reason), "%s", failure.reason.c_str());
-  record.state.store(state, std::memory_order_release);
-}
-
 // A rank that took the last word of a collective just before the others gave it up has gone on.
-std::string Group::if_completed_here(uint64_t operation, int reporter) const {
+std::string Group::if_completed_here(const FailureRecord& record) const {
+  const uint64_t operation = record.operation;
   const bool is_complete =
       operation != 0 &&
       slot(rank_, operation - 1).finished.load(std::memory_order_relaxed) >= operation;
-  return reporter == rank_ || !is_complete
+  return record.reporter == rank_ || !is_complete
              ? ""
              : "; this rank had completed that operation, so what it computed since, and its "
                "model, may be one step ahead of rank " +
-                   std::to_string(reporter) + "'s";
+                   std::to_string(record.reporter) + "'s";
 }
 
-void Group::fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation,
-                 int reporter) {
-  {
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
-    if (failed_.load()) {
-      return;
-    }
-    const std::string message = "rank " + std::to_string(rank_) + ": ";
-    failure_ = {
-        kind,     culprit,
-        now_ns(), operation,
-        reason,   message + in_words_of(reporter, reason) + if_completed_here(operation, reporter)};
+void Group::fail(const FailureRecord& record, const std::string& reason) {
+  const std::string message = "rank " + std::to_string(rank_) + ": " +
+                              in_words_of(record.reporter, reason) + if_completed_here(record);
+  const bool is_first = failure_.set({record, message}, [&] {
     endpoint_->arena().stop_reuse();
-    publish(AbortRecord::why_it_failed, failure_, reporter);
-    failed_.store(true, std::memory_order_release);
+    mine().abort.publish(AbortRecord::why_it_failed, record);
     if (remote_) {
       remote_->tell_failure(mine().abort);
     }
-    endpoint_->record_failure({this, static_cast<uint32_t>(kind),
-                               culprit < 0 ? -1 : members_[static_cast<size_t>(culprit)],
-                               failure_.when_ns,
-                               name_of(kind) + (" in " + name()) + ": " + reason});
-  }
-  for (int r = 0; r < world(); ++r) {
+    endpoint_->record_failure(
+        record.kind, record.culprit < 0 ? -1 : members_[static_cast<size_t>(record.culprit)],
+        name_of(record.kind) + (" in " + name()) + ": " + reason);
+  });
+  for (int r = 0; r < world() && is_first; ++r) {
     if (r != rank_) {
       endpoint_->ring(members_[r]);
     }
   }
 }
 
+void Group::give_up(const std::string& how, uint64_t operation) {
+  fail(ErrorKind::peer_lost, rank_, "rank " + std::to_string(rank_) + " " + how, operation);
+  failure_.acknowledge();
+}
+
 bool Group::adopt_failure_of_peer() {
-  const AbortRecord* first = nullptr;
+  const FailureRecord* first = nullptr;
   for (int r = 0; r < world(); ++r) {
-    const AbortRecord& record = control(r).abort;
+    const FailureRecord& record = control(r).abort.failure;
     if (r != rank_ && has_failed(r) && (first == nullptr || record.when_ns < first->when_ns)) {
       first = &record;
     }
@@ -217,9 +191,23 @@ bool Group::adopt_failure_of_peer() {
   if (first == nullptr) {
     return false;
   }
-  fail(static_cast<ErrorKind>(first->kind), first->culprit, reason_in(*first), first->operation,
-       first->reporter);
+  fail(*first, reason_in(*first));
   return true;
+}
+
+bool Group::fails_during(const std::string& during) {
+  if (failed() || adopt_failure_of_peer()) {
+    return true;
+  }
+  endpoint_->look_for_deaths();
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank_ && is_dead(r) && !has_left(r)) {  // asked in this order: it ends after it left
+      fail(ErrorKind::peer_lost, r,
+           "rank " + std::to_string(r) + " " + endpoint_->how_it_ended(members_[r]) + " " + during);
+      return true;
+    }
+  }
+  return false;
 }
 
 bool Group::adopt_why_it_left(int r, const std::string& missed) {
@@ -227,25 +215,19 @@ bool Group::adopt_why_it_left(int r, const std::string& missed) {
   if (record.state.load(std::memory_order_acquire) != AbortRecord::why_it_left) {
     return false;
   }
-  fail(ErrorKind::peer_lost, record.culprit,
+  fail(ErrorKind::peer_lost, record.failure.culprit,
        "rank " + std::to_string(r) + " finalized and left after an error, and " + missed +
-           ". The error was " + reason_in(record));
+           ". The error was " + reason_in(record.failure));
   return true;
 }
 
 void Group::leave() {
-  const std::optional<FirstFailure> cause = endpoint_->first_failure();
-  if (cause && cause->group != this) {
-    const auto culprit = std::find(members_.begin(), members_.end(), cause->culprit);
-    Failure why;
-    why.kind = static_cast<ErrorKind>(cause->kind);
+  if (endpoint_->first_failure().is_set()) {
+    FailureRecord why = endpoint_->first_failure().get().record;
+    const auto culprit = std::find(members_.begin(), members_.end(), why.culprit);
     why.culprit = culprit == members_.end() ? rank_ : static_cast<int>(culprit - members_.begin());
-    why.when_ns = cause->when_ns;
-    why.reason = cause->text;
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
-    if (!failed()) {
-      publish(AbortRecord::why_it_left, why, rank_);
-    }
+    why.reporter = rank_;
+    failure_.if_none([&] { mine().abort.publish(AbortRecord::why_it_left, why); });
   }
   mine().left.store(1, std::memory_order_release);
   if (remote_) {
@@ -267,10 +249,6 @@ bool Group::all_peers_left() const {
   }
   return mine().departed.load(std::memory_order_acquire) + gone + 1 >=
          static_cast<uint32_t>(world());
-}
-
-void Group::enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes) {
-  mine().record_entered(number, what, bytes, now_roughly_ns());
 }
 
 void Group::finish_operation(uint64_t number) {

@@ -2,31 +2,22 @@
 // lies, which rank failed and why, and what each did last.
 //
 // Threads: ranks, offsets and pointers never change. fail() may be called by any thread; the
-// first failure stays and is told to all peers before the caller does anything else. The
-// history is written by the thread that drives the operations (one at a time, see engine.h).
+// first failure stays (failure.h) and is told to all peers before the caller does anything else.
+// The history is written by the thread that drives the operations (one at a time, see engine.h).
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "comm/base/error.h"
 #include "comm/group/endpoint.h"
+#include "comm/group/failure.h"
 #include "comm/group/remote_members.h"
 #include "comm/memory/control.h"
 
 namespace dpcore {
-
-struct Failure {
-  ErrorKind kind = ErrorKind::none;
-  int culprit = -1;  // rank in this communicator, -1 when no single rank is to blame
-  int64_t when_ns = 0;
-  uint64_t operation = 0;  // number + 1 of the collective that failed, 0: none of them
-  std::string reason;      // the first cause, as the rank that found it put it
-  std::string message;     // what is raised here
-};
 
 class Group {
  public:
@@ -92,25 +83,23 @@ class Group {
   }
   void ring_others() const;
 
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  Failure failure() const;
-  // The program has been told of it: by raising it, or by other means (acknowledge()): then the end
-  // of the communicator does not raise it once more.
-  [[noreturn]] void raise_failure() const;
-  void acknowledge() const { acknowledged_.store(true, std::memory_order_relaxed); }
-  bool is_unacknowledged() const {
-    return failed() && !acknowledged_.load(std::memory_order_relaxed);
-  }
+  const FirstFailure& failure() const { return failure_; }
+  bool failed() const { return failure_.is_set(); }
   // `operation`: number + 1 of the collective that failed, where it was one.
   void fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation = 0) {
-    fail(kind, culprit, reason, operation, rank_);
+    fail(make_record(kind, culprit, rank_, operation, reason), reason);
   }
+  // The program of this rank ends it, so it knows: "gave up: ...", "was interrupted during ...".
+  void give_up(const std::string& how, uint64_t operation = 0);
   // Whether r has published that the group failed there.
   bool has_failed(int r) const {
     return control(r).abort.state.load(std::memory_order_acquire) == AbortRecord::why_it_failed;
   }
   // Takes over the earliest failure that a peer has published. True when there was one.
   bool adopt_failure_of_peer();
+  // For a thread that waits for all peers: whether the group failed by now. It fails if a peer has
+  // published a failure, or has died without leaving; `during` is what this rank waits in.
+  bool fails_during(const std::string& during);
   // No operation will follow from here, and no look at a peer's memory. If another group of this
   // rank has failed, or an error ends its program, that is told as the reason.
   void leave();
@@ -123,7 +112,6 @@ class Group {
   bool has_left(int r) const { return control(r).left.load(std::memory_order_acquire) != 0; }
   bool is_dead(int r) const { return endpoint_->dead(members_[r]); }
 
-  void enter_operation(uint64_t number, const Fingerprint& what, uint64_t bytes);
   void finish_operation(uint64_t number);
   // This rank waits, and is neither stopped nor cut off.
   void show_life(int64_t now);
@@ -142,10 +130,8 @@ class Group {
   std::atomic<int64_t> closes_at_ns{INT64_MAX};
 
  private:
-  void fail(ErrorKind kind, int culprit, const std::string& reason, uint64_t operation,
-            int reporter);
-  std::string if_completed_here(uint64_t operation, int reporter) const;
-  void publish(AbortRecord::State state, const Failure& failure, int reporter) const;
+  void fail(const FailureRecord& record, const std::string& reason);
+  std::string if_completed_here(const FailureRecord& record) const;
   std::string message_of(int r) const;
   std::string name() const;
   std::string in_words_of(int reporter, const std::string& reason) const;
@@ -157,10 +143,7 @@ class Group {
   std::vector<const ArenaView*> arenas_;  // the endpoint's; of remote members nullptr
   std::shared_ptr<std::byte> own_block_;
   std::unique_ptr<RemoteMembers> remote_;
-  std::atomic<bool> failed_{false};
-  mutable std::atomic<bool> acknowledged_{false};
-  mutable std::mutex failure_mutex_;
-  Failure failure_;
+  FirstFailure failure_;
 };
 
 }  // namespace dpcore

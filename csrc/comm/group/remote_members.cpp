@@ -115,27 +115,22 @@ void RemoteMembers::tell_finished(uint64_t number) {
 
 namespace {
 
-FailedBody body_of(const AbortRecord& record) {
-  FailedBody body;
-  body.kind = record.kind;
-  body.culprit = record.culprit;
-  body.reporter = record.reporter;
-  body.age_ns = now_ns() - record.when_ns;
-  body.operation = record.operation;
-  std::memcpy(body.reason, record.reason, sizeof(body.reason));
+FailureRecord body_of(const AbortRecord& record) {
+  FailureRecord body = record.failure;
+  body.when_ns = now_ns() - body.when_ns;
   return body;
 }
 
 }  // namespace
 
 void RemoteMembers::tell_failure(const AbortRecord& record) {
-  const FailedBody body = body_of(record);
+  const FailureRecord body = body_of(record);
   send_to_all(frame_of(FrameKind::failed), &body, sizeof(body));
 }
 
 void RemoteMembers::tell_left(const AbortRecord& record) {
   if (record.state.load(std::memory_order_relaxed) == AbortRecord::why_it_left) {
-    const FailedBody body = body_of(record);
+    const FailureRecord body = body_of(record);
     send_to_all(frame_of(FrameKind::left), &body, sizeof(body));
   } else {
     send_to_all(frame_of(FrameKind::left));
@@ -241,18 +236,14 @@ void RemoteMembers::take_abort(int r, AbortRecord::State state, const std::byte*
   if (record.state.load(std::memory_order_relaxed) != AbortRecord::none) {
     return;
   }
-  FailedBody body;
+  FailureRecord body;
   std::memcpy(&body, payload, sizeof(body));
-  record.kind = body.kind;
-  const auto world = static_cast<int>(control(r).world);
-  const auto checked = [world](int rank) { return rank >= 0 && rank < world ? rank : -1; };
-  record.culprit = checked(body.culprit);
-  record.reporter = checked(body.reporter) < 0 ? r : body.reporter;
-  record.when_ns = now_ns() - body.age_ns;
-  record.operation = body.operation;
-  std::memcpy(record.reason, body.reason, sizeof(record.reason));
-  record.reason[sizeof(record.reason) - 1] = '\0';
-  record.state.store(state, std::memory_order_release);
+  const auto is_rank = [world = control(r).world](int who) { return who >= 0 && who < world; };
+  body.culprit = is_rank(body.culprit) ? body.culprit : -1;
+  body.reporter = is_rank(body.reporter) ? body.reporter : r;
+  body.when_ns = now_ns() - body.when_ns;
+  body.reason[sizeof(body.reason) - 1] = '\0';
+  record.publish(state, body);
 }
 
 void RemoteMembers::take_message_wait(int r, const std::byte* payload) {

@@ -20,6 +20,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "comm/base/error.h"
+
 namespace dpcore {
 
 // ---- the doorbell
@@ -84,7 +86,7 @@ struct alignas(64) Doorbell {
 // ---- the control block
 
 inline constexpr uint64_t kControlMagic = 0x31'65'72'6f'63'70'64ull;  // "dpcore1"
-inline constexpr uint32_t kLayoutVersion = 8;
+inline constexpr uint32_t kLayoutVersion = 9;
 // Operations of one communicator in flight: as many as a model of many small buckets has, with room
 // for an urgent one that comes past them.
 inline constexpr int kSlots = 64;
@@ -144,18 +146,29 @@ static_assert(offsetof(OperationSlot, input_offset) == 64);
 static_assert(offsetof(OperationSlot, arguments) < 128, "beside what is written at the post");
 static_assert(offsetof(OperationSlot, filled) == 128 && sizeof(OperationSlot) == 256);
 
+// What went wrong, alike in a rank's own memory, in its control block and in frames.
+struct FailureRecord {
+  ErrorKind kind = ErrorKind::none;
+  int32_t culprit = -1;   // rank in the communicator, -1 when no single rank is to blame
+  int32_t reporter = -1;  // the rank that found it; `reason` is in its words
+  uint32_t unused = 0;
+  int64_t when_ns = 0;     // in a frame, its age: clocks of two hosts have nothing in common
+  uint64_t operation = 0;  // number + 1 of the collective that failed, 0: none of them
+  char reason[kReasonBytes] = {};
+};
+
 // Why a rank gave up. Written once; `state` publishes it.
 struct AbortRecord {
   // A rank whose other group failed leaves this one, which has not failed for the ranks that need
   // nothing more of that rank.
   enum State : uint32_t { none, why_it_left, why_it_failed };
   std::atomic<uint32_t> state;
-  uint32_t kind;     // ErrorKind
-  int32_t culprit;   // rank in the communicator, -1 unknown
-  int32_t reporter;  // the rank that found it; `reason` is in its words
-  int64_t when_ns;
-  uint64_t operation;  // number + 1 of the collective that failed, 0: none of them
-  char reason[kReasonBytes];
+  FailureRecord failure;
+
+  void publish(State how, const FailureRecord& why) {
+    failure = why;
+    state.store(how, std::memory_order_release);
+  }
 };
 
 struct HistoryEntry {

@@ -52,16 +52,6 @@ struct PostBody {
   uint64_t bytes = 0;  // of user data
 };
 
-struct FailedBody {
-  uint32_t kind = 0;
-  int32_t culprit = -1;
-  int32_t reporter = -1;
-  uint32_t unused = 0;
-  int64_t age_ns = 0;  // clocks of two hosts have nothing in common
-  uint64_t operation = 0;
-  char reason[kReasonBytes] = {};
-};
-
 struct AliveBody {
   int64_t age_ns = 0;  // of the wait
   uint64_t tag = 0;
@@ -89,9 +79,9 @@ inline bool is_plausible(const FrameHeader& frame) {
       return frame.bytes >= sizeof(PostBody) && frame.bytes - sizeof(PostBody) <= kMaxPostedBytes &&
              frame.offset <= kStageBytes - kMaxPostedBytes;
     case FrameKind::failed:
-      return frame.bytes == sizeof(FailedBody);
+      return frame.bytes == sizeof(FailureRecord);
     case FrameKind::left:
-      return frame.bytes == 0 || frame.bytes == sizeof(FailedBody);
+      return frame.bytes == 0 || frame.bytes == sizeof(FailureRecord);
     case FrameKind::alive:
       return frame.bytes == 0 || frame.bytes == sizeof(AliveBody);
     case FrameKind::placement:

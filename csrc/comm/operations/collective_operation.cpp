@@ -307,7 +307,7 @@ void CollectiveOperation::post() {
     }
   }
   slot.filled.store(filled, std::memory_order_relaxed);
-  group_->enter_operation(run_.number, fingerprint_, run_.bytes);
+  group_->mine().record_entered(run_.number, fingerprint_, run_.bytes, now_roughly_ns());
   slot.posted.store(run_.number + 1, std::memory_order_release);
   if (group_->remote() != nullptr) {
     tell_remote_members(run_, is_prefilled_);

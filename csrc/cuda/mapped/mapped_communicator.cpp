@@ -63,9 +63,7 @@ std::shared_ptr<MappedCommunicator> MappedCommunicator::start(
   try {
     comm->meet();
   } catch (const Error& problem) {  // the others would wait for this rank
-    if (!comm->group().failed()) {
-      comm->watch_->fail(ErrorKind::other, comm->rank(), problem.what());
-    }
+    comm->watch_->fail(ErrorKind::other, comm->rank(), problem.what());
     throw;
   }
   return comm;
@@ -228,7 +226,7 @@ void MappedCommunicator::plan(Request& request, const std::string& algorithm) {
   const StreamWatch::Trouble before = trouble();  // of a graph, which no thread watches
   if (!before.what.empty()) {
     watch_->fail(before.kind, before.culprit, before.what);
-    group().raise_failure();
+    group().failure().raise();
   }
   planned_ = {};
   AskedAlgorithm asked;

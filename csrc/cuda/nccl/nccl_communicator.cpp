@@ -121,9 +121,7 @@ void NcclCommunicator::meet() {
   try {
     exchange_and_connect();
   } catch (const Error& problem) {  // the others would wait for this rank
-    if (!group().failed()) {
-      watch_->fail(ErrorKind::other, rank(), problem.what());
-    }
+    watch_->fail(ErrorKind::other, rank(), problem.what());
     throw;
   }
 }
@@ -228,7 +226,7 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
   const int64_t brief_until_ns = now_ns() + kBriefNs;
   while (true) {
     if (comm_ == nullptr) {
-      group().raise_failure();  // it was aborted from under the call
+      group().failure().raise();  // it was aborted from under the call
     }
     const int state = asynchronous_state();
     if (state == nccl::kSuccess) {
@@ -241,24 +239,15 @@ void NcclCommunicator::settle(const char* call, int64_t deadline_ns) {
       std::this_thread::yield();
       continue;
     }
-    if (group().adopt_failure_of_peer() || group().failed()) {
-      group().raise_failure();
+    if (group().fails_during(std::string("during ") + call)) {
+      group().failure().raise();
     }
     if (now_ns() > deadline_ns) {
       watch_->fail(ErrorKind::timeout, -1,
                    std::string(call) + " of " + describe() + " has waited " +
                        std::to_string(options_.timeout_s) +
                        " s for other ranks; pass timeout= if it only needs longer");
-      group().raise_failure();
-    }
-    group().endpoint().look_for_deaths();
-    for (int r = 0; r < world(); ++r) {
-      if (r != rank() && group().is_dead(r) && !group().has_left(r)) {
-        watch_->fail(ErrorKind::peer_lost, r,
-                     "rank " + std::to_string(r) + " " +
-                         group().endpoint().how_it_ended(group().member(r)) + " during " + call);
-        group().raise_failure();
-      }
+      group().failure().raise();
     }
     if (options_.interrupt) {
       options_.interrupt();

@@ -72,9 +72,7 @@ void StreamCommunicator::watch() {
 
 void StreamCommunicator::check_usable() const {
   control_->check_usable();
-  if (group().failed()) {
-    group().raise_failure();
-  }
+  group().failure().check();
 }
 
 // ---- calls -----------------------------------------------------------------------------------
@@ -132,10 +130,9 @@ StreamCommunicator::Work StreamCommunicator::run(const Request* request, const F
         ErrorKind::other, rank(),
         work->describe() + " failed on rank " + std::to_string(rank()) + ": " + problem.what());
     end_half_done(*work, calls);
-    group().raise_failure();
+    group().failure().raise();
   } catch (...) {  // the caller's interrupt, in the middle of what the others have started
-    watch_->fail(ErrorKind::peer_lost, rank(),
-                 "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
+    watch_->give_up("was interrupted during " + work->describe());
     end_half_done(*work, calls);
     throw;
   }
@@ -274,7 +271,7 @@ void StreamCommunicator::order(const Work& work, Device::Stream current) {
     return;
   }
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
-    group().raise_failure();
+    group().failure().raise();
   }
   const DeviceGuard here(*device_);
   trace().waits(work->traced, current);
@@ -310,8 +307,7 @@ void StreamCommunicator::wait(const Work& work, double timeout_s,
   } catch (const Error&) {
     throw;
   } catch (...) {  // Ctrl-C: the operation can't be taken back, so no rank can go on
-    watch_->fail(ErrorKind::peer_lost, rank(),
-                 "rank " + std::to_string(rank()) + " was interrupted during " + work->describe());
+    watch_->give_up("was interrupted during " + work->describe());
     throw;
   }
   TraceEvent exposed = event_of(*work, 0);
@@ -320,7 +316,7 @@ void StreamCommunicator::wait(const Work& work, double timeout_s,
   exposed.end_ns = now_ns();
   host_trace().add(exposed);
   if (work->state.load(std::memory_order_acquire) == StreamWork::failed) {
-    group().raise_failure();
+    group().failure().raise();
   }
 }
 
@@ -361,8 +357,7 @@ std::shared_ptr<Communicator> StreamCommunicator::split_control(int color, int k
 }
 
 void StreamCommunicator::abort(const std::string& reason) {
-  watch_->fail(ErrorKind::peer_lost, rank(),
-               "rank " + std::to_string(rank()) + " gave up: " + reason);
+  watch_->give_up("gave up: " + reason);
   watch_->look();
 }
 
@@ -378,8 +373,7 @@ void StreamCommunicator::close() {
   }
   watch_->close(now_ns() + (had_failed ? kFailedPatienceNs : to_ns(options_.timeout_s)));
   if (group().failed()) {
-    control_->abort(group().failure().reason);
-    control_->group().acknowledge();  // this communicator tells it, or has told it
+    control_->abort(group().failure().get().record.reason);  // the program hears it from here
   } else {
     release();
   }

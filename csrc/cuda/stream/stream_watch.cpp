@@ -72,7 +72,7 @@ StreamWatch::~StreamWatch() { close(0); }
 
 void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t bytes) {
   Group& group = this->group();
-  group.enter_operation(number, what, bytes);
+  group.mine().record_entered(number, what, bytes, now_roughly_ns());
   const uint64_t own = hash_of(what);
   OperationSlot& slot = group.slot(group.rank(), number);
   // A reader that finds the number before and after reading the hash has read this one.
@@ -92,7 +92,7 @@ void StreamWatch::announce(uint64_t number, const Fingerprint& what, uint64_t by
                ", rank " + std::to_string(r) + " does not: " + group.last_operation_of(r) +
                ". All ranks have to call the same operations in the same order, with the same "
                "sizes, types and algorithms, and with memory of empty() at the same place or none");
-      group.raise_failure();
+      group.failure().raise();
     }
   }
 }
@@ -195,23 +195,12 @@ bool StreamWatch::have_results() {
 
 void StreamWatch::look_at_peers(const StreamWork& waiting) {
   Group& group = this->group();
-  if (group.adopt_failure_of_peer()) {
+  if (group.fails_during("while " + waiting.describe() + " was in flight on " + device_->name())) {
     return;
   }
-  group.endpoint().look_for_deaths();
   for (int r = 0; r < group.world(); ++r) {
-    if (r == group.rank()) {
-      continue;
-    }
     // A rank that has left and done its part may end while this rank still waits for its device.
-    const bool has_left = group.has_left(r);
-    if (group.is_dead(r) && !has_left) {
-      fail(ErrorKind::peer_lost, r,
-           "rank " + std::to_string(r) + " " + group.endpoint().how_it_ended(group.member(r)) +
-               " while " + waiting.describe() + " was in flight on " + device_->name());
-      return;
-    }
-    if (has_left && has_not_called(r, waiting)) {
+    if (r != group.rank() && group.has_left(r) && has_not_called(r, waiting)) {
       fail(ErrorKind::peer_lost, r,
            "rank " + std::to_string(r) + " left (finalized) before " + waiting.describe());
       return;
@@ -292,6 +281,11 @@ std::string StreamWatch::describe_late_ranks(const StreamWork& work) const {
 
 void StreamWatch::fail(ErrorKind kind, int culprit, const std::string& reason) {
   group().fail(kind, culprit, reason);
+  watched_.let_pass();
+}
+
+void StreamWatch::give_up(const std::string& how) {
+  group().give_up(how);
   watched_.let_pass();
 }
 

@@ -99,6 +99,8 @@ class StreamWatch {
   // Looks now, on the thread of the caller.
   void look();
   void fail(ErrorKind kind, int culprit, const std::string& reason);
+  // See Group::give_up().
+  void give_up(const std::string& how);
   // Until nothing is in flight, or the deadline; then no thread looks any more.
   void close(int64_t deadline_ns);
 

@@ -47,11 +47,7 @@ class Work:
     def exception(self) -> errors.Error | None:
         """The error of an operation that failed, otherwise None."""
         failure = self._native.failure()
-        if failure is None:
-            return None
-        name, message = failure
-        error: errors.Error = getattr(errors, name)(message)
-        return error
+        return None if failure is None else errors.error_of(failure)
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """A torch future whose value is the list of result tensors.

@@ -178,14 +178,16 @@ class _Reader:
         return result
 
     def _abort(self, control_at: int) -> dict[str, Any] | None:
-        record = self._struct("abort", control_at + self._layout["control"]["abort"][0])
-        if record is None or record["state"] != 2:
+        at = control_at + self._layout["control"]["abort"][0]
+        record = self._struct("abort", at)
+        why = self._struct("failure", at + self._layout["abort"]["failure"][0])
+        if record is None or record["state"] != 2 or why is None:
             return None
         return {
-            "error": self._name("errors", record["kind"]),
-            "culprit": record["culprit"],
-            "reason": record["reason"],
-            "seconds_ago": self._seconds_since(record["when_ns"]),
+            "error": self._name("errors", why["kind"]),
+            "culprit": why["culprit"],
+            "reason": why["reason"],
+            "seconds_ago": self._seconds_since(why["when_ns"]),
         }
 
     def _message(self, control_at: int) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from dpcore.comm.communicators.mpi.calls import MpiCalls
 from dpcore.comm.communicators.mpi.engine import Engine
 from dpcore.comm.communicators.protocol import Capabilities, Collectives
 from dpcore.comm.communicators.torch_buffers import new_tensor
-from dpcore.errors import RendezvousError, Unsupported
+from dpcore.errors import RendezvousError, Unsupported, raise_unheard
 
 if TYPE_CHECKING:
     from dpcore import _C
@@ -153,15 +153,15 @@ class MpiCommunicator(MpiCalls):
         self._closed = True
         self._engine.drain(self, self._timeout)
         self._engine.leave(self)
-        if self._engine.failure is None and not self._mpi.Is_finalized():
+        if not (self._engine.failure.is_set or self._mpi.Is_finalized()):
             with self._engine.lock:
                 self._comm.Free()
-        self._engine.raise_unheard()
+        raise_unheard(self._engine.failure.told_if_unacknowledged())
 
     @property
     def failed(self) -> bool:
         """Whether nothing can be called any more, since something went wrong."""
-        return self._engine.failure is not None
+        return self._engine.failure.is_set
 
     @property
     def closed(self) -> bool:

@@ -29,11 +29,12 @@ from typing import Any
 
 import torch
 
+from dpcore import _C
 from dpcore.comm.communicators.mpi.library import library_name
 from dpcore.comm.communicators.mpi.operation import MpiWork
 from dpcore.comm.communicators.mpi.recorder import Recorder
 from dpcore.comm.communicators.mpi.watch import Watch, describe_late
-from dpcore.errors import Error, Mismatch, PeerLost, Timeout, raise_unheard
+from dpcore.errors import Error, Mismatch, PeerLost, Timeout
 
 _LOST = ("PROC_FAILED", "PROC_FAILED_PENDING", "REVOKED")  # MPI's errors of ranks that died
 _SPIN_SECONDS = 100e-6
@@ -51,9 +52,8 @@ class Engine:
         """``world``: for short messages; the engine's from now on."""
         self.mpi, self.rank = mpi, world.Get_rank()
         self.lock = threading.RLock()
-        self.failure: Error | None = None
+        self.failure = _C.FirstFailure()
         self.level = mpi.Query_thread()
-        self._was_raised = False
         self._ends_at = 0.0  # of what is in flight, after a failure
         self._flying: list[MpiWork] = []
         self._kept: list[Any] = []  # MPI may still use it
@@ -87,7 +87,7 @@ class Engine:
     def recorder(self) -> Recorder:
         """Made when somebody asks for it."""
         if self._recorder is None:
-            self._recorder = Recorder(lambda: self.failure is not None)
+            self._recorder = Recorder(lambda: self.failure.is_set)
         return self._recorder
 
     # ---- groups ------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Engine:
     def check(self) -> None:
         """Raises when nothing can be called any more, or not from here."""
         self._check_place()
-        self._raise_failure()
+        self.failure.check()
 
     def _check_place(self) -> None:
         if os.getpid() != self._process:
@@ -135,6 +135,11 @@ class Engine:
                 _post(line)
 
     def wait_for(self, work: MpiWork, seconds: float) -> None:
+        self._await_end(work, seconds)
+        if work.failed:
+            self.failure.check()
+
+    def _await_end(self, work: MpiWork, seconds: float) -> None:
         began_ns = time.monotonic_ns()
         deadline = time.monotonic() + seconds
         if not work.ended:
@@ -157,9 +162,6 @@ class Engine:
                 self.wake()
         if (recorder := self._recorder) is not None:
             recorder.add(work, "exposed", began_ns)
-        if work.error is not None:
-            self._was_raised = True
-            raise type(work.error)(str(work.error))
 
     def go_on(self) -> None:
         """One round of polling."""
@@ -169,9 +171,9 @@ class Engine:
                     if work.poll():
                         self._end(work)
                     _post(work.group.line)
-            if self.failure is None:
+            if not self.failure.is_set:
                 self._hear()
-            if self.failure is not None and time.monotonic() > self._ends_at:
+            elif time.monotonic() > self._ends_at:
                 self._drop()
 
     def _hear(self) -> None:
@@ -225,11 +227,6 @@ class Engine:
 
     # ---- failures ----------------------------------------------------------------------------
 
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            self._was_raised = True
-            raise type(self.failure)(str(self.failure))
-
     def _give_up(self, work: MpiWork, seconds: float) -> None:
         """After its deadline: asks the others, and ends."""
         late = self._who_is_late(work)
@@ -264,12 +261,13 @@ class Engine:
     def give_up(self, reason: str) -> None:
         with self.lock:
             self._fail(PeerLost(f"rank {self.rank} gave up: {reason}"), reason)
+            self.failure.acknowledge()
 
     def _fail(self, problem: Error, reason: str = "", work: MpiWork | None = None) -> None:
         """Under the lock. The first failure is the one that everybody hears of. What the others
         have done their part of may still be completed, for a moment; ``work`` ends at once."""
-        if self.failure is None:
-            self.failure, self._ends_at = problem, time.monotonic() + _GRACE_SECONDS
+        if self.failure.set(type(problem).__name__, str(problem)):
+            self._ends_at = time.monotonic() + _GRACE_SECONDS
             if not self._watch.was_told:
                 self._watch.tell(reason or f"{type(problem).__name__}: {problem}")
         if work is not None:
@@ -277,21 +275,14 @@ class Engine:
 
     def _drop(self, only: MpiWork | None = None) -> None:
         """Operations that will not be waited for any longer."""
-        assert self.failure is not None
         for work in [only] if only is not None else list(self._flying):
             if not work.ended:
                 self._kept.append((work, work.requests))
                 self._flying.remove(work)
-                work.end(self.failure)
+                work.end(failed=True)
         if not self._flying:
             for group in self._groups:
                 group.line.clear()
-
-    def raise_unheard(self) -> None:
-        """A failure that nobody has heard of."""
-        if self.failure is not None and not self._was_raised:
-            self._was_raised = True
-            raise_unheard((type(self.failure).__name__, str(self.failure)))
 
     # ---- the thread, and the end -------------------------------------------------------------
 
@@ -308,11 +299,9 @@ class Engine:
 
     def drain(self, group: Any, seconds: float) -> None:
         """Waits for what is in flight of a group."""
-        was_raised = self._was_raised
         for work in [work for work in self._flying if work.group is group]:
             with contextlib.suppress(Error):
-                self.wait_for(work, seconds)
-        self._was_raised = was_raised  # the program has not heard of these
+                self._await_end(work, seconds)
 
     def _end_before_mpi(self) -> None:
         """MPI_Finalize first of all drops what is attached to MPI_COMM_SELF."""
@@ -339,7 +328,7 @@ class Engine:
 
     def _stop(self) -> None:
         self._end_thread()
-        if self.failure is None and not self.mpi.Is_finalized():
+        if not (self.failure.is_set or self.mpi.Is_finalized()):
             with self.lock:
                 self._watch.close()
             _open.discard(self)
@@ -348,7 +337,7 @@ class Engine:
         for group in list(self._groups):
             with contextlib.suppress(Error):
                 group.close()
-        if self.failure is not None and not self.mpi.Is_finalized():
+        if self.failure.is_set and not self.mpi.Is_finalized():
             self._end_broken()
 
     def _end_broken(self) -> None:
@@ -357,7 +346,7 @@ class Engine:
             return
         print(
             f"rank {self.rank}: ends the job with MPI_Abort, since its communicator is broken and "
-            f"not all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure})",
+            f"not all ranks came to the end in {_PATIENCE_SECONDS:g} s ({self.failure.told()[1]})",
             file=sys.stderr,
             flush=True,
         )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from dpcore.comm.communicators.checks import check_wait
-from dpcore.errors import Error
+from dpcore.errors import Error, error_of
+
+if TYPE_CHECKING:
+    from dpcore import _C
 
 _AT_ONCE = 2  # blocks of one operation: the next one is made ready while MPI has the last
 
@@ -19,6 +22,7 @@ class Progress(Protocol):
     """What an operation needs of the engine that it is given to."""
 
     mpi: Any
+    failure: _C.FirstFailure
 
     def wait_for(self, work: MpiWork, seconds: float) -> None:
         """Returns when the operation is complete; raises what went wrong."""
@@ -69,7 +73,7 @@ class MpiWork:
         seconds: float,
     ) -> None:
         self.engine, self.group, self.what, self.seconds = engine, group, what, seconds
-        self.error: Error | None = None
+        self.failed = False
         self.began_ns = time.monotonic_ns()
         self._to_post = list(stages)
         self._posted: list[tuple[Any, Stage]] = []
@@ -102,7 +106,7 @@ class MpiWork:
 
     def exception(self) -> Error | None:
         """The error of an operation that failed, otherwise None."""
-        return self.error
+        return error_of(self.engine.failure.told()) if self.failed else None
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """A torch future whose value is the list of result tensors. What is attached to it runs on
@@ -118,10 +122,10 @@ class MpiWork:
     def _fulfil(self) -> None:
         assert self._future is not None
         self._ended.wait()
-        if self.error is None:
+        if (error := self.exception()) is None:
             self._future.set_result([one for one in self._buffers[:1] if one is not None])
         else:
-            self._future.set_exception(self.error)  # type: ignore[arg-type]  # torch's own stub
+            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's own stub
 
     def __repr__(self) -> str:
         state = "complete" if self._ended.is_set() else "in flight"
@@ -155,8 +159,8 @@ class MpiWork:
                 stage.finish()
         return not self._to_post
 
-    def end(self, error: Error | None = None) -> None:
-        self.error = error
+    def end(self, failed: bool = False) -> None:
+        self.failed = failed
         self._to_post = []
         self._ended.set()
 
